@@ -50,7 +50,8 @@ class CrashingStorage(LocalStorage):
 
     def remove(self, name: str) -> None:
         if self.is_directory(name):
-            for inside in self.names(name):
+            # In the worst of the orders in which a file system lists: the manifest last.
+            for inside in sorted(self.names(name), reverse=True):
                 self.remove(f"{name}/{inside}")
         self.change()
         super().remove(name)

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ps.checkpoint import reader, restore, writer
-from ps.checkpoint.format import MANIFEST_NAME, step_name
+from ps.checkpoint.format import MANIFEST_NAME, staging_name, step_name
 from ps.checkpoint.lease import LEASE_NAME, Lease, this_holder
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
@@ -71,6 +71,10 @@ class Saved:
     """No byte of its files is another one."""
 
 
+def seldom(*values: str) -> st.SearchStrategy[str | None]:
+    return st.sampled_from([*[None] * 3 * len(values), *values])
+
+
 class CheckpointMachine(RuleBasedStateMachine):
     """Servers that train, the saver of their job, its directory, and those who disturb it."""
 
@@ -81,7 +85,6 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(prefix="checkpoint-machine-"))
         self.storage = CrashingStorage(self.root)
         self.lease = Lease(self.storage, "job")
-        self.is_taken_over: bool = False
         self.saved: dict[int, Saved] = {}
         self.num_saves = 0
         self.step = 0
@@ -114,43 +117,52 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     # What happens.
 
-    @initialize(num_servers=st.integers(1, 3))
-    def start(self, num_servers: int) -> None:
+    @initialize(num_servers=st.integers(1, 3), first=st.lists(st.booleans(), max_size=4))
+    def start(self, num_servers: int, first: list[bool]) -> None:
+        """Begin with some saves, of which these are deltas."""
         self.shards = servers(num_servers)
-
-    @rule(seed=st.integers(0, 99), bucket=st.none() | st.integers(0, NUM_BUCKETS - 1))
-    def train(self, seed: int, bucket: int | None) -> None:
-        """Push to all buckets, or to one, so that a delta has something to leave out."""
-        gradient = np.random.default_rng(seed).standard_normal(NUM).astype(np.float32)
-        for shard in self.shards:
-            for each in shard.buckets:
-                if bucket in (None, each.id):
-                    shard.apply(each.id, gradient[each.start : each.stop], Hyper(0.1))
+        for is_delta in first:
+            self.save({self.num_saves % NUM_BUCKETS}, is_delta, 2, [], None)
 
     @rule(
+        pushed=st.sets(st.integers(0, NUM_BUCKETS - 1)),
         is_delta=st.booleans(),
-        crashes=st.lists(st.integers(0, SAVE_CHANGES), max_size=2),
-        gives_up=st.booleans(),
-        takes_next_number=st.booleans(),
+        ahead=st.integers(-1, 3),
+        crashes=st.just([]) | st.lists(st.integers(0, SAVE_CHANGES), max_size=2),
+        trouble=seldom("gives up", "loses a file", "loses a byte", "is taken over"),
     )
     def save(
-        self, is_delta: bool, crashes: list[int], gives_up: bool, takes_next_number: bool
+        self,
+        pushed: set[int],
+        is_delta: bool,
+        ahead: int,
+        crashes: list[int],
+        trouble: str | None,
     ) -> None:
-        """Save, and again under the same name after each crash of the saver, or not again."""
+        """Push to some buckets, and save: again after each crash of the saver, or not again."""
+        for shard in self.shards:
+            for each in shard.buckets:
+                if each.id in pushed:
+                    gradient = np.full(each.num_elements, self.num_saves + 1, np.float32)
+                    shard.apply(each.id, gradient, Hyper(0.1))
         self.num_saves += 1
-        step = self.step + 1 if takes_next_number else max([self.step, *self.saved]) + 1
+        step = max([self.step, *self.saved]) + 1
+        if ahead > 0:
+            step = self.step + ahead
+        elif ahead < 0 and self.passed_over:
+            step = self.passed_over[0]
         base = self.base if is_delta else None
         new = Saved(step, f"save-{self.num_saves}", base, state_of(self.shards), self.passed_over)
         is_refused = (
-            self.is_taken_over
+            trouble not in (None, "gives up")
             or self.on_disk(step)
             or step in self.passed_over
             or (base is not None and not self.is_complete(base))
         )
-        for changes in [*crashes] if gives_up and crashes else [*crashes, None]:
+        for changes in crashes if trouble == "gives up" and crashes else [*crashes, None]:
             self.storage.crash_after(changes)
             try:
-                self.write(new)
+                self.write(new, trouble)
             except Crash:
                 continue
             except CheckpointError:
@@ -159,13 +171,16 @@ class CheckpointMachine(RuleBasedStateMachine):
             assert not is_refused
             break
         self.storage.crash_after(None)
+        if trouble == "is taken over":
+            (self.root / LEASE_NAME).unlink(missing_ok=True)  # the other one has ended
         if is_refused or not self.on_disk(step):
             return
         self.saved[step] = self.base = new
         self.step = step
         writer.abort(self.storage, new.save_id)  # a commit stays
 
-    def write(self, new: Saved) -> None:
+    def write(self, new: Saved, trouble: str | None) -> None:
+        """Do what servers and the saver do, with trouble between them."""
         unchanged = {} if new.base is None else new.base.state
         portion = writer.Portion(lambda i: unchanged.get(i) == new.state[i])
         records = [
@@ -174,6 +189,13 @@ class CheckpointMachine(RuleBasedStateMachine):
             )
             for rank, shard in enumerate(self.shards)
         ]
+        path = self.root / staging_name(new.save_id) / records[-1].file_name
+        if trouble == "loses a byte":
+            path.write_bytes(path.read_bytes()[:-1])
+        elif trouble == "loses a file":
+            path.unlink()
+        elif trouble == "is taken over":
+            (self.root / LEASE_NAME).write_bytes(msgspec.json.encode(this_holder("other")))
         base = None if new.base is None else writer.Base(new.base.step, new.base.save_id)
         with self.lease.held():
             writer.commit(
@@ -188,15 +210,19 @@ class CheckpointMachine(RuleBasedStateMachine):
     def on_disk(self, step: int) -> bool:
         return (self.root / step_name(step)).exists()
 
-    @rule(num_servers=st.integers(1, 4))
-    def restart(self, num_servers: int) -> None:
-        """The job goes on from the newest sound checkpoint with another number of servers."""
-        expected = next(filter(self.is_sound, self.newest_first()), None)
-        if expected is None:
+    @rule(num_servers=st.integers(1, 4), older=st.integers(0, 2))
+    def restart(self, num_servers: int, older: int) -> None:
+        """Go on with other servers from the newest sound checkpoint, or from an older one."""
+        sound = list(filter(self.is_sound, self.newest_first()))
+        if not sound:
             with pytest.raises(CheckpointError, match="no complete checkpoint"):
                 restore.newest_sound(self.storage)
             return
-        found = restore.newest_sound(self.storage)
+        expected = sound[min(older, len(sound) - 1)]
+        if expected is sound[0]:
+            found = restore.newest_sound(self.storage)
+        else:
+            found = reader.read_manifest(self.storage, expected.step)
         assert (found.step, found.save_id) == (expected.step, expected.save_id)
         self.shards = servers(num_servers)
         for shard in self.shards:
@@ -205,7 +231,20 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.step, self.base = found.step, expected
         self.passed_over = reader.steps_after(self.storage, found)
 
-    @rule(count=st.integers(1, 3), crash=st.none() | st.integers(0, 8))
+    @rule(data=st.data())
+    def replace(self, data: st.DataObject) -> None:
+        """Somebody removed a checkpoint, and another run saved one under its number."""
+        if not self.saved:
+            return
+        step = data.draw(st.sampled_from(sorted(self.saved)))
+        shutil.rmtree(self.root / step_name(step))
+        self.num_saves += 1
+        mine, self.shards = self.shards, servers(1)
+        new = Saved(step, f"save-{self.num_saves}", None, state_of(self.shards), ())
+        self.write(new, None)
+        self.saved[step], self.shards = new, mine
+
+    @rule(count=st.integers(1, 3), crash=st.none() | st.integers(1, 5))
     def keep(self, count: int, crash: int | None) -> None:
         """Remove old checkpoints, or only some of them before the end of the process."""
         newest = list(filter(self.is_complete, self.newest_first()))[:count]
@@ -235,12 +274,17 @@ class CheckpointMachine(RuleBasedStateMachine):
                 assert step in may_go or not self.saved[step].has_manifest
                 self.saved[step].has_manifest = False
 
-    @precondition(lambda self: self.saved)
-    @rule(data=st.data(), how=st.sampled_from(["flip", "truncate", "remove", "manifest"]))
+    @rule(data=st.data(), how=st.sampled_from(["flip", "truncate", "remove", "manifest", "step"]))
     def damage(self, data: st.DataObject, how: str) -> None:
         """Change a file of a checkpoint behind everybody's back."""
+        if not self.saved:
+            return
         save = self.saved[data.draw(st.sampled_from(sorted(self.saved)))]
         directory = self.root / step_name(save.step)
+        if how == "step":
+            shutil.rmtree(directory)
+            del self.saved[save.step]
+            return
         if how == "manifest":
             (directory / MANIFEST_NAME).unlink(missing_ok=True)
             save.has_manifest = False
@@ -261,23 +305,12 @@ class CheckpointMachine(RuleBasedStateMachine):
             path.unlink()
             save.has_all_bytes = False
 
-    @rule()
-    def take_over(self) -> None:
-        """Another job has taken the directory, as after a long silence of this one."""
-        (self.root / LEASE_NAME).write_bytes(msgspec.json.encode(this_holder("other")))
-        self.is_taken_over = True
-
-    @rule()
-    def give_back(self) -> None:
-        (self.root / LEASE_NAME).unlink(missing_ok=True)
-        self.is_taken_over = False
-
     @invariant()
-    def the_newest_is_one_that_was_committed(self) -> None:
-        newest = next(filter(self.is_complete, self.newest_first()), None)
-        assert reader.latest(self.storage) == (None if newest is None else newest.step)
+    def readers_see_what_was_committed_and_is_whole_the_newest_first(self) -> None:
+        expected = [each.step for each in self.newest_first() if self.is_complete(each)]
+        assert [chain[0].step for chain in reader.complete_chains(self.storage)] == expected
         assert set(reader.steps_on_disk(self.storage)) == set(self.saved)
 
 
-CheckpointMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+CheckpointMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15)
 TestCheckpoints = pytest.mark.slow(CheckpointMachine.TestCase)
