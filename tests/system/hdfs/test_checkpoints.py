@@ -23,6 +23,7 @@ from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper
 from scripts.local_hdfs.cluster import LocalHdfs
+from tests.support.counted_pushes import push_until_told
 from tests.support.nodes import NodeBed, send_signal
 from tests.support.ps_cluster import (
     ADD,
@@ -34,7 +35,6 @@ from tests.support.ps_cluster import (
     wait_until,
 )
 from tests.support.tables import ones, table, with_tables
-from tests.tfos.node.supervisor.test_server_restart import push_until_told
 from tfos.cli.main import app
 from tfos.config import Checkpoints
 from tfos.control import messages

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ps.checkpoint.reader import latest, read_manifest
+from tests.support.counted_pushes import push_until_told
 from tests.support.nodes import NodeBed, send_signal
 from tests.support.ps_cluster import wait_until
 from tests.support.snapshot_skew import torn_by
@@ -16,33 +17,6 @@ from tfos.config import Checkpoints
 from tfos.control import messages
 
 pytestmark = pytest.mark.process
-
-
-def push_until_told(args, ctx):
-    """Push ones; at each file that appears, say how many were acknowledged."""
-    import pathlib
-
-    import numpy as np
-
-    from ps.manifest.manifest import Add, GroupSpec, Hyper, Manifest, ParamSpec
-
-    size = 10_000
-    group = GroupSpec("trainable", "float32", Add(), (ParamSpec("w", (size,)),))
-    manifest = Manifest(groups=(group,), bucket_bytes=4096, consistency=args["consistency"])
-    client = ctx.ps_client()
-    client.seed(manifest, {"trainable": np.zeros(size, np.float32)})
-    client.attach()
-    ones, values = {"trainable": np.ones(size, np.float32)}, {"trainable": np.empty(size, "f4")}
-    root, acknowledged = pathlib.Path(args["root"]), 0
-    while not (root / "end").exists():
-        client.push_pull(ones, values, hyper=Hyper(0.1), rows=1)
-        acknowledged += 1
-        ctx.report_progress(acknowledged, acknowledged)
-    (stats,) = client.stats()
-    lost, step = stats.lost_requests, stats.restored_step
-    least, most = int(values["trainable"].min()), int(values["trainable"].max())
-    text = f"values {least} to {most} acknowledged {acknowledged} lost {lost} since {step}"
-    print(text, flush=True)  # noqa: T201 - what the test reads at the driver
 
 
 def plan_for(tmp_path: Path, **changes) -> Checkpoints:
