@@ -122,7 +122,7 @@ def _no_data(data: Any) -> SettingsError:
     room = kind.__module__.partition(".")[0]
     if room in ("pandas", "polars", "pyarrow"):
         advice = "Use spark.createDataFrame(data)"
-        advice += "" if room == "pandas" else ", from data.to_pandas()"
+        advice += "" if room == "pandas" else " with a pandas frame of it"
     else:
         advice = "Make one by sc.parallelize(rows) or spark.createDataFrame(rows, schema)"
     return SettingsError(

@@ -72,40 +72,6 @@ def test_harmless_differences_of_versions_are_told_once_for_equal_executors():
     assert "executor 5 on host-b has numpy 2.3" in warning.text
 
 
-def test_the_last_node_to_serve_starts_all():
-    state = _state()
-    for name in ("worker:1", "ps:0"):
-        _register(state, name)
-        assert _listen(state, name) == []
-    _register(state, "worker:0")
-    actions = _listen(state, "worker:0")
-    assert _orders(actions, messages.Start) == {"ps:0", "worker:0", "worker:1"}
-    start = next(action.order for action in actions if isinstance(action, Send))
-    assert isinstance(start, messages.Start)
-    assert [(entry.node.name, entry.rank) for entry in start.roster] == [
-        ("ps:0", 0),
-        ("worker:0", 0),
-        ("worker:1", 1),
-    ]
-
-
-@pytest.mark.fault("F20")
-def test_a_newer_attempt_replaces_and_fences_the_older_one():
-    state = _state()
-    _register(state, "worker:0")
-    _listen(state, "worker:0")
-    reply, actions = _register(state, "worker:0", attempt=1)
-    assert reply.accepted
-    assert actions == [
-        Send(_id("worker:0", 0), messages.Stop("replaced by a newer attempt")),
-    ]
-    assert [member.name for member in state.missing()] == ["ps:0", "worker:0", "worker:1"]
-    beat, _ = state.on_heartbeat(messages.Heartbeat(_id("worker:0", 0), 9, "x"), NOW)
-    assert beat.fenced
-    assert _listen(state, "worker:0", attempt=0) == []
-    assert state.members["worker:0"].status is NodeStatus.REGISTERED
-
-
 @pytest.mark.attack("A26")
 def test_the_roster_has_only_addresses_that_registered_nodes_gave_of_themselves():
     state, forged = _state(), messages.Listening(Endpoint("evil.example", 1))
@@ -121,27 +87,6 @@ def test_the_roster_has_only_addresses_that_registered_nodes_gave_of_themselves(
     state.on_event(_id("worker:0", 1), forged, NOW)  # another address afterwards
     hosts = {entry.node.name: entry.endpoint.host for entry in state.roster()}
     assert hosts == {name: f"host-of-{name}" for name in state.members}
-
-
-@pytest.mark.fault("F20")
-def test_an_older_attempt_that_comes_late_is_refused():
-    state = _state()
-    _register(state, "worker:0", attempt=2)
-    reply, actions = _register(state, "worker:0", attempt=1)
-    assert not reply.accepted
-    assert "attempt 2" in reply.reason
-    assert actions == []
-
-
-@pytest.mark.fault("F20")
-def test_registering_twice_counts_once_and_a_double_of_the_same_attempt_is_refused():
-    state = _state()
-    assert _register(state, "worker:0", pid=11)[0].accepted
-    assert _register(state, "worker:0", pid=11)[0].accepted
-    reply, _ = _register(state, "worker:0", pid=12)
-    assert not reply.accepted
-    assert "pid 11" in reply.reason
-    assert len(state.missing()) == 3
 
 
 def test_a_node_that_is_not_planned_is_refused():

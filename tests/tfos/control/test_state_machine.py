@@ -64,7 +64,8 @@ class StateMachine(RuleBasedStateMachine):
                 assert not self.orders[node, "Stop"], f"{order} after the order to stop"
             self.orders[node, type(order).__name__] += 1
             if isinstance(order, messages.Start):
-                assert {entry.node.name for entry in order.roster} == set(NODES)
+                ranks = [(entry.node.name, entry.rank) for entry in order.roster]
+                assert ranks == [(name, int(name[-1])) for name in NODES]
             if isinstance(order, messages.FenceWorker):
                 self.fences[node.name, order.rank, order.generation] += 1
 
@@ -90,7 +91,18 @@ class StateMachine(RuleBasedStateMachine):
         node = NodeId(role, int(index), attempt)
         pid = 100 + attempt + 1000 * is_other
         register = messages.Register(node, "5", "host", pid)
+        member = self.state.members[name]
+        newest, its_pid, was_live = member.attempt, member.pid, member.is_live
         reply, actions = self.state.on_register(register, self.now_s)
+        stopped = [each.node for each in actions if isinstance(each, Send)]
+        if attempt < newest:
+            assert (reply.accepted, actions) == (False, [])
+            assert f"attempt {newest}" in reply.reason
+        elif attempt == newest:
+            assert (reply.accepted, actions) == (was_live and pid == its_pid, [])
+            assert reply.accepted or f"pid {its_pid}" in reply.reason
+        elif reply.accepted:
+            assert stopped == ([NodeId(role, int(index), newest)] if newest >= 0 else [])
         if reply.accepted:
             assert attempt >= self.attempts[name]
             if attempt > self.attempts[name]:
@@ -159,6 +171,8 @@ class StateMachine(RuleBasedStateMachine):
         started = [node.name for node, kind in self.orders.elements() if kind == "Start"]
         assert sorted(started) in ([], sorted(NODES))
         assert started or self.state.phase is not ClusterPhase.RUNNING
+        if self.state.phase is ClusterPhase.RESERVED and not self.state.is_ending:
+            assert self.state.missing()
 
     @invariant()
     def a_failed_cluster_stops_all_and_names_a_cause(self) -> None:
