@@ -10,10 +10,12 @@ import math
 from dataclasses import dataclass
 
 from feeding.errors import FeedSettingsError
+from rpc.field_texts import with_field_texts
 
 MIB = 1 << 20
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
     """Settings of the feed from Spark tasks to workers."""

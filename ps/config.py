@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from ps.consistency.policy import OnLost
 from ps.errors import PSSettingsError
+from rpc.field_texts import with_field_texts
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """Rank, cluster and limits of one server."""

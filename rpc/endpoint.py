@@ -11,7 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from rpc.field_texts import with_field_texts
 
+
+@with_field_texts
 class Endpoint(msgspec.Struct, frozen=True):
     """TCP address of a process and, for peers on the same host, its Unix socket.
 

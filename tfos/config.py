@@ -16,10 +16,12 @@ from os.path import isabs
 from typing import Literal
 
 from feeding.filesystem.location import LOCAL, shown
+from rpc.field_texts import with_field_texts
 from tfos.errors import SettingsError
 from tfos.files import paths
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
     """`ClusterConfig(checkpoints=Checkpoints(directory="hdfs:///runs/7", every_s=60, keep=3))`.
@@ -98,6 +100,7 @@ class InputMode(enum.IntEnum):
     """`cluster.train(rdd)` feeds rows."""
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Timeouts and limits; the defaults suit clusters from a laptop to some hundred nodes."""

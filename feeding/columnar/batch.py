@@ -15,6 +15,7 @@ import numpy as np
 from feeding.columnar.chunk import Array
 from feeding.columnar.schema import Schema
 from feeding.errors import FeedSettingsError
+from rpc.field_texts import with_field_texts
 
 
 def check_batch_size(value: object) -> int:
@@ -30,6 +31,7 @@ def check_batch_size(value: object) -> int:
     )
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """Rows of differing lengths: row i is `values[offsets[i]:offsets[i + 1]]`.
@@ -46,6 +48,7 @@ class Ragged:
 BatchColumn = Array | Ragged
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Consecutive rows as columns. Arrays may be read-only views; copy before changing them.

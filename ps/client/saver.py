@@ -33,6 +33,7 @@ from ps.errors import CheckpointError, PSSettingsError, RequestTimeout, client_c
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
 from ps.protocol.messages import MAX_WAIT_S
+from rpc.field_texts import with_field_texts
 
 _logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Servers(Protocol):
         """
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
     """What becomes of a save, and of those before it."""

@@ -43,7 +43,9 @@ from ps.manifest.rule_spec import (
     RowWiseAdagrad,
     RuleConfig,
 )
+from ps.manifest.sharding import BUCKET_BYTES
 from ps.manifest.table_spec import MAX_TABLES, TableSpec
+from rpc.field_texts import with_field_texts
 
 __all__ = [  # with the rules, so that a manifest needs one import
     "MAX_BUCKETS",
@@ -112,6 +114,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 """Of what `DType` names."""
 
 
+@with_field_texts
 class ParamSpec(msgspec.Struct, frozen=True):
     """One tensor: its name, unique in its group, and its shape."""
 
@@ -134,6 +137,7 @@ class ParamSpec(msgspec.Struct, frozen=True):
         return math.prod(self.shape)
 
 
+@with_field_texts
 class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Parameters of one dtype that follow one rule and stand in one flat buffer."""
 
@@ -191,6 +195,7 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         return isinstance(self.rule, Frozen)
 
 
+@with_field_texts
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What all workers and servers must agree on.
 
@@ -202,10 +207,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[TableSpec, ...] = ()
     """Rows by id beside the groups; see ps.tables.table. Pushes to them are applied as they
     arrive, also where the groups wait for a barrier."""
-    bucket_bytes: int = 262_144
+    bucket_bytes: int = BUCKET_BYTES
     """Bytes of values in a bucket, the unit of locking, versioning and moving; a multiple of 8.
-    Smaller: finer overlap of receiving and applying, more Python per byte. 256 KiB of gradient,
-    values and two slots stay in a core's second-level cache."""
+    Smaller: finer overlap of receiving and applying, more Python per byte. A small model on several
+    servers needs smaller ones: ps.manifest.sharding.bucket_bytes_for."""
     consistency: Consistency = "async"
     reduction: Literal["mean", "sum"] = "mean"
     staleness_bound: int = 0
@@ -333,6 +338,7 @@ def _check_unique(where: str, names: Sequence[str]) -> None:
         seen.add(name)
 
 
+@with_field_texts
 class Hyper(msgspec.Struct, frozen=True):
     """What a push brings besides the gradient."""
 

@@ -1,6 +1,7 @@
-"""Sharding: assigns buckets to servers. Pure: bytes in, ranges out.
+"""Sharding: assigns buckets to servers, and sizes them. Pure: bytes in, ranges out.
 
-Covers: which server owns which buckets.      Does not: hold parameters (ps.dense.shard).
+Covers: which server owns which buckets, buckets small enough for a small model on many servers.
+Does not: hold parameters (ps.dense.shard).
 """
 
 from __future__ import annotations
@@ -8,6 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ps.errors import PSSettingsError
+
+BUCKET_BYTES = 262_144
+"""256 KiB of gradient, values and two slots stay in a core's second-level cache."""
+_LEAST_BYTES = 4096
+"""Below a page, the cost of a request is more than that of its bytes."""
+_STEP_BYTES = 2048
+"""256 float64: the blocks of packed gradients lie as in larger buckets."""
+_BUCKETS_PER_SERVER = 4
+"""deal() gives a server its share and one bucket at most, so a quarter more than its share."""
+
+
+def bucket_bytes_for(model_bytes: int, num_servers: int) -> int:
+    """Return the size of buckets that spreads a model over all servers.
+
+    Args:
+        model_bytes: of all groups.
+        num_servers: >= 1.
+
+    Returns:
+        Bytes, a multiple of 2048: 256 KiB for a model of 1 MiB per server or more, less for a
+        smaller one, at least 4 KiB.
+    """
+    if num_servers == 1:
+        return BUCKET_BYTES
+    wanted = model_bytes // (num_servers * _BUCKETS_PER_SERVER)
+    return min(BUCKET_BYTES, max(_LEAST_BYTES, wanted - wanted % _STEP_BYTES))
 
 
 def deal(bucket_bytes: Sequence[int], num_servers: int) -> tuple[range, ...]:

@@ -16,6 +16,7 @@ from ps.errors import PSSettingsError
 from ps.manifest.initializer_spec import Initializer, RandomNormal, RandomUniform, TruncatedNormal
 from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.manifest.rule_spec import Adam, Adamax, Average, Descent, Frozen, RuleConfig
+from rpc.field_texts import with_field_texts
 
 MAX_TABLES = 1024
 MAX_DIM = 65_536
@@ -65,6 +66,7 @@ def variance_scaling(
     return TruncatedNormal(0.0, math.sqrt(variance) / _STDDEV_OF_TRUNCATED)
 
 
+@with_field_texts
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """Which unknown ids of a push get a row."""
 
@@ -98,6 +100,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 MAX_COUNT = 65_535
 
 
+@with_field_texts
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One table of rows by id; the ids are spread over all servers by their hash."""
 

@@ -42,6 +42,7 @@ import msgspec
 
 from rpc.auth.certificates import TlsCredentials, data_name
 from rpc.errors import AuthError, ProtocolError, RpcError, VersionMismatch
+from rpc.field_texts import with_field_texts
 
 VERSION = 1
 NONCE_BYTES = 32
@@ -79,6 +80,7 @@ class Role(enum.StrEnum):
     SUPERVISOR = "supervisor"
 
 
+@with_field_texts
 class Identity(msgspec.Struct, frozen=True):
     """Role, rank and generation of a process; trusted because the peer knows the secret.
 
@@ -100,6 +102,7 @@ class Identity(msgspec.Struct, frozen=True):
         return f"{self.role.value}:{self.rank}"
 
 
+@with_field_texts
 @dataclass(frozen=True)
 class Credentials:
     """A cluster's id and its secret; `repr` never shows the secret."""

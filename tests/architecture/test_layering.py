@@ -41,6 +41,7 @@ MAY_IMPORT = {
 }
 LEVELS = {
     "rpc": (
+        ("field_texts",),
         ("endpoint", "errors", "histogram", "jit", "lazy", "limits"),
         ("auth", "process_id"),
         ("transport",),
@@ -89,7 +90,7 @@ IN_FUNCTIONS_ONLY = {
     *("pyspark", "tensorboard", "tensorflow"),
 }
 # these own their process and its logging
-OWN_PROCESS = {"ps/cli/serve.py", "tfos/node/ps_process.py", "tfos/worker/process.py"}
+OWN_PROCESS = {"ps/cli/serve.py", "tfos/node/child_log.py"}
 MAX_FUNCTION_LINES = 60
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 IMPORT_BUDGET_S = 0.3

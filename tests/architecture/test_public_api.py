@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 import tfos
 import tfos.errors
+from rpc.field_texts import field_texts
+from tfos.monitor import reports
 
 RUN = {
     "num_ps": inspect.Parameter.empty,
@@ -307,3 +310,25 @@ def test_data_feed_has_the_known_methods():
     parameters = _defaults(DataFeed.__init__)
     wanted = {"train_mode": True, "qname_in": "input", "qname_out": "output", "input_mapping": None}
     assert {name: parameters[name] for name in wanted} == wanted
+
+
+def _public_records() -> Iterator[type[Any]]:
+    for room in ROOMS:
+        module = importlib.import_module(room)
+        for name in module.__all__:
+            value = getattr(module, name)
+            if isinstance(value, type) and (is_dataclass(value) or issubclass(value, Struct)):
+                yield value
+    for value in vars(reports).values():
+        if isinstance(value, type) and is_dataclass(value) and value.__module__ == reports.__name__:
+            yield value
+
+
+def test_help_of_every_public_record_shows_the_texts_of_its_fields():
+    seen = 0
+    for record in _public_records():
+        shown = inspect.getdoc(record) or ""
+        for field, text in field_texts(record).items():
+            seen += 1
+            assert f"{field}: {text}" in shown, record
+    assert seen > 60

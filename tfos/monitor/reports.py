@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
+from rpc.field_texts import with_field_texts
 from rpc.histogram import duration_text
 from tfos.failure import NodeFailure
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class EpochReport:
     """Where the rows of one epoch of one feed went: fed = trained + dropped, each row once."""
@@ -45,6 +47,7 @@ class EpochReport:
         return f"{text}, {self.repeated_rows} repeated" if self.repeated_rows else text
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class TrainReport:
     """All epochs of one call of train()."""
@@ -78,6 +81,7 @@ class TrainReport:
         return "\n".join(map(str, reports)) or "no epoch was fed"
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Where a worker's time went lately, in seconds over `steps` steps."""
@@ -111,6 +115,7 @@ class StepTimes:
         return ", ".join(f"{name} {part / total_s:.0%}" for name, part in parts.items())
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class NodeReport:
     """One line of status()."""
@@ -134,6 +139,7 @@ class NodeReport:
     """Of a parameter server: its counters since it started."""
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
     """The cluster at one moment; prints as a table."""

@@ -24,6 +24,7 @@ from tfos.control import messages
 from tfos.files.checkpoint_storage import Storages
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
+from tfos.node.child_log import start_log
 from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0
@@ -113,7 +114,7 @@ def main(body: bytes) -> None:
     forbid_reading()  # of the cluster's secret
     spec = msgspec.msgpack.decode(body, type=ChildSpec)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    start_log()
     link: ChildLink[messages.Order] = ChildLink(socket.socket(fileno=spec.link_fd), messages.Order)
     try:
         ServerProcess(spec, link).run()

@@ -35,6 +35,7 @@ from rpc.server.listener import Listener
 from tfos.control import messages
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
+from tfos.node.child_log import start_log
 from tfos.node.spec import ChildSpec
 from tfos.worker.context import NodeContext
 from tfos.worker.log_mirror import LogMirror
@@ -288,7 +289,7 @@ def main(body: bytes) -> None:
     """Run the worker that this document describes; the process ends with main_fun's exit code."""
     spec = msgspec.msgpack.decode(body, type=ChildSpec)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    start_log()
     link: ChildLink[messages.Order] = ChildLink(socket.socket(fileno=spec.link_fd), messages.Order)
     worker = WorkerProcess(spec, link)
     try:

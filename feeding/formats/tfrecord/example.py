@@ -22,6 +22,7 @@ from feeding.formats.tfrecord import example_kernels as kernels
 from feeding.formats.tfrecord.framing import RecordBlock
 from feeding.formats.tfrecord.records import RecordDamage, without_damaged
 from feeding.reading.bad_records import BadData
+from rpc.field_texts import with_field_texts
 
 _KINDS = {"bytes": 1, "float": 2, "int64": 3}
 _KIND_NAMES = {number: name for name, number in _KINDS.items()}
@@ -33,6 +34,7 @@ _DTYPES = {
 }
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class Feature:
     """Spec of one column of tf.Example records.

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps.errors import PSSettingsError
-from ps.manifest.sharding import deal
+from ps.manifest.sharding import bucket_bytes_for, deal
 
 SIZES = st.lists(st.integers(0, 1000), max_size=60)
 
@@ -44,3 +44,28 @@ def test_a_total_beyond_64_bits_is_still_exact():
 def test_impossible_numbers_are_refused(sizes, servers):
     with pytest.raises(PSSettingsError, match="must be >= "):
         deal(sizes, servers)
+
+
+@given(st.integers(0, 1 << 24), st.integers(1, 16))
+def test_buckets_spread_a_small_model_over_all_servers(model_bytes, num_servers):
+    size = bucket_bytes_for(model_bytes, num_servers)
+    assert 4096 <= size <= 262_144
+    assert size % 2048 == 0
+    buckets = [size] * (model_bytes // size) + [model_bytes % size]
+    loads = [sum(buckets[i] for i in part) for part in deal(buckets, num_servers)]
+    share = model_bytes / num_servers
+    assert max(loads) <= max(1.25 * share, share + 4096, 262_144 if num_servers == 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("model_bytes", "num_servers", "size"),
+    [
+        (200_000, 4, 12_288),
+        (200_000, 1, 262_144),
+        (1 << 22, 4, 262_144),
+        (1 << 21, 4, 131_072),
+        (100, 4, 4096),
+    ],
+)
+def test_large_models_and_single_servers_have_buckets_of_256_kib(model_bytes, num_servers, size):
+    assert bucket_bytes_for(model_bytes, num_servers) == size

@@ -63,7 +63,10 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
         "cluster": {"worker": [address]},
         "task": {"type": "worker", "index": 0},
     }
-    assert bed.log_line("logged at info") == "INFO user: logged at info"
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO user: logged at info",
+        bed.log_line("logged at info"),
+    )
     beat = bed.heartbeat("worker:0", lambda beat: bool(beat.progress))
     assert beat.progress == {"steps": 3.0, "rows": 96.0, "loss": 0.5, "accuracy": 0.25}
     assert run.is_running, "the worker still takes rows that nobody reads"
