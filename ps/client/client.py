@@ -156,6 +156,11 @@ class PSClient:
         self.close()
 
     @property
+    def num_servers(self) -> int:
+        """Servers of the cluster."""
+        return len(self._servers.links)
+
+    @property
     def manifest(self) -> Manifest:
         """What is trained; after seed() or attach()."""
         return self._dense.manifest

@@ -239,6 +239,16 @@ def test_frozen_weights_of_a_checkpoint_count_and_not_the_chiefs(tmp_path):
             np.testing.assert_array_equal(one.numpy(), two.numpy())
 
 
+def test_a_small_model_lies_on_all_servers():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(2000)])
+    model.compile("sgd", "mse")
+    with serving(num_servers=4) as cluster:
+        distribute(model, cluster.contexts[0])
+        described = cluster.contexts[0].client.describe()
+    assert [server.num_buckets for server in described] == [4, 4, 4, 5]
+
+
 def test_train_on_batch_exchanges_too(cluster):
     model = distribute(make_model(), cluster.contexts[0], consistency="sync")
     for start in (0, 32):

@@ -1,6 +1,7 @@
 """Attaching a worker to the servers: whether both mean the same model, and its frozen weights.
 
-Covers: the comparison of two manifests and its sentences; taking over frozen weights.
+Covers: the comparison of two manifests and its sentences; the size of buckets; taking over frozen
+weights.
 Does not: seed, fetch the manifest or pull what trains (tfos.keras.step.trainer).
 Threads: none of its own.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ps.manifest.manifest import Manifest
+from ps.manifest.sharding import bucket_bytes_for
 from tfos.errors import UnsupportedModel
 from tfos.keras.step.variables import VariableGroup
 
@@ -37,6 +40,26 @@ def adopt_frozen(
     client.pull_frozen(manifest, received, timeout_s=timeout_s)
     for group in groups:
         group.assign(tf.constant(received.pop(group.name)))
+
+
+def with_buckets(manifest: Manifest, client: Any) -> Manifest:
+    """Return the manifest with the buckets of servers that have parameters, or with fitting ones.
+
+    A restored checkpoint keeps its buckets, whatever the number of servers is now.
+
+    Args:
+        manifest: of this model.
+        client: the process's PSClient.
+
+    Raises:
+        PSError: as PSClient.describe and PSClient.attach.
+    """
+    if all(server.manifest_hash for server in client.describe()):
+        size = client.attach().bucket_bytes
+    else:
+        num_bytes = sum(group.nbytes for group in manifest.pushed_groups)
+        size = bucket_bytes_for(num_bytes, client.num_servers)
+    return msgspec.structs.replace(manifest, bucket_bytes=size)
 
 
 def check_same(ours: Manifest, servers: Manifest) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ps.errors import NonFiniteGradient
@@ -33,7 +34,7 @@ from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers, variables
-from tfos.keras.step.attach import adopt_frozen, check_same
+from tfos.keras.step.attach import adopt_frozen, check_same, with_buckets
 from tfos.keras.step.pipeline import InFlight
 from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.replica import Averages, Received, Replica
@@ -171,9 +172,11 @@ class PSTrainer:
         )
         if seeds:
             groups = (*found.groups, *found.frozen)
+            manifest = with_buckets(manifest, self._client)
             self._client.seed(manifest, {group.name: group.values() for group in groups})
         adopted = self._client.attach(timeout_s=ATTACH_TIMEOUT_S)
         check_same(manifest, adopted)
+        manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
         adopt_frozen(self._client, manifest, found.frozen, timeout_s=ATTACH_TIMEOUT_S)
         if self.waits:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
