@@ -24,7 +24,7 @@ from numba import types
 from ps.jit.cache import CACHE, kernel
 from ps.jit.intrinsics import prefetch
 from ps.tables import hash_index, initializers
-from ps.tables.hash_index import mix, relink, unlink
+from ps.tables.hash_index import keyed, mix, relink, unlink
 
 Array = np.ndarray[Any, Any]
 
@@ -88,12 +88,15 @@ def mark(versions: Array, rows: Array, version: int) -> int:
 
 
 @kernel
-def evict(slots: Array, row_ids: Array, versions: Array, slab: Array, victims: Array) -> int:
+def evict(  # a compiled loop takes arrays, not objects
+    slots: Array, row_ids: Array, key: int, versions: Array, slab: Array, victims: Array
+) -> int:
     """Remove rows and move the last rows into their places, so that no hole remains.
 
     Args:
         slots: [power of 2] uint64, the index without growth in progress; changed.
         row_ids: [num_rows] int64, the id of each row; changed.
+        key: of the index, uint64.
         versions: [num_rows] int64; changed.
         slab: [capacity, width] of the table's dtype, capacity >= num_rows; changed.
         victims: [n] int64, row numbers, ascending, each once.
@@ -106,10 +109,10 @@ def evict(slots: Array, row_ids: Array, versions: Array, slab: Array, victims: A
         row = victims[i]
         if row < 0 or row >= num_rows:
             continue
-        unlink(slots, row_ids, row)
+        unlink(slots, row_ids, key, row)
         num_rows -= 1
         if row < num_rows:
-            relink(slots, row_ids, num_rows, row)
+            relink(slots, row_ids, key, num_rows, row)
             row_ids[row] = row_ids[num_rows]
             versions[row] = versions[num_rows]
             for j in range(slab.shape[1]):
@@ -160,11 +163,12 @@ def find_parts(ids: Array, parts: Array, out: Array) -> None:
 
 
 @kernel
-def distinct(ids: Array, heads: Array, inverse: Array, unique: Array) -> int:
+def distinct(ids: Array, key: int, heads: Array, inverse: Array, unique: Array) -> int:
     """Find the distinct ids, in the order of their first occurrence.
 
     Args:
         ids: [n] int64.
+        key: random, uint64; the result does not depend on it.
         heads: [power of 2, > 2 n] int32, scratch, all -1: a hash table of indexes in `unique`.
         inverse: [n] int32; filled with the index in `unique` of each id.
         unique: [n] int64; the first entries are filled with the distinct ids.
@@ -175,7 +179,7 @@ def distinct(ids: Array, heads: Array, inverse: Array, unique: Array) -> int:
     mask = np.uint64(heads.size - 1)
     found = 0
     for i in range(ids.size):
-        position = mix(ids[i]) & mask
+        position = keyed(ids[i], key) & mask
         while heads[position] >= 0 and unique[heads[position]] != ids[i]:
             position = (position + np.uint64(1)) & mask
         if heads[position] < 0:
@@ -303,7 +307,7 @@ _READ_INVERSE = types.Array(types.int32, 1, "C", readonly=True)
 _SLOTS = types.Array(types.uint64, 1, "C")
 
 _CLIENT = (
-    (distinct, (_IDS, _INVERSE, _INVERSE, _NUMBERS)),
+    (distinct, (_IDS, types.uint64, _INVERSE, _INVERSE, _NUMBERS)),
     (arrange, (_IDS, _PARTS, _INVERSE, _NUMBERS, _NUMBERS)),
 )
 _SERVER = (
@@ -338,7 +342,7 @@ def warm_server(dtypes: Iterable[str]) -> int:
         read, write = _matrices(dtype)
         found += [
             (gather, (read, _IDS, write)),
-            (evict, (_SLOTS, _NUMBERS, _NUMBERS, write, _IDS)),
+            (evict, (_SLOTS, _NUMBERS, types.uint64, _NUMBERS, write, _IDS)),
             *initializers.signatures(dtype),
         ]
     return _load(found)

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from ps.manifest.sharding import deal
 from ps.manifest.table_spec import TableSpec
 from ps.tables import kernels
+from ps.tables.hash_index import new_key
 from ps.tables.ids import as_bits
 from ps.tables.kernels import NUM_BUCKETS
 
@@ -98,6 +99,7 @@ class Router:
         self.spec = spec
         self._num_parts = num_servers * spec.segments
         self._parts = parts_of_buckets(num_servers, spec.segments)
+        self._key = new_key()
 
     def route(self, ids: ArrayLike) -> RoutedIds:
         """Check, deduplicate and sort ids.
@@ -113,7 +115,7 @@ class Router:
         inverse = np.empty(flat.size, np.int32)
         found = np.empty(flat.size, np.int64)
         heads = np.full(1 << (2 * flat.size).bit_length(), -1, np.int32)
-        unique = found[: kernels.distinct(flat, heads, inverse, found)]
+        unique = found[: kernels.distinct(flat, self._key, heads, inverse, found)]
         arranged = np.empty(unique.size, np.int64)
         ends = np.empty(self._num_parts, np.int64)
         kernels.arrange(unique, self._parts, inverse, ends, arranged)

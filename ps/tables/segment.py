@@ -350,7 +350,7 @@ class Segment:
         stop = self.num_rows
         ids, versions = self._ids.rows[:stop], self._versions.rows[:stop]
         self.drops.add(ids[victims])
-        left = int(kernels.evict(slots, ids, versions, self._slab.rows, victims))
+        left = int(kernels.evict(slots, ids, self._index.key, versions, self._slab.rows, victims))
         self._index.removed(left)
         self._quota.give(stop - left)
         self.num_rows = left

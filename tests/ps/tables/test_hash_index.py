@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from ps.tables import hash_index, kernels
 from ps.tables.hash_index import HashIndex
+from ps.tables.routing import Router
+from tests.support.tables import table
 
 IDS = st.integers(-(2**63), 2**63 - 1)
 
@@ -16,16 +18,17 @@ IDS = st.integers(-(2**63), 2**63 - 1)
 @pytest.fixture(autouse=True, scope="module")
 def _kernels() -> None:
     kernels.warm_server(["float32"])
+    kernels.warm_client(["float32"])
 
 
-def unmixed(bits: int) -> int:
-    """The id whose hash is `bits`: the index's hash backwards."""
+def unmixed(bits: int, key: int = 0) -> int:
+    """The id whose hash under a key is `bits`: the index's hash backwards."""
     number = bits
     number ^= (number >> 31) ^ (number >> 62)
     number = number * pow(0x94D049BB133111EB, -1, 2**64) % 2**64
     number ^= (number >> 27) ^ (number >> 54)
     number = number * pow(0xBF58476D1CE4E5B9, -1, 2**64) % 2**64
-    number ^= (number >> 30) ^ (number >> 60)
+    number ^= (number >> 30) ^ (number >> 60) ^ key
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -50,7 +53,9 @@ class Model:
         live, stop = self.ids[: self.num_rows], self.num_rows
         versions, slab = np.arange(stop), np.zeros((stop, 2), np.float32)
         slab[:, 0] = versions
-        self.num_rows = kernels.evict(slots, live, versions, slab, np.array(rows, np.int64))
+        self.num_rows = kernels.evict(
+            slots, live, self.index.key, versions, slab, np.array(rows, np.int64)
+        )
         self.index.removed(self.num_rows)
         assert (slab[: self.num_rows, 0] == versions[: self.num_rows]).all()
 
@@ -82,13 +87,60 @@ def test_it_answers_as_a_dictionary_while_ids_come_and_go(steps):
 
 
 def test_ids_with_one_hash_but_for_a_bit_are_kept_apart():
-    same_slot = [unmixed(k << 52) for k in range(500)]  # equal in every bit of slot and tag
     model = Model()
+    key = int(model.index.key)
+    same_slot = [unmixed(k << 52, key) for k in range(500)]  # equal in every bit of slot and tag
     model.add(same_slot[:400])
     model.check(same_slot)
     model.remove(range(0, 400, 2))
     assert model.num_rows == 200
     model.check(same_slot)
+
+
+def longest_run(slots) -> int:
+    """The most slots in a row that are taken: how far a search goes at worst."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], slots != 0, [0]]).astype(np.int8)))
+    return int((edges[1::2] - edges[::2]).max())
+
+
+@pytest.mark.attack("A35")
+def test_nobody_can_choose_ids_that_share_a_slot():
+    """Without a key they would be one run of 5,000 slots, and 80,000 of them cost 12 s."""
+    model = Model()
+    model.add([unmixed(k << 52) for k in range(4000)] + [unmixed(k << 32) for k in range(1, 1000)])
+    model.check()
+    assert longest_run(model.index.settled(model.ids)) < 500
+    assert Model().index.key != model.index.key
+
+
+@pytest.mark.attack("A35")
+def test_nobody_can_choose_ids_that_slow_the_search_for_distinct_ones(monkeypatch):
+    ids = np.array([unmixed(k << 52) for k in range(4000)], np.int64)
+    found = []
+    for key in (0, 1, hash_index.new_key()):
+        heads = np.full(1 << 13, -1, np.int32)
+        inverse, unique = np.empty(4000, np.int32), np.empty(4000, np.int64)
+        assert kernels.distinct(ids, np.uint64(key), heads, inverse, unique) == 4000
+        found.append((longest_run(heads + 1), unique.tolist(), inverse.tolist()))
+    assert found[0][0] == 4000
+    assert found[2][0] < 500
+    assert found[0][1:] == found[1][1:] == found[2][1:]
+    assert Router(table(), 1)._key != Router(table(), 1)._key
+
+
+@pytest.mark.attack("A35")
+def test_rows_do_not_depend_on_the_key():
+    """Nor does a checkpoint: it holds rows in their order."""
+    random = np.random.default_rng(3)
+    steps = [random.integers(0, 400, 60) for _ in range(12)]
+    seen = []
+    for _ in range(2):
+        model = Model()
+        for ids in steps:
+            model.add(ids.tolist())
+            model.remove(range(0, model.num_rows, 7))
+        seen.append(model.ids[: model.num_rows].tolist())
+    assert seen[0] == seen[1]
 
 
 def test_nothing_is_lost_while_it_grows_in_steps(monkeypatch: pytest.MonkeyPatch):

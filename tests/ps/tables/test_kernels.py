@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ps.tables import hash_index, kernels
 from ps.tables.routing import parts_of_buckets
 
+KEY = hash_index.new_key()
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80)
 KERNELS = (
     *("gather", "mark", "evict", "check_parts", "distinct", "arrange", "expand", "sum_equal"),
@@ -29,7 +30,7 @@ def heads_for(ids):
 
 def deduplicated(ids):
     inverse, unique = np.empty(ids.size, np.int32), np.empty(ids.size, np.int64)
-    count = kernels.distinct(ids, heads_for(ids), inverse, unique)
+    count = kernels.distinct(ids, KEY, heads_for(ids), inverse, unique)
     return unique[:count], inverse
 
 
@@ -109,7 +110,7 @@ def test_a_row_number_outside_is_refused(row: int):
     assert out.tolist() == [[1.0, 1.0], [0.0, 0.0]]
     ids, versions = np.arange(3), np.arange(3)
     slots = np.zeros(64, np.uint64)
-    assert kernels.evict(slots, ids, versions, slab, rows[1:]) == 3
+    assert kernels.evict(slots, ids, KEY, versions, slab, rows[1:]) == 3
 
 
 class Guarded(np.ndarray):
@@ -139,7 +140,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in ((kernels, KERNELS), (hash_index, ("find", "insert"))):
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name).py_func)
-    for name in ("_slot_of", "relink", "unlink", "mix"):
+    for name in ("_slot_of", "relink", "unlink", "keyed", "mix"):
         function = getattr(hash_index, name).py_func
         monkeypatch.setattr(hash_index, name, function)
         if hasattr(kernels, name):
@@ -163,16 +164,16 @@ def test_no_loop_leaves_its_arrays(interpreted, seed: int):
     slab = guarded(np.zeros((90, 4), np.float32))
     kernels.check_parts(unique, parts, 1, np.int64(-1), guarded(np.empty(1, np.int64)))
     np.asarray(row_ids)[: out.size] = out
-    hash_index.insert(slots, row_ids, 0, out.size)
-    assert hash_index.find(slots, row_ids, unique, rows) == 0
+    hash_index.insert(slots, row_ids, KEY, 0, out.size)
+    assert hash_index.find(slots, row_ids, KEY, unique, rows) == 0
     assert kernels.mark(versions, rows, 1) == -1
     hostile = guarded(np.array([5, -1, -(2**63), 90], np.int64))
     assert kernels.gather(slab, hostile, guarded(np.zeros((4, 2), np.float32))) == 3
     victims = guarded(np.sort(random.choice(out.size, 20, replace=False)))
     live = row_ids[: out.size]
-    left = kernels.evict(slots, live, versions[: out.size], slab, victims)
+    left = kernels.evict(slots, live, KEY, versions[: out.size], slab, victims)
     assert left == out.size - 20
-    assert hash_index.find(slots, row_ids, unique, rows) == 20
+    assert hash_index.find(slots, row_ids, KEY, unique, rows) == 20
     sketch, counts = guarded(np.zeros((4, 7), np.uint16)), guarded(np.empty(out.size, np.int64))
     kernels.count_up(sketch, unique, counts)
     values = guarded(np.zeros((3, 2), np.float32))
