@@ -120,9 +120,8 @@ def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
 def _no_data(data: Any) -> SettingsError:
     kind = type(data)
     room = kind.__module__.partition(".")[0]
-    if room in ("pandas", "polars", "pyarrow"):
+    if room in ("pandas", "pyarrow"):  # what Spark takes as it is
         advice = "Use spark.createDataFrame(data)"
-        advice += "" if room == "pandas" else " with a pandas frame of it"
     else:
         advice = "Make one by sc.parallelize(rows) or spark.createDataFrame(rows, schema)"
     return SettingsError(
