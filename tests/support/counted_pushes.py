@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def push_until_told(args: dict[str, str], ctx: Any) -> None:
+def push_until_told(args: dict[str, Any], ctx: Any) -> None:
     """Push ones until the file `end` is in args["root"]; then print what the servers hold."""
     import pathlib
 

@@ -146,11 +146,7 @@ class CheckpointMachine(RuleBasedStateMachine):
                     gradient = np.full(each.num_elements, self.num_saves + 1, np.float32)
                     shard.apply(each.id, gradient, Hyper(0.1))
         self.num_saves += 1
-        step = max([self.step, *self.saved]) + 1
-        if ahead > 0:
-            step = self.step + ahead
-        elif ahead < 0 and self.passed_over:
-            step = self.passed_over[0]
+        step = self.number(ahead)
         base = self.base if is_delta else None
         new = Saved(step, f"save-{self.num_saves}", base, state_of(self.shards), self.passed_over)
         is_refused = (
@@ -206,6 +202,14 @@ class CheckpointMachine(RuleBasedStateMachine):
                 shards=records,
                 origin=writer.Origin(base=base, passed_over=new.passed_over),
             )
+
+    def number(self, ahead: int) -> int:
+        """Return so many steps ahead; 0: one that is new; -1: one that was passed over."""
+        if ahead > 0:
+            return self.step + ahead
+        if ahead < 0 and self.passed_over:
+            return self.passed_over[0]
+        return max([self.step, *self.saved]) + 1
 
     def on_disk(self, step: int) -> bool:
         return (self.root / step_name(step)).exists()
