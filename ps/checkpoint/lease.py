@@ -163,6 +163,8 @@ class Lease:
         self._name = name
         self._me = this_holder(owner, secrets.token_hex(8))
         self._refusal = refusal
+        self.waited_s = 0.0
+        """How long the last `take` has waited for another job's lease to be over."""
         self.at_renewal: Callable[[], object] = lambda: None
         """Called after each renewal, in the thread that renews."""
         self._failed_attempts = 0
@@ -206,6 +208,7 @@ class Lease:
             CheckpointError: another job that lives, or may live, saves here; names it.
         """
         self._ended.clear()
+        self.waited_s = 0.0
         deadline_s = time.monotonic() + timeout_s
         was_ours = False
         with typed_errors(self._storage, self._name, "take"):
@@ -274,7 +277,9 @@ class Lease:
                 f"lease is over after {self._limit_s(holder):g} s. Try again, which goes on "
                 "waiting, or raise timeout_s"
             )
-        if self._ended.wait(min(_LOOK_S, self.timing.silent_s, left_s)):
+        wait_s = min(_LOOK_S, self.timing.silent_s, left_s)
+        self.waited_s += wait_s
+        if self._ended.wait(wait_s):
             raise self._refused(holder)
 
     def _limit_s(self, holder: Holder | None) -> float:

@@ -440,8 +440,8 @@ class PSClient:
         Args:
             directory: a path or URL that `open_storage` opens.
             step: 0 or more, and larger than those that are there; None: the servers' clock.
-            timeout_s: seconds for the whole save, the wait for another host's lease included; a
-                request to the file system that is under way is not cut short.
+            timeout_s: seconds to wait for another save, another host's lease and the servers; what
+                the file system takes for lease and commit comes on top.
             options: full or delta, and how many checkpoints to keep.
 
         Returns:

@@ -134,15 +134,13 @@ class Saver:
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
         storage = self._open_storage(directory)
-        with self._turn(timeout_s) as deadline_s, typed_errors(storage, "", "save into"):
+        with self._turn(timeout_s) as turn_ends_s, typed_errors(storage, "", "save into"):
             if step is None:
-                found = self._unchanged_since(storage, servers, _left_s(deadline_s))
+                found = self._unchanged_since(storage, servers, _left_s(turn_ends_s))
                 if found:
                     return found
             place = self._place(directory)
-            if place.lease.take(timeout_s=_left_s(deadline_s)):
-                place.base = None  # another job may have removed it
-            place.staging.sweep_before_save()
+            deadline_s = self._begin(place, turn_ends_s)
             base = self._base_for(place, step, options)
             save_id = place.staging.new_save_id()
             as_it_is = options.nobody_trains
@@ -211,6 +209,18 @@ class Saver:
             yield deadline_s
         finally:
             self._saving.release()
+
+    def _begin(self, place: _Place, turn_ends_s: float) -> float:
+        """Take the lease and remove what nobody will commit; returns the servers' deadline.
+
+        It is later than the turn's by what the file system took: a save goes on when a hanging one
+        is back.
+        """
+        began_s = time.monotonic()
+        if place.lease.take(timeout_s=_left_s(turn_ends_s)):
+            place.base = None  # another job may have removed it
+        place.staging.sweep_before_save()
+        return turn_ends_s + time.monotonic() - began_s - place.lease.waited_s
 
     def _place(self, directory: str | Path) -> _Place:
         name = str(directory)
