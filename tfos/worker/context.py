@@ -433,6 +433,13 @@ class NodeContext:
         if not self._servers:
             return
         was_used = self._client is not None
+        if not was_used and not self._feeds and self._are_servers_empty():
+            _logger.warning(
+                "%s ends, and no worker has put parameters on the cluster's servers so far: what "
+                "it trained is a model of its own. ctx.distribute(model) after model.compile(...) "
+                "trains one model together; num_ps=0 saves the servers",
+                self._name,
+            )
         client = self.ps_client()
         with self._client_lock:
             self._client = None

@@ -144,7 +144,8 @@ def test_the_feeds_of_the_cluster_are_given():
 
 
 @pytest.mark.fault("F34")
-def test_a_worker_that_never_used_the_servers_is_not_waited_for():
+@pytest.mark.parametrize("feeds", [(), ("input",)])
+def test_a_worker_that_never_used_the_servers_is_not_waited_for_but_told(feeds, caplog):
     credentials = Credentials("c", b"S" * 32)
     server = PSServer(ServerSettings(rank=0, num_servers=1, num_workers=2), credentials)
     server.bind_tcp("127.0.0.1")
@@ -152,8 +153,10 @@ def test_a_worker_that_never_used_the_servers_is_not_waited_for():
     roster = [RosterEntry(NodeId("ps", 0), 0, "h", "1", server.endpoint)]
     chief = PSClient([server.endpoint], credentials, Identity(Role.WORKER, 0), num_workers=2)
     with server, chief:
-        make_context(roster, num_ps=1).finish()
+        make_context(roster, num_ps=1, feeds=feeds).finish()
         assert chief.rendezvous("epoch", b"0", timeout_s=3.0) == {0: b"0"}
+    # With a feed nothing is told: rows of train() that were taken are an error, others no training.
+    assert ("ctx.distribute(model) after model.compile" in caplog.text) is not bool(feeds)
 
 
 def test_finishing_without_servers_is_nothing():
