@@ -1,7 +1,7 @@
 """Completion log: which request of which worker has changed which bucket, for exactly-once.
 
-Covers: generations and fencing, sequence numbers, the state of a half-applied push, the record in
-a checkpoint.
+Covers: generations and fencing, sequence numbers, the state of a half-applied push, how many
+sessions a worker may have, the record in a checkpoint, acknowledged updates that a restore undoes.
 Does not: apply anything (ps.dense.shard), decide when (ps.consistency.asp). Pure: no locks, clock
 or I/O.
 Threads: `begin`, `complete`, `fence` need one lock; `needs` and `mark` the lock of their bucket.
@@ -19,9 +19,15 @@ A connection cut in the middle therefore leaves a record from which the retry go
 one client object, named by a random number: two clients of one worker, or a client of another run
 that meets a restored record, never mix up their numbers.
 
+A session is remembered as long as its generation may act, for its last request may come again at
+any time. Only one with a request under way needs `applied`; of all others `completed` says it all.
+
 A snapshot of the record is read unit by unit while pushes go on. A push that ends after the moment
 has changed every unit that was still to be read, and it reads a unit before it changes it. So the
 number that is read is the one of the moment. Only the completed requests are noted at once.
+
+A request that was acknowledged and had changed some of its units at the moment is lost after a
+restore: the rest of it never comes again. So what is lost is a difference of counts of updates.
 """
 
 from __future__ import annotations
@@ -33,7 +39,13 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ps.errors import PSError, SequenceGap, ServerPhaseError, StaleGeneration
+from ps.errors import (
+    PSError,
+    PSSettingsError,
+    SequenceGap,
+    ServerPhaseError,
+    StaleGeneration,
+)
 from ps.manifest.manifest import WorkerRank
 from ps.metadata import AttachedMetadata
 
@@ -51,9 +63,11 @@ class SessionRecord(msgspec.Struct, frozen=True, rename={"generation": "incarnat
     generation: Count
     session: Count
     applied: tuple[Count, ...]
-    """Per bucket the sequence last applied there."""
+    """Per bucket the sequence last applied there; empty: no request was half applied."""
     completed: Count = 0
-    """The last one done at the snapshot: all that a server without buckets and rows knows of it."""
+    """The last one done at the snapshot: all there is to know where `applied` is empty."""
+    updates: Count = 0
+    """How many of its requests have changed parameters."""
 
 
 class LiveSession(NamedTuple):
@@ -62,11 +76,17 @@ class LiveSession(NamedTuple):
     worker: int
     generation: int
     session: int
-    applied: array[int]
-    """The record's own, per unit the sequence last applied there; goes on changing."""
     completed: int
-    attached: tuple[int, AttachedMetadata] | None
+    updates: int
+    attached: tuple[int, AttachedMetadata] | None = None
     """See SessionLog."""
+    sequence: int = 0
+    """The request under way; `completed` if there is none."""
+    num_expected: int = 0
+    """How many units it will have changed when it is done; 0: all."""
+    applied: array[int] | None = None
+    """The record's own, per unit the sequence last applied there; goes on changing. None: no
+    request was under way."""
 
 
 class LogSnapshot:
@@ -78,25 +98,32 @@ class LogSnapshot:
     """
 
     def __init__(self, live: Iterable[LiveSession], num_units: int) -> None:
-        self._pairs = tuple((each, array("q", bytes(8 * num_units))) for each in live)
+        self._num_units = num_units
+        self._idle: list[LiveSession] = []
+        self._pairs: list[tuple[LiveSession, array[int], array[int]]] = []
+        for each in live:
+            if each.applied is None:
+                self._idle.append(each)
+            else:
+                self._pairs.append((each, each.applied, array("q", bytes(8 * num_units))))
 
     def note(self, unit: int) -> None:
         """Read one unit, before it changes for the first time after the snapshot."""
-        for live, seen in self._pairs:
-            seen[unit] = max(live.applied[unit], live.completed)
+        for live, applied, seen in self._pairs:
+            seen[unit] = max(applied[unit], live.completed)
 
     def num_uncounted(self, num_buckets: int) -> int:
         """Return how many pushes will be taken as completed after a restore, and were not yet.
 
-        They had changed all buckets. Where there are tables too, a restore lets the push go on, and
-        counts it then.
+        They had changed all buckets.
 
         Args:
             num_buckets: the first units.
         """
-        if not num_buckets:
-            return 0
-        return sum(min(seen) > live.completed for live, seen in self._pairs)
+        return sum(
+            self._is_whole(live, seen) and self._has_all(live, seen, num_buckets)
+            for live, _, seen in self._pairs
+        )
 
     def attached(self, num_buckets: int) -> Iterator[AttachedMetadata]:
         """Yield what pushes bring that had changed all buckets without being completed.
@@ -104,23 +131,47 @@ class LogSnapshot:
         Args:
             num_buckets: of the shard.
         """
-        for live, seen in self._pairs if num_buckets else ():
+        for live, _, seen in self._pairs:
             if live.attached is None:
                 continue
             sequence, attached = live.attached
-            if live.completed < sequence == min(seen[:num_buckets]):
+            if sequence == live.sequence and self._has_all(live, seen, num_buckets):
                 yield attached
 
     def sessions(self) -> tuple[SessionRecord, ...]:
         """Return what a checkpoint keeps, once every unit is noted."""
-        return tuple(
-            SessionRecord(live.worker, live.generation, live.session, tuple(seen), live.completed)
-            for live, seen in sorted(self._pairs, key=lambda pair: pair[0][:3])
-        )
+        records = [
+            SessionRecord(*live[:3], (), live.completed, live.updates) for live in self._idle
+        ]
+        for live, _, seen in self._pairs:
+            is_whole = self._is_whole(live, seen)
+            records.append(
+                SessionRecord(
+                    *live[:3],
+                    () if is_whole else tuple(seen),
+                    live.sequence if is_whole else live.completed,
+                    live.updates + is_whole,
+                )
+            )
+        return tuple(sorted(records, key=lambda one: (one.worker, one.generation, one.session)))
+
+    def _is_whole(self, live: LiveSession, seen: array[int]) -> bool:
+        """Whether the request under way had changed all that it ever will."""
+        num_expected = live.num_expected or self._num_units
+        is_under_way = live.sequence > live.completed
+        return is_under_way and 0 < num_expected <= seen.count(live.sequence)
+
+    def _has_all(self, live: LiveSession, seen: array[int], num_buckets: int) -> bool:
+        is_under_way = live.sequence > live.completed
+        return is_under_way and num_buckets > 0 and min(seen[:num_buckets]) == live.sequence
 
 
-MAX_SESSIONS = 16
-"""Clients per worker that are remembered; the one that was silent longest makes room."""
+MAX_SESSIONS = 4096
+"""Clients of one worker's generation at a server, closed ones included; in hybrid one counts as
+two. None is forgotten, so that no late copy is applied twice: one more is refused. A session takes
+about 300 bytes, and as much in each checkpoint."""
+MAX_UNDER_WAY = 256
+"""How many of them may have a request under way, which takes 8 bytes per bucket and segment."""
 
 
 class RequestId(NamedTuple):
@@ -151,7 +202,6 @@ class SessionLog:
 
     Args:
         generation: of the worker.
-        num_buckets: units of the shard: buckets and segments.
     """
 
     __slots__ = (
@@ -160,25 +210,35 @@ class SessionLog:
         "completed",
         "ended",
         "generation",
-        "last_request",
         "may_jump",
+        "num_expected",
         "refusal",
         "sequence",
+        "updates",
     )
 
-    def __init__(self, generation: int, num_buckets: int) -> None:
+    def __init__(self, generation: int) -> None:
         self.generation = generation
         self.sequence = 0
         self.completed = 0
-        self.applied = array("q", bytes(8 * num_buckets))
         # What its last push with metadata brings: sequence, metadata. One for each session.
         self.attached: tuple[int, AttachedMetadata] | None = None
-        self.last_request = 0
+        # Requests of it that have changed parameters, and those that were counted as lost.
+        self.updates = 0
+        # Per unit the sequence last applied there; None: nothing was since the last completed one.
+        self.applied: array[int] | None = None
+        # How many units the request under way will have changed when it is done; 0: all.
+        self.num_expected = 0
         # After a restore the session is ahead of the record: the requests between are lost.
         self.may_jump = False
         self.refusal: PSError | None = None
-        # Why the record has put it away; requests that began before end with it.
+        # Why its worker may not go on; requests that began before end with it.
         self.ended: PSError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of it is under way."""
+        return self.sequence == self.completed
 
 
 class Ticket(msgspec.Struct, eq=False):
@@ -208,7 +268,7 @@ class Ticket(msgspec.Struct, eq=False):
         return session.refusal.again()
 
     def check(self) -> None:
-        """Raise why its session was put away since `begin`: StaleGeneration after a fence."""
+        """Raise StaleGeneration if its worker was fenced since `begin`."""
         if self.session.ended is not None:
             raise self.session.ended.again()
 
@@ -221,11 +281,17 @@ class Ticket(msgspec.Struct, eq=False):
             StaleGeneration: the worker was fenced since `begin`.
         """
         session, sequence = self.session, self.id.sequence
+        applied = session.applied  # first: it goes when the session is idle
         if session.ended is not None:
             raise session.ended.again()
-        if session.sequence != sequence or session.completed >= sequence:
+        if applied is None or session.sequence != sequence or session.completed >= sequence:
             return False
-        return session.applied[bucket] < sequence
+        return applied[bucket] < sequence
+
+    def expect(self, num_units: int) -> None:
+        """Say how many units the request changes, before it changes the first."""
+        if self.session.sequence == self.id.sequence:
+            self.session.num_expected = num_units
 
     def attach(self, metadata: AttachedMetadata) -> None:
         """Note what the request brings, before it changes its first bucket.
@@ -236,16 +302,25 @@ class Ticket(msgspec.Struct, eq=False):
 
     def mark(self, bucket: int) -> None:
         """Note that the request has changed the bucket."""
-        self.session.applied[bucket] = self.id.sequence
+        applied = self.session.applied
+        if applied is not None:  # else the session has gone on, and that is done
+            applied[bucket] = self.id.sequence
 
     def num_marked(self, units: Iterable[int]) -> int:
         """Return how many of these units the request has changed."""
-        return sum(self.session.applied[unit] == self.id.sequence for unit in units)
+        applied = self.session.applied
+        return sum(applied[unit] == self.id.sequence for unit in units) if applied else 0
 
-    def complete(self) -> None:
-        """Note that nothing of this request is left to do."""
+    def complete(self, *, is_update: bool = False) -> None:
+        """Note that nothing of this request is left to do.
+
+        Args:
+            is_update: it has changed parameters.
+        """
         session = self.session
-        session.completed = max(session.completed, self.id.sequence)
+        if self.id.sequence > session.completed:
+            session.completed = self.id.sequence
+            session.updates += is_update
 
     def refuse(self, error: PSError | None) -> None:
         """Remember why its sender is refused this request; None: it is not, after all."""
@@ -261,16 +336,17 @@ class CompletionLog:
         """Whether it began as a checkpoint's: sessions may be ahead of it."""
         self._num_buckets = num_buckets
         self._sessions: dict[WorkerRank, dict[int, SessionLog]] = {}
+        self._under_way: dict[WorkerRank, dict[int, SessionLog]] = {}
+        """Those with `applied`, the oldest first; not those of a checkpoint."""
         self._least: dict[WorkerRank, int] = {}
-        self._lost_requests = 0
-        self._num_requests = 0
+        self._lost_updates = 0
 
     @property
-    def lost_requests(self) -> int:
-        """Acknowledged requests that a restore has undone; above 0 means: steps were lost."""
-        return self._lost_requests
+    def lost_updates(self) -> int:
+        """Acknowledged updates that a restore has undone, of sessions that were heard since."""
+        return self._lost_updates
 
-    def begin(self, request: RequestId, acknowledged: int = 0) -> Ticket:
+    def begin(self, request: RequestId, acknowledged: int = 0, acked_updates: int = 0) -> Ticket:
         """Note that a request has arrived and say what it is.
 
         Numbers may be left out: a request can be refused before it comes here.
@@ -278,10 +354,12 @@ class CompletionLog:
         Args:
             request: its name.
             acknowledged: the last request whose ack the session has.
+            acked_updates: how many of the requests whose ack it has have changed parameters.
 
         Raises:
             StaleGeneration: a newer attempt of the worker is known, or this one was fenced.
             SequenceGap: this record does not know what was acknowledged: the state was lost.
+            PSSettingsError: the worker has too many clients.
         """
         worker, generation, key, sequence = request
         least = self._least.get(worker, 0)
@@ -292,23 +370,34 @@ class CompletionLog:
         session = self._sessions.get(worker, _NONE).get(key)
         if session is None or session.generation != generation:
             session = self._open(request)
-        self._num_requests += 1
-        session.last_request = self._num_requests
+        if self.is_restored and acked_updates > session.updates:
+            self._lost_updates += acked_updates - session.updates
+            session.updates = acked_updates
         if sequence <= session.completed or sequence < session.sequence:
             return Ticket(request, Verdict.DUPLICATE, session)
         if sequence == session.sequence:
             return Ticket(request, Verdict.RESUMED, session)
         if acknowledged > session.sequence:
-            self._count_lost(request, session, acknowledged)
+            self._check_jump(request, session, acknowledged)
+        if session.applied is None:
+            self._make_room(request, session)
         session.may_jump = False
         session.sequence = sequence
+        session.num_expected = 0
         session.refusal = None
         return Ticket(request, Verdict.NEW, session)
 
-    def give_up(self, ticket: Ticket) -> None:
-        """Note that this request belongs to what a restore has undone: nothing is applied."""
-        ticket.complete()
-        self._lost_requests += 1
+    def give_up(self, ticket: Ticket, *, is_update: bool) -> None:
+        """Note that this request belongs to what a restore has undone: nothing is applied.
+
+        Its sender gets an ack.
+
+        Args:
+            ticket: the request.
+            is_update: it was to change parameters.
+        """
+        ticket.complete(is_update=is_update)
+        self._lost_updates += is_update
 
     def fence(self, worker: WorkerRank, least_generation: int) -> None:
         """Refuse every generation of the worker below `least_generation` from now on.
@@ -326,6 +415,7 @@ class CompletionLog:
                 kept[key] = session
             else:
                 session.ended = _replaced(worker, session.generation, least_generation)
+                self._under_way.get(worker, _NONE).pop(key, None)
         # A new dict: another thread may be reading the old one for a checkpoint.
         self._sessions[worker] = kept
 
@@ -351,9 +441,12 @@ class CompletionLog:
                 worker,
                 record.generation,
                 session,
-                record.applied,
                 record.completed,
+                record.updates,
                 record.attached,
+                record.sequence,
+                record.num_expected,
+                None if record.is_idle else record.applied,
             )
             for worker, sessions in self._sessions.items()
             for session, record in sessions.items()
@@ -363,39 +456,46 @@ class CompletionLog:
     def restore(self, sessions: Iterable[SessionRecord]) -> None:
         """Take over the sessions of a checkpoint.
 
-        A session that still lives may be ahead, or have begun since: its first request may jump,
-        and the jump is counted. Those of another run never send again and make room in
-        time.
+        A session that still lives may be ahead, or have begun since: its first request may jump.
+        Those of another run never send again.
         """
         self.is_restored = True
         for session in sessions:
-            if len(session.applied) != self._num_buckets:
+            if len(session.applied) not in (0, self._num_buckets):
                 raise ServerPhaseError(
                     f"a record of {len(session.applied)} buckets cannot be restored into a shard "
                     f"of {self._num_buckets}"
                 )
-            record = SessionLog(session.generation, self._num_buckets)
-            record.applied = array("q", session.applied)
+            record = SessionLog(session.generation)
+            record.applied = array("q", session.applied) if session.applied else None
             record.sequence = max(session.applied, default=session.completed)
             record.completed = min(session.applied, default=session.completed)
+            record.updates = session.updates
             record.may_jump = True
             self._sessions.setdefault(WorkerRank(session.worker), {})[session.session] = record
 
     def _open(self, request: RequestId) -> SessionLog:
-        """Make a session's log; the one that was silent longest makes room."""
+        """Make a session's log."""
         sessions = self._sessions.setdefault(request.worker, {})
         if len(sessions) >= MAX_SESSIONS:
-            silent = min(sessions, key=lambda session: sessions[session].last_request)
-            sessions.pop(silent).ended = ServerPhaseError(
-                f"worker {request.worker} has more than {MAX_SESSIONS} clients at this server; the "
-                "one that was silent longest was put away: close clients that are done"
-            )
-        session = sessions[request.session] = SessionLog(request.generation, self._num_buckets)
+            raise _too_many(request, MAX_SESSIONS, "clients, closed ones included")
+        session = sessions[request.session] = SessionLog(request.generation)
         session.may_jump = self.is_restored  # it may have begun after the save
         return session
 
-    def _count_lost(self, request: RequestId, session: SessionLog, acknowledged: int) -> None:
-        """Count what a restore has undone; without one nothing may be missing."""
+    def _make_room(self, request: RequestId, session: SessionLog) -> None:
+        """Let a session note what its request changes; an idle one gives its own up for it."""
+        under_way = self._under_way.setdefault(request.worker, {})
+        if len(under_way) >= MAX_UNDER_WAY:
+            idle = next((key for key, each in under_way.items() if each.is_idle), None)
+            if idle is None:
+                raise _too_many(request, MAX_UNDER_WAY, "clients with a request under way")
+            under_way.pop(idle).applied = None
+        under_way[request.session] = session
+        session.applied = array("q", bytes(8 * self._num_buckets))
+
+    def _check_jump(self, request: RequestId, session: SessionLog, acknowledged: int) -> None:
+        """Without a restore nothing that was acknowledged may be missing."""
         if not session.may_jump:
             raise SequenceGap(
                 f"worker {request.worker} has an ack: its request {acknowledged} is done, "
@@ -403,10 +503,18 @@ class CompletionLog:
                 "lost updates; restore the last checkpoint and restart the workers",
                 {"worker": str(request.worker), "acknowledged": str(acknowledged)},
             )
-        self._lost_requests += acknowledged - session.sequence
 
 
 _NONE: dict[int, SessionLog] = {}
+
+
+def _too_many(request: RequestId, limit: int, what: str) -> PSSettingsError:
+    return PSSettingsError(
+        f"worker {request.worker} (generation {request.generation}) has {limit:,} {what} at this "
+        "server, the limit: push with one client for the whole run, or start the worker again with "
+        "a higher generation",
+        {"worker": str(request.worker), "limit": str(limit)},
+    )
 
 
 def _replaced(worker: WorkerRank, generation: int, least: int) -> StaleGeneration:

@@ -111,6 +111,8 @@ class Channel:
         """Number of the last one that it has answered with success."""
         self.acked_clock = 0
         """The worker's newest clock in its answers; see Number and Ack.worker_clock."""
+        self.acked_updates = 0
+        """How many of its answers were to requests that change parameters."""
         self._credentials = credentials
         self._identity = identity
         self.last_failure: RpcError | None = None

@@ -179,7 +179,8 @@ class ServerGroup:
         calls: list[OutgoingCall] = []
         for link in self.links if links is None else links:
             link.sequence += 1
-            number = Number(self.session, link.sequence, link.acknowledged, link.acked_clock)
+            acked = (link.acknowledged, link.acked_clock, link.acked_updates)
+            number = Number(self.session, link.sequence, *acked)
             numbered = request(number)
             payload = payloads[link.server] if payloads else ()
             into = intos[link.server] if intos else None
@@ -198,6 +199,7 @@ class ServerGroup:
                     ack = messages.decode_ack(call.reply.meta)
                     link.acknowledged = link.sequence
                     link.acked_clock = max(link.acked_clock, ack.worker_clock)
+                    link.acked_updates += messages.is_update(call.request)
                     acks.append(ack)
                 elif isinstance(call.error, PSError):
                     told = int(call.error.details.get(messages.WORKER_CLOCK, 0))

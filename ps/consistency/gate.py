@@ -147,7 +147,7 @@ class RowGate:
                 "use tables.batch(ids) and its push()"
             )
 
-    def applied(self, ticket: Ticket, batch: RequestId | None) -> bool:
+    def applied(self, ticket: Ticket, batch: RequestId | None, *, is_update: bool = True) -> bool:
         """A push is done, and its batch over; False when that was known.
 
         All of it was applied as it arrived, so it counts though a copy was refused meanwhile.
@@ -155,12 +155,13 @@ class RowGate:
         Args:
             ticket: of the push.
             batch: the lookup that the rows were trained from; None: none.
+            is_update: it has changed rows; else it only gives the batch up.
         """
         with self._gate.changed:
             ticket.refuse(None)
             if not self._gate.is_to_do(ticket):
                 return False
-            ticket.complete()
+            ticket.complete(is_update=is_update)
             self._end(batch)
             return True
 
@@ -249,20 +250,27 @@ class Gate(Generic[Gradient]):
         with self.changed:
             return self._policy.missing()
 
-    def begin(self, request: RequestId, acknowledged: int = 0, acked_clock: int = 0) -> Ticket:
+    def begin(
+        self,
+        request: RequestId,
+        acknowledged: int = 0,
+        acked_clock: int = 0,
+        acked_updates: int = 0,
+    ) -> Ticket:
         """Say what a changing request is, unless it is a push to the groups.
 
         Args:
             request: its name.
             acknowledged: the last request whose ack the session has.
             acked_clock: the newest clock that its worker has an ack of; 0: none yet.
+            acked_updates: how many of the requests whose ack it has have changed parameters.
 
         Raises:
-            StaleGeneration, SequenceGap: see ps.exactly_once.
+            StaleGeneration, SequenceGap, PSSettingsError: see ps.exactly_once.
             PSError: what this very request was refused with before.
         """
         with self.changed:
-            ticket = self._begin(request, acknowledged)
+            ticket = self._begin(request, acknowledged, acked_updates)
             if self._log.is_restored:
                 self._recover(request.worker, acked_clock)
             if (refusal := ticket.refusal) is not None:
@@ -270,13 +278,18 @@ class Gate(Generic[Gradient]):
             return ticket
 
     def begin_push(
-        self, push: PendingPush[Gradient], acknowledged: int = 0, lag: int = 0
+        self,
+        push: PendingPush[Gradient],
+        acknowledged: int = 0,
+        acked_updates: int = 0,
+        lag: int = 0,
     ) -> PendingPush[Gradient] | None:
         """Begin a push to the groups, and decide what to do with its gradient.
 
         Args:
             push: it is meant for one clock; after a restore that clock may be past.
             acknowledged: as `begin`.
+            acked_updates: as `begin`.
             lag: see ps.consistency.staleness.
 
         Returns:
@@ -289,7 +302,7 @@ class Gate(Generic[Gradient]):
         """
         with self.changed:
             worker = push.id.worker
-            push.ticket = ticket = self._begin(push.id, acknowledged)
+            push.ticket = ticket = self._begin(push.id, acknowledged, acked_updates)
             if self._log.is_restored:
                 self._recover_push(push)
             waiting = self._waiting.pushes.get(push.id)
@@ -434,6 +447,7 @@ class Gate(Generic[Gradient]):
         acknowledged: int = 0,
         *,
         acked_clock: int = 0,
+        acked_updates: int = 0,
         leaves: bool = False,
     ) -> bool:
         """Execute a membership event once; False when this request was executed before.
@@ -445,12 +459,13 @@ class Gate(Generic[Gradient]):
             event: what the policy does.
             acknowledged: last request that the session knows to be done.
             acked_clock: newest clock that the worker has got; 0: none.
+            acked_updates: as `begin`.
             leaves: whether the worker leaves or finishes.
         """
         with self.changed:
             if leaves and self._closed is not None:
                 return False
-            ticket = self.begin(request, acknowledged, acked_clock)
+            ticket = self.begin(request, acknowledged, acked_clock, acked_updates)
             if ticket.verdict is Verdict.DUPLICATE:
                 return False
             if leaves:
@@ -548,10 +563,10 @@ class Gate(Generic[Gradient]):
         self._updates.moved()
         self.changed.notify_all()
 
-    def _begin(self, request: RequestId, acknowledged: int) -> Ticket:
+    def _begin(self, request: RequestId, acknowledged: int, acked_updates: int) -> Ticket:
         if self._closed is not None:
             raise self._closed
-        ticket = self._log.begin(request, acknowledged)
+        ticket = self._log.begin(request, acknowledged, acked_updates)
         if request.generation:  # a first attempt replaces nobody
             self._drop_replaced(request.worker)
         return ticket
@@ -571,7 +586,7 @@ class Gate(Generic[Gradient]):
         counts = is_done and ticket.session.sequence == push.id.sequence
         self._recover(push.id.worker, push.acked_clock + counts)
         if not is_done and self._recovery.is_undone(push):
-            self._log.give_up(ticket)
+            self._log.give_up(ticket, is_update=push.hyper is not None)
             ticket.verdict = Verdict.DUPLICATE
 
     def _drop_replaced(self, worker: WorkerRank) -> None:

@@ -206,8 +206,8 @@ class WaitingPushes(Generic[Gradient]):
         """
         undone = [push for push in self.pushes.values() if push.is_for(clock)]
         for push in undone:
+            self._log.give_up(push.ticket, is_update=push.gradient is not None)
             push.hyper = push.gradient = None
-            self._log.give_up(push.ticket)
         return {push.id.worker for push in undone}
 
     def has_fenced(self, worker: WorkerRank) -> bool:
@@ -278,7 +278,7 @@ class WaitingPushes(Generic[Gradient]):
 
     def _note_applied(self, push: PendingPush[Gradient]) -> None:
         push.is_applied = True
-        push.ticket.complete()
+        push.ticket.complete(is_update=True)
         self._tracker.pushed(push.id.worker)
         self._updates.applied(push)
 

@@ -83,6 +83,13 @@ class Number(msgspec.Struct, frozen=True, array_like=True):
     acked_clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
     """The worker's newest clock in this server's answers, also in refusals of gradients. In sync a
     push is for the clock after it; a restored server learns by it how far it was."""
+    acked_updates: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    """How many of those requests have changed parameters; what a restored server lacks is lost."""
+
+    @property
+    def acked(self) -> tuple[int, int, int]:
+        """What the session has acks of; see ps.consistency.gate.Gate.begin."""
+        return self.acknowledged, self.acked_clock, self.acked_updates
 
 
 class BatchName(msgspec.Struct, frozen=True, array_like=True):
@@ -417,6 +424,13 @@ _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Req
 
 encode: Callable[[msgspec.Struct], bytes] = msgspec.msgpack.Encoder().encode
 """Returns the meta bytes of a request or reply."""
+
+
+def is_update(request: Request) -> bool:
+    """Whether a request changes parameters once it is acknowledged."""
+    if isinstance(request, Push):
+        return not request.null
+    return isinstance(request, Assign) or (isinstance(request, PushRows) and bool(request.tables))
 
 
 def decode_request(meta: bytes) -> Request:

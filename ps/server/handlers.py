@@ -165,7 +165,7 @@ class Service:
                 clock=shard.gate.clock,
                 missing=shard.gate.missing(),
                 waiting_lookups=shard.gate.lookups.num_waiting,
-                lost_requests=shard.lost_requests,
+                lost_updates=shard.lost_updates,
                 restored_step=self._restore_point.step,
                 lost_s=self._restore_point.seconds,
                 parameter_bytes=shard.dense.value_nbytes,
@@ -342,7 +342,12 @@ class Service:
             leaves = not isinstance(request, messages.Join)
             number = request.number
             shard.gate.change(
-                name, event, number.acknowledged, acked_clock=number.acked_clock, leaves=leaves
+                name,
+                event,
+                number.acknowledged,
+                acked_clock=number.acked_clock,
+                acked_updates=number.acked_updates,
+                leaves=leaves,
             )
             clock, worker_clock = shard.gate.clock, shard.gate.clock_of(worker)
         if isinstance(request, messages.Finish):

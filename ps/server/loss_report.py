@@ -1,7 +1,8 @@
 """Loss report of a restore: updates lost, once the workers have reconnected.
 
 Covers: the sentence, and when it is time to say it.
-Does not: count (ps.exactly_once), print or send (ps.cli.serve, tfos.node.ps_process).      Pure; no
+Does not: count (ps.exactly_once; clients that never come back tell nobody, and neither does
+metadata, so it says `at least`), print or send (ps.cli.serve, tfos.node.ps_process).      Pure; no
 threads.
 """
 
@@ -37,22 +38,22 @@ class LossReport:
             stats: the server's.
             now_s: monotonic.
         """
-        if stats.lost_requests != self._seen:
-            self._seen, self._changed_s = stats.lost_requests, now_s
+        if stats.lost_updates != self._seen:
+            self._seen, self._changed_s = stats.lost_updates, now_s
         return "" if now_s - self._changed_s < SETTLED_S else self.last(stats)
 
     def last(self, stats: ServerStats) -> str:
         """Return the sentence if its number was not reported yet, settled or not."""
-        if stats.lost_requests == self._reported:
+        if stats.lost_updates == self._reported:
             return ""
-        self._reported = stats.lost_requests
+        self._reported = stats.lost_updates
         return loss_text(stats)
 
 
 def loss_text(stats: ServerStats) -> str:
-    """Return `ps:1: 12 s, 3,410 updates lost since step 900`."""
-    updates = "update" if stats.lost_requests == 1 else "updates"
+    """Return `ps:1: 12 s, at least 3,410 updates lost since step 900`."""
+    updates = "update" if stats.lost_updates == 1 else "updates"
     return (
-        f"ps:{stats.server}: {stats.lost_s:.0f} s, {stats.lost_requests:,} {updates} lost since "
-        f"step {stats.restored_step}"
+        f"ps:{stats.server}: {stats.lost_s:.0f} s, at least {stats.lost_updates:,} {updates} "
+        f"lost since step {stats.restored_step}"
     )

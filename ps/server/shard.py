@@ -122,9 +122,9 @@ class ServingShard:
         return self._guard.num_changes(self.gate.clock)
 
     @property
-    def lost_requests(self) -> int:
+    def lost_updates(self) -> int:
         """See ps.exactly_once."""
-        return self._log.lost_requests
+        return self._log.lost_updates
 
     def check_manifest(self, manifest_hash: str) -> None:
         """Refuse a caller that means other parameters."""
@@ -179,7 +179,7 @@ class ServingShard:
         )
         worker, sent = push.id.worker, 0
         try:
-            known = gate.begin_push(push, number.acknowledged, request.lag)
+            known = gate.begin_push(push, number.acknowledged, number.acked_updates, request.lag)
             if known is not None:
                 self._counters.count(worker, repeated=1)
                 call.discard_rest()
@@ -224,7 +224,7 @@ class ServingShard:
         sender = request_id(call.peer, number)
         overflow = FirstOverflow()
         with self.gate.between_clocks():
-            ticket = self.gate.begin(sender, number.acknowledged, number.acked_clock)
+            ticket = self.gate.begin(sender, *number.acked)
             if ticket.verdict is not Verdict.DUPLICATE:
                 with overflow:
                     self.reduction.settle(request.clock, squares)
@@ -254,13 +254,13 @@ class ServingShard:
             self._counters.add_received(call.payload_bytes)
             with self.gate.between_clocks():
                 number = request.number
-                ticket = self.gate.begin(sender, number.acknowledged, number.acked_clock)
+                ticket = self.gate.begin(sender, *number.acked)
                 if ticket.verdict is not Verdict.DUPLICATE:
                     for index, bucket in enumerate(self.dense.owned):
                         with bucket.lock:
                             self._guard.before(index)
                             self.dense.set_values(bucket.bucket.id, staged.arrays[index])
-                    ticket.complete()
+                    ticket.complete(is_update=True)
         finally:
             self._pool.give(staged)
         call.reply(messages.encode(Ack(self.gate.clock, applied=True)))
@@ -352,6 +352,7 @@ class ServingShard:
         if push.metadata is not None:
             ticket.attach(push.metadata)
         dense, guard, intake = self.dense, self._guard, self._gradients_in
+        ticket.expect(len(dense.buckets))
         scratch, unpacked = intake.scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0
         overflow = FirstOverflow()

@@ -28,7 +28,7 @@ from ps.errors import ManifestMismatch, PushError, ShapeError
 from ps.exactly_once import RequestId, Ticket, Verdict
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
-from ps.protocol.messages import Ack, BatchName
+from ps.protocol.messages import Ack, BatchName, is_update
 from ps.server.overflow import FirstOverflow
 from ps.server.request import Incoming, request_id
 from ps.stats.counters import Counters
@@ -152,9 +152,8 @@ class TableServing:
             self._table(at).check_hyper(request.hyper)
         parts = self._read_ids(call, request)
         sender = request_id(call.peer, request.number)
-        number = request.number
         batch = _batch_of(sender, request.batch)
-        ticket = self._gate.begin(sender, number.acknowledged, number.acked_clock)
+        ticket = self._gate.begin(sender, *request.number.acked)
         push = RowsPush(ticket, request.hyper, batch, parts)
         if ticket.verdict is Verdict.DUPLICATE:
             self._counters.count(sender.worker, repeated=1)
@@ -162,6 +161,7 @@ class TableServing:
         else:
             if request.tables:  # else a batch is given up, which nothing forbids
                 self._gate.rows.admit(ticket, batch)
+            ticket.expect(sum(len(part.slices) for part in parts))
             apply_s = 0.0
             try:
                 for part in parts:
@@ -171,7 +171,7 @@ class TableServing:
                 self._refuse(call, push, error)
             finally:
                 self._counters.applied(apply_s, call.payload_bytes)
-            if self._gate.rows.applied(ticket, batch):
+            if self._gate.rows.applied(ticket, batch, is_update=is_update(request)):
                 self._counters.count(sender.worker, table_pushes=1)
         call.reply(messages.encode(Ack(self._gate.clock, applied=True)))
 

@@ -41,7 +41,7 @@ SERVER_COUNTERS: Fields = {
     "errors": ("errors", "Requests that were answered with an error"),
     "received_bytes": ("bytes_in", "Payload received with requests"),
     "sent_bytes": ("bytes_out", "Payload sent with replies"),
-    "lost_requests": ("lost_requests", "Acknowledged requests that a restore has undone"),
+    "lost_updates": ("lost_updates", "Acknowledged updates that a restore has undone"),
 }
 WORKER_COUNTERS: Fields = {
     "worker_pushes": ("pushes", "Gradients that became part of the parameters"),

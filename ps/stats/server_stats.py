@@ -110,8 +110,9 @@ class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     """Time in update kernels, of one push (async, ssp, tables) or one barrier (sync)."""
     barrier_wait_s: float = 0.0
     """Sync, ssp: summed waits for other workers; large against apply_s: workers are uneven."""
-    lost_requests: int = 0
-    """Acknowledged requests that a restore has undone, of the workers that are back so far."""
+    lost_updates: int = 0
+    """Acknowledged updates that a restore has undone, of the clients that have pushed, joined or
+    left since. What clients had pushed that never come back is not counted."""
     restored_step: int = -1
     """The checkpoint that this server was filled from; -1: it was seeded."""
     lost_s: float = 0.0

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.errors import SequenceGap, ServerPhaseError, StaleGeneration
+from ps import exactly_once
+from ps.errors import PSSettingsError, SequenceGap, ServerPhaseError, StaleGeneration
 from ps.exactly_once import (
     MAX_SEQUENCE,
-    MAX_SESSIONS,
     CompletionLog,
     LogSnapshot,
     RequestId,
@@ -24,6 +24,8 @@ from ps.manifest.manifest import WorkerRank
 
 W0, W1 = WorkerRank(0), WorkerRank(1)
 NUM_BUCKETS = 3
+SIZES = st.sampled_from((0, 1, NUM_BUCKETS))
+"""How many units a request changes: none by a join, few by one to a table, all by one to all."""
 
 
 def request(sequence: int, *, worker: WorkerRank = W0, generation: int = 0, session: int = 77):
@@ -35,7 +37,7 @@ def apply_whole(record: CompletionLog, name: RequestId) -> Verdict:
     for bucket in range(NUM_BUCKETS):
         if ticket.needs(bucket):
             ticket.mark(bucket)
-    ticket.complete()
+    ticket.complete(is_update=True)
     return ticket.verdict
 
 
@@ -94,19 +96,57 @@ def test_two_clients_of_one_worker_do_not_share_numbers(record: CompletionLog):
 
 
 @pytest.mark.attack("A10")
-def test_the_session_that_was_silent_longest_makes_room(record: CompletionLog):
-    for session in range(MAX_SESSIONS):
-        apply_whole(record, request(1, session=session))
-    under_way = record.begin(request(2, session=1))
-    record.begin(request(1, session=0))  # heard of again
-    for session in range(2, MAX_SESSIONS):
-        record.begin(request(1, session=session))
-    apply_whole(record, request(1, session=1000))
-    with pytest.raises(ServerPhaseError, match="more than 16 clients"):
-        under_way.needs(0)  # half of it would be forgotten
-    assert record.begin(request(1, session=0)).verdict is Verdict.DUPLICATE
-    assert record.begin(request(1, session=1)).verdict is Verdict.NEW
-    assert len(sessions_of(record.snapshot())) == MAX_SESSIONS
+@pytest.mark.fault("F24")
+@given(st.integers(1, 40), st.lists(st.integers(0, 39), max_size=40))
+def test_no_number_of_clients_makes_a_request_come_twice(num_sessions: int, again: list[int]):
+    """Each comes again at any time, as often as its sender likes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(exactly_once, "MAX_SESSIONS", 32)
+        patched.setattr(exactly_once, "MAX_UNDER_WAY", 4)
+        record = CompletionLog(NUM_BUCKETS)
+        done: dict[int, int] = {}
+        for session in range(num_sessions):
+            if session < 32:
+                assert apply_whole(record, request(1, session=session)) is Verdict.NEW
+                done[session] = 1
+            else:
+                with pytest.raises(PSSettingsError, match="has 32 clients, closed ones included"):
+                    record.begin(request(1, session=session))
+        for session in again:
+            if session not in done:
+                continue
+            assert apply_whole(record, request(done[session], session=session)) is Verdict.DUPLICATE
+            done[session] += 1
+            number = request(done[session], session=session)
+            assert record.begin(number, done[session] - 1).verdict is Verdict.NEW
+            record.begin(number).complete()
+    assert {each.session: each.completed for each in sessions_of(record.snapshot())} == done
+
+
+@pytest.mark.attack("A10")
+def test_a_request_under_way_makes_no_room_for_another(record: CompletionLog, monkeypatch):
+    monkeypatch.setattr(exactly_once, "MAX_UNDER_WAY", 2)
+    for session in (1, 2):
+        record.begin(request(1, session=session)).mark(0)
+    for _ in range(2):
+        with pytest.raises(PSSettingsError, match="has 2 clients with a request under way"):
+            record.begin(request(1, session=3))
+    assert needed(record.begin(request(1, session=1))) == [False, True, True]
+    record.begin(request(1, session=2)).complete()
+    assert apply_whole(record, request(1, session=3)) is Verdict.NEW
+    assert record.begin(request(1, session=2)).verdict is Verdict.DUPLICATE
+
+
+def test_a_late_copy_of_a_session_that_gave_its_room_up_changes_nothing(
+    record: CompletionLog, monkeypatch
+):
+    monkeypatch.setattr(exactly_once, "MAX_UNDER_WAY", 1)
+    late = record.begin(request(1))
+    apply_whole(record, request(1))
+    apply_whole(record, request(1, session=2))
+    assert needed(late) == [False, False, False]
+    late.mark(0)
+    assert record.begin(request(1)).verdict is Verdict.DUPLICATE
 
 
 def test_numbers_of_requests_that_were_refused_before_may_be_left_out(record: CompletionLog):
@@ -193,15 +233,85 @@ def test_a_checkpoint_in_the_middle_of_a_push_resumes_bucket_by_bucket(record: C
 
 
 @pytest.mark.fault("F08")
-def test_after_a_restore_the_lost_requests_are_counted(record: CompletionLog):
+def test_after_a_restore_the_lost_updates_are_counted(record: CompletionLog):
     apply_whole(record, request(1))
     restored = saved_and_restored(record)
-    ticket = restored.begin(request(7), acknowledged=6)
+    ticket = restored.begin(request(7), acknowledged=6, acked_updates=6)
     assert ticket.verdict is Verdict.NEW
-    assert restored.lost_requests == 5
+    assert restored.lost_updates == 5
     ticket.complete()
     with pytest.raises(SequenceGap):
         restored.begin(request(10), acknowledged=9)
+
+
+@pytest.mark.fault("F08")
+@given(
+    before=st.lists(SIZES, max_size=3),
+    torn=SIZES,
+    reach=st.integers(0, NUM_BUCKETS),
+    after=st.none() | st.lists(SIZES, max_size=3),
+)
+def test_after_a_restore_what_is_missing_is_what_is_told(
+    before: list[int], torn: int, reach: int, after: list[int] | None
+):
+    """The first units change; none at all by a join. `after` None: the torn one comes again."""
+    client = Sender()
+    for size in before:
+        client.send(size)
+    client.cut_in_the_middle(torn, reach)
+    cut, saved = client.record.snapshot(), client.units.copy()
+    for unit in range(NUM_BUCKETS):
+        cut.note(unit)
+    if after is not None:
+        client.resend(torn)
+        for size in after:
+            client.send(size)
+    restored, client.units = CompletionLog(NUM_BUCKETS), saved
+    restored.restore(cut.sessions())
+    client.record = restored
+    if after is None:
+        client.resend(torn)
+        sizes, lost = [*before, torn], 0
+    else:
+        client.send(NUM_BUCKETS)
+        sizes, lost = [], sum(size > 0 for size in after) + (reach < torn)
+    assert restored.lost_updates == lost
+    if after is None:
+        assert client.units == [sum(size > unit for size in sizes) for unit in range(NUM_BUCKETS)]
+    client.send(NUM_BUCKETS)
+    assert restored.lost_updates == lost, "told once"
+
+
+class Sender:
+    """One session whose requests change the first units of a record."""
+
+    def __init__(self) -> None:
+        self.record = CompletionLog(NUM_BUCKETS)
+        self.units = [0] * NUM_BUCKETS
+        self.sequence = 0
+        self.told = 0, 0
+
+    def send(self, size: int) -> None:
+        self.cut_in_the_middle(size, 0)
+        self.resend(size)
+
+    def cut_in_the_middle(self, size: int, reach: int) -> None:
+        self.sequence += 1
+        self._begin(size, reach)
+
+    def resend(self, size: int) -> None:
+        """Finish the last request, and hear that it is done."""
+        self._begin(size, size).complete(is_update=size > 0)
+        self.told = self.sequence, self.told[1] + (size > 0)
+
+    def _begin(self, size: int, reach: int) -> Ticket:
+        ticket = self.record.begin(request(self.sequence), *self.told)
+        ticket.expect(size)
+        for unit in range(min(size, reach)):
+            if ticket.needs(unit):
+                self.units[unit] += 1
+                ticket.mark(unit)
+        return ticket
 
 
 def test_another_run_is_not_taken_for_the_one_that_was_saved(record: CompletionLog):
@@ -223,7 +333,7 @@ def test_a_server_without_buckets_and_rows_has_lost_nothing_by_a_restore():
     restored.restore(empty.snapshot().sessions())
     assert restored.begin(request(5), 4).verdict is Verdict.DUPLICATE
     assert restored.begin(request(6), 5).verdict is Verdict.NEW
-    assert restored.lost_requests == 0
+    assert restored.lost_updates == 0
 
 
 @pytest.mark.fault("F27")

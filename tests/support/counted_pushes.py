@@ -26,7 +26,7 @@ def push_until_told(args: dict[str, Any], ctx: Any) -> None:
         acknowledged += 1
         ctx.report_progress(acknowledged, acknowledged)
     (stats,) = client.stats()
-    lost, step = stats.lost_requests, stats.restored_step
+    lost, step = stats.lost_updates, stats.restored_step
     least, most = int(values["trainable"].min()), int(values["trainable"].max())
     text = f"values {least} to {most} acknowledged {acknowledged} lost {lost} since {step}"
     print(text, flush=True)  # noqa: T201 - what the test reads at the driver

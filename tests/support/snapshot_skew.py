@@ -8,6 +8,7 @@ import msgspec
 
 from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.restore import read_extra
+from ps.exactly_once import SessionRecord
 from ps.server.save_restore import ShardExtra
 
 
@@ -16,4 +17,10 @@ def torn_by(root: str | Path, step: int, server: int) -> int:
     extra = msgspec.msgpack.decode(
         read_extra(root, read_manifest(root, step), server), type=ShardExtra
     )
-    return sum(max(each.applied) - min(each.applied) for each in extra.sessions or ())
+    halves = [each.applied for each in extra.sessions or () if each.applied]
+    return sum(max(applied) - min(applied) for applied in halves)
+
+
+def last_applied(session: SessionRecord, unit: int) -> int:
+    """The session's last request that had changed this bucket or segment at the snapshot."""
+    return session.applied[unit] if session.applied else session.completed

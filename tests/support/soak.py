@@ -166,7 +166,7 @@ class Soak:
         self.further(10)  # all are back, so all of the loss is known
         stats = self.saver.stats()[KILLED_SERVER]
         assert stats.restored_step == self.steps
-        self.lost += stats.lost_requests
+        self.lost += stats.lost_updates
         self.torn += torn_by(self.root, self.steps, KILLED_SERVER)
         self.save()
 
@@ -199,8 +199,8 @@ class Soak:
                 most += int(found[1][number].max())
             all_acknowledged += int(acknowledged.sum())
             all_begun += int(begun.sum())
-        assert all_acknowledged - self.lost - self.torn <= least
-        assert most <= all_begun - self.lost
+        assert all_acknowledged - self.lost <= least
+        assert most <= all_begun - self.lost + self.torn
 
     def _found(self, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return, per server, the elements and the rows that only this rank pushes to."""

@@ -23,6 +23,7 @@ from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper, Manifest, RowWiseAda
 from ps.manifest.table_spec import Admission
 from ps.server.server import PSServer, ServerSettings
 from tests.support.ps_cluster import cluster, filled
+from tests.support.snapshot_skew import last_applied
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
@@ -331,13 +332,12 @@ def test_rows_and_record_are_one_cut_while_pushes_go_on(tmp_path: Path, consiste
             shard = server._service.life.loaded()
             for number, segment in enumerate(shard.tables.tables[0].segments):
                 batch, _ = segment.dump(1000, 1000)
+                unit = shard.tables._first_units[0] + number
                 cut = shard._log.snapshot()
-                cut.note(shard.tables._first_units[0] + number)
+                cut.note(unit)
                 (session,) = cut.sessions()
                 assert set(batch.rows[:, 0].tolist()) == {float(segment.version)}
-                assert session.applied[-len(shard.tables.tables[0].segments) :][number] == (
-                    segment.version
-                )
+                assert last_applied(session, unit) == segment.version
 
 
 @pytest.mark.fault("F08")
@@ -362,7 +362,7 @@ def test_a_restarted_server_has_what_was_acknowledged_before_the_cut(tmp_path: P
         bed.servers[1].start()
         client.tables.push(grads, hyper=HYPER)
         found = client.tables.lookup({"user": ids, "item": ids})
-        assert client.stats()[1].lost_requests == 4
+        assert client.stats()[1].lost_updates == 4
     assert set(found["user"][:, 0].tolist()) == {7.0, 3.0}  # the first server's, the second's
     assert set(found["item"][:, 0].tolist()) == {9.0, 5.0}
 

@@ -88,7 +88,7 @@ def restored(clock: int, sequence: int) -> Bench:
     """A gate that goes on from a checkpoint in which both workers had done `sequence`."""
     bench = Bench()
     bench.record.restore(
-        [SessionRecord(rank, 0, 1, (sequence,)) for rank in (WorkerRank(0), WorkerRank(1))]
+        [SessionRecord(rank, 0, 1, (), sequence, sequence) for rank in map(WorkerRank, (0, 1))]
     )
     bench.barrier.catch_up(clock)
     return bench
@@ -102,23 +102,23 @@ def test_after_a_restore_a_push_of_an_undone_clock_does_not_wait_for_the_next(la
     ahead, late = push_of(0, 3, acked_clock=2), push_of(1, 2, acked_clock=1)
 
     def come_ahead() -> PendingPush[float]:
-        assert bench.gate.begin_push(ahead, 2) is None
+        assert bench.gate.begin_push(ahead, 2, 2) is None
         return bench.gate.arrive(ahead)
 
     if late_first:
-        assert bench.gate.begin_push(late, 1) is None
+        assert bench.gate.begin_push(late, 1, 1) is None
         waiting = bench.gate.arrive(late)
         assert not waiting.is_done
         staged = come_ahead()
         assert waiting.clock == 2
     else:
         staged = come_ahead()
-        assert bench.gate.begin_push(late, 1) is late
+        assert bench.gate.begin_push(late, 1, 1) is late
         assert late.ticket.verdict is Verdict.DUPLICATE
     assert (bench.gate.clock, bench.reduced, staged.is_done) == (2, [], False)
     bench.gate.arrive(bench.arrival(1, 3, acked_clock=2))
     assert (bench.gate.clock, bench.reduced, staged.clock) == (3, [[0.0, 1.0]], 3)
-    assert bench.record.lost_requests == 2  # number 2 of both
+    assert bench.record.lost_updates == 2  # number 2 of both
 
 
 @pytest.mark.fault("F08")
@@ -126,10 +126,10 @@ def test_after_a_restore_pushes_that_waited_together_go_on_together():
     bench = restored(clock=1, sequence=1)
     for worker in (0, 1):  # both were told of clock 5, and push their number 6 again
         push = push_of(worker, 6, acked_clock=5)
-        assert bench.gate.begin_push(push, 5) is None
+        assert bench.gate.begin_push(push, 5, 5) is None
         bench.gate.arrive(push)
     assert (bench.gate.clock, bench.reduced) == (6, [[0.0, 1.0]])
-    assert bench.record.lost_requests == 8
+    assert bench.record.lost_updates == 8
 
 
 @pytest.mark.fault("F08")

@@ -378,4 +378,4 @@ def test_a_broken_server_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
     owner, method, mutant = BROKEN[name]
     monkeypatch.setattr(owner, method, mutant)
     with pytest.raises(AssertionError):
-        run_machine(100, 40, phases=[Phase.generate])  # to shrink what it finds takes minutes
+        run_machine(400, 40, phases=[Phase.generate])  # to shrink what it finds takes minutes

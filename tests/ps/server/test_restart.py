@@ -123,12 +123,12 @@ def test_a_killed_server_goes_on_from_the_last_commit_and_tells_the_loss(
             on_first = sum(piece.stop - piece.start for piece in cut)
             total = sum(training.acknowledged)
             assert set(values["trainable"][:on_first]) == {np.float32(total)}
-            lost = stats[1].lost_requests
+            lost = stats[1].lost_updates
             assert lost >= 10
             restored = values["trainable"][on_first:]
-            assert restored.max() <= total - lost
             torn = torn_by(root, 900, 1)
-            assert restored.min() >= total - lost - torn
+            assert restored.min() == total - lost
+            assert restored.max() <= total - lost + torn
             assert consistency == "async" or not torn
             assert stats[1].restored_step == 900
             if consistency == "sync":
@@ -138,7 +138,7 @@ def test_a_killed_server_goes_on_from_the_last_commit_and_tells_the_loss(
             status, errors = restarted[0].wait()
             assert status == 0
             assert f"ps:1 resumes from step 900 of {root}" in errors
-            found = re.search(r"ps:1: \d+ s, ([\d,]+) updates lost since step 900", errors)
+            found = re.search(r"ps:1: \d+ s, at least ([\d,]+) updates lost since step 900", errors)
             assert found, errors
             assert int(found[1].replace(",", "")) == lost
         finally:
@@ -226,7 +226,7 @@ def test_a_thawed_server_that_was_replaced_accepts_nothing_and_ends(tmp_path: Pa
             values = filled(manifest)
             moved.pull(values)
             assert set(values["trainable"]) == {np.float32(4.0)}
-            assert moved.stats()[0].lost_requests == 0
+            assert moved.stats()[0].lost_updates == 0
         finally:
             moved.close()
             left_behind.close()

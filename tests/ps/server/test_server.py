@@ -43,6 +43,7 @@ from tests.support.ps_cluster import (
     succeeded,
     wait_until,
 )
+from tests.support.tables import table
 
 if TYPE_CHECKING:
     from rpc.server.listener import Call
@@ -829,6 +830,50 @@ def test_a_step_is_saved_once(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 
+@pytest.mark.attack("A10")
+@pytest.mark.parametrize("consistency", ["async", "sync", "hybrid"])
+def test_a_quiet_client_goes_on_after_any_number_of_others(consistency: str):
+    is_hybrid = consistency == "hybrid"
+    manifest = msgspec.structs.replace(
+        make_manifest(rule=ADD),
+        consistency=consistency,
+        tables=(table(),) if is_hybrid else (),
+        staleness_bound=int(is_hybrid),
+    )
+    ones = filled(manifest, 1.0)
+    with cluster() as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        clients += [bed.client() for _ in range(20)]
+        for number, client in enumerate([*clients, *clients], start=1):
+            client.attach()
+            if is_hybrid:
+                with client.tables.batch({"user": [7]}) as batch:
+                    batch.push({"user": np.ones((1, 4), np.float32)}, hyper=HYPER)
+            assert client.push(ones, hyper=HYPER, rows=1).clock == number
+        assert bed.pulled(clients[0])["trainable"][0] == 2 * len(clients)
+
+
+@pytest.mark.fault("F08")
+def test_only_lost_updates_are_counted_as_lost(tmp_path: Path):
+    manifest = msgspec.structs.replace(make_manifest(rule=ADD), tables=(table(),))
+    ones = filled(manifest, 1.0)
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.push(ones, hyper=HYPER, rows=1)
+        client.save(tmp_path, 1)
+        for _ in range(5):
+            client.leave()
+            client.join()
+        client.push_null()
+        client.push(ones, hyper=HYPER, rows=1)
+        client.tables.push({"user": ([7], np.ones((1, 4), np.float32))}, hyper=HYPER)
+        client.assign(filled(manifest, 5.0))
+        restart(bed)
+        bed.client().restore(tmp_path)
+        client.leave()
+        assert client.stats()[0].lost_updates == 3
+
+
 @pytest.mark.fault("F08")
 def test_a_live_client_of_restored_servers_goes_on_and_the_loss_is_counted(tmp_path: Path):
     manifest = make_manifest(rule=ADD)
@@ -844,7 +889,7 @@ def test_a_live_client_of_restored_servers_goes_on_and_the_loss_is_counted(tmp_p
         chief.restore(tmp_path)
         client.push(ones, hyper=HYPER, rows=1)
         assert bed.pulled(client)["trainable"][0] == 2.0
-        assert client.stats()[0].lost_requests == 2
+        assert client.stats()[0].lost_updates == 2
 
 
 @pytest.mark.fault("F30")

@@ -135,7 +135,7 @@ def test_a_server_that_was_started_again_is_a_warning_and_a_record():
     assert warning.text.endswith(
         "ps:0 killed by SIGKILL; started again from the last checkpoint (1 of 2)"
     )
-    lost = "ps:0: 12 s, 3,410 updates lost since step 900"
+    lost = "ps:0: 12 s, at least 3,410 updates lost since step 900"
     assert state.on_event(_id("ps:0"), messages.UpdatesLost(lost), NOW) == [Warn(lost)]
     assert state.failures == [failure]
     assert (state.fatal, state.phase) == ([], ClusterPhase.RUNNING)

@@ -47,7 +47,7 @@ def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
     assert restarted.failure.message.startswith("ps:0 killed by SIGKILL")
     second_pid = bed.heartbeat("ps:0", lambda beat: beat.child_pid not in (0, first_pid)).child_pid
     lost = bed.event("ps:0", messages.UpdatesLost).text
-    assert re.fullmatch(r"ps:0: \d+ s, [\d,]+ updates? lost since step \d+", lost)
+    assert re.fullmatch(r"ps:0: \d+ s, at least [\d,]+ updates? lost since step \d+", lost)
     steps_of(bed, steps_of(bed, 1) + 5)
     (tmp_path / "end").touch()
     bed.event("worker:0", messages.Done)
@@ -56,9 +56,9 @@ def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
     found = re.search(pattern, line)
     assert found, line
     least, value, acknowledged, number, step = map(int, found.groups())
-    assert value == acknowledged - number
+    assert least == acknowledged - number
     torn = torn_by(plan.directory, step, 0)
-    assert least >= value - torn
+    assert value <= least + torn
     assert consistency == "async" or not torn
     assert (f"{number:,} update" in lost, f"step {step}" in lost) == (True, True)
     # The last save, after main_fun. A push under way at the cut may be in all buckets uncounted.
