@@ -11,7 +11,8 @@ import pytest
 from ps.client.server_group import ServerGroup
 from ps.consistency.bsp import BSP
 from ps.consistency.ssp import SSP
-from ps.exactly_once import CompletionLog, Ticket, Verdict
+from ps.exactly_once import CompletionLog, LogSnapshot, Ticket, Verdict
+from ps.protocol import messages
 from ps.server.handlers import Service
 from tests.support.sim.network import Network
 from tests.support.sim.ps import Plan, Simulation, run
@@ -95,9 +96,11 @@ def test_a_seed_gives_the_same_run_again():
     assert logs[0][0]
 
 
-def always_new(record: CompletionLog, request, acknowledged: int = 0) -> Ticket:
+def always_new(record: CompletionLog, request, *_: int) -> Ticket:
     known = record._sessions.get(request.worker, {}).get(request.session)
     session = known or record._open(request)
+    if known is None:
+        record._make_room(request, session)
     session.sequence = request.sequence
     session.completed = min(session.completed, request.sequence - 1)
     return Ticket(request, Verdict.NEW, session)
@@ -114,7 +117,7 @@ MUTANTS = {
     "a cut call waits for the others' replies": (Network, "wait_any", waits_for_all, "Timeout"),
     "a lost worker is waited for": (BSP, "on_lost", lambda *_: [], "Timeout"),
 }
-RESTART_MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
+RESTART_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
     "a restarted server keeps its old clock": (
         BSP,
         "catch_up",
@@ -143,8 +146,15 @@ RESTART_MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
         CompletionLog,
         "restore",
         lambda record, _: setattr(record, "is_restored", True),
-        "doubled|reads",
+        "doubled|reads|told",
     ),
+    "a push that is half in a save counts as saved": (
+        LogSnapshot,
+        "_is_whole",
+        lambda _, live, seen: live.sequence in seen,
+        "told: ",
+    ),
+    "joins are told as lost updates": (messages, "is_update", lambda _: True, "told: "),
 }
 
 

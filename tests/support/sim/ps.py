@@ -142,6 +142,8 @@ class Worker:
     unknown_rows: int = 0
     """As for pushes, of gradients of rows."""
     clocks: list[int] = field(default_factory=list)
+    is_ending: bool = False
+    """Whether it will push no more."""
     ended_by: BaseException | None = None
     seen: Any = None
     """Its rows at the end."""
@@ -194,7 +196,9 @@ class Simulation:
         if plan.restarts:
             rank = world.random.randrange(plan.num_servers)
             make = partial(self._server, rank)
-            self.restart = Restart(network, rank, make, tasks, self.lost, self._acknowledged)
+            self.restart = Restart(
+                network, rank, make, tasks, self.lost, self._acknowledged, self._ending
+            )
             others.append(world.spawn("supervisor", self.restart.run))
         world.join(*tasks, *others)
         for task in others:
@@ -212,6 +216,9 @@ class Simulation:
 
     def _acknowledged(self) -> list[int]:
         return [worker.acknowledged for worker in self.workers]
+
+    def _ending(self) -> list[bool]:
+        return [worker.is_ending for worker in self.workers]
 
     def _server(self, rank: int) -> Service:
         plan = self.plan
@@ -272,6 +279,7 @@ class Simulation:
             worker.acknowledged += 1
             if batch is not None:
                 self._push_rows(batch, worker, dice)
+        worker.is_ending = True
         if plan.visits and not plan.crashes:
             client.leave()
             client.rendezvous("end", b"", timeout_s=TIMEOUT_S)
@@ -393,9 +401,23 @@ class Simulation:
             assert (counts >= least).all(), f"worker {worker.rank}: {least} expected, {counts} left"
         clocks = {served.life.loaded().gate.clock for served in services}
         ended = all(worker.ended_by is None for worker in self.workers)
+        if ended and len(found):
+            self._check_told(restart, found, services)
         is_told = ended and any(pushed) and self.plan.manifest.has_barrier
         in_step = len(clocks) == 1 or not is_told
         assert in_step, f"the servers are at clocks {clocks}"
+
+    def _check_told(self, restart: Restart, found: Any, services: Sequence[Service]) -> None:
+        """What is missing of workers that came back is told, and nothing that is there."""
+        missing = [worker.acknowledged - found[:, worker.rank].min() for worker in self.workers]
+        if self.plan.has_rows:
+            for worker in self.workers:
+                missing[worker.rank] += worker.rows - worker.seen.min()
+        of_living = [
+            number for number, is_over in zip(missing, restart.ending, strict=True) if not is_over
+        ]
+        told = services[restart.rank].life.loaded().lost_updates
+        assert sum(of_living) <= told <= sum(missing), f"missing: {missing}, told: {told}"
 
     def _check_end(self, worker: Worker) -> None:
         error = worker.ended_by

@@ -37,6 +37,7 @@ class Restart:
         workers: the tasks of the workers, by rank.
         lost: ranks that were declared lost so far.
         count: tells how many pushes of each worker have been answered.
+        look: tells which workers are about to end.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Restart:
         workers: Sequence[Task],
         lost: set[int],
         count: Callable[[], list[int]],
+        look: Callable[[], list[bool]],
     ) -> None:
         self.rank = rank
         self.happened = False
@@ -54,7 +56,10 @@ class Restart:
         """What this server's buckets were at the save."""
         self.acknowledged: list[int] = []
         """Pushes of each worker that were answered before it died."""
+        self.ending: list[bool] = []
+        """Which workers may have made their last request by then."""
         self._count = count
+        self._look = look
         self._network = network
         self._make = make
         self._workers = workers
@@ -107,6 +112,7 @@ class Restart:
         assert served.restore(root, read_manifest(root, STEP), AS_SAVED)
         self.happened = True
         self.acknowledged = self._count()
+        self.ending = self._look()
         self._network.replace(self.rank, served)
 
     def _tell_who_ends(self, world: World) -> None:
