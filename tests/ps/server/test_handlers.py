@@ -77,7 +77,12 @@ REFUSED: dict[str, tuple[Any, list[bytes], str, str]] = {
         "settings",
         "at most",
     ),
-    "lost what": (push(number=Number(1, 9, 8)), [VALUES], "sequence_gap", "request 8 is done"),
+    "lost what": (
+        push(number=Number(1, 9, 8)),
+        [VALUES],
+        "sequence_gap",
+        "the ack of its request 8",
+    ),
 }
 
 
