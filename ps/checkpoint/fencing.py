@@ -19,7 +19,6 @@ import logging
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Iterable
 
@@ -35,8 +34,9 @@ from rpc.endpoint import Endpoint
 
 _logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-"""A server that has not looked for so long does so before it answers: it may have been frozen."""
+LOOK_S = 0.5
+"""A server that has not looked for so long does so before it answers: it may have been frozen. So
+long its successor waits before it serves. Longer than the time between two looks (ps.cli.serve)."""
 
 REPAIR_S = 5.0
 """Between two attempts to write a copy again; a full disk is not asked more often."""
@@ -69,8 +69,8 @@ class GenerationFence:
         self._storage = storage
         self._names = _names_of(rank)
         self._server = f"ps:{rank}"
-        self._lock = threading.Lock()
         self._looked_s = time.monotonic()
+        """When the last look began that has found no successor."""
         self._repair_s = 0.0
         """When a copy may be written again (monotonic)."""
         self._record = b""
@@ -94,6 +94,14 @@ class GenerationFence:
         self._mine = msgspec.structs.replace(self._mine, endpoint=endpoint)
         self._write()
 
+    def wait_for_older(self) -> None:
+        """Wait until no process with a lower number answers any more.
+
+        One that was frozen may have looked just before the claim; it looks again after LOOK_S.
+        """
+        if self.number > 1:
+            time.sleep(LOOK_S)
+
     def look(self) -> Generation | None:
         """As `successor`; writes this process's own record again where it is lost or damaged."""
         newer = self.successor()
@@ -108,11 +116,16 @@ class GenerationFence:
 
     def successor(self) -> Generation | None:
         """Return who has replaced this process, as the copies say now."""
+        begun_s = time.monotonic()
         try:
             newest = _newest(self._copies(), self._mine.cluster_id)
         except (OSError, CheckpointError):
-            return None  # a disk that is away is no successor
-        return newest if newest is not None and self._is_after(newest) else None
+            newest = None  # a disk that is away is no successor
+        if newest is not None and self._is_after(newest):
+            return newest
+        # Not before: a thread beside this one must not answer while this one still reads.
+        self._looked_s = max(self._looked_s, begun_s)
+        return None
 
     def check(self) -> None:
         """Look again if the last look is old.
@@ -120,15 +133,10 @@ class GenerationFence:
         Raises:
             ServerPhaseError: this process was replaced and must not answer.
         """
-        now_s = time.monotonic()
-        with self._lock:
-            if now_s - self._looked_s < LOOK_S:
-                return
-            self._looked_s = now_s
+        if time.monotonic() - self._looked_s < LOOK_S:
+            return
         newer = self.successor()
         if newer is not None:
-            with self._lock:
-                self._looked_s = 0.0  # every later look has the same answer
             raise ServerPhaseError(self.replaced_text(newer))
 
     def replaced_text(self, newer: Generation) -> str:

@@ -131,6 +131,8 @@ class Service:
         try:
             if self._refuse_if_replaced is not None:
                 self._refuse_if_replaced()
+                # Again before the answer: the server may be frozen and replaced meanwhile.
+                call.before_reply = self._refuse_if_replaced
             request = messages.decode_request(call.meta)
             if not is_allowed(request, call.peer, self.settings.num_workers, life.phase):
                 check_caller(request, call.peer, self.settings.num_workers)

@@ -107,6 +107,7 @@ class PSServer:
         """
         if self._guard is not None:
             self._guard.claim(self.endpoint)
+            self._guard.wait_for_older()
         self._listener.start()
 
     def restore(

@@ -5,7 +5,7 @@ Threads: a call belongs to its connection's thread; only `peer_gone` may be used
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rpc.auth.handshake import Identity
 from rpc.errors import ConnectionClosed, ProtocolError
@@ -41,6 +41,8 @@ class Call:
         self._limits = limits
         self.answered = False
         """Whether the last frame of the reply was sent, or is being sent."""
+        self.before_reply: Callable[[], None] | None = None
+        """Called before the end of the reply is sent; what it raises is the answer instead."""
 
     def read_into(self, view: memoryview) -> None:
         """Fill the view with the next payload bytes, straight from the socket.
@@ -91,6 +93,8 @@ class Call:
                 " large data belongs into the payload"
             )
         views = as_views(buffers) if buffers else ()
+        if self.before_reply is not None:
+            self.before_reply()
         self.answered = True
         self._channel.send_frame(FrameKind.REPLY, self._request_id, meta, views)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from ps.checkpoint import fencing
 from ps.checkpoint.fencing import GenerationFence
-from ps.checkpoint.storage import storage_at
+from ps.checkpoint.storage import read_small, storage_at
 from ps.errors import ServerPhaseError
 
 
@@ -34,6 +36,32 @@ def test_a_server_of_another_rank_or_cluster_replaces_nobody(tmp_path, monkeypat
     first.claim()
     GenerationFence(storage_at(str(tmp_path)), "c", 1).claim()
     first.check()
+
+
+@pytest.mark.fault("F11")
+def test_all_requests_of_a_thawed_server_wait_for_its_look(tmp_path, monkeypatch):
+    monkeypatch.setattr(fencing, "LOOK_S", 0.05)
+    old = guard(tmp_path)
+    old.claim()
+    guard(tmp_path).claim()
+    threading.Event().wait(0.06)  # suspended
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow(storage, name):
+        reading.set()
+        assert go_on.wait(10.0)
+        return read_small(storage, name)
+
+    monkeypatch.setattr(fencing, "read_small", slow)
+    with ThreadPoolExecutor(2) as pool:
+        checks = [pool.submit(old.check)]
+        assert reading.wait(10.0)
+        checks.append(pool.submit(old.check))
+        assert not wait(checks, timeout=0.05).done
+        go_on.set()
+        for each in checks:
+            with pytest.raises(ServerPhaseError, match="was replaced by start 2"):
+                each.result(10.0)
 
 
 COPIES = ("ps-0.epoch", ".ps-0.epoch.copy")

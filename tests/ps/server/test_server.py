@@ -10,12 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from ps.checkpoint import fencing
+from ps.checkpoint.fencing import GenerationFence
+from ps.checkpoint.storage import storage_at
+from ps.client.client import PSClient
 from ps.client.slices import slice_by_server, views_of
+from ps.dense.shard import DenseShard
 from ps.errors import (
     CheckpointError,
     ClosedError,
     ManifestMismatch,
     NonFiniteGradient,
+    PSError,
     PSSettingsError,
     RequestTimeout,
     RoleError,
@@ -30,7 +36,7 @@ from ps.protocol import messages
 from ps.protocol.messages import Number
 from ps.server.handlers import Service
 from ps.server.server import PSServer, ServerSettings
-from rpc.auth.handshake import Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Role
 from tests.support.ps_cluster import (
     ADD,
     Cluster,
@@ -785,6 +791,36 @@ def test_a_server_ends_after_it_has_answered_the_stop_request():
 
     service.handle(cast("Call", StopCall()))
     assert (may_end, service.life.stopping.is_set()) == ([False], True)
+
+
+@pytest.mark.fault("F11")
+def test_a_server_that_is_replaced_during_a_push_does_not_acknowledge_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fencing, "LOOK_S", 0.0)
+    manifest = make_manifest(rule=ADD)
+    credentials = Credentials("c", b"s" * 32)
+    settings = ServerSettings(rank=0, num_servers=1, num_workers=1)
+    fences = [GenerationFence(storage_at(str(tmp_path)), "c", 0)]
+    with PSServer(settings, credentials, guard=fences[0]) as server:
+        server.bind_tcp("127.0.0.1")
+        server.start()
+        apply = DenseShard.update
+
+        def update(*arguments) -> None:
+            fences.append(GenerationFence(storage_at(str(tmp_path)), "c", 0))
+            fences[-1].claim()
+            apply(*arguments)
+
+        monkeypatch.setattr(DenseShard, "update", update)
+        identity = Identity(Role.WORKER, 0)
+        with PSClient(
+            [server.endpoint], credentials, identity, num_workers=1, reconnect_s=0.1
+        ) as client:
+            client.seed(manifest, filled(manifest))
+            with pytest.raises(PSError, match=r"replaced by start|could not be reached"):
+                client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+    assert len(fences) > 1
 
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])
