@@ -224,8 +224,8 @@ class Gate(Generic[Gradient]):
         self._waiting: WaitingPushes[Gradient] = WaitingPushes(log, self._tracker, updates)
         self.lookups = WaitingLookups()
         self.rows = RowGate(self, policy)
-        self._arriving: set[WorkerRank] = set()
-        """Whose push is being applied bucket by bucket; a cut one stays here until its retry."""
+        self._arriving: dict[int, PendingPush[Gradient]] = {}
+        """By its id(), each push that a thread reads and applies bucket by bucket."""
         self._recovery = ClockRecovery(policy, self._waiting)
         self._closed: PSError | None = None
 
@@ -320,7 +320,7 @@ class Gate(Generic[Gradient]):
                 ticket.refuse(error)
                 raise
             if push.decision is not PushDecision.STAGE:
-                self._arriving.add(worker)
+                self._arriving[id(push)] = push
             # After the admission, so that two pushes that arrive together each see the other.
             push.staleness = self.staleness_of(worker, lag)
             return None
@@ -333,8 +333,16 @@ class Gate(Generic[Gradient]):
             lag: see ps.consistency.staleness.
         """
         with self.changed:
-            arriving = len(self._arriving) - (worker in self._arriving)
-            return self._tracker.staleness(worker, self._policy.clock + arriving, lag)
+            others = {push.id.worker for push in self._arriving.values()} - {worker}
+            return self._tracker.staleness(worker, self._policy.clock + len(others), lag)
+
+    def stop_arriving(self, push: PendingPush[Gradient]) -> None:
+        """A push that began does not arrive: its connection was cut, or it is refused.
+
+        Its sender may be dead. A retry begins anew.
+        """
+        with self.changed:
+            self._arriving.pop(id(push), None)
 
     def pulled(self, worker: WorkerRank, clock: int) -> None:
         """Note which clock's parameters the worker has got.
@@ -469,7 +477,7 @@ class Gate(Generic[Gradient]):
             if ticket.verdict is Verdict.DUPLICATE:
                 return False
             if leaves:
-                self._arriving.discard(request.worker)
+                self._forget_arriving(request.worker)
             self.execute(event(self._policy, request.worker))
             ticket.complete()
             return True
@@ -519,7 +527,7 @@ class Gate(Generic[Gradient]):
             if lost < known:
                 return False
             self._log.fence(worker, lost + 1)
-            self._arriving.discard(worker)
+            self._forget_arriving(worker)
             if self._closed is None:  # else nobody waits any more
                 self.execute(self._policy.on_lost(worker))
                 self._drop_replaced(worker)  # also what it had pushed before it left
@@ -595,12 +603,17 @@ class Gate(Generic[Gradient]):
         Else it would count in the barrier for the newer attempt, whose own push had no place.
         """
         if self._waiting.has_fenced(worker):
-            self._arriving.discard(worker)
+            self._forget_arriving(worker)
             self.execute(self._policy.on_replaced(worker))
+
+    def _forget_arriving(self, worker: WorkerRank) -> None:
+        for key, push in tuple(self._arriving.items()):
+            if push.id.worker == worker:
+                del self._arriving[key]
 
     def _enter(self, push: PendingPush[Gradient]) -> None:
         worker = push.id.worker
-        self._arriving.discard(worker)
+        self._forget_arriving(worker)  # with slower copies
         try:
             actions = self._policy.on_push(worker, push.rows, null=push.hyper is None)
         except PSError as error:

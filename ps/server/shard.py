@@ -201,6 +201,9 @@ class ServingShard:
             # It counts as present: the worker's next push is for the clock after this one.
             error.details[messages.WORKER_CLOCK] = str(gate.clock_of(worker))
             raise
+        except BaseException:
+            gate.stop_arriving(push)
+            raise
         worker_clock = gate.clock_of(worker) if self._counts_workers else clock
         ack = Ack(clock, not request.null, push.staleness, worker_clock=worker_clock)
         if self.reduction.in_rounds:

@@ -31,8 +31,10 @@ from ps.consistency.hybrid import Permits
 from ps.consistency.ssp import SSP
 from ps.consistency.waiting import WaitingPushes
 from ps.exactly_once import CompletionLog, Ticket
+from ps.manifest.manifest import WorkerRank
 from ps.server import receive
 from tests.support.sim.gate_model import (
+    BUCKET_BYTES,
     NUM_BUCKETS,
     NUM_WORKERS,
     SIZE,
@@ -313,6 +315,23 @@ def test_what_a_worker_pushed_before_it_left_and_was_lost_is_not_applied():
     assert bed.push(Name(0, 0, 1), "full") == "gone"
     assert bed.push(Name(1, 0, 1), "full") == "ack"
     assert bed.counts()[0].tolist() == [1, 1, 0]
+    bed.service.stop("done")
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+@pytest.mark.parametrize("kind", ["full", "nan"])
+def test_a_worker_that_is_dead_in_the_middle_of_a_push_makes_nobody_stale(mode: Mode, kind: Kind):
+    """Else everybody's rate is halved until its loss is known."""
+    bed = GateBed(mode, 9 if mode == "ssp" else 0, "continue")
+    gate, other = bed.shard.gate, WorkerRank(0)
+    for _ in range(2):
+        assert bed.push(Name(2, 0, 1), kind, delivered=BUCKET_BYTES + 1) == "gone"
+        assert gate.staleness_of(other) == 0
+    assert bed.push(Name(2, 0, 1), "full") == "ack"
+    assert gate.staleness_of(other) == 1
+    assert bed.push(Name(2, 0, 2), "nan") == "nan"
+    assert gate.staleness_of(other) == 1
     bed.service.stop("done")
 
 
