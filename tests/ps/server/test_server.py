@@ -910,6 +910,26 @@ def test_only_lost_updates_are_counted_as_lost(tmp_path: Path):
         assert client.stats()[0].lost_updates == 3
 
 
+@pytest.mark.fault("F06")
+def test_a_server_restored_by_hand_knows_a_fence_from_the_newer_attempt(tmp_path: Path):
+    """Its checkpoint may be another run's, whose attempts count from 0 again."""
+    manifest = make_manifest(rule=ADD)
+    ones = filled(manifest, 1.0)
+    with cluster() as bed:
+        (older,) = bed.workers(manifest, filled(manifest))
+        newer = bed.client(0, 1)
+        newer.attach()
+        newer.push(ones, hyper=HYPER, rows=1)
+        newer.save(tmp_path, 1)
+        restart(bed)
+        bed.driver().restore(tmp_path)
+        older.push(ones, hyper=HYPER, rows=1)
+        newer.push(ones, hyper=HYPER, rows=1)
+        with pytest.raises(StaleGeneration, match="generation 0 was replaced"):
+            older.push(ones, hyper=HYPER, rows=1)
+        assert bed.pulled(newer)["trainable"][0] == 3.0
+
+
 @pytest.mark.fault("F08")
 def test_a_live_client_of_restored_servers_goes_on_and_the_loss_is_counted(tmp_path: Path):
     manifest = make_manifest(rule=ADD)
