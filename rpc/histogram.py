@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import msgspec
 
+from rpc.field_texts import with_field_texts
+
 _BITS = 3
 _PER_OCTAVE = 1 << _BITS
 _MAX_US = (1 << 32) - 1
 _NUM_BINS = (32 - _BITS) * _PER_OCTAVE + _PER_OCTAVE
 
 
+@with_field_texts
 class Latency(msgspec.Struct, frozen=True):
     """Snapshot of a histogram: count, sum and percentiles; zeros before the first duration."""
 

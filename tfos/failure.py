@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from rpc.field_texts import with_field_texts
+
 
 class NodeId(msgspec.Struct, frozen=True):
     """One node: role and index in the plan, and the attempt that Spark is at."""
@@ -22,6 +24,7 @@ class NodeId(msgspec.Struct, frozen=True):
         return f"{self.role}:{self.index}"
 
 
+@with_field_texts
 class NodeFailure(msgspec.Struct, frozen=True):
     """A node's failure as a record; an error shows the first record as its headline.
 

@@ -9,10 +9,12 @@ import math
 from dataclasses import dataclass
 
 from feeding.errors import FeedSettingsError
+from rpc.field_texts import with_field_texts
 
 MIB = 1 << 20
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSystemConfig:
     """Timeouts of a file system, and the read-ahead of its files."""

@@ -17,12 +17,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from rpc.field_texts import with_field_texts
+
 Path = str | os.PathLike[str]
 Buffer = bytes | bytearray | memoryview
 Pieces = Callable[[], Iterable[Buffer]]
 """Returns a file's content from its beginning at each call: a failed write is repeated."""
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class FileStatus:
     """Status of a path."""

@@ -31,6 +31,7 @@ from ps.checkpoint.storage import Storage, read_small, typed_errors
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError, ServerPhaseError
 from rpc.endpoint import Endpoint
+from rpc.field_texts import with_field_texts
 
 _logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ REPAIR_S = 5.0
 _REFUSAL = "does not serve; stop one of them"
 
 
+@with_field_texts
 class Generation(msgspec.Struct, frozen=True):
     """The first line of both copies; the second one is its digest."""
 

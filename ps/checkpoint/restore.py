@@ -38,6 +38,7 @@ from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
 from ps.optim.row_rules import rule_of_rows
 from ps.optim.rules import rule_of
+from rpc.field_texts import with_field_texts
 
 if TYPE_CHECKING:
     from ps.dense.shard import DenseShard
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
     """Options of a restore."""

@@ -14,11 +14,13 @@ import msgspec
 
 from ps.protocol import messages
 from rpc.client.connection import Connection
+from rpc.field_texts import with_field_texts
 from rpc.histogram import Latency, LatencyHistogram
 
 _PATHS = {"shm": "shared memory", "unix": "unix socket", "tcp+tls": "tls", "inproc": "in process"}
 
 
+@with_field_texts
 class LinkStats(msgspec.Struct, frozen=True):
     """One server as one client sees it, since the client was made."""
 

@@ -376,6 +376,7 @@ class Bucket(msgspec.Struct, frozen=True):
         return self.stop - self.start
 
 
+@with_field_texts
 class GroupLayout(msgspec.Struct, frozen=True):
     """Where each parameter of a group starts in its flat buffer."""
 

@@ -48,6 +48,7 @@ from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
 from ps.manifest.table_spec import MAX_SEGMENTS, MAX_TABLES
 from ps.metadata import AttachedMetadata, MetadataName
+from rpc.field_texts import with_field_texts
 
 MAX_KEY_LENGTH = 256
 MAX_OPEN_BYTES = 64 << 20
@@ -340,6 +341,7 @@ Request = (
 )
 
 
+@with_field_texts
 class Description(msgspec.Struct, frozen=True):
     """One server as it is now."""
 
@@ -356,6 +358,7 @@ class Description(msgspec.Struct, frozen=True):
     """Ids of saves that hold the shard as it is now; in the answer to Describe."""
 
 
+@with_field_texts
 class Ack(msgspec.Struct, frozen=True):
     """A request that is done."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rpc.field_texts import with_field_texts
 from rpc.histogram import Latency
 
 NUM_STALENESS_BINS = 12
@@ -16,6 +17,7 @@ SHOWN_REQUESTS = ("push", "pull", "push_rows", "lookup", "lookup_batch")
 """Requests whose latencies status() shows: those of training steps."""
 
 
+@with_field_texts
 class WorkerStats(msgspec.Struct, frozen=True):
     """Counters of one worker at this server, over all its generations."""
 
@@ -37,6 +39,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     that the others wait for."""
 
 
+@with_field_texts
 class TableStats(msgspec.Struct, frozen=True):
     """One table at one server: its share of the rows, and counters since the start."""
 
@@ -73,6 +76,7 @@ class TableStats(msgspec.Struct, frozen=True):
         return (self.looked_up + self.pushed) / self.given if self.given else 1.0
 
 
+@with_field_texts
 class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     """One server's counters since it started."""
 

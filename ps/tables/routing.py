@@ -24,6 +24,7 @@ from ps.tables import kernels
 from ps.tables.hash_index import new_key
 from ps.tables.ids import as_bits
 from ps.tables.kernels import NUM_BUCKETS
+from rpc.field_texts import with_field_texts
 
 Array = np.ndarray[Any, Any]
 
@@ -45,6 +46,7 @@ def parts_of_buckets(num_servers: int, num_segments: int) -> Array:
     return parts
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class RoutedIds:
     """Distinct ids of one table's batch, in the order of servers and segments.

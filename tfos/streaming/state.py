@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rpc.field_texts import with_field_texts
 from tfos.monitor.reports import EpochReport
 
 _INTERRUPTED = (
@@ -125,6 +126,7 @@ class StreamRun:
             return self._changed.wait_for(lambda: not self.is_busy, timeout_s)
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True)
 class StreamLag:
     """Backlog of the source, from Spark's progress of the last micro-batch."""

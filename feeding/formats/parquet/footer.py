@@ -31,6 +31,7 @@ from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.registry import filesystem_for
 from feeding.reading.bad_records import BadData
 from feeding.reading.splits import SourceFile
+from rpc.field_texts import with_field_texts
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _ENDING_BYTES = 8
@@ -41,6 +42,7 @@ _PADDING_BYTES = 128
 """Old writers leave a dictionary's header out of a column's size (PARQUET-816)."""
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetLimits:
     """Bounds of what a file makes its reader allocate."""

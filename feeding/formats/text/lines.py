@@ -19,11 +19,13 @@ from typing import BinaryIO, cast
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.readahead import ReadAhead
+from rpc.field_texts import with_field_texts
 
 _RATIO_FROM_BYTES = 16 * MIB
 """Up to this size a high ratio is harmless."""
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineLimits:
     """Bounds of what a file makes its reader allocate."""

@@ -24,11 +24,13 @@ from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.tfrecord import frame_kernels
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import is_gzip
+from rpc.field_texts import with_field_texts
 
 _RATIO_FROM_BYTES = 16 * MIB
 """Up to this size a high ratio is harmless."""
 
 
+@with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLimits:
     """Bounds of what a file makes its reader allocate."""
