@@ -389,6 +389,13 @@ class ClusterState:
             return self._failed(
                 member, member.failure("", "the parameter server ended without an order")
             )
+        if member.status in (NodeStatus.REGISTERED, NodeStatus.READY) and not member.stop_ordered:
+            return self._failed(
+                member,
+                member.failure(
+                    "", "the worker ended before main_fun began; what it imports calls sys.exit?"
+                ),
+            )
         member.status = NodeStatus.DONE
         if member.planned.is_ps:
             return []

@@ -298,6 +298,18 @@ def test_a_server_that_ends_by_itself_fails_the_cluster():
     assert "ended without an order" in state.fatal[0].message
 
 
+@pytest.mark.parametrize("serves", [False, True])
+def test_a_worker_that_ends_before_main_fun_began_fails_the_cluster(serves: bool):
+    state = _state()
+    for name in state.members:
+        _register(state, name)
+    if serves:
+        _listen(state, "worker:1")
+    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    assert state.phase is ClusterPhase.FAILED
+    assert "before main_fun began" in state.fatal[0].message
+
+
 def test_a_worker_killed_by_our_own_stop_is_no_failure():
     state = _running()
     state.stop(state.live(), "bye", grace_s=1)
