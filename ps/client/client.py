@@ -15,6 +15,7 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +132,13 @@ class PSClient:
         self.num_workers = num_workers
         self.timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._servers, self._save_servers = (
-            ServerGroup(
-                endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
-            )
-            for _ in range(2)
-        )
+        self._saving = threading.Lock()
+        """Guards the making of `_save_servers`."""
+        make = partial(ServerGroup, endpoints, credentials, identity, num_workers=num_workers)
+        self._servers = make(reconnect_s=reconnect_s)
+        self._make_save_servers = partial(make, reconnect_s=reconnect_s)
+        self._save_servers: ServerGroup | None = None
+        """Connections of saves, once there was one."""
         self.tables = TableClient(self._servers, self._lock, timeout_s)
         self._dense = DenseClient(
             self._servers,
@@ -455,7 +457,7 @@ class PSClient:
             directory,
             step,
             manifest=self.manifest,
-            servers=self._save_servers,
+            servers=self._servers_of_saves(),
             timeout_s=timeout_s,
             options=options,
         )
@@ -504,8 +506,10 @@ class PSClient:
 
         Asks nobody and waits for nobody, also while another thread's call is under way.
         """
-        pairs = zip(self._servers.link_stats(), self._save_servers.link_stats(), strict=True)
-        return [own.added(saves) for own, saves in pairs]
+        own, saves = self._servers.link_stats(), self._save_servers
+        if saves is None:
+            return own
+        return [one.added(other) for one, other in zip(own, saves.link_stats(), strict=True)]
 
     def fence(self, worker_rank: int, generation: int) -> None:
         """Refuse the worker's generations below this one. Drivers and supervisors only.
@@ -538,7 +542,14 @@ class PSClient:
         self._saver.close()
         with self._lock:
             self._servers.close()
-            self._save_servers.close()
+            if self._save_servers is not None:
+                self._save_servers.close()
+
+    def _servers_of_saves(self) -> ServerGroup:
+        with self._saving:
+            if self._save_servers is None:
+                self._save_servers = self._make_save_servers()
+            return self._save_servers
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:
