@@ -145,10 +145,11 @@ class LogSnapshot:
         ]
         for live, _, seen in self._pairs:
             is_whole = self._is_whole(live, seen)
+            is_torn = not is_whole and live.sequence in seen
             records.append(
                 SessionRecord(
                     *live[:3],
-                    () if is_whole else tuple(seen),
+                    tuple(seen) if is_torn else (),
                     live.sequence if is_whole else live.completed,
                     live.updates + is_whole,
                 )
@@ -221,7 +222,7 @@ class SessionLog:
         self.generation = generation
         self.sequence = 0
         self.completed = 0
-        # What its last push with metadata brings: sequence, metadata. One for each session.
+        # What its push under way brings: sequence, metadata.
         self.attached: tuple[int, AttachedMetadata] | None = None
         # Requests of it that have changed parameters, and those that were counted as lost.
         self.updates = 0
@@ -321,6 +322,7 @@ class Ticket(msgspec.Struct, eq=False):
         if self.id.sequence > session.completed:
             session.completed = self.id.sequence
             session.updates += is_update
+            session.attached = None
 
     def refuse(self, error: PSError | None) -> None:
         """Remember why its sender is refused this request; None: it is not, after all."""
