@@ -401,7 +401,8 @@ class Simulation:
             assert (counts >= least).all(), f"worker {worker.rank}: {least} expected, {counts} left"
         clocks = {served.life.loaded().gate.clock for served in services}
         ended = all(worker.ended_by is None for worker in self.workers)
-        if ended and len(found):
+        # What one server refuses, another applies: an update there that its worker does not count.
+        if ended and len(found) and not self.plan.refuses:
             self._check_told(restart, found, services)
         is_told = ended and any(pushed) and self.plan.manifest.has_barrier
         in_step = len(clocks) == 1 or not is_told
