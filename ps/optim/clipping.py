@@ -140,11 +140,13 @@ class Norms:
         clipped = self._groups.get(group)
         if clipped is None:
             return
-        if clipped.kind == "global_clipnorm":
-            _scale_to_global_norm(part, out, self._global_squares(squares), clipped.limit)
-            return
-        for place, piece in clipped.segments(start, start + part.size):
-            scale_to_norm(part[piece], out[piece], float(squares[place]), clipped.limit)
+        # An infinite gradient is scaled by 0; the server refuses the NaN, so numpy need not warn.
+        with np.errstate(invalid="ignore"):
+            if clipped.kind == "global_clipnorm":
+                _scale_to_global_norm(part, out, self._global_squares(squares), clipped.limit)
+                return
+            for place, piece in clipped.segments(start, start + part.size):
+                scale_to_norm(part[piece], out[piece], float(squares[place]), clipped.limit)
 
     def _global_squares(self, squares: Array) -> float:
         """All groups that are clipped by the global norm have one norm."""
