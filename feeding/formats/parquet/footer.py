@@ -29,6 +29,7 @@ from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError, FileChanged
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.registry import filesystem_for
+from feeding.formats.parquet.column_metadata import check_column_metadata
 from feeding.reading.bad_records import BadData
 from feeding.reading.splits import SourceFile
 from rpc.field_texts import with_field_texts
@@ -144,18 +145,19 @@ class Footer:
             DataError: names file, row group, column and number of nulls; or a name is damaged.
         """
         found = self.metadata.row_group(group)
-        for name in names:
-            for leaf in self.leaves([name]):
-                column = found.column(leaf)
-                if self._path_of(group, column) != name:
-                    continue  # `a.b` beside `a`
-                statistics = column.statistics if column.is_stats_set else None
-                if statistics is not None and statistics.has_null_count and statistics.null_count:
-                    raise DataError(
-                        f"{self.path}: row group {group}: column {name!r} has "
-                        f"{statistics.null_count} nulls; pass nulls={{{name!r}: value}} to replace "
-                        "them, or filter such rows out"
-                    )
+        wanted = set(names)
+        for leaf in self.leaves(wanted):
+            column = found.column(leaf)
+            name = self._path_of(group, column)
+            if name not in wanted:
+                continue  # `a.b` beside `a`
+            statistics = column.statistics if column.is_stats_set else None
+            if statistics is not None and statistics.has_null_count and statistics.null_count:
+                raise DataError(
+                    f"{self.path}: row group {group}: column {name!r} has "
+                    f"{statistics.null_count} nulls; pass nulls={{{name!r}: value}} to replace "
+                    "them, or filter such rows out"
+                )
 
     def _path_of(self, group: int, column: Any) -> str:
         """Return a stored column's path: each row group repeats it, and pyarrow decodes it late."""
@@ -232,6 +234,7 @@ def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
         groups = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
         for n in range(len(metadata.schema)):
             _ = metadata.schema.column(n).path  # decoded when it is asked for
+        check_column_metadata(path, tail, metadata)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path}: its footer is damaged: {one_line(error)}") from None
     if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:

@@ -1,28 +1,22 @@
 """Parquet page headers: checks the sizes of a column's pages before anything is decompressed.
 
-Covers: check_pages; the part of Thrift's compact protocol that page headers use.
+Covers: check_pages.
 Does not: decode values (pyarrow does).
 Threads: any; pure.
-Source: parquet.thrift PageHeader; Thrift compact protocol specification.
+Source: parquet.thrift PageHeader.
 """
 
 from __future__ import annotations
 
 from feeding.errors import DataError
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
+from feeding.formats.parquet.thrift import Fields, struct
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _DICTIONARY_CODES = (2, 8)
 """PLAIN_DICTIONARY, RLE_DICTIONARY."""
-_MAX_DEPTH = 6
 _FEW_BYTES = 512
 """Most headers are shorter; statistics of long text make longer ones."""
-_INTEGERS = (5, 6, 4)
-_STRUCT, _BINARY = 12, 8
-_SIZES = {1: 0, 2: 0, 3: 1, 7: 8}
-"""Bytes of skipped fields by kind: booleans (1 and 2, the value is the kind), bytes, doubles."""
-
-Fields = dict[int, "int | Fields"]
 
 
 def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> bool:
@@ -70,7 +64,7 @@ def _header(data: memoryview, at: int, page: str) -> tuple[Fields, int]:
     """Return the fields of the header at `at`, and the offset of the page's bytes."""
     for most_bytes in (_FEW_BYTES, len(data)):
         try:
-            fields, size = _struct(bytes(data[at : at + most_bytes]), 0)
+            fields, size = struct(bytes(data[at : at + most_bytes]), 0)
         except IndexError:
             continue
         return fields, at + size
@@ -87,57 +81,3 @@ def _values(fields: Fields) -> tuple[int, bool]:
     if not isinstance(count, int) or count < 0:
         raise DataError("a page has a damaged header")
     return count, encoding in _DICTIONARY_CODES
-
-
-def _struct(data: bytes, at: int, depth: int = 0) -> tuple[Fields, int]:
-    """Read a Thrift struct in compact form: its integer and struct fields, by number.
-
-    Returns:
-        The fields, and the offset of the struct's end.
-
-    Raises:
-        DataError: a field is illegal.
-        IndexError: the struct is truncated.
-    """
-    fields: Fields = {}
-    number = 0
-    while head := data[at]:
-        at += 1
-        kind = head & 15
-        if head >> 4:
-            number += head >> 4
-        else:
-            number, at = _signed(data, at)
-        if kind in _INTEGERS:
-            fields[number], at = _signed(data, at)
-        elif kind == _STRUCT:
-            if depth == _MAX_DEPTH:
-                raise DataError("a page header is nested too deep")
-            fields[number], at = _struct(data, at, depth + 1)
-        elif kind == _BINARY:
-            length, at = _varint(data, at)
-            at += length
-        elif kind in _SIZES:
-            at += _SIZES[kind]
-        else:
-            raise DataError(f"a page header holds a field of unknown kind {kind}")
-    return fields, at + 1
-
-
-def _signed(data: bytes, at: int) -> tuple[int, int]:
-    found, at = _varint(data, at)
-    return (found >> 1) ^ -(found & 1), at
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    byte = data[at]
-    if byte < 128:
-        return byte, at + 1
-    found = byte & 127
-    for shift in range(7, 70, 7):
-        at += 1
-        byte = data[at]
-        found |= (byte & 127) << shift
-        if byte < 128:
-            return found, at + 1
-    raise DataError("a page header holds a number of more than 64 bits")

@@ -195,7 +195,7 @@ class ParquetSource:
                 if stored > _SAMPLE_BYTES and not any(column.is_vector for column in columns):
                     return None
                 with contextlib.suppress(DataError):  # reading the row group raises it
-                    return next(reader.batches(fetched, _SAMPLE_ROWS))
+                    return next(reader.batches(fetched, _SAMPLE_ROWS), None)
         return None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
 from feeding.reading.bad_records import BadData
 from feeding.reading.reader import DirectReader
+from tests.support.footer_flips import footer_bits
 
 ROWS = 1000
 GROUP = 250
@@ -178,6 +181,32 @@ def test_a_name_in_the_footer_that_is_no_text_ends_typed(good, tmp_path):
         except (DataError, FeedSettingsError):
             refused += 1
     assert refused > len(letters)
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.slow
+def test_no_flipped_bit_of_a_footer_ends_the_process(tmp_path):
+    """Every bit: a child per share of the bits, because a C++ exception aborts the process."""
+    path = tmp_path / "whole.parquet"
+    pq.write_table(pa.table({"n": np.arange(4)}), path, store_schema=False, write_statistics=["n"])
+    expected = list(footer_bits(path.read_bytes()))
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.footer_flips", str(path), str(n), "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(2)
+    ]
+    ends = [(child.communicate(timeout=100), child.returncode) for child in children]
+    for (out, errors), code in ends:
+        assert code == 0, f"bit {out.splitlines()[-1]}: {errors[-300:]}"
+    lines = [line.split(" ", 1) for (out, _), _ in ends for line in out.splitlines()]
+    assert sorted(int(bit) for bit, _ in lines) == expected
+    outcomes = [found for _, found in lines]
+    assert set(outcomes) == {"read", "refused"}
+    assert outcomes.count("refused") > len(outcomes) // 4
 
 
 @pytest.mark.fault("F45")
