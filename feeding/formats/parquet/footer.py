@@ -41,6 +41,10 @@ _FIRST_TRY_BYTES = 64 << 10
 _ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"arrow_schema"
 _PADDING_BYTES = 128
 """Old writers leave a dictionary's header out of a column's size (PARQUET-816)."""
+_VALUE_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_TEXT_BYTES = 4
+_LEVEL_BYTES = 4
+"""Repetition and definition level of a value of a list, as pyarrow decodes them."""
 
 
 @with_field_texts
@@ -52,7 +56,8 @@ class ParquetLimits:
     """Larger footers are refused before they are read."""
     max_row_group_bytes: int = 2048 * MIB
     """Uncompressed bytes of the requested columns of a row group. Two row groups are in memory as
-    they are stored; a smaller limit bounds that."""
+    they are stored; a smaller limit bounds that. It also bounds what their smallest batch decodes
+    to: one row, of a list column all values of the row group, because one row may hold them."""
     max_page_bytes: int = 256 * MIB
     """Uncompressed bytes of one page; usual pages have 1 MiB."""
 
@@ -65,12 +70,35 @@ class ParquetLimits:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """One column of one row group: its byte range in the file, its size and values."""
+    """One column of one row group: its byte range in the file, its size and values.
+
+    Args:
+        start: offset of its first page.
+        stop: offset behind its last page.
+        uncompressed_bytes: of its pages.
+        num_values: with nulls.
+        value_bytes: of one decoded value; of text, its offset.
+        is_repeated: whether a row has any number of values.
+    """
 
     start: int
     stop: int
     uncompressed_bytes: int
     num_values: int
+    value_bytes: int
+    is_repeated: bool
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of all values in memory, without the letters of text."""
+        return self.num_values * self.value_bytes
+
+    @property
+    def least_batch_bytes(self) -> int:
+        """Bytes that its smallest batch may take: one row of a list may have all values."""
+        if self.is_repeated:
+            return self.decoded_bytes + self.num_values * _LEVEL_BYTES
+        return self.value_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +152,22 @@ class Footer:
             DataError: a range is impossible, or the columns exceed the limits.
         """
         found = self.metadata.row_group(group)
-        chunks = [self._chunk(group, found.column(leaf)) for leaf in leaves]
+        chunks = [self._chunk(group, found.column(leaf), leaf) for leaf in leaves]
         total = sum(chunk.uncompressed_bytes for chunk in chunks)
         if total > limits.max_row_group_bytes:
             raise DataError(
                 f"{self.path}: row group {group}: the requested columns have {total} bytes before "
                 f"compression, max_row_group_bytes is {limits.max_row_group_bytes}; ask for fewer "
+                "columns, write smaller row groups or raise the limit"
+            )
+        least = sum(chunk.least_batch_bytes for chunk in chunks)
+        if least > limits.max_row_group_bytes:
+            largest = max(range(len(chunks)), key=lambda n: chunks[n].least_batch_bytes)
+            chunk, name = chunks[largest], self.metadata.schema.column(leaves[largest]).path
+            raise DataError(
+                f"{self.path}: row group {group}: its smallest batch takes {least} bytes decoded, "
+                f"most in column {name!r} with {chunk.num_values} values of {chunk.value_bytes} "
+                f"bytes; max_row_group_bytes is {limits.max_row_group_bytes}; ask for fewer "
                 "columns, write smaller row groups or raise the limit"
             )
         return chunks
@@ -169,7 +207,7 @@ class Footer:
                 "file is damaged"
             ) from None
 
-    def _chunk(self, group: int, column: Any) -> ColumnChunk:
+    def _chunk(self, group: int, column: Any, leaf: int) -> ColumnChunk:
         start = column.data_page_offset
         if column.dictionary_page_offset is not None and 0 < column.dictionary_page_offset < start:
             start = column.dictionary_page_offset
@@ -182,7 +220,12 @@ class Footer:
                 f"but pages are between 4 and {self.start}; the file is damaged"
             )
         stop = min(start + size + _PADDING_BYTES, self.start)
-        return ColumnChunk(start, stop, whole, column.num_values)
+        described = self.metadata.schema.column(leaf)
+        kind = described.physical_type
+        is_fixed = kind == "FIXED_LEN_BYTE_ARRAY"
+        width = described.length if is_fixed else _VALUE_BYTES.get(kind, _TEXT_BYTES)
+        is_repeated = described.max_repetition_level > 0
+        return ColumnChunk(start, stop, whole, column.num_values, width, is_repeated)
 
 
 def read_footer(file: RangeReader, limits: ParquetLimits) -> Footer:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feeding.arrow.columns import one_line
@@ -152,16 +153,21 @@ class RowGroupReader:
     ) -> Iterator[pa.RecordBatch]:
         footer = self._footer
         try:
+            encoded = self._encoded_columns(held, fetched)
             reader = pq.ParquetFile(
                 pa.PythonFile(held, mode="r"),
                 metadata=footer.metadata,
                 pre_buffer=False,
-                read_dictionary=self._encoded_columns(held, fetched),
+                read_dictionary=encoded,
                 coerce_int96_timestamp_unit="us",
                 page_checksum_verification=True,
             )
             groups = [fetched.group]
-            yield from reader.iter_batches(batch_rows, row_groups=groups, columns=self._paths)
+            for batch in reader.iter_batches(batch_rows, row_groups=groups, columns=self._paths):
+                if encoded:
+                    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+                        _check_codes(name, array)
+                yield batch
         except (pa.ArrowException, OSError, ValueError, MemoryError, DataError) as error:
             where = f"{footer.path}: row group {fetched.group}"
             raise DataError(f"{where}: {one_line(error)}") from None
@@ -183,6 +189,22 @@ class RowGroupReader:
             ):
                 encoded.append(column.path)
         return encoded
+
+
+def _check_codes(name: str, array: pa.Array) -> None:
+    """Refuse a code that has no entry: pyarrow takes it over from the file as it is."""
+    if array.type.id == pa.lib.Type_DICTIONARY:
+        entries = len(array.dictionary)
+        codes = pc.min_max(array.indices)
+        for code in (codes["min"].as_py(), codes["max"].as_py()):
+            if code is not None and not 0 <= code < entries:
+                raise DataError(
+                    f"column {name!r}: a dictionary index is {code}, the dictionary has {entries} "
+                    "entries; the file is damaged"
+                )
+    elif array.type.id == pa.lib.Type_STRUCT:
+        for place in range(array.type.num_fields):
+            _check_codes(f"{name}.{array.type.field(place).name}", array.field(place))
 
 
 class Fetched:

@@ -201,6 +201,6 @@ class ParquetSource:
 
 def _batch_rows(fetched: Fetched, group_rows: int) -> int:
     """Return the rows to decode at a time: a power of 2, as most batch sizes are."""
-    decoded = sum(max(each.uncompressed_bytes, 4 * each.num_values) for each in fetched.chunks)
+    decoded = sum(max(each.uncompressed_bytes, each.decoded_bytes) for each in fetched.chunks)
     most_rows = _BATCH_BYTES * group_rows // max(1, decoded)
     return min(1 << max(0, most_rows.bit_length() - 1), _MAX_BATCH_ROWS)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from feeding.arrow.arrays import PYARROW_FLOOR, check_pyarrow
 from feeding.columnar.batch import Batch
+from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError, FileChanged, MissingPackage
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
@@ -365,6 +366,76 @@ def test_a_long_text_that_stands_in_all_rows_is_held_once(tmp_path):
     assert len({id(text) for text in np.asarray(column)}) <= 8
 
 
+COUNTING_POOL = pa.proxy_memory_pool(pa.default_memory_pool())
+"""Lives as long as the process: buffers that it gave return to it."""
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Return the bytes that pyarrow held at most during `work`, or in an earlier call."""
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(COUNTING_POOL)
+    try:
+        work()
+    finally:
+        pa.set_memory_pool(before)
+    return int(COUNTING_POOL.max_memory())
+
+
+SMALL = ParquetLimits(max_row_group_bytes=MIB, max_page_bytes=MIB)
+
+
+@pytest.mark.attack("A20")
+def test_a_list_whose_codes_expand_is_refused_before_it_does(tmp_path):
+    """One row of 4 million numbers in 300 bytes; 32 MiB if it is decoded."""
+    values = pa.array(np.zeros(1 << 22, np.int64))
+    rows = pa.table({"l": pa.ListArray.from_arrays(pa.array([0, 1 << 22], pa.int32()), values)})
+    path = stored(
+        tmp_path / "bomb", rows, compression="zstd", store_schema=False, max_rows_per_page=1 << 30
+    )
+    assert path.stat().st_size < 2000
+
+    def read() -> None:
+        with pytest.raises(DataError, match=r"bomb: row group 0: .*'l[.].*4194304 values.*1048576"):
+            rows_of(ParquetSource(str(path), limits=SMALL))
+
+    assert peak_of(read) < 4 * MIB
+
+
+@pytest.mark.attack("A20")
+@pytest.mark.parametrize(("width", "num_rows"), [(MIB // 4, 512), (2 * MIB, 64)])
+def test_wide_values_that_are_null_take_small_batches(tmp_path, width, num_rows):
+    """128 MiB of nulls in 300 bytes: pyarrow makes room for each of a batch, and doubles it."""
+    path = stored(
+        tmp_path / "bomb", pa.table({"b": pa.array([None] * num_rows, pa.binary(width))}),
+        compression="zstd", store_schema=False, write_statistics=False,
+    )  # fmt: skip
+    assert path.stat().st_size < 1000
+
+    def read() -> None:
+        with pytest.raises(DataError, match=r"bomb: row group 0.*'b'"):
+            rows_of(ParquetSource(str(path), limits=SMALL))
+
+    assert peak_of(read) < 96 * MIB
+
+
+@pytest.mark.attack("A20")
+def test_a_code_beyond_the_dictionary_names_file_row_group_and_column(tmp_path):
+    rows = pa.table({"n": np.arange(240), "s": ["some", "words", "that"] * 80})
+    path = stored(tmp_path / "file", rows, compression="none", write_page_checksum=False)
+    data = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(0).column(1)
+    stop = chunk.dictionary_page_offset + chunk.total_compressed_size
+    data[stop - 20 : stop] = b"\xff" * 20  # the code 3 of two bits, and the entries are 0 to 2
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"file: row group 0: column 's': .* 3, .* 3 entries"):
+        rows_of(ParquetSource(str(path)))
+    found = ParquetSource(str(path), ParquetRequest(nulls={"s": "?"}, filters=[("s", "!=", "x")]))
+    with pytest.raises(DataError, match=r"file: row group 0: column 's'"):
+        rows_of(found)
+    source = ParquetSource(str(path), bad=BadData("skip", max_skipped=1))
+    assert (rows_of(source), source.num_skipped) == (0, 1)
+
+
 @pytest.mark.attack("A20")
 @pytest.mark.parametrize("name", ["max_footer_bytes", "max_row_group_bytes", "max_page_bytes"])
 def test_limits_are_whole_numbers(name):
@@ -378,7 +449,7 @@ def test_limits_are_whole_numbers(name):
 @settings(max_examples=100)
 @given(st.binary(max_size=60), st.integers(0, 2**60))
 def test_page_headers_of_noise_end_typed(data, num_values):
-    chunk = ColumnChunk(4, 4 + len(data), 0, num_values)
+    chunk = ColumnChunk(4, 4 + len(data), 0, num_values, 4, is_repeated=False)
     try:
         check_pages(memoryview(data), chunk, ParquetLimits())
     except DataError:
