@@ -77,12 +77,7 @@ REFUSED: dict[str, tuple[Any, list[bytes], str, str]] = {
         "settings",
         "at most",
     ),
-    "lost what": (
-        push(number=Number(1, 9, 8)),
-        [VALUES],
-        "sequence_gap",
-        "the ack of its request 8",
-    ),
+    "lost what": (push(number=Number(1, 9, 8)), [VALUES], "sequence_gap", "request 8 is done"),
 }
 
 
