@@ -74,6 +74,7 @@ def test_sharded_equals_unsharded_bit_for_bit(rule, dtype):
     assert results[0] != numbers(0, dtype).tobytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     rule=st.sampled_from(RULES),

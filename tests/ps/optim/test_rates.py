@@ -53,10 +53,13 @@ def state(made):
     return np.array([made.values(0), *made.slots(0).values()])
 
 
-def table(at):
+def spec_of(at):
     rule, row_steps = ROW_RULES[at], at == len(ROW_RULES) - 1
-    spec = TableSpec(name="t", dim=4, rule=rule, row_steps=row_steps, segments=1)
-    return Table(spec, rank=0, num_servers=1)
+    return TableSpec(name="t", dim=4, rule=rule, row_steps=row_steps, segments=1)
+
+
+def table(at):
+    return Table(spec_of(at), rank=0, num_servers=1)
 
 
 def rows_of(made):
@@ -161,8 +164,6 @@ def test_rows_of_ftrl_stay_at_a_rate_of_zero(rate, power):
 
 
 def test_row_scalars_of_every_rule_are_given_for_every_rate():
-    for at, rule in enumerate(ROW_RULES):
-        spec = table(at).spec
+    for spec in map(spec_of, range(len(ROW_RULES))):
         for rate in RATES:
             assert row_scalars(spec, Hyper(rate), 1).size >= len(rule_of_rows(spec).scalar_names)
-        assert rule == spec.rule
