@@ -131,8 +131,9 @@ def test_a_stream_that_cannot_stop_leaves_no_nodes(cluster):
     def stop(**options: Any) -> None:
         raise OSError("gone")
 
+    never_started = types.SimpleNamespace(getState=lambda: "INITIALIZED")
     with pytest.raises(OSError, match="gone"):
-        cluster.shutdown(ssc=types.SimpleNamespace(stop=stop))
+        cluster.shutdown(ssc=types.SimpleNamespace(_jssc=never_started, stop=stop))
     assert cluster._ending._jobs.ended == 1
 
 
