@@ -33,7 +33,7 @@ BANNED_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
 KERNEL_TEXT = {"ps/optim/kernels.py compile", "ps/optim/kernels.py exec"}
 """The loops around a rule's formula: text made of names in ps.optim.rules, nothing from a peer."""
 FACES = {"rpc/lazy.py import_module"}
-"""The rooms' public names, loaded from the modules that a table in the same file names."""
+"""The rooms' public names, loaded from the modules that a table in each room's face names."""
 BANNED_ATTRIBUTES = {"loads", "Unpickler", "find_class", "import_module"}
 
 
