@@ -15,7 +15,6 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +131,9 @@ class PSClient:
         self.num_workers = num_workers
         self.timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._saving = threading.Lock()
-        """Guards the making of `_save_servers`."""
-        make = partial(ServerGroup, endpoints, credentials, identity, num_workers=num_workers)
-        self._servers = make(reconnect_s=reconnect_s)
-        self._make_save_servers = partial(make, reconnect_s=reconnect_s)
-        self._save_servers: ServerGroup | None = None
-        """Connections of saves, once there was one."""
+        self._servers = ServerGroup(
+            endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
+        )
         self.tables = TableClient(self._servers, self._lock, timeout_s)
         self._dense = DenseClient(
             self._servers,
@@ -457,7 +452,7 @@ class PSClient:
             directory,
             step,
             manifest=self.manifest,
-            servers=self._servers_of_saves(),
+            servers=self._servers.separate("saves"),
             timeout_s=timeout_s,
             options=options,
         )
@@ -506,10 +501,7 @@ class PSClient:
 
         Asks nobody and waits for nobody, also while another thread's call is under way.
         """
-        own, saves = self._servers.link_stats(), self._save_servers
-        if saves is None:
-            return own
-        return [one.added(other) for one, other in zip(own, saves.link_stats(), strict=True)]
+        return self._servers.link_stats()
 
     def fence(self, worker_rank: int, generation: int) -> None:
         """Refuse the worker's generations below this one. Drivers and supervisors only.
@@ -542,14 +534,6 @@ class PSClient:
         self._saver.close()
         with self._lock:
             self._servers.close()
-            if self._save_servers is not None:
-                self._save_servers.close()
-
-    def _servers_of_saves(self) -> ServerGroup:
-        with self._saving:
-            if self._save_servers is None:
-                self._save_servers = self._make_save_servers()
-            return self._save_servers
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:

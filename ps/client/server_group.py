@@ -2,8 +2,7 @@
 
 Covers: sequence numbers, what follows from a request without an answer, the cluster's size.
 Does not: know tensors (ps.client), reconnect (ps.client.channel).
-Threads: one at a time; ps.client holds its lock around every call. `lookup_servers` and
-`link_stats` any.
+Threads: one at a time; ps.client holds its lock around every call. `separate` and `link_stats` any.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -44,6 +43,8 @@ Answer = TypeVar("Answer")
 ChangingRequest = Callable[[Number], messages.Changing]
 """Makes a request from its number."""
 Buffers = Sequence[Buffer]
+Purpose = Literal["lookups", "saves"]
+"""What has connections of its own, so that it holds up no push."""
 
 
 class ServerGroup:
@@ -84,8 +85,8 @@ class ServerGroup:
         self._inactive_request: ChangingRequest | None = None
         self._num_declared: list[int] = []
         self._closed = False
-        self._lookup_servers: ServerGroup | None = None
-        self._lookup_lock = threading.Lock()
+        self._separate: dict[Purpose, ServerGroup] = {}
+        self._separate_lock = threading.Lock()
         """Guards both, so that no connection is made behind a `close`."""
 
     def ask(
@@ -281,37 +282,42 @@ class ServerGroup:
                     f"this client to {ours[0]} and {ours[1]}; start both with the same numbers"
                 )
 
-    def lookup_servers(self) -> ServerGroup:
-        """Return separate connections to the same servers, which close with these.
+    def separate(self, purpose: Purpose) -> ServerGroup:
+        """Return connections of their own to the same servers, which close with these.
 
-        A lookup that waits there holds up no push here.
+        Args:
+            purpose: one group for each, made when it is first asked for.
+
+        Raises:
+            ClosedError: after `close`.
         """
-        with self._lookup_lock:
+        with self._separate_lock:
             if self._closed:
                 raise client_closed()
-            if self._lookup_servers is None:
-                self._lookup_servers = ServerGroup(
+            if purpose not in self._separate:
+                self._separate[purpose] = ServerGroup(
                     [link.endpoint for link in self.links],
                     self._credentials,
                     self._identity,
                     num_workers=self._num_workers,
                     reconnect_s=self._reconnect_s,
                 )
-            return self._lookup_servers
+            return self._separate[purpose]
 
     def link_stats(self) -> list[LinkStats]:
-        """Return what was counted for each server, lookups included."""
-        own, lookups = [link.stats() for link in self.links], self._lookup_servers
-        if lookups is None:
-            return own
-        return [one.added(other) for one, other in zip(own, lookups.link_stats(), strict=True)]
+        """Return what was counted for each server, separate connections included."""
+        counted = [link.stats() for link in self.links]
+        for group in tuple(self._separate.values()):
+            pairs = zip(counted, group.link_stats(), strict=True)
+            counted = [one.added(other) for one, other in pairs]
+        return counted
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        with self._lookup_lock:
+        with self._separate_lock:
             self._closed = True
-        if self._lookup_servers is not None:
-            self._lookup_servers.close()
+        for group in self._separate.values():
+            group.close()
         for link in self.links:
             link.retire()
 

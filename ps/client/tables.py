@@ -130,7 +130,7 @@ class TableClient:
         if not self._has_permits:
             return TrainingBatch(routed, self.lookup(routed), self._push)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        servers = self._servers.lookup_servers()
+        servers = self._servers.separate("lookups")
         with self._lookup_lock:
             number, still_open = self._batches.begin()
             named, order = Number(servers.session, number), self._order(routed)

@@ -78,7 +78,7 @@ def test_a_closed_client_makes_no_lane():
         client = bed.client()
         client.close()
         with pytest.raises(ClosedError, match="this client is closed"):
-            client._servers.lookup_servers()
+            client._servers.separate("lookups")
 
 
 @pytest.mark.parametrize("left_s", [0.01, 0.3, 1.0, 5.0, 60.0])
