@@ -55,6 +55,8 @@ tfos_export() {
   export PYSPARK_PYTHON="$PY" PYSPARK_DRIVER_PYTHON="$PY" SPARK_LOCAL_IP=127.0.0.1
   export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
   unset PYTHONPATH PYTHONHOME
+  # Container images set it; then each process compiles TensorFlow's 1,300 modules again, for 6 s.
+  unset PYTHONDONTWRITEBYTECODE
 }
 
 tfos_env() {

@@ -71,7 +71,7 @@ def test_no_message_is_left_out():
 
 
 @every_kind
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_a_message_survives_its_codec(kind: type, data: st.DataObject):
     message = data.draw(values_of(kind))
@@ -82,7 +82,7 @@ def test_a_message_survives_its_codec(kind: type, data: st.DataObject):
 
 @pytest.mark.attack("A07", "A12")
 @every_kind
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_changed_or_cut_bytes_are_a_message_or_a_typed_refusal(kind: type, data: st.DataObject):
     whole = CODECS[kind].encode(data.draw(values_of(kind)))

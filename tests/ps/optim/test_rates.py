@@ -81,7 +81,7 @@ def left_out(update):
 
 @pytest.mark.fault("F48")
 @pytest.mark.parametrize("rule", [*RULES, Add(), Average()], ids=rule_id)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(steps=STEPS)
 def test_no_rate_makes_a_parameter_or_slot_nonfinite(rule, steps):
     made = shard(rule)
@@ -95,7 +95,7 @@ def test_no_rate_makes_a_parameter_or_slot_nonfinite(rule, steps):
 @pytest.mark.slow
 @pytest.mark.fault("F48")
 @pytest.mark.parametrize("at", range(len(ROW_RULES)), ids=[rule_id(rule) for rule in ROW_RULES])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(steps=STEPS)
 def test_no_rate_makes_a_row_nonfinite(at, steps):
     made = table(at)

@@ -17,7 +17,7 @@ from tests.support.proxied_cluster import proxied as proxied
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, run_all, succeeded
 from tfos.control.members import Member
 from tfos.control.messages import Heartbeat
-from tfos.keras.step.trainer import StepClock
+from tfos.keras.step.step_clock import StepClock
 from tfos.monitor import stragglers
 from tfos.topology import plan
 

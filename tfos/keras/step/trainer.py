@@ -1,11 +1,10 @@
 """Training of one model against the parameter servers: push and pull around each compiled step.
 
 Covers: seeding or adopting the parameters, push_pull around a step or beside the next ones, pull,
-assign, non-finite steps, membership of the sync barrier, rendezvous of the workers, seconds by part
-of a step (compute, feed, pull, push).
+assign, non-finite steps, membership of the sync barrier, rendezvous of the workers.
 Does not: compute (tfos.keras.step.train_step), hook into Keras (tfos.keras.fit), retry or
-reconnect (PSClient), own
-the thread that sends beside the next steps (pipeline), report times (tfos.keras.fit.callbacks).
+reconnect (PSClient), own the thread that sends beside the next steps (pipeline), report times
+(tfos.keras.fit.callbacks).
 Threads: the thread that runs the model's `fit`; no locks. Another thread that reads the times may
 miss the last part.
 
@@ -19,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,30 +37,8 @@ from tfos.keras.step.pipeline import InFlight
 from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
+from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.train_step import GradientStep, StepOutput
-
-PARTS = ("compute", "feed", "pull", "push")
-
-
-class StepClock:
-    """Adds up what each part has taken since the start. Parts are not nested."""
-
-    def __init__(self) -> None:
-        self._spent_s = dict.fromkeys(PARTS, 0.0)
-
-    @contextlib.contextmanager
-    def on(self, part: str) -> Iterator[None]:
-        """Count the block's time."""
-        started_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._spent_s[part] += time.perf_counter() - started_s
-
-    def spent(self) -> dict[str, float]:
-        """Return the sums as `compute_s`, `feed_s`, `pull_s` and `push_s`."""
-        return {f"{part}_s": seconds for part, seconds in self._spent_s.items()}
-
 
 logger = logging.getLogger(__name__)
 
