@@ -271,10 +271,14 @@ class DenseShard:
         piece = self._slice(bucket_id)
         self._check_like(piece, gradient, "pushed")
         with piece.lock:
-            self.update(piece, gradient, hyper)
+            overflow = self.update(piece, gradient, hyper)
+        if overflow is not None:
+            raise overflow
 
-    def update(self, piece: DenseBucket, gradient: Array, hyper: Hyper) -> None:
+    def update(self, piece: DenseBucket, gradient: Array, hyper: Hyper) -> NonFiniteUpdate | None:
         """As `apply`, under the bucket's lock, with a gradient of its dtype and size.
+
+        Returns a NonFiniteUpdate: the push's other buckets are updated before it is refused.
 
         Args:
             piece: the bucket, whose lock the caller holds.
@@ -301,8 +305,7 @@ class DenseShard:
         piece.version += 1
         if group.average is not None:
             group.average.follow(piece.values, piece.slots[-1], piece.step)
-        if left:
-            raise _overflowed(piece, left, hyper)
+        return _overflowed(piece, left, hyper) if left else None
 
     def _average(self, piece: DenseBucket, pushed: Array) -> int:
         if self._num_pushers > 1:

@@ -19,6 +19,7 @@ one of its pushers lives. If none does, no client has an acknowledgement, so the
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ from ps.errors import NonFiniteGradient, NonFiniteUpdate
 from ps.manifest.manifest import Hyper
 from ps.optim import kernels
 from ps.optim.clipping import Norms, servers_take_norms
-from ps.server.overflow import FirstOverflow
 from ps.stats.counters import Counters
 
 _logger = logging.getLogger(__name__)
@@ -127,19 +127,18 @@ class Reduction:
         """Refuse squares that no gradient has; see ps.optim.clipping."""
         self._norms.check(squares)
 
-    def settle(self, clock: int, squares: Array | None) -> None:
+    def settle(self, clock: int, squares: Array | None) -> NonFiniteUpdate | None:
         """Apply the gradient of a clock if that has not happened; None: drop it.
+
+        Returns a NonFiniteUpdate where elements were left out, to each call for that clock.
 
         Args:
             clock: as the pushes were answered.
             squares: of the whole gradient, summed over the servers.
-
-        Raises:
-            NonFiniteUpdate: as `reduce`, for each call.
         """
         last = self._last
         if last is None or last.clock != clock:
-            return
+            return None
         if last.gradient is not None:
             gradient, last.gradient = last.gradient, None
             try:
@@ -147,12 +146,11 @@ class Reduction:
                     last.error = self._apply_scaled(gradient, last.hyper, squares)
             finally:
                 self._pool.give(gradient)
-        if last.error is not None:
-            raise last.error.again()
+        return None if last.error is None else last.error.again()
 
     def _apply_each(self, staged: StagedPushes[StagedGradient], hyper: Hyper) -> None:
         gradients, shares, ones = _weighed(staged)
-        overflow: NonFiniteGradient | None = None
+        refused: NonFiniteGradient | None = None
         for index, bucket in enumerate(self._dense.owned):
             part = gradients[0].arrays[index]
             if len(gradients) > 1:
@@ -162,12 +160,14 @@ class Reduction:
                 kernels.reduce_weighted(part, parts, weights)
             try:
                 with bucket.lock:
-                    self._guard.before(index)
-                    self._dense.update(bucket, part, hyper)
+                    if self._guard.snapshot is not None:
+                        self._guard.before(index)
+                    overflow = self._dense.update(bucket, part, hyper)
+                refused = refused or overflow
             except NonFiniteGradient as error:
-                overflow = overflow or error
-        if overflow is not None:
-            raise _after_reduction(overflow)
+                refused = refused or error
+        if refused is not None:
+            raise _after_reduction(refused)
 
     def _keep(self, staged: StagedPushes[StagedGradient], hyper: Hyper, clock: int) -> None:
         """Reduce into memory of its own, and take the squares."""
@@ -191,27 +191,31 @@ class Reduction:
             self._pool.give(mean)
             raise _after_reduction(error) from error
         self._last = _Reduced(clock, hyper, squares, mean)
-        if not self.in_rounds:
-            self.settle(clock, squares)
+        if not self.in_rounds and (overflow := self.settle(clock, squares)) is not None:
+            raise overflow
 
     def _apply_scaled(
         self, gradient: StagedGradient, hyper: Hyper, squares: Array
     ) -> NonFiniteUpdate | None:
         started_s = time.perf_counter()
-        overflow = FirstOverflow()
+        overflow: NonFiniteUpdate | None = None
         try:
             for index, owned in enumerate(self._dense.owned):
                 bucket, part = owned.bucket, gradient.arrays[index]
                 self._norms.scale(squares, bucket.group, bucket.start, part, part)
-                with owned.lock, overflow:
+                with owned.lock:
                     self._guard.before(index)
-                    self._dense.update(owned, part, hyper)
+                    left_out = self._dense.update(owned, part, hyper)
+                overflow = overflow or left_out
         except Exception as error:  # some buckets are updated, some are not
             self._on_failed(f"applying a clipped gradient failed: {type(error).__name__}: {error}")
             raise
         finally:
             self._counters.applied(time.perf_counter() - started_s)
-        return overflow.error
+        return overflow
+
+
+_ROWS = operator.attrgetter("rows")
 
 
 def _weighed(
@@ -219,9 +223,8 @@ def _weighed(
 ) -> tuple[list[StagedGradient], list[float], list[float]]:
     """Return the gradients, their shares of all rows, and as many ones."""
     gradients = [push.gradient for push in staged if push.gradient is not None]
-    rows = [push.rows for push in staged]
-    num_rows = sum(rows)
-    return gradients, [each / num_rows for each in rows], [1.0] * len(rows)
+    num_rows = sum(map(_ROWS, staged))
+    return gradients, [push.rows / num_rows for push in staged], [1.0] * len(staged)
 
 
 def _after_reduction(error: NonFiniteGradient) -> NonFiniteGradient:

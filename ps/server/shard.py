@@ -40,6 +40,7 @@ from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import (
     ManifestMismatch,
     NonFiniteGradient,
+    NonFiniteUpdate,
     PackingError,
     PSError,
     PSSettingsError,
@@ -51,7 +52,6 @@ from ps.metadata import Metadata
 from ps.optim.rules import step_scalars
 from ps.protocol import messages
 from ps.protocol.messages import Ack
-from ps.server.overflow import FirstOverflow
 from ps.server.receive import Intake
 from ps.server.reduction import Reduction
 from ps.server.request import Incoming, request_id
@@ -168,8 +168,7 @@ class ServingShard:
             request: its decoded meta.
         """
         self._check_push(call, request)
-        deadline_s = time.monotonic() + request.wait_s
-        number, gate = request.number, self.gate
+        deadline_s, number, gate = time.monotonic() + request.wait_s, request.number, self.gate
         push: PendingPush[StagedGradient] = PendingPush(
             request_id(call.peer, number),
             request.rows,
@@ -190,6 +189,8 @@ class ServingShard:
             elif push.decision is PushDecision.STAGE:
                 push = self._stage(call, push, deadline_s)
             else:
+                if request.metadata is not None:
+                    push.ticket.attach(request.metadata)
                 early = request.pull and push.decision is PushDecision.APPLY
                 sent = self._apply_arriving(call, push, deadline_s, answers_early=early)
                 push = gate.arrive(push)
@@ -204,8 +205,12 @@ class ServingShard:
         except BaseException:
             gate.stop_arriving(push)
             raise
-        worker_clock = gate.clock_of(worker) if self._counts_workers else clock
-        ack = Ack(clock, not request.null, push.staleness, worker_clock=worker_clock)
+        ack = Ack(
+            clock,
+            not request.null,
+            push.staleness,
+            worker_clock=gate.clock_of(worker) if self._counts_workers else clock,
+        )
         if self.reduction.in_rounds:
             self._reply_squares(call, request, ack)
             return
@@ -225,16 +230,16 @@ class ServingShard:
         squares = self._read_squares(call)
         number = request.number
         sender = request_id(call.peer, number)
-        overflow = FirstOverflow()
+        overflow: NonFiniteUpdate | None = None
         with self.gate.between_clocks():
             ticket = self.gate.begin(sender, *number.acked)
             if ticket.verdict is not Verdict.DUPLICATE:
-                with overflow:
-                    self.reduction.settle(request.clock, squares)
-                ticket.refuse(overflow.error)
+                overflow = self.reduction.settle(request.clock, squares)
+                ticket.refuse(overflow)
                 ticket.complete()
             clock = self.gate.clock
-        overflow.check()
+        if overflow is not None:
+            raise overflow
         ack = Ack(clock, applied=squares is not None, worker_clock=clock)
         call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:
@@ -352,13 +357,11 @@ class ServingShard:
         ticket, hyper = push.ticket, push.hyper or Hyper(0.0)
         if self._is_staleness_aware:
             hyper = slowed(hyper, push.staleness)
-        if push.metadata is not None:
-            ticket.attach(push.metadata)
         dense, guard, intake = self.dense, self._guard, self._gradients_in
         ticket.expect(len(dense.buckets))
         scratch, unpacked = intake.scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0
-        overflow = FirstOverflow()
+        overflow: NonFiniteUpdate | None = None
         try:
             for run in intake.runs:
                 call.read_into(scratch.data[: run.nbytes])
@@ -373,15 +376,16 @@ class ServingShard:
                         if ticket.needs(part.at):
                             if guard.snapshot is not None:
                                 guard.before(part.at)
-                            with overflow:
-                                dense.update(part.bucket, gradient, hyper)
+                            left_out = dense.update(part.bucket, gradient, hyper)
+                            overflow = overflow or left_out
                             ticket.mark(part.at)
                 apply_s += time.perf_counter() - started_s
                 unsent_bytes += run.buckets.nbytes
                 if answers_early and unsent_bytes >= SEND_BYTES:
                     call.send(self._values[sent : run.buckets.stop])
                     sent, unsent_bytes = run.buckets.stop, 0
-            overflow.check()
+            if overflow is not None:
+                raise overflow
         except (NonFiniteGradient, PackingError) as error:
             self._refuse(call, push, error, deadline_s)
         finally:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,12 +24,11 @@ import numpy as np
 
 from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.gate import Gate
-from ps.errors import ManifestMismatch, PushError, ShapeError
+from ps.errors import ManifestMismatch, NonFiniteUpdate, PushError, ShapeError
 from ps.exactly_once import RequestId, Ticket, Verdict
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
 from ps.protocol.messages import Ack, BatchName, is_update
-from ps.server.overflow import FirstOverflow
 from ps.server.request import Incoming, request_id
 from ps.stats.counters import Counters
 from ps.stats.server_stats import TableStats
@@ -66,7 +65,7 @@ class TablePart(NamedTuple):
     """Which of the ids are each segment's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowsPush:
     """One push of rows that is under way."""
 
@@ -75,7 +74,8 @@ class RowsPush:
     batch: RequestId | None
     """The name of the lookup that it ends."""
     parts: Sequence[TablePart]
-    overflow: FirstOverflow = field(default_factory=FirstOverflow)
+    overflow: NonFiniteUpdate | None = None
+    """The first one; all segments are updated before the push is refused."""
 
     @property
     def units(self) -> list[int]:
@@ -166,7 +166,8 @@ class TableServing:
             try:
                 for part in parts:
                     apply_s += self._apply(call, part, push)
-                push.overflow.check()
+                if push.overflow is not None:
+                    raise push.overflow
             except PushError as error:
                 self._refuse(call, push, error)
             finally:
@@ -209,8 +210,8 @@ class TableServing:
                 with table.segments[at].lock:
                     if ticket.needs(unit):
                         self._guard.before(unit)
-                        with push.overflow:
-                            table.push(at, ids, grads, push.hyper)
+                        overflow = table.push(at, ids, grads, push.hyper)
+                        push.overflow = push.overflow or overflow
                         ticket.mark(unit)
             except NoRoom as error:
                 room = table.room_elsewhere(error, part.ids)
@@ -220,15 +221,19 @@ class TableServing:
         return apply_s
 
     def _apply_in_full(
-        self, part: TablePart, at: int, update: Callable[[], None], push: RowsPush
+        self,
+        part: TablePart,
+        at: int,
+        update: Callable[[], NonFiniteUpdate | None],
+        push: RowsPush,
     ) -> None:
         """Update rows of segment number `at` where rows of other segments have to go."""
         with part.table.locked():
             if push.ticket.needs(part.first_unit + at):
                 for unit in range(len(part.slices)):
                     self._guard.before(part.first_unit + unit)
-                with push.overflow:
-                    update()
+                overflow = update()
+                push.overflow = push.overflow or overflow
                 push.ticket.mark(part.first_unit + at)
 
     def _wait_for_permit(self, call: Incoming, request: messages.LookupBatch) -> None:

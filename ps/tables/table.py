@@ -129,8 +129,11 @@ class Table:
         grads: Array,
         hyper: Hyper,
         elsewhere: Elsewhere | None = None,
-    ) -> None:
+    ) -> NonFiniteUpdate | None:
         """Update rows of segment number `at`, whose lock the caller holds.
+
+        Returns a NonFiniteUpdate where elements would not be finite: they keep their numbers, and
+        the push's other segments are updated before it is refused.
 
         Args:
             at: number of the segment.
@@ -140,8 +143,6 @@ class Table:
             elsewhere: for the second attempt, in which the caller holds all locks.
 
         Raises:
-            NonFiniteUpdate: the elements that would not be finite keep their numbers, the others
-                are updated.
             NonFiniteGradient, TableFull, IdError: the rows are unchanged.
             NoRoom: the rows are unchanged, and `room_elsewhere` may help.
         """
@@ -158,14 +159,15 @@ class Table:
 
         done: Pushed = segment.push(ids, grads, update, elsewhere)
         self.count(pushed=ids.size, added=done.added, dropped=done.refused, evicted=done.evicted)
-        if left:
-            raise NonFiniteUpdate(
-                f"{left} of {grads.size} values pushed to table {self.spec.name!r}, or their "
-                f"slots, would become NaN or infinite at learning rate {hyper.learning_rate:g}; "
-                "they keep their numbers, all others are updated; lower the rate, clip the "
-                "gradient or raise epsilon",
-                {"table": self.spec.name, "count": str(left)},
-            )
+        if not left:
+            return None
+        return NonFiniteUpdate(
+            f"{left} of {grads.size} values pushed to table {self.spec.name!r}, or their slots, "
+            f"would become NaN or infinite at learning rate {hyper.learning_rate:g}; they keep "
+            "their numbers, all others are updated; lower the rate, clip the gradient or raise "
+            "epsilon",
+            {"table": self.spec.name, "count": str(left)},
+        )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,5 +1,7 @@
 """Every rule at every learning rate of a schedule: nothing becomes NaN or infinite unsaid."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -73,10 +75,10 @@ def gradient_of(seed):
 def left_out(update):
     """Return how many elements an update says that it has left out."""
     try:
-        update()
-    except NonFiniteUpdate as error:
-        return int(error.details["count"])
-    return 0
+        error = update()
+    except NonFiniteUpdate as raised:
+        error = raised
+    return 0 if error is None else int(error.details["count"])
 
 
 @pytest.mark.fault("F48")
@@ -127,8 +129,9 @@ def test_rows_whose_own_number_overflows_keep_all_their_numbers():
     made.push(0, ids, grads, Hyper(0.1))
     before = rows_of(made)
     grads[1] = 1e30
-    with pytest.raises(NonFiniteUpdate, match=r"4 of 12 values .*table 't'"):
-        made.push(0, ids, grads, Hyper(0.1))
+    overflow = made.push(0, ids, grads, Hyper(0.1))
+    assert overflow is not None
+    assert re.match(r"4 of 12 values .*table 't'", overflow.message)
     changed = (rows_of(made) != before).any(axis=1)
     assert changed.tolist() == [True, False, True]
 
