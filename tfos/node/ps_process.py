@@ -25,6 +25,7 @@ from tfos.files.checkpoint_storage import Storages
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.child_log import start_log
+from tfos.node.process_exit import leave
 from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0
@@ -123,3 +124,4 @@ def main(body: bytes) -> None:
         text = failure.user_traceback(error, frozenset())
         link.send(Raised(name, failure.text_of(error), text))
         raise
+    leave()

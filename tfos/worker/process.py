@@ -12,7 +12,6 @@ listener has its own.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -36,7 +35,9 @@ from tfos.control import messages
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.child_log import start_log
+from tfos.node.process_exit import leave
 from tfos.node.spec import ChildSpec
+from tfos.worker import spark_files
 from tfos.worker.context import NodeContext
 from tfos.worker.log_mirror import LogMirror
 from tfos.worker.micro_batches import MicroBatches
@@ -103,7 +104,6 @@ class WorkerProcess:
         self._link.send(messages.Listening(self._listener.endpoint, self._reserved_port.port))
         self._enter_phase("waiting for roster")
         threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
-        self._prepare_spark_files()
         self._started.wait()
         if self._stop is not None:
             return 0
@@ -275,21 +275,13 @@ class WorkerProcess:
         cluster = {job: nodes for job, nodes in context.cluster_spec.items() if job != "ps"}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
 
-    def _prepare_spark_files(self) -> None:
-        """Make SparkFiles.get work as in a task, while the process waits for the roster."""
-        if self._spec.executor.spark_files:
-            with contextlib.suppress(ImportError):
-                from pyspark import SparkFiles
-
-                SparkFiles._root_directory = self._spec.executor.spark_files
-                SparkFiles._is_running_on_worker = True
-
 
 def main(body: bytes) -> None:
     """Run the worker that this document describes; the process ends with main_fun's exit code."""
     spec = msgspec.msgpack.decode(body, type=ChildSpec)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     start_log()
+    spark_files.announce(spec.executor.spark_files)
     link: ChildLink[messages.Order] = ChildLink(socket.socket(fileno=spec.link_fd), messages.Order)
     worker = WorkerProcess(spec, link)
     try:
@@ -300,8 +292,7 @@ def main(body: bytes) -> None:
         link.send(Raised(_qualified(type(error)), message, text))
         exit_code = 1
     worker.close()
-    if exit_code:
-        raise SystemExit(exit_code)
+    leave(exit_code)
 
 
 def _aside(function: Callable[..., None], *args: Any) -> None:

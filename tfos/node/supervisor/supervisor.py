@@ -30,6 +30,7 @@ from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.node import failure, procfs
 from tfos.node.child_link import FromChild, Progress, Raised
 from tfos.node.failure import Exit
+from tfos.node.process_exit import leave
 from tfos.node.spec import NO_KEYS, ChildSpec, LaunchStatus, State, SupervisorSpec
 from tfos.node.supervisor import children, tensorboard
 from tfos.node.supervisor.event_loop import EventLoop
@@ -407,3 +408,4 @@ def main(body: bytes) -> None:
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which children would inherit
     signal.signal(signal.SIGTERM, lambda *_: supervisor.terminate())
     supervisor.run()
+    leave()
