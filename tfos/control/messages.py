@@ -164,7 +164,7 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
-    """Activity of the child: `importing`, `waiting for roster`, `main_fun`, ..."""
+    """What the child does: `importing`, `importing keras`, `waiting for roster`, `main_fun`, ..."""
 
     phase: ShortText
 

@@ -39,6 +39,7 @@ from tfos.node.process_exit import leave
 from tfos.node.spec import ChildSpec
 from tfos.worker import spark_files
 from tfos.worker.context import NodeContext
+from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
 from tfos.worker.log_mirror import LogMirror
 from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.reserved_port import ReservedPort
@@ -97,13 +98,18 @@ class WorkerProcess:
         self._enter_phase("importing")
         try:
             # Before the node counts as ready: a module that is missing here fails the start.
-            main_fun, args = cloudpickle.loads(self._spec.bundle.main_fun)
+            with collector_paused():
+                main_fun, args = cloudpickle.loads(self._spec.bundle.main_fun)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
             return self._raised(error)
         self._reserved_port = ReservedPort()
         self._link.send(messages.Listening(self._listener.endpoint, self._reserved_port.port))
-        self._enter_phase("waiting for roster")
         threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
+        try:
+            self._import_for(main_fun, args)
+        except BaseException as error:  # noqa: BLE001 - an interrupt, when the node is stopped
+            return self._raised(error)
+        self._enter_phase("waiting for roster")
         self._started.wait()
         if self._stop is not None:
             return 0
@@ -116,6 +122,13 @@ class WorkerProcess:
             self._reserved_port.release()
         self._listener.finish_calls(_LAST_ANSWERS_S)
         self._listener.close(timeout_s=1.0)
+
+    def _import_for(self, main_fun: Callable[[Any, Any], Any], args: Any) -> None:
+        """Begin with what main_fun begins with; rows arrive and other nodes start meanwhile."""
+        names = will_import(main_fun, args)
+        if names:
+            self._enter_phase(f"importing {' and '.join(names)}")
+            self._call(lambda: import_ahead(names))
 
     def _run_main_fun(self, main_fun: Callable[[Any, Any], Any], args: Any) -> int:
         context = self._make_context()

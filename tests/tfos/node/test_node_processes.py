@@ -234,14 +234,24 @@ def test_rows_of_train_that_no_server_learned_from_end_in_an_error(bed, ask, num
     bed.assert_nothing_left()
 
 
-def test_list_arguments_become_argv_and_exit_zero_is_a_normal_end(bed):
+def test_a_lone_worker_imports_ahead_takes_its_arguments_and_ends_by_exit_zero(
+    bed, monkeypatch, tmp_path
+):
+    says = "import sys; print('keras ahead of main_fun, pyspark', 'pyspark' in sys.modules)"
+    (tmp_path / "keras.py").write_text(says)
+    monkeypatch.syspath_prepend(tmp_path)
+
     def main_fun(args, ctx):
         import sys
+
+        import keras  # noqa: F401
 
         sys.stdout.write(f"argv {sys.argv} same {sys.argv == args}\n")
         sys.exit(0)
 
     run = bed.start(bed.bundle("worker:0", main_fun, ["prog", "--steps", "3"]))
+    # Before there is a roster, without which no main_fun runs.
+    assert bed.log_line("keras ahead") == "keras ahead of main_fun, pyspark False"
     bed.release("worker:0")
     bed.event("worker:0", messages.Done)
     assert bed.log_line("argv") == "argv ['prog', '--steps', '3'] same True"
