@@ -322,7 +322,7 @@ def test_what_spark_looks_for_is_one_name_and_loads_no_tensorflow():
 
 
 def test_a_supervisor_stays_small():
-    loaded = _modules_after("import tfos.node.supervisor.supervisor")
+    loaded = _modules_after("import tfos.node.supervisor.supervisor, tfos.control.client")
     assert not (IN_FUNCTIONS_ONLY | {"numba", "numpy"}) & loaded
 
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _SECRET_VARIABLES = frozenset(
     {"PYTHON_WORKER_FACTORY_SECRET", "PYSPARK_GATEWAY_SECRET", "_SPARK_AUTH_SECRET"}
 )
+
+_SPARK_JAR = re.compile(r"spark-core_[\w.-]+\.jar")
 
 PROGRAM = """\
 import faulthandler, json, os, sys
@@ -79,6 +82,27 @@ def command(document: int, title: str) -> list[str]:
     """
     # -P: no module is imported from the working directory by chance.
     return [sys.executable, "-P", "-c", PROGRAM, str(document), title]
+
+
+def without_spark_jar(path: Iterable[str]) -> tuple[str, ...]:
+    """Return a module path without Spark's own jar.
+
+    Spark puts it on every executor's path, and each new Python reads the names of its 6,000 files
+    to find no module among them: 22 ms of processor time.
+
+    Args:
+        path: entries as of `sys.path`.
+    """
+    return tuple(entry for entry in path if not _SPARK_JAR.fullmatch(os.path.basename(entry)))
+
+
+def node_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an executor as its node's processes get it."""
+    cleaned = without_spark_secrets(env)
+    if "PYTHONPATH" in cleaned:
+        path = cleaned["PYTHONPATH"].split(os.pathsep)
+        cleaned["PYTHONPATH"] = os.pathsep.join(without_spark_jar(path))
+    return cleaned
 
 
 def without_spark_secrets(env: Mapping[str, str]) -> dict[str, str]:

@@ -101,11 +101,12 @@ def launch(spec: SupervisorSpec) -> SupervisorHandle:
     """
     status_read, status_write = os.pipe()
     errors_read, errors_write = os.pipe()
-    spec = msgspec.structs.replace(spec, status_fd=status_write)
+    sys_path = bootstrap.without_spark_jar(spec.sys_path)
+    spec = msgspec.structs.replace(spec, status_fd=status_write, sys_path=sys_path)
     document = bootstrap.document_fd(
         "tfos.node.supervisor.supervisor",
         _encoder.encode(spec),
-        sys_path=spec.sys_path,
+        sys_path=sys_path,
         detach=True,
     )
     inherited = [document, status_write, *([spec.jvm_pidfd] if spec.jvm_pidfd >= 0 else [])]
@@ -113,7 +114,7 @@ def launch(spec: SupervisorSpec) -> SupervisorHandle:
         between = subprocess.Popen(
             bootstrap.command(document, f"tfos supervisor of {spec.bundle.name}"),
             pass_fds=inherited,
-            env=bootstrap.without_spark_secrets(os.environ),
+            env=bootstrap.node_env(os.environ),
             stdin=subprocess.DEVNULL,
             # Not ours: stdout of a PySpark worker is its daemon's channel to the JVM.
             stdout=subprocess.DEVNULL,

@@ -37,6 +37,15 @@ def is_suspended(pid: int) -> bool:
     return _stat(pid)[:1] == [b"T"]
 
 
+def rss_bytes(pid: int) -> int:
+    """Return the memory that a process has resident, in bytes; 0 if there is no such process."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def java_ancestor() -> int | None:
     """Return the pid of the nearest ancestor that is a JVM, or None.
 

@@ -13,12 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import psutil
+from typing import TYPE_CHECKING
 
 from tfos.control import messages
-from tfos.control.client import ControlClient
 from tfos.errors import ControlRefused, ControlUnavailable
+from tfos.node import procfs
+
+if TYPE_CHECKING:
+    from tfos.control.client import ControlClient
 
 REGISTER_WINDOW_S = 45.0
 """Seconds to retry the registration; the node task fails after 60 s."""
@@ -60,7 +62,8 @@ class Reporter:
     """A supervisor's line to its driver.
 
     Args:
-        client: of the control plane.
+        connect: opens the control plane, on this object's thread: with gRPC's import that takes as
+            long as the start of the node's child, which goes on meanwhile.
         register: what the node registers with.
         vitals: returns what the next heartbeat carries.
         post: passes what the driver sent to the supervisor's main thread.
@@ -68,13 +71,14 @@ class Reporter:
 
     def __init__(
         self,
-        client: ControlClient,
+        connect: Callable[[], ControlClient],
         register: messages.Register,
         *,
         vitals: Callable[[], HeartbeatState],
         post: Callable[[Notice], None],
     ) -> None:
-        self._client = client
+        self._connect = connect
+        self._client: ControlClient
         self._register_message = register
         self._heartbeat_state = vitals
         self._post = post
@@ -83,6 +87,7 @@ class Reporter:
         self._lines: list[str] = []
         self._dropped = 0
         self._finish_by_s: float | None = None
+        self._is_connected = threading.Event()
         self._heartbeat_s = 2.0
         self._last_contact_s = time.monotonic()
         self._seq = 0
@@ -122,9 +127,16 @@ class Reporter:
             self._finish_by_s = time.monotonic() + timeout_s
             self._changed.notify()
         self._thread.join(timeout_s)
-        self._client.close()
+        if self._is_connected.is_set():
+            self._client.close()
 
     def _run(self) -> None:
+        try:
+            self._client = self._connect()
+        except Exception as error:  # noqa: BLE001 - the node task shows the reason
+            self._post(Unwanted(f"cannot open the control plane: {type(error).__name__}: {error}"))
+            return
+        self._is_connected.set()
         try:
             reply = self._register()
             if not reply.accepted:
@@ -190,7 +202,7 @@ class Reporter:
             dropped, self._dropped = self._dropped, 0
         if not lines and not dropped:
             return
-        batch = messages.LogBatch(self._client.node, tuple(lines), dropped)
+        batch = messages.LogBatch(self._register_message.node, tuple(lines), dropped)
         try:
             self._client.log(batch, timeout_s=self._timeout_s())
         except ControlUnavailable:
@@ -204,11 +216,11 @@ class Reporter:
         self._seq += 1
         reply = self._client.heartbeat(
             messages.Heartbeat(
-                node=self._client.node,
+                node=self._register_message.node,
                 seq=self._seq,
                 phase=vitals.phase,
                 child_pid=vitals.child_pid,
-                rss_bytes=_rss_bytes(vitals.child_pid),
+                rss_bytes=procfs.rss_bytes(vitals.child_pid),
                 progress=dict(vitals.progress),
                 feeds=vitals.feeds,
                 stats=vitals.stats,
@@ -222,10 +234,3 @@ class Reporter:
         if self._finish_by_s is None:
             return 5.0
         return max(0.1, self._finish_by_s - time.monotonic())
-
-
-def _rss_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss) if pid else 0
-    except psutil.Error:
-        return 0

@@ -17,14 +17,13 @@ import os
 import signal
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rpc import endpoint
 from rpc.auth.process_memory import forbid_reading
 from tfos.control import messages
-from tfos.control.client import ControlClient
 from tfos.errors import LinkError
 from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.node import failure, procfs
@@ -45,6 +44,9 @@ from tfos.node.supervisor.reporter import (
 )
 from tfos.node.supervisor.restart_policy import Restarts
 from tfos.node.workspace import Workspace
+
+if TYPE_CHECKING:
+    from tfos.control.client import ControlClient
 
 LAST_REPORT_S = 3.0
 """Seconds for the last events to reach the driver; part of the 10 s of an abort."""
@@ -115,7 +117,13 @@ class Supervisor:
     def _make_reporter(self) -> Reporter:
         spec = self._spec
         address, cluster_id = self._settings.driver_address, self._settings.cluster_id
-        client = ControlClient(address, cluster_id, self._node, spec.bundle.control_keys)
+        node, keys = self._node, spec.bundle.control_keys
+
+        def connect() -> ControlClient:
+            from tfos.control.client import ControlClient  # gRPC: see Reporter
+
+            return ControlClient(address, cluster_id, node, keys)
+
         register = messages.Register(
             node=self._node,
             executor_id=spec.executor.executor_id,
@@ -124,7 +132,7 @@ class Supervisor:
             boot_id=endpoint.boot_id(),
             skew=spec.skew,
         )
-        return Reporter(client, register, vitals=lambda: self._heartbeat_state, post=self._post)
+        return Reporter(connect, register, vitals=lambda: self._heartbeat_state, post=self._post)
 
     def _open(self) -> None:
         procfs.become_subreaper()
@@ -137,8 +145,10 @@ class Supervisor:
         self._loop.watch(self._spec.status_fd, self._on_task_gone)
         self._loop.set_timer("tick", _TICK_S, self._on_tick)
         self._restarts.open_sockets(self._spec.executor.host, self._workspace.socket_dir)
-        self._reporter.start()
-        self._run_child()
+        try:
+            self._run_child()  # first: its imports take longest
+        finally:
+            self._reporter.start()  # also to report why there is no child
 
     def _run_child(self) -> None:
         self._child = self._start_child()

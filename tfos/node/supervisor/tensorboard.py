@@ -20,7 +20,6 @@ from tfos.node.spec import SupervisorSpec
 from tfos.node.supervisor import children
 from tfos.node.supervisor.event_loop import EventLoop
 from tfos.node.supervisor.log_buffer import LineSplitter, clean_line
-from tfos.node.supervisor.tensorboard_server import run
 from tfos.node.workspace import Workspace
 
 START_TIMEOUT_S = 15.0
@@ -176,5 +175,7 @@ def event_dir(log_dir: str, workspace: Workspace) -> str:
 
 def main(body: bytes) -> None:
     """Run the stock TensorBoard in this process, until it ends."""
+    from tfos.node.supervisor.tensorboard_server import run  # not in the supervisor
+
     spec = msgspec.msgpack.decode(body, type=TensorBoardSpec)
     run(spec.arguments, spec.names)
