@@ -271,7 +271,9 @@ def test_errors_of_feed_and_arguments_reach_fit():
                 FeedDataset(ctx, wrong)  # type: ignore[arg-type]  # on purpose
         model = distribute(make_model(), ctx)
         with pytest.raises(SettingsError, match="contain their targets"):
-            model.fit(FeedDataset(ctx, BATCH), class_weight={0: 1.0, 1: 2.0})
+            model.fit(FeedDataset(ctx, BATCH), sample_weight=Y)
+        with pytest.raises(SettingsError, match="a dict from class to weight"):
+            model.fit(FeedDataset(ctx, BATCH), class_weight="balanced")
         offer(ctx.feed_channel, rows_of(X[:20], Y[:20]), epoch=0)
         dataset = FeedDataset(ctx, BATCH, ColumnRoles(features="pixels", labels="digit"))
         with pytest.raises(SettingsError, match="features='pixels', but the rows have 2 values"):

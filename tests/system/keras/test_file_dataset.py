@@ -97,6 +97,22 @@ def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):
         make_model().fit(data, verbose=0)
 
 
+def test_class_weights_reach_a_model_that_is_not_distributed(tmp_path):
+    path = write(tmp_path / "rows", range(40))
+    x = np.repeat(np.arange(40, dtype=np.float32)[:, None] / 100, 4, axis=1)
+    plain, ours = make_model(), make_model()
+    weights = {n: n / 10 for n in range(20)}
+    plain.fit(
+        x, np.arange(40), class_weight=weights, batch_size=4, shuffle=False, epochs=2, verbose=0
+    )
+    data = rows_of(path, 0, 1).dataset(4, features="x", labels="n")
+    ours.fit(data, class_weight=weights, epochs=1, verbose=0)
+    ours.fit(data, class_weight=weights, epochs=1, verbose=0)
+    np.testing.assert_allclose(ours.get_weights()[0], plain.get_weights()[0], rtol=1e-6)
+    loss = ours.evaluate(rows_of(path, 0, 1).dataset(4, features="x", labels="n"), verbose=0)
+    assert loss == pytest.approx(plain.evaluate(x, np.arange(40), batch_size=4, verbose=0))
+
+
 def test_each_iteration_over_a_tf_dataset_is_an_epoch(tmp_path):
     columns = {**COLUMNS, "some": Feature("int64", None), "s": Feature("bytes")}
     path = write(tmp_path / "rows", range(50))

@@ -1,4 +1,4 @@
-"""Sample weights of a fed DataFrame: one worker trains and validates as plain Keras does."""
+"""Sample and class weights of fed rows: one worker trains and validates as plain Keras does."""
 
 from __future__ import annotations
 
@@ -113,3 +113,35 @@ def test_weighted_rows_train_and_validate_as_in_plain_keras_bit_for_bit(consiste
     for name, wanted in expected.items():
         np.testing.assert_allclose(history[name], wanted, rtol=1e-6, err_msg=name)
     assert history["val_weighted"] != history["val_accuracy"], "the weights are heeded"
+
+
+def test_class_weights_beside_sample_weights_train_as_their_product_in_plain_keras():
+    """Keras refuses the two together; tests/tfos/keras/data has its own numbers for one alone."""
+    x, y, weight = PLAIN
+    plain = make_model("sum_over_batch_size")
+    options = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    product = weight * np.where(y == 1, 3.0, 0.5).astype("float32")
+    fitted = plain.fit(x, y, sample_weight=product, validation_data=VAL_PLAIN, **options)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+
+        def work(rank):
+            if rank:
+                return drive(ctx.feed_channel)
+            model = distribute(make_model("sum_over_batch_size"), ctx, consistency="sync")
+            validation = FeedDataset(ctx, BATCH, ColumnRoles(**COLUMNS), feed="validation")
+            data = FeedDataset(ctx, BATCH, ColumnRoles(**COLUMNS))
+            ours = model.fit(
+                data,
+                epochs=EPOCHS,
+                verbose=0,
+                validation_data=validation,
+                class_weight={0: 0.5, 1: 3.0},
+            )
+            return ours.history, model.get_weights()
+
+        history, weights = together(work, 2)[0]
+    for ours, wanted in zip(weights, plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    for name, wanted in fitted.history.items():
+        np.testing.assert_allclose(history[name], wanted, rtol=1e-6, err_msg=name)

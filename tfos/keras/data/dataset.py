@@ -25,10 +25,11 @@ from feeding.reading.positions import Position
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import FeedEndedWarning, SettingsError, UnsupportedError
+from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
-from tfos.keras.data.lone_fit import is_lone_fit
 from tfos.keras.data.prefetch import Prefetcher
+from tfos.keras.data.running_fit import running_fit
 from tfos.keras.protocols import DataContext
 
 PREFETCHED_BATCHES = 3
@@ -94,6 +95,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )
         self._check_servers_used = check_servers_used or (lambda _: None)
+        self._class_weights: ClassWeights | None = None
         self._head: Any = None
         self._over = False
         self._batches = 0
@@ -171,7 +173,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._batches += 1
         self.rows += len(keras.tree.flatten(ready.values)[0])
         self._hand(ready)
-        return keras.tree.map_structure(tf.constant, ready.values)
+        values = ready.values
+        if self._class_weights is not None:
+            values = self._class_weights(values)
+        return keras.tree.map_structure(tf.constant, values)
 
     def all_acknowledged(self) -> None:
         """No push of a batch is in flight any more."""
@@ -214,9 +219,14 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         Raises:
             NotDistributed: for `fit` of a model that leaves the cluster's servers out.
+            SettingsError: a class_weight of `fit` that cannot work.
         """
-        if is_lone_fit():
+        fit = running_fit()
+        if fit is not None and fit.is_lone:
             self._check_servers_used("fit() trains this model")
+        trains = fit is not None and fit.x is self
+        given = fit.class_weight if fit is not None and trains else None
+        self._class_weights = None if given is None else ClassWeights(given)
         return self
 
     def get_numpy_iterator(self) -> Iterator[Any]:

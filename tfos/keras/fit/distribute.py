@@ -232,7 +232,7 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
     """Refuse arguments that Keras would silently ignore with a feed."""
     if not isinstance(arguments.get("x"), BatchDataset):
         return
-    for name in ("y", "sample_weight", "class_weight", "batch_size"):
+    for name in ("y", "sample_weight", "batch_size"):
         if arguments.get(name) is not None:
             raise SettingsError(
                 f"fit(ctx.dataset(...), {name}=...): the rows of a feed contain their targets "

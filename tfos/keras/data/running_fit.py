@@ -1,0 +1,42 @@
+"""Running fit: the model that a running `fit` trains, and its class weights.
+
+Covers: finding the call behind Keras' request for batches.
+Does not: decide what to do about it (tfos.worker.context, class_weights).
+Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import keras
+
+
+@dataclass(frozen=True, slots=True)
+class RunningFit:
+    """A call of Keras' own `fit`."""
+
+    is_lone: bool
+    """Whether its model is not distributed."""
+    x: Any
+    """What it trains on."""
+    class_weight: Any
+
+
+def running_fit() -> RunningFit | None:
+    """Return the innermost `fit` that the caller serves, or None."""
+    # Keras asks an adapter for batches in the same words for fit, evaluate and predict, and without
+    # the class weights.
+    fit = inspect.unwrap(keras.Model.fit).__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is fit:
+            found = frame.f_locals
+            is_lone = "_tfos_trainer" not in vars(found["self"])
+            return RunningFit(is_lone, found["x"], found["class_weight"])
+        frame = frame.f_back
+    return None
