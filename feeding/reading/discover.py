@@ -46,13 +46,15 @@ def data_files(
     """
     found: dict[str, SourceFile] = {}
     for path in path_list(paths):
-        files = list(_below(path))
+        base, files = _base(path), list(_below(path))
         if not files:
             raise FileNotFoundError(
                 f"no data file at {path}; names that begin with _ or . do not count"
             )
         for status in files:
-            found[status.path] = SourceFile(status.path, status.size_bytes, is_splittable(status))
+            found[status.path] = SourceFile(
+                status.path, status.size_bytes, is_splittable(status), base=base
+            )
     return sorted(found.values())
 
 
@@ -96,6 +98,13 @@ def _below(path: str) -> Iterable[FileStatus]:
     for head in filesystem.glob(path):
         if not {part[:1] for part in _parts(head.path)[fixed:]} & (_HIDDEN - spelled):
             yield from _walk(filesystem, head, 0)
+
+
+def _base(path: str) -> str:
+    """Return the directory that a path or pattern reads: of a pattern, what precedes its magic."""
+    location, parts = parse(path), _parts(path)
+    fixed = next((n for n, part in enumerate(parts) if _MAGIC & set(part)), len(parts))
+    return str(location.at("/".join(parts[:fixed]) or "/"))
 
 
 def _parts(path: str) -> list[str]:

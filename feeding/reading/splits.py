@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from feeding.config import MIB
 from feeding.errors import FeedSettingsError
@@ -38,6 +38,8 @@ class SourceFile:
     piece_rows: tuple[int, ...] | None = None
     """Rows of each independent piece (row group or counted byte range), in the file's order; None:
     unknown without reading the file."""
+    base: str = field(default="", compare=False)
+    """Directory that was read: `key=value` names below it are columns."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

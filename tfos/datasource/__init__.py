@@ -1,9 +1,8 @@
 """`spark.read.format("tfrecord")`, `df.write.format("tfrecord")`: Spark's side of TFRecord files.
 
 Covers: the registration with a session. The parts: source (Spark's entry point), options, columns
-(types), inference, partition_paths (`key=value` directories), reader, writer, staged_job (atomic
-visibility).
-Does not: frame, decode or encode records (feeding), train.
+(types), inference, reader, writer, staged_job (atomic visibility).
+Does not: frame, decode or encode records, name `key=value` directories (feeding), train.
 Runs in: the driver, and Python processes that Spark starts there and on executors.
 """
 

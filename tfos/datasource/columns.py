@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types
 
 from feeding.errors import FeedSettingsError
+from feeding.reading.partition_paths import WRITABLE_KINDS
 from tfos.datasource.options import RecordType
-from tfos.datasource.partition_paths import WRITABLE_KINDS
 
 if TYPE_CHECKING:
     import pyarrow as pa

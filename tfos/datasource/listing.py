@@ -21,12 +21,11 @@ from feeding.filesystem.hdfs.hadoop_conf import (
 from feeding.filesystem.location import HADOOP, LOCAL, parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.reading.discover import data_files, is_plain
+from feeding.reading.partition_paths import Kind, partition_kinds, partition_values
 from feeding.reading.splits import SourceFile
 from tfos.datasource.options import TFRecordOptions
-from tfos.datasource.partition_paths import Kind, partition_kinds, partition_values
 from tfos.files.paths import absolute_path
 
-_MAGIC = frozenset("*?[{")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
 """Hadoop's short form of a scheme without a host."""
 
@@ -110,19 +109,18 @@ def list_files(options: TFRecordOptions, *, may_be_empty: bool = False) -> Listi
                 raise
             files = []
         for file in files:
-            found[file.path] = (file, partition_values(file.path, base))
+            found[file.path] = (file, partition_values(file.path, base or file.base))
     pairs = [found[path] for path in sorted(found)]
     kinds = partition_kinds({file.path: values for file, values in pairs})
     return Listing([file for file, _ in pairs], [values for _, values in pairs], kinds)
 
 
 def _base(path: str, said: str) -> str:
+    """Return the basePath that a path lies below; "": none was said."""
+    if not said:
+        return ""
     location = parse(path)
-    if said:
-        base = str(parse(complete_path(said)))
-        if not f"{location}/".startswith(base.rstrip("/") + "/"):
-            raise FeedSettingsError(f"{location} is not below basePath {base}")
-        return base
-    parts = location.path.split("/")
-    fixed = next((n for n, part in enumerate(parts) if _MAGIC & set(part)), len(parts))
-    return str(location.at("/".join(parts[:fixed]) or "/"))
+    base = str(parse(complete_path(said)))
+    if not f"{location}/".startswith(base.rstrip("/") + "/"):
+        raise FeedSettingsError(f"{location} is not below basePath {base}")
+    return base

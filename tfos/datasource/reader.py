@@ -17,11 +17,11 @@ from pyspark.sql.types import StructType
 
 from feeding.config import MIB
 from feeding.errors import DataError
+from feeding.reading.partition_paths import NULL_NAME, partition_value
 from feeding.reading.splits import SourceFile, Split
 from tfos.datasource.columns import arrow_schema, check_schema, without
 from tfos.datasource.listing import Listing, list_files
 from tfos.datasource.options import TFRecordOptions
-from tfos.datasource.partition_paths import NULL_NAME, partition_value
 
 if TYPE_CHECKING:
     import pyarrow as pa

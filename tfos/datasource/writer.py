@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from feeding.errors import FeedSettingsError
 from feeding.filesystem.registry import filesystem_for
+from feeding.reading.partition_paths import directory_name
 from tfos.datasource.columns import (
     arrow_schema,
     check_partition_columns,
@@ -30,7 +31,6 @@ from tfos.datasource.columns import (
 )
 from tfos.datasource.listing import complete_path
 from tfos.datasource.options import TFRecordOptions
-from tfos.datasource.partition_paths import directory_name
 from tfos.datasource.staged_job import TEMPORARY, StagedFile, StagedJob, status_of
 
 if TYPE_CHECKING:

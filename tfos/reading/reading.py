@@ -44,6 +44,7 @@ class Reading:
         paths: Path | Iterable[Path],
         columns: Mapping[str, Feature] | None = None,
         *,
+        partitions: bool = True,
         on_bad_data: Literal["fail", "skip"] = "fail",
         max_skipped: int = 100,
         limits: RecordLimits | None = None,
@@ -54,7 +55,9 @@ class Reading:
             paths: files, directories and patterns, local, hdfs:// and all schemes of fsspec;
                 relative ones resolve like `ctx.absolute_path`. Names that begin with `_` or `.` are
                 skipped unless a path names them.
-            columns: `Feature` of each column by name. None: inferred from the first records.
+            columns: `Feature` of each column by name, keys of directories (`day=2026-01-31`)
+                included. None: inferred from the first records, and all keys of directories.
+            partitions: whether keys of directories are columns; False: all columns are the files'.
             on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
                 counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
@@ -67,9 +70,13 @@ class Reading:
         """
         from feeding.formats.tfrecord.source import TFRecordSource
         from feeding.reading.bad_records import BadData
+        from feeding.reading.partitions import partitioned
 
         bad = BadData(on_bad_data, max_skipped)
-        return self._rows(TFRecordSource(self._absolute(paths), columns, bad=bad, limits=limits))
+        source = TFRecordSource(
+            self._absolute(paths), columns, bad=bad, limits=limits, partitions=partitions
+        )
+        return self._rows(partitioned(source))
 
     def parquet(  # noqa: PLR0913 - what a user may say about files, all but two by keyword
         self,
@@ -79,6 +86,7 @@ class Reading:
         filters: Any = None,
         nulls: Mapping[str, Any] | None = None,
         shapes: Mapping[str, tuple[int, ...] | None] | None = None,
+        partitions: bool = True,
         on_bad_data: Literal["fail", "skip"] = "fail",
         max_skipped: int = 100,
         limits: ParquetLimits | None = None,
@@ -90,12 +98,13 @@ class Reading:
         Args:
             paths: as for `tfrecord`.
             columns: names, of fields in structs `parent.child`, and keys of directories
-                (`day=2026-01-31`). None: all that the files store.
+                (`day=2026-01-31`). None: all that the files store, and all keys of directories.
             filters: [("column", ">", 3), …] that must all hold, or a pyarrow.compute expression;
                 row groups that cannot match are not read.
             nulls: replacement of nulls by column; other columns must not contain any.
             shapes: shape of columns of lists, by name; None for any number of values. Other shapes
                 are inferred from the files.
+            partitions: whether keys of directories are columns; False: all columns are the files'.
             on_bad_data: "fail": the first damaged file or row group raises DataError. "skip": what
                 is left of it is logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
@@ -112,7 +121,11 @@ class Reading:
         from feeding.reading.bad_records import BadData
 
         request = ParquetRequest(
-            columns=columns, filters=filters, nulls=nulls or {}, shapes=shapes or {}
+            columns=columns,
+            filters=filters,
+            nulls=nulls or {},
+            shapes=shapes or {},
+            partitions=partitions,
         )
         bad = BadData(on_bad_data, max_skipped)
         return self._rows(ParquetSource(self._absolute(paths), request, bad=bad, limits=limits))
@@ -126,6 +139,7 @@ class Reading:
         delimiter: str = ",",
         quoted_newlines: bool = False,
         nulls: Mapping[str, Any] | None = None,
+        partitions: bool = True,
         on_bad_data: Literal["fail", "skip"] = "fail",
         max_skipped: int = 100,
         limits: LineLimits | None = None,
@@ -135,8 +149,8 @@ class Reading:
         Args:
             paths: as for `tfrecord`.
             columns: names, or names with dtypes ("int64", "float32", "bool", "str", "bytes", …);
-                None: all. Types without a dtype are inferred from the first lines of the first
-                    file.
+                None: all. Keys of directories (`day=2026-01-31`) are names, too. Types without a
+                dtype are inferred, of files from the first lines of the first one.
             header: whether the first line of each file has the names; or the names, for files
                 without; False: _c0, _c1, …
             delimiter: one character between values.
@@ -144,6 +158,7 @@ class Reading:
                 whole.
             nulls: replacement of empty values by column; other columns of numbers refuse an empty
                 value.
+            partitions: whether keys of directories are columns; False: all columns are the files'.
             on_bad_data: "fail": the first bad line raises DataError. "skip": it is logged, counted
                 and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
@@ -157,6 +172,7 @@ class Reading:
         from feeding.formats.csv.options import CsvRequest
         from feeding.formats.csv.source import CsvSource
         from feeding.reading.bad_records import BadData
+        from feeding.reading.partitions import partitioned
 
         request = CsvRequest(
             columns=columns,
@@ -166,20 +182,25 @@ class Reading:
             nulls=nulls or {},
         )
         bad = BadData(on_bad_data, max_skipped)
-        return self._rows(CsvSource(self._absolute(paths), request, bad=bad, limits=limits))
+        source = CsvSource(
+            self._absolute(paths), request, bad=bad, limits=limits, partitions=partitions
+        )
+        return self._rows(partitioned(source))
 
     def text(
         self,
         paths: Path | Iterable[Path],
         *,
+        partitions: bool = True,
         on_bad_data: Literal["fail", "skip"] = "fail",
         max_skipped: int = 100,
         limits: LineLimits | None = None,
     ) -> FileRows:
-        """Return the lines of text files, UTF-8, plain or gzip, as one column `value`.
+        """Return the lines of text files, UTF-8, plain or gzip, as the column `value`.
 
         Args:
             paths: as for `tfrecord`.
+            partitions: whether keys of directories (`day=2026-01-31`) are columns, too.
             on_bad_data: "fail": the first line that is not UTF-8 raises DataError. "skip": it is
                 logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
@@ -191,9 +212,11 @@ class Reading:
         """
         from feeding.formats.text.source import TextSource
         from feeding.reading.bad_records import BadData
+        from feeding.reading.partitions import partitioned
 
         bad = BadData(on_bad_data, max_skipped)
-        return self._rows(TextSource(self._absolute(paths), bad=bad, limits=limits))
+        source = TextSource(self._absolute(paths), bad=bad, limits=limits, partitions=partitions)
+        return self._rows(partitioned(source))
 
     def _absolute(self, paths: Path | Iterable[Path]) -> list[str]:
         from feeding.reading.discover import path_list

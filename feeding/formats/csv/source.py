@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import csv as csv_format
+import dataclasses
 import functools
 import io
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +30,7 @@ from feeding.formats.text.lines import LineBlock, LineLimits
 from feeding.formats.text.row_index import BOM, RowLines
 from feeding.formats.text.source import LineSource
 from feeding.reading.bad_records import BadData
+from feeding.reading.partitions import refuse_both
 from feeding.reading.row_counts import PieceRows
 from feeding.reading.splits import Split
 
@@ -43,6 +45,8 @@ class CsvSource(LineSource):
         request: columns and format.
         bad: policy for bad lines and damaged files.
         limits: bounds of lines and compression.
+        partitions: whether `directories` has columns: all keys of directories, or those that the
+            request names.
 
     Raises:
         FileNotFoundError: a path has no file.
@@ -57,11 +61,15 @@ class CsvSource(LineSource):
         *,
         bad: BadData | None = None,
         limits: LineLimits | None = None,
+        partitions: bool = False,
     ) -> None:
-        self._request = request = request or CsvRequest()
+        request = request or CsvRequest()
         lines = RowLines(blank=False, header=request.header is True)
         can_split = not request.quoted_newlines
-        super().__init__(paths, bad=bad, limits=limits, can_split=can_split, lines=lines)
+        super().__init__(
+            paths, bad=bad, limits=limits, can_split=can_split, lines=lines, partitions=partitions
+        )
+        self._request = request = self._without_directories(request)
         self._format = pa_csv.ParseOptions(
             delimiter=request.delimiter, newlines_in_values=request.quoted_newlines
         )
@@ -295,6 +303,9 @@ class CsvSource(LineSource):
         asked = self._request.columns
         given = dict(asked) if isinstance(asked, Mapping) else {}
         wanted = list(names if asked is None else asked)
+        for name in self.directories:
+            if name in names:
+                raise refuse_both(name, path)
         for name in wanted:
             if name not in names:
                 raise DataError(f"{path} has no column {name!r}; it has {names}")
@@ -331,6 +342,20 @@ class CsvSource(LineSource):
         with contextlib.closing(self.opened(path)) as file:
             found = self._streamed(file, names, options).schema
         return None if all(pa.types.is_null(kind) for kind in found.types) else found
+
+    def _without_directories(self, request: CsvRequest) -> CsvRequest:
+        """Keep the directories' columns that a request names; return it without them."""
+        asked = request.columns
+        if asked is None:
+            return request
+        named = {key: column for key, column in self.directories.items() if key in asked}
+        self.directories = named
+        if isinstance(asked, Mapping):
+            self.directories = {key: column.of(asked[key]) for key, column in named.items()}
+            left: Any = {name: asked[name] for name in asked if name not in named}
+        else:
+            left = [name for name in asked if name not in named]
+        return dataclasses.replace(request, columns=left) if named else request
 
     def _fill(self, column: StoredColumn) -> Any:
         value = self._request.nulls.get(column.name)

@@ -27,7 +27,7 @@ from feeding.columnar.schema import ColumnGroup, Schema, is_shape
 from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.parquet.filter import RowFilter
 from feeding.formats.parquet.footer import Footer
-from feeding.formats.parquet.partitions import PartitionColumn
+from feeding.reading.partitions import PartitionColumn, refuse_both
 
 Shape = tuple[int, ...] | None
 
@@ -37,17 +37,19 @@ class ParquetRequest:
     """How to read Parquet files.
 
     Args:
-        columns: names; None: all stored columns.
+        columns: names; None: all stored columns, and the keys of directories.
         filters: see RowFilter.
         nulls: value that replaces a null, by column; other columns refuse nulls.
         shapes: of one row of a list column, by name; None as a shape: ragged. Other list columns
             get their shape from the files.
+        partitions: whether keys of directories are columns.
     """
 
     columns: Sequence[str] | None = None
     filters: Any = None
     nulls: Mapping[str, Any] = field(default_factory=dict)
     shapes: Mapping[str, Shape] = field(default_factory=dict)
+    partitions: bool = True
 
     def __post_init__(self) -> None:
         given = self.columns
@@ -92,17 +94,9 @@ class ParquetPlan:
         self._first = footer.path
         self._filter = None if request.filters is None else RowFilter(request.filters)
         stored = stored_columns(_arrow_schema(footer), footer.path)
-        names = tuple(stored if request.columns is None else request.columns)
-        self._names = names
+        self._names = names = _names(request.columns, stored, partitions, footer.path)
         self._stored = {name: stored[name] for name in names if name in stored}
-        self._given = {
-            name: partitions[name] for name in names if name in partitions and name not in stored
-        }
-        for name in names:
-            if name not in stored and name not in partitions:
-                raise DataError(
-                    f"{footer.path} has no column {name!r}; it has {_listing(stored, partitions)}"
-                )
+        self._given = {name: partitions[name] for name in names if name in partitions}
         for name in request.nulls:
             if name not in names:
                 raise FeedSettingsError(f"nulls: {name!r} is none of the columns {list(names)}")
@@ -129,9 +123,8 @@ class ParquetPlan:
             column_spec(column)  # raises for a type that cannot be read
             refuse_alike(column, stored, footer.path)
         for given in self._given.values():
-            path = next((path for path, value in given.values.items() if value is None), None)
-            if path is not None and request.fill(given) is None:
-                raise DataError(f"{path}: {given.name!r} is null; pass nulls={{{given.name!r}: …}}")
+            if request.fill(given) is None:
+                given.refuse_null(f"pass nulls={{{given.name!r}: …}}, or partitions=False")
 
     @property
     def paths(self) -> list[str]:
@@ -178,7 +171,7 @@ class ParquetPlan:
         values = {}
         for name, column in self._constants.items():
             schema = schema.append(pa.field(name, _held_type(column)))
-            values[name] = column.values[footer.path]
+            values[name] = column.value(footer.path)
         return self._filter.groups(footer.alone, schema, values)
 
     @property
@@ -216,7 +209,7 @@ class ParquetPlan:
         if self._filter is None:
             return batch
         constants = {
-            name: pa.scalar(column.values[path], _held_type(column))
+            name: pa.scalar(column.value(path), _held_type(column))
             for name, column in self._constants.items()
         }
         return self._filter.rows(batch, constants)
@@ -279,6 +272,22 @@ class ListLengths:
             if len(lengths) == 1:
                 found[column.name] = (lengths.pop(),)
         return found
+
+
+def _names(
+    asked: Sequence[str] | None,
+    stored: Mapping[str, StoredColumn],
+    partitions: Mapping[str, PartitionColumn],
+    path: str,
+) -> tuple[str, ...]:
+    """Return the columns to read; refuse those that the first file does not have, or has twice."""
+    names = tuple({**stored, **partitions} if asked is None else asked)
+    for name in names:
+        if name in stored and name in partitions:
+            raise refuse_both(name, path)
+        if name not in stored and name not in partitions:
+            raise DataError(f"{path} has no column {name!r}; it has {_listing(stored, partitions)}")
+    return names
 
 
 def _held_type(column: StoredColumn | PartitionColumn) -> pa.DataType:

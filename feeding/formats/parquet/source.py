@@ -28,11 +28,11 @@ from feeding.formats.parquet.footer import (
     open_listed,
     read_footers,
 )
-from feeding.formats.parquet.partitions import partition_columns
 from feeding.formats.parquet.plan import ParquetPlan, ParquetRequest
 from feeding.formats.parquet.row_groups import Fetched, RowGroupReader
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import data_files
+from feeding.reading.partitions import partition_columns
 from feeding.reading.splits import SourceFile, Split
 
 _BATCH_BYTES = 8 * MIB
@@ -71,12 +71,13 @@ class ParquetSource:
         self._limits = limits or ParquetLimits()
         self._footers = FooterCache(self._limits)
         listed = data_files(paths, is_splittable=bool)
-        partitions = partition_columns([file.path for file in listed])
+        asked = request or ParquetRequest()
+        partitions = partition_columns(listed) if asked.partitions else {}
         plan: ParquetPlan | None = None
         files: list[SourceFile] = []
         for file, footer in read_footers(listed, self._footers, self._bad):
             try:
-                plan = plan or ParquetPlan(request or ParquetRequest(), footer, partitions)
+                plan = plan or ParquetPlan(asked, footer, partitions)
                 plan.check(footer)
             except DataError as error:
                 self._bad.skip(file.path, 0, error)

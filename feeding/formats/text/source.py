@@ -25,6 +25,7 @@ from feeding.formats.text.lines import GzipBytes, LineBlock, LineLimits, LineRea
 from feeding.formats.text.row_index import RowLines
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import GZIP_NAMES, data_files, is_gzip
+from feeding.reading.partitions import PartitionColumn, partition_columns
 from feeding.reading.row_counts import PieceRows
 from feeding.reading.splits import SourceFile, Split
 
@@ -51,6 +52,7 @@ class LineSource:
         limits: bounds of lines and compression.
         can_split: whether a line end always ends a row, so that a file can be read in pieces.
         lines: which lines are rows.
+        partitions: whether `directories` has columns.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class LineSource:
         limits: LineLimits | None = None,
         can_split: bool = True,
         lines: RowLines = EVERY_LINE,
+        partitions: bool = False,
     ) -> None:
         self.bad = bad or BadData()
         self._lines = lines
@@ -68,6 +71,10 @@ class LineSource:
         self._can_split = can_split
         self.listed = data_files(paths, is_splittable=self._is_splittable)
         self._sizes = {file.path: file.size_bytes for file in self.listed}
+        self.directories: dict[str, PartitionColumn] = (
+            partition_columns(self.listed) if partitions else {}
+        )
+        """Columns of directories, which `read` leaves out, by name."""
 
     @property
     def num_skipped(self) -> int:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.config import MIB
-from feeding.errors import DataError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import Path
 from feeding.formats.tfrecord.example import ExampleDecoder, Feature
 from feeding.formats.tfrecord.framing import RecordBlock, RecordLimits, RecordReader
@@ -22,6 +22,7 @@ from feeding.formats.tfrecord.infer import infer_features
 from feeding.formats.tfrecord.records import opened_records, record_blocks
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import data_files, is_plain
+from feeding.reading.partitions import PartitionColumn, partition_columns, refuse_both
 from feeding.reading.row_counts import PieceRows
 from feeding.reading.splits import SourceFile, Split
 
@@ -37,10 +38,12 @@ class TFRecordSource:
             the first file that has any, as float32 and int64 (see infer_features).
         bad: policy for damaged records.
         limits: bound records and compression.
+        partitions: whether `directories` has columns: all keys of directories, or those in
+            `features`.
 
     Raises:
         FileNotFoundError: a path has no file.
-        DataError: `features` is None, and no file has any.
+        DataError: `features` is None, and no file has any; or a directory's value does not fit.
     """
 
     def __init__(
@@ -50,12 +53,24 @@ class TFRecordSource:
         *,
         bad: BadData | None = None,
         limits: RecordLimits | None = None,
+        partitions: bool = False,
     ) -> None:
         self._bad = bad or BadData()
         self._limits = limits
         self._files = data_files(paths, is_splittable=is_plain)
         self._sizes = {file.path: file.size_bytes for file in self._files}
-        self._decoder = ExampleDecoder(self._inferred() if features is None else features)
+        self.directories = partition_columns(self._files) if partitions else {}
+        """Columns of directories, which `read` leaves out, by name."""
+        if features is None:
+            features = self._inferred()
+        else:
+            named = {name: features[name] for name in self.directories if name in features}
+            self.directories = {
+                name: _from_directories(self.directories[name], feature)
+                for name, feature in named.items()
+            }
+            features = {name: spec for name, spec in features.items() if name not in named}
+        self._decoder = ExampleDecoder(features)
 
     @property
     def schema(self) -> Schema:
@@ -110,12 +125,24 @@ class TFRecordSource:
                 raise DataError(
                     f"{file.path}: {error}; name the features that you expect"
                 ) from None
+            for name in self.directories:
+                if name in found:
+                    raise refuse_both(name, file.path)
             if found:
                 return found
         raise DataError(
             f"{self._files[0].path} and {len(self._files) - 1} other files hold no tf.Example with "
             "a feature; name the features that you expect"
         )
+
+
+def _from_directories(column: PartitionColumn, feature: Feature) -> PartitionColumn:
+    if feature.shape != ():
+        raise FeedSettingsError(
+            f"{column.name!r} is a key of directories, which has one value per row, not shape "
+            f"{feature.shape}; pass shape=(), or partitions=False to read it from the records"
+        )
+    return column.of(feature.dtype)
 
 
 def sample_of(

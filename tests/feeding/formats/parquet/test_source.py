@@ -297,14 +297,22 @@ def test_shapes_are_found_or_said(tmp_path):
         read(late)
 
 
-def test_keys_of_directories_are_columns_if_they_are_asked_for(tmp_path):
+def test_keys_of_directories_are_columns(tmp_path):
     for day, name in (("2026-01-31", "a%20b"), ("2026-02-01", "__HIVE_DEFAULT_PARTITION__")):
         for hour in (1, 23):
             write(
                 tmp_path / f"day={day}" / f"hour={hour}" / f"who={name}" / "f.parquet",
                 table(range(2)),
             )
-    assert set(read(tmp_path)) == {"n", "some", "pair", "s"}
+    assert set(read(tmp_path, partitions=False)) == {"n", "some", "pair", "s"}
+    with pytest.raises(DataError, match=r"'who' is null; pass nulls=.*, or partitions=False"):
+        read(tmp_path)
+    everything = read(tmp_path, nulls={"who": "nobody"})
+    assert list(everything) == ["n", "some", "pair", "s", "day", "hour", "who"]
+    assert everything["hour"] == [1, 1, 23, 23] * 2
+    assert set(read(tmp_path / "day=2026-01-31", columns=["hour", "who"])) == {"hour", "who"}
+    with pytest.raises(DataError, match="has no column 'day'"):  # as in Spark: above what is read
+        read(tmp_path / "day=2026-01-31", columns=["day"])
     found = read(tmp_path, columns=["hour", "n", "day", "who"], nulls={"who": "nobody"})
     assert found["hour"] == [1, 1, 23, 23] * 2
     assert found["day"] == ["2026-01-31"] * 4 + ["2026-02-01"] * 4
@@ -316,11 +324,17 @@ def test_keys_of_directories_are_columns_if_they_are_asked_for(tmp_path):
     }
 
 
-def test_a_column_of_the_files_comes_before_the_directory_of_its_name(tmp_path):
+def test_a_column_of_the_files_and_of_the_directories_is_refused(tmp_path):
     for day in (1, 2):
         path = tmp_path / f"day={day}" / "f"
         write(path, pa.table({"day": [day + 10, day + 20], "n": [day, -day]}))
-    assert read(tmp_path, columns=["day"], filters=[("day", ">", 11)]) == {"day": [21, 12, 22]}
+    for columns in (None, ["day"]):
+        with pytest.raises(DataError, match="'day' is a column of the file and a key"):
+            read(tmp_path, columns=columns)
+    assert read(tmp_path, columns=["n"]) == {"n": [1, -1, 2, -2]}
+    assert read(tmp_path, columns=["day"], filters=[("day", ">", 11)], partitions=False) == {
+        "day": [21, 12, 22]
+    }
 
 
 def test_columns_that_cannot_be_told_apart_are_refused(tmp_path):

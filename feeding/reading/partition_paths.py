@@ -1,7 +1,8 @@
 """Partition paths (`key=value` directories): names that stay inside the root, and values back.
 
-Covers: escaping as Spark and Hive do; which columns and types directories have.
-Does not: list directories.      Pure.
+Covers: escaping as Spark and Hive do (pyarrow's escapes are read, too); Spark's types of values.
+Does not: list directories (discover), make columns of batches (partitions).
+Threads: any; pure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from feeding.errors import DataError, RowError
 from feeding.filesystem.location import MAX_NAME_BYTES, shown
@@ -17,7 +19,6 @@ from feeding.filesystem.location import MAX_NAME_BYTES, shown
 NULL_NAME = "__HIVE_DEFAULT_PARTITION__"
 """Directory value of null and the empty string."""
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
-_CODE = re.compile("%([0-9A-Fa-f]{2})")
 _INT32, _INT64 = 2**31, 2**63
 
 Kind = Literal["int", "bigint", "date", "string"]
@@ -61,7 +62,7 @@ def partition_values(path: str, base: str) -> dict[str, str | None]:
     for part in below.split("/")[:-1]:
         column, equals, value = part.partition("=")
         if equals and column:
-            found[_unescape(column)] = None if value == NULL_NAME else _unescape(value)
+            found[unquote(column)] = None if value == NULL_NAME else unquote(value)
     return found
 
 
@@ -116,10 +117,6 @@ def _text(value: Any) -> str:
 
 def _escape(text: str) -> str:
     return "".join(f"%{ord(letter):02X}" if letter in _ESCAPED else letter for letter in text)
-
-
-def _unescape(text: str) -> str:
-    return _CODE.sub(lambda match: chr(int(match[1], 16)), text)
 
 
 def _kind(texts: Iterable[str | None]) -> Kind:

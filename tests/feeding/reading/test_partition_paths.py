@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from feeding.errors import DataError, RowError
-from tfos.datasource.partition_paths import (
+from feeding.reading.partition_paths import (
     directory_name,
     partition_kinds,
     partition_value,
