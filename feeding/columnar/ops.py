@@ -37,10 +37,46 @@ def split_rows(columns: Columns, most_rows: int) -> tuple[Columns, Columns | Non
     count = num_rows(columns)
     if count <= most_rows:
         return columns, None
-    return (
-        tuple(_rows(column, 0, most_rows) for column in columns),
-        tuple(_rows(column, most_rows, count) for column in columns),
-    )
+    return rows_between(columns, 0, most_rows), rows_between(columns, most_rows, count)
+
+
+def rows_between(columns: Columns, start: int, stop: int) -> Columns:
+    """Return views of the rows from `start` to `stop`, `stop` excluded."""
+    return tuple(_rows(column, start, stop) for column in columns)
+
+
+def rows_within(columns: Columns, most_bytes: int) -> int:
+    """Return how many of the first rows take at most so many bytes.
+
+    Args:
+        columns: of n rows each; a text or bytes takes its length.
+        most_bytes: may be negative.
+    """
+    return int(np.searchsorted(_row_ends(columns), most_bytes, side="right"))
+
+
+def num_bytes(columns: Columns) -> int:
+    """Return the bytes of all rows, at least one row, as `rows_within` counts them."""
+    return int(_row_ends(columns)[-1])
+
+
+def _row_ends(columns: Columns) -> Order:
+    """Return the bytes up to the end of each row, int64[n]."""
+    per_row = sum(_row_bytes(column) for column in columns)
+    ends: Order = np.broadcast_to(per_row, (num_rows(columns),)).cumsum(dtype=np.int64)
+    return ends
+
+
+def _row_bytes(column: BatchColumn) -> int | Order:
+    """Return the bytes of each row, int64[n], or of any row."""
+    if isinstance(column, Ragged):
+        found: Order = np.diff(column.offsets) * column.values.itemsize
+        return found
+    if column.dtype == object:
+        items = np.fromiter(map(len, column.ravel()), np.int64, column.size)
+        summed: Order = items.reshape(len(column), -1).sum(axis=1)
+        return summed
+    return column.itemsize * int(np.prod(column.shape[1:]))
 
 
 def _rows(column: BatchColumn, start: int, stop: int) -> BatchColumn:

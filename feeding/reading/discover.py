@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.globbing import alternatives
 from feeding.filesystem.interface import FileStatus, FileSystem, Path
@@ -22,6 +23,8 @@ from feeding.reading.splits import SourceFile
 _MAGIC = set("*?[{")
 _HIDDEN = set("._")
 _MAX_DEPTH = 32
+_HELD_BYTES = 16 * MIB
+"""Blocks that are read ahead, one that is decoded, and its columns; Parquet knows it better."""
 GZIP_NAMES = (".gz", ".gzip")
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -53,7 +56,11 @@ def data_files(
             )
         for status in files:
             found[status.path] = SourceFile(
-                status.path, status.size_bytes, is_splittable(status), base=base
+                status.path,
+                status.size_bytes,
+                is_splittable(status),
+                base=base,
+                held_bytes=min(status.size_bytes, _HELD_BYTES),
             )
     return sorted(found.values())
 

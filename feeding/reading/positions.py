@@ -1,11 +1,12 @@
 """Reading positions: where the readers of files are, and who reads the rest after a stop.
 
-An epoch's work of one worker is a list of parts; a part is a list of consecutive splits. A stopped
-reader has a place in its work. What all readers have left is the work that the next readers share:
+An epoch's work of one worker is a list of parts; a part is a list of splits, of which a reader
+reads several side by side (lanes). A stopped reader has a place in its work. What all readers have
+left is the work that the next readers share:
 
     as many readers    each continues exactly where its predecessor stopped
-    another number     begun     the window that a stopped reader was in, with the splits that the
-                                 window reaches; assigned whole
+    another number     windows   the rest of each window that a stopped reader was in
+                       begun     the rest of each split behind those windows; each assigned whole
                        the rest  all splits that no reader has begun, split anew for even shares
 
 Later epochs, which no reader has begun, are shared as usual. A place counts rows that a split
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -32,19 +33,32 @@ from feeding.reading.splits import SourceFile, Split
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
+class Front(msgspec.Struct, frozen=True, array_like=True):
+    """Which splits of a part are being read, and how far."""
+
+    lanes: tuple[tuple[Count, Count], ...] = ()
+    """In the order of their turns: index of the split in the part, and how many of its rows were
+    read."""
+    begun: Count = 0
+    """Splits of the part that were begun, those that have ended included."""
+
+
+UNBEGUN = Front()
+
+
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """How much of an epoch one reader has yielded."""
 
     epoch: Count
     part: Count = 0
-    split: Count = 0
-    """Split of the part where the current window begins; without windows, of the next row."""
-    row: Count = 0
-    """Rows of that split before the window, or before the next row."""
+    front: Front = UNBEGUN
+    """Where the current window begins; without windows, the next row."""
     taken: Count = 0
-    """Rows of the window that were yielded."""
-    opened: Count = 0
-    """Splits of the part that were begun: the last one with rows in the window, plus one."""
+    """Rows of the window that were yielded; 0: no window is begun."""
+    rows: Count = 0
+    """Rows of the window."""
+    end: Front = UNBEGUN
+    """Where the window ends."""
 
 
 Stop = tuple[Place, ...]
@@ -80,15 +94,45 @@ START = Course()
 
 @dataclass(frozen=True, slots=True)
 class WorkerPart:
-    """Splits that one worker reads in sequence."""
+    """Splits that one worker reads, several side by side."""
 
     splits: tuple[Split, ...]
-    row: int = 0
-    """Rows at the beginning of the first split that an earlier run read."""
+    skipped: tuple[int, ...] = ()
+    """Rows at the beginning of each of the first splits that earlier runs read."""
+    front: Front = UNBEGUN
+    """Where reading begins: in the splits that an earlier run has begun."""
     taken: int = 0
     """Rows of the first window that an earlier run yielded."""
-    opened: int = 0
-    """Splits that the first window reaches; 0 if no reader has begun the part."""
+    rows: int = 0
+    """Rows of that window."""
+    end: Front = UNBEGUN
+    """Where that window ends."""
+    ends_with_window: bool = False
+    """Whether other parts have what is behind that window."""
+
+    def rows_read(self, split: int) -> int:
+        """Return the rows of a split, by index, that were read when it had not been begun."""
+        return self.skipped[split] if split < len(self.skipped) else 0
+
+    def at(self, place: Place) -> WorkerPart:
+        """Return the rest of the part behind a place."""
+        return replace(self, front=place.front, taken=place.taken, rows=place.rows, end=place.end)
+
+    @property
+    def window(self) -> WorkerPart | None:
+        """The rest of the window that was begun; None: there is none."""
+        if not self.taken:
+            return None
+        return replace(self, splits=self.splits[: self.end.begun], ends_with_window=True)
+
+    def behind_window(self) -> list[tuple[Split, int]]:
+        """Return the splits that have rows behind the window, and how many rows to skip."""
+        if self.ends_with_window:
+            return []
+        front = self.end if self.taken else self.front
+        later = range(front.begun, len(self.splits))
+        rest = [*front.lanes, *((split, self.rows_read(split)) for split in later)]
+        return [(self.splits[split], row) for split, row in rest]
 
 
 Work = tuple[WorkerPart, ...]
@@ -242,31 +286,45 @@ def _left(work: Work, place: Place, epoch: int) -> Work:
     rest = work[place.part :]
     if not rest:
         return ()
-    here = rest[0].splits[place.split :]
-    first = WorkerPart(here, place.row, place.taken, max(0, place.opened - place.split))
-    return (first, *rest[1:]) if here else rest[1:]
+    if rest[0].ends_with_window and not place.taken:
+        return rest[1:]
+    return (rest[0].at(place), *rest[1:])
 
 
 def _deal(left: Iterable[Work], files: Sequence[SourceFile], num_workers: int) -> list[Work]:
     """Assign what several readers have left to other readers."""
-    begun: list[WorkerPart] = []
+    windows: list[WorkerPart] = []
+    begun: list[tuple[Split, int]] = []
     rest: list[Split] = []
     for part in (part for work in left for part in work):
-        if part.opened:
-            begun.append(WorkerPart(part.splits[: part.opened], part.row, part.taken, part.opened))
-        rest += part.splits[part.opened :]
+        if (window := part.window) is not None:
+            windows.append(window)
+        for split, row in part.behind_window():
+            if row:
+                begun.append((split, row))
+            else:
+                rest.append(split)
     loads = [0] * num_workers
     works: list[list[WorkerPart]] = [[] for _ in range(num_workers)]
-    for head in sorted(begun, key=lambda part: -_size(part.splits)):
+    for window in sorted(windows, key=lambda part: part.taken - part.rows):
         least = loads.index(min(loads))
-        works[least].append(head)
-        loads[least] += _size(head.splits)
+        works[least].append(window)
+        # Rows of unknown size count as one byte: a window is small beside what is left of splits.
+        loads[least] += window.rows - window.taken
+    heads: list[list[tuple[Split, int]]] = [[] for _ in range(num_workers)]
+    for head in sorted(begun, key=lambda each: -_rest(*each)):
+        least = loads.index(min(loads))
+        heads[least].append(head)
+        loads[least] += _rest(*head)
     whole = {file.path for file in files if not file.is_splittable and file.piece_rows is None}
-    for worker, mine in enumerate(splits.deal_beside(rest, loads, whole)):
-        if mine:
-            works[worker].append(WorkerPart(tuple(mine)))
+    dealt = splits.deal_beside(rest, loads, whole)
+    for worker, (mine, more) in enumerate(zip(heads, dealt, strict=True)):
+        if mine or more:
+            skipped = tuple(row for _, row in mine)
+            works[worker].append(WorkerPart((*(split for split, _ in mine), *more), skipped))
     return [tuple(work) for work in works]
 
 
-def _size(several: Iterable[Split]) -> int:
-    return sum(split.size for split in several)
+def _rest(split: Split, row: int) -> int:
+    """Return the size of a split behind a row, in rows; in bytes, where rows have no known size."""
+    return split.size if split.piece is None else max(1, split.size - row)

@@ -17,9 +17,12 @@ import numpy as np
 from feeding.columnar.batch import Batch, EpochEnd, check_batch_size
 from feeding.columnar.ops import Columns, joined, num_rows, split_rows
 from feeding.columnar.schema import Schema
+from feeding.config import MIB
 from feeding.errors import FeedSettingsError
 from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
 from feeding.reading.runs import Order, RowRun, Source, runs
+
+MOST_BYTES = 256 * MIB
 
 
 class DirectReader:
@@ -35,10 +38,13 @@ class DirectReader:
         seed: of the order of the files' pieces and of the rows in windows, another order in each
             epoch; None: no shuffling.
         shuffle_rows: rows of a window, held in memory; 1: rows keep their order.
+        interleave: most splits that are read side by side; 1: one after the other.
+        most_bytes: what the splits that are read side by side hold at most, and a window; one split
+            and one row are always read.
         course: first epoch, and how much of it earlier runs have read; see positions.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the order of the rows, by keyword
         self,
         source: Source,
         worker: int,
@@ -46,6 +52,8 @@ class DirectReader:
         *,
         seed: int | None = None,
         shuffle_rows: int = 1,
+        interleave: int = 1,
+        most_bytes: int = MOST_BYTES,
         course: Course = START,
     ) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
@@ -54,9 +62,17 @@ class DirectReader:
             raise FeedSettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}")
         if shuffle_rows > 1 and seed is None:
             raise FeedSettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=")
+        for name, value in (("interleave", interleave), ("most_bytes", most_bytes)):
+            if type(value) is not int or value < 1:
+                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
         self._source = source
         self._share = (worker, num_workers)
         self._files = tuple(source.files())
+        held = max((file.held_bytes for file in self._files), default=0)
+        # One more split than those that are read is opened ahead.
+        fitting = max(1, most_bytes // held - 1) if held else interleave
+        self._width = min(interleave, fitting)
+        self._window_bytes = most_bytes
         self._course = course
         self._runs: Iterator[RowRun] | None = None
         self._run: RowRun | None = None
@@ -138,7 +154,7 @@ class DirectReader:
         work = work_of(
             self._files, *self._share, seed=at.seed, epoch=epoch, stops=self._course.stops
         )
-        order = Order(at.seed, at.shuffle_rows, epoch)
+        order = Order(at.seed, at.shuffle_rows, epoch, self._width, self._window_bytes)
         source = self._source  # not self: a reader that is freed closes its file at once
         return itertools.chain.from_iterable(
             runs(source, part, number, order) for number, part in enumerate(work)

@@ -1,13 +1,13 @@
 """Row runs: the rows of one part of an epoch's work in the order of reading, with their places.
 
-    splits of the part ─► rows, in blocks ─► without windows: in their order
-                                          └► with windows: `window` rows held, in random order
+    splits of the part ─► lanes: rows in turns ─► without windows: in their order
+                                               └► with windows: `window` rows held, in random order
 
 A window's order depends on the seed, the epoch and the window's start. So a reader that continues
 inside a window yields the rest of the same order.
 
-Covers: Source (the protocol of all formats), RowRun, skipping rows that were yielded before.
-Does not: make batches (reader), decide what is read (positions).
+Covers: Source (the protocol of all formats), RowRun, windows.
+Does not: make batches (reader), read splits side by side (lanes), decide what is read (positions).
 Threads: one consumer.
 """
 
@@ -21,10 +21,19 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from feeding.columnar.ops import Columns, joined, num_rows, reordered, split_rows
+from feeding.columnar.ops import (
+    Columns,
+    joined,
+    num_bytes,
+    num_rows,
+    reordered,
+    rows_between,
+    rows_within,
+)
 from feeding.columnar.schema import Schema
 from feeding.errors import FileChanged
-from feeding.reading.positions import Place, WorkerPart
+from feeding.reading.lanes import Lanes, turn_rows
+from feeding.reading.positions import Front, Place, WorkerPart
 from feeding.reading.splits import SourceFile, Split
 
 
@@ -57,6 +66,10 @@ class Order:
     window: int
     """Rows per shuffled window; 1: no shuffling."""
     epoch: int
+    width: int = 1
+    """Splits read side by side."""
+    window_bytes: int = 1 << 62
+    """A window ends before it exceeds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +79,18 @@ class RowRun:
     columns: Columns
     start: Place
     end: Place
-    is_window: bool = False
 
     def after(self, count: int) -> Place:
         """Return the place after the first `count` rows, at least one."""
+        start = self.start
         if count == num_rows(self.columns):
             return self.end
-        start = self.start
-        if self.is_window:
+        if start.rows:
             return msgspec.structs.replace(start, taken=start.taken + count)
-        return msgspec.structs.replace(start, row=start.row + count)
+        (split, row), *others = start.front.lanes
+        lanes = ((split, row + count), *others)
+        front = msgspec.structs.replace(start.front, lanes=lanes)
+        return msgspec.structs.replace(start, front=front)
 
 
 def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterator[RowRun]:
@@ -90,83 +105,74 @@ def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterato
     Raises:
         FileChanged: a split has fewer rows than earlier runs have read from it.
     """
-    placed = _placed(source, part)
+    # A window that was begun is read as it was, with as many lanes.
+    width = len(part.front.lanes) if part.taken else order.width
+    lanes = Lanes(source, part, width, turn_rows(order.window))
     if order.window > 1:
-        yield from _windows(placed, part, number, order)
+        yield from _windows(lanes, part, number, order)
         return
-    for split, row, columns in placed:
-        start = Place(order.epoch, number, split, row, 0, split + 1)
-        end = msgspec.structs.replace(start, row=row + num_rows(columns))
-        yield RowRun(columns, start, end)
+    while lanes.is_ready():
+        start = Place(order.epoch, number, lanes.front)
+        columns = lanes.peek(_ALL)
+        lanes.move(num_rows(columns))
+        yield RowRun(columns, start, Place(order.epoch, number, lanes.front))
 
 
-def _placed(source: Source, part: WorkerPart) -> Iterator[tuple[int, int, Columns]]:
-    """Yield blocks of rows with the index of their split and of their first row in it."""
-    for split, rows in enumerate(_begun_ahead(source, part.splits)):
-        at, skipped = 0, 0 if split else part.row
-        for columns in rows:
-            count = num_rows(columns)
-            wanted = split_rows(columns, skipped - at)[1] if at < skipped else columns
-            if wanted is not None and count:
-                yield split, at + count - num_rows(wanted), wanted
-            at += count
-        if at < skipped:
+_ALL = 1 << 62
+
+
+def _windows(lanes: Lanes, part: WorkerPart, number: int, order: Order) -> Iterator[RowRun]:
+    if part.taken:
+        begin = lanes.front
+        held = _held(lanes, part.rows, _ALL)
+        found = sum(map(num_rows, held))
+        if found < part.rows:
             raise FileChanged(
-                f"{part.splits[0]} has {at} rows, {skipped} of them were read before: the file "
-                "has changed since the position was saved"
+                f"a window from {part.splits[begin.lanes[0][0]]} on has {found} rows, it had "
+                f"{part.rows}: a file has changed since the position was saved"
             )
+        yield _window(held, part, Place(order.epoch, number, begin, part.taken), lanes.front, order)
+        if part.ends_with_window:
+            return
+        lanes.widen(order.width)
+    while lanes.is_ready():
+        begin = lanes.front
+        held = _held(lanes, order.window, order.window_bytes)
+        yield _window(held, part, Place(order.epoch, number, begin), lanes.front, order)
 
 
-def _begun_ahead(source: Source, splits: Sequence[Split]) -> Iterator[Iterator[Columns]]:
-    """Yield each split's rows; the next split is begun ahead."""
-    ahead: Iterator[Columns] | None = None
-    for split in splits:
-        ready, ahead = ahead, source.read(split)
-        if ready is not None:
-            yield ready
-    if ahead is not None:
-        yield ahead
-
-
-def _windows(
-    placed: Iterator[tuple[int, int, Columns]], part: WorkerPart, number: int, order: Order
-) -> Iterator[RowRun]:
+def _held(lanes: Lanes, most_rows: int, most_bytes: int) -> list[Columns]:
+    """Return the next rows up to a number of rows or bytes, at least one row if there is any."""
     held: list[Columns] = []
-    count, begin, end = 0, (0, 0), (0, 0)
-    taken = part.taken
-    for split, first, columns in placed:
-        row, rest = first, columns
-        while True:
-            if not held:
-                begin = (split, row)
-            some, left = split_rows(rest, order.window - count)
-            held.append(some)
-            count += num_rows(some)
-            row += num_rows(some)
-            end = (split, row)
-            if count == order.window:
-                yield _window(held, part, (number, begin, end), order, taken)
-                held, count, taken = [], 0, 0
-            if left is None:
-                break
-            rest = left
-    if held:
-        yield _window(held, part, (number, begin, end), order, taken)
+    while most_rows and lanes.is_ready():
+        rows = lanes.peek(most_rows)
+        count = num_rows(rows)
+        fitting = count if most_bytes == _ALL else rows_within(rows, most_bytes)
+        if fitting < count:
+            fitting = fitting if held else max(1, fitting)
+            if fitting:
+                held.append(rows_between(rows, 0, fitting))
+                lanes.move(fitting)
+            break
+        held.append(rows)
+        lanes.move(count)
+        most_rows -= count
+        most_bytes -= 0 if most_bytes == _ALL else num_bytes(rows)
+    return held
 
 
 def _window(
-    held: Sequence[Columns],
-    part: WorkerPart,
-    where: tuple[int, tuple[int, int], tuple[int, int]],
-    order: Order,
-    taken: int,
+    held: Sequence[Columns], part: WorkerPart, start: Place, end: Front, order: Order
 ) -> RowRun:
-    number, (split, row), (last, end_row) = where
     columns = joined(held)
+    rows = num_rows(columns)
+    split, row = start.front.lanes[0]
     first = part.splits[split]
     name = (zlib.crc32(first.path.encode()), first.piece or 0, first.start, row)
     generator = np.random.default_rng([abs(order.seed or 0), order.epoch, *name])
-    numbers = generator.permutation(num_rows(columns))[taken:]
-    start = Place(order.epoch, number, split, row, taken, last + 1)
-    end = Place(order.epoch, number, last, end_row, 0, last + 1)
-    return RowRun(reordered(columns, numbers), start, end, is_window=True)
+    numbers = generator.permutation(rows)[start.taken :]
+    return RowRun(
+        reordered(columns, numbers),
+        msgspec.structs.replace(start, rows=rows, end=end),
+        Place(order.epoch, start.part, end),
+    )

@@ -40,6 +40,8 @@ class SourceFile:
     unknown without reading the file."""
     base: str = field(default="", compare=False)
     """Directory that was read: `key=value` names below it are columns."""
+    held_bytes: int = field(default=0, compare=False)
+    """Memory, about, that reading one piece of it holds."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -251,20 +251,37 @@ class FileRows:
         """First epoch to read: 0, unless it resumes where a saved run stopped."""
         return 0 if self._course is None else self._course.first_epoch
 
-    def shuffled(self, seed: int, window_rows: int = 4096) -> FileRows:
+    def shuffled(
+        self,
+        seed: int,
+        window_rows: int = 65_536,
+        *,
+        interleave: int = 16,
+        most_bytes: int = 256 << 20,
+    ) -> FileRows:
         """Return the same rows in another order in each epoch, a pure function of seed and epoch.
 
         Args:
-            seed: shuffles the order of the files' pieces (32 MiB each), and rows within windows.
-            window_rows: rows of a window, which are held in memory; 1: pieces alone.
+            seed: shuffles the order of the files' pieces (32 MiB each; row groups of Parquet), and
+                rows within windows.
+            window_rows: rows of a window, which are held in memory; 1: rows are not shuffled.
+            interleave: pieces that are read side by side, so that sorted data are mixed; 1: one
+                after the other.
+            most_bytes: bytes that pieces read side by side may hold, and those of a window: where
+                they would hold more, fewer pieces are read side by side, and a window ends early.
 
         Raises:
-            SettingsError: a window of less than one row.
+            SettingsError: a number below 1.
         """
         if self._course is not None:
             raise SettingsError("call shuffled(...) before resumable(...): positions depend on it")
         rows = FileRows(self._source, self._ctx)
-        rows._shuffle = {"seed": seed, "shuffle_rows": window_rows}
+        rows._shuffle = {
+            "seed": seed,
+            "shuffle_rows": window_rows,
+            "interleave": interleave,
+            "most_bytes": most_bytes,
+        }
         rows._reader()  # raises for settings that cannot work
         return rows
 

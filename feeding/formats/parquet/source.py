@@ -22,6 +22,7 @@ from feeding.errors import DataError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.filesystem.registry import DEFAULTS
 from feeding.formats.parquet.footer import (
+    ColumnChunk,
     Footer,
     FooterCache,
     ParquetLimits,
@@ -82,8 +83,8 @@ class ParquetSource:
             except DataError as error:
                 self._bad.skip(file.path, 0, error)
                 continue
-            rows = self._wanted_rows(plan, footer)
-            files.append(dataclasses.replace(file, piece_rows=rows))
+            rows, held = self._wanted(plan, footer)
+            files.append(dataclasses.replace(file, piece_rows=rows, held_bytes=held))
         if plan is None:
             raise DataError(f"{listed[0].path} and {len(listed) - 1} other files: none can be read")
         self._files = tuple(files)
@@ -158,9 +159,12 @@ class ParquetSource:
         footer = self._footers.footer(opened)
         return RowGroupReader(opened, footer, paths, limits=self._limits, config=DEFAULTS)
 
-    def _wanted_rows(self, plan: ParquetPlan, footer: Footer) -> tuple[int, ...]:
-        """Return the rows of each row group; 0 for row groups that are not read."""
-        rows = list(footer.group_rows)
+    def _wanted(self, plan: ParquetPlan, footer: Footer) -> tuple[tuple[int, ...], int]:
+        """Return the rows of each row group, 0 for those that are not read, and their most bytes.
+
+        The bytes are what reading a row group holds: its columns as stored, and one batch.
+        """
+        rows, held = list(footer.group_rows), 0
         leaves = footer.leaves(plan.paths)
         groups = plan.groups(footer)
         for group in range(len(rows)):
@@ -169,13 +173,16 @@ class ParquetSource:
             if not rows[group]:
                 continue
             try:
-                footer.chunks(group, leaves, self._limits)
+                chunks = footer.chunks(group, leaves, self._limits)
                 if not plan.has_filter:
                     footer.check_nulls(group, plan.dense)
             except DataError as error:
                 self._bad.skip(footer.path, group, error)
                 rows[group] = 0
-        return tuple(rows)
+                continue
+            stored = sum(chunk.stop - chunk.start for chunk in chunks)
+            held = max(held, stored + min(_decoded_bytes(chunks), _BATCH_BYTES))
+        return tuple(rows), held
 
     def _sample(self) -> pa.RecordBatch | None:
         """Return the first rows of the list columns that may have rows of one length."""
@@ -202,6 +209,9 @@ class ParquetSource:
 
 def _batch_rows(fetched: Fetched, group_rows: int) -> int:
     """Return the rows to decode at a time: a power of 2, as most batch sizes are."""
-    decoded = sum(max(each.uncompressed_bytes, each.decoded_bytes) for each in fetched.chunks)
-    most_rows = _BATCH_BYTES * group_rows // max(1, decoded)
+    most_rows = _BATCH_BYTES * group_rows // max(1, _decoded_bytes(fetched.chunks))
     return min(1 << max(0, most_rows.bit_length() - 1), _MAX_BATCH_ROWS)
+
+
+def _decoded_bytes(chunks: Iterable[ColumnChunk]) -> int:
+    return sum(max(each.uncompressed_bytes, each.decoded_bytes) for each in chunks)

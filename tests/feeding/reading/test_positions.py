@@ -16,8 +16,16 @@ from feeding.columnar.batch import Batch
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.errors import FeedSettingsError, FileChanged
-from feeding.reading import splits
-from feeding.reading.positions import START, Course, Place, Position, course_after, refuse_changed
+from feeding.reading import lanes, splits
+from feeding.reading.positions import (
+    START,
+    Course,
+    Front,
+    Place,
+    Position,
+    course_after,
+    refuse_changed,
+)
 from feeding.reading.reader import DirectReader
 from feeding.reading.splits import SourceFile, Split, deal_beside
 
@@ -125,24 +133,30 @@ STOPS = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=200)
 @given(
     SIZES, KINDS, STOPS, st.none() | st.integers(-5, 5), st.integers(1, 12), st.integers(2, 9),
-    st.integers(1, 7),
+    st.integers(1, 7), st.lists(st.integers(1, 5), min_size=5, max_size=5), st.integers(1, 200),
 )  # fmt: skip
 def test_rows_are_read_once_whoever_stops_where_and_goes_on(
-    sizes, kind, stops, seed, window, left_out, pieces
+    sizes, kind, stops, seed, window, left_out, pieces, widths, most_bytes
 ):
-    """Each stop: batches that each worker has read by then, and their size."""
+    """Each stop: batches that each worker has read by then, and their size.
+
+    Each run may read another number of splits side by side.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splits, "PIECE_BYTES", pieces * ROW_BYTES)
+        patch.setattr(lanes, "_LEAST_TURN_ROWS", 2)
         patch.setattr(splits.share, "__kwdefaults__", {
             "seed": None, "epoch": 0, "piece_bytes": pieces * ROW_BYTES,
         })  # fmt: skip
         source = Rows(sizes, kind, left_out=left_out)
         shuffle = {"seed": seed, "shuffle_rows": 1 if seed is None else window}
         course, seen = START, []
-        for counts, batch_size in stops:
+        shuffle["most_bytes"] = most_bytes
+        for (counts, batch_size), width in zip(stops, widths, strict=False):
+            shuffle["interleave"] = width
             run = Run(source, len(counts), shuffle, course)
             for worker, count in enumerate(counts):
                 run.read(worker, count, batch_size)
@@ -160,7 +174,7 @@ def test_rows_are_read_once_whoever_stops_where_and_goes_on(
 @settings(max_examples=100)
 @given(SIZES, KINDS, st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 5))
 def test_as_many_workers_go_on_as_if_nobody_had_stopped(sizes, kind, counts, batch_size):
-    source, shuffle = Rows(sizes, kind), {"seed": 3, "shuffle_rows": 6}
+    source, shuffle = Rows(sizes, kind), {"seed": 3, "shuffle_rows": 6, "interleave": 3}
     stopped = Run(source, len(counts), shuffle, START)
     for worker, count in enumerate(counts):
         stopped.read(worker, count, batch_size)
@@ -221,7 +235,7 @@ def test_what_cannot_go_on_says_why():
         0,
         1,
         seed=1,
-        course=Course(1, 0, ((Place(0, 0, 0, 5, 0, 1),),)),
+        course=Course(1, 0, ((Place(0, 0, Front(((0, 5),), 1)),),)),
     )
     assert course.run_number == 1
     with pytest.raises(FileChanged, match="5 of them were read before"):

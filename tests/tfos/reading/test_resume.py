@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from feeding.errors import FileChanged
-from feeding.reading.positions import Place, Position, fingerprint
+from feeding.reading.positions import Front, Place, Position, fingerprint
 from feeding.reading.splits import SourceFile
 from ps.manifest.manifest import WorkerRank
 from ps.server.rendezvous import Rendezvous
@@ -55,7 +55,7 @@ def stand(
     servers: Servers, files: tuple[SourceFile, ...], row: int, run_number: int = 0
 ) -> Position:
     """Let the one worker note that it has handed out so many rows."""
-    place = Place(0, 0, 0, row, 0, 1) if row else Place(0)
+    place = Place(0, 0, Front(((0, row),), 1)) if row else Place(0)
     at = Position(fingerprint(files), None, 1, run_number, 0, 1, place)
     if row:
         servers.set_metadata(*files_metadata("train", files))
@@ -71,7 +71,7 @@ def test_files_too_many_to_be_listed_go_on_and_are_still_compared():
     others = files_of(10_000, size_bytes=999)
     with pytest.raises(FileChanged, match="fingerprint"):
         course_of(servers, "train", others, stand(servers, others, row=0))
-    assert course_of(servers, "train", files, own).stops == ((Place(0, 0, 0, 3, 0, 1),),)
+    assert course_of(servers, "train", files, own).stops == ((Place(0, 0, Front(((0, 3),), 1)),),)
 
 
 def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():
@@ -80,7 +80,7 @@ def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():
     assert course_of(servers, "train", files, own).run_number == 0
     stand(servers, files, row=3)
     again = course_of(servers, "train", files, own)
-    assert (again.run_number, again.stops) == (1, ((Place(0, 0, 0, 3, 0, 1),),))
+    assert (again.run_number, again.stops) == (1, ((Place(0, 0, Front(((0, 3),), 1)),),))
     stand(servers, files, row=5, run_number=1)
     assert len(course_of(servers, "train", files, own).stops) == 2
 
