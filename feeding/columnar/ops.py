@@ -45,38 +45,29 @@ def rows_between(columns: Columns, start: int, stop: int) -> Columns:
     return tuple(_rows(column, start, stop) for column in columns)
 
 
-def rows_within(columns: Columns, most_bytes: int) -> int:
-    """Return how many of the first rows take at most so many bytes.
+def rows_within(columns: Columns, most_bytes: int) -> tuple[int, int]:
+    """Return how many of the first rows take at most so many bytes, and how many bytes they take.
 
     Args:
-        columns: of n rows each; a text or bytes takes its length.
+        columns: of n rows each, n at least 1; a text or bytes takes its length.
         most_bytes: may be negative.
     """
-    return int(np.searchsorted(_row_ends(columns), most_bytes, side="right"))
-
-
-def num_bytes(columns: Columns) -> int:
-    """Return the bytes of all rows, at least one row, as `rows_within` counts them."""
-    return int(_row_ends(columns)[-1])
-
-
-def _row_ends(columns: Columns) -> Order:
-    """Return the bytes up to the end of each row, int64[n]."""
-    per_row = sum(_row_bytes(column) for column in columns)
-    ends: Order = np.broadcast_to(per_row, (num_rows(columns),)).cumsum(dtype=np.int64)
-    return ends
-
-
-def _row_bytes(column: BatchColumn) -> int | Order:
-    """Return the bytes of each row, int64[n], or of any row."""
-    if isinstance(column, Ragged):
-        found: Order = np.diff(column.offsets) * column.values.itemsize
-        return found
-    if column.dtype == object:
-        items = np.fromiter(map(len, column.ravel()), np.int64, column.size)
-        summed: Order = items.reshape(len(column), -1).sum(axis=1)
-        return summed
-    return column.itemsize * int(np.prod(column.shape[1:]))
+    count = num_rows(columns)
+    fixed, varying = 0, []
+    for column in columns:
+        if isinstance(column, Ragged):
+            varying.append(np.diff(column.offsets) * column.values.itemsize)
+        elif column.dtype == object:
+            items = np.fromiter(map(len, column.ravel()), np.int64, column.size)
+            varying.append(items.reshape(count, -1).sum(axis=1))
+        else:
+            fixed += column.nbytes // count
+    if not varying:
+        fitting = count if not fixed else max(0, min(count, most_bytes // fixed))
+        return fitting, fitting * fixed
+    ends = (fixed + sum(varying)).cumsum()
+    fitting = int(np.searchsorted(ends, most_bytes, side="right"))
+    return fitting, int(ends[fitting - 1]) if fitting else 0
 
 
 def _rows(column: BatchColumn, start: int, stop: int) -> BatchColumn:

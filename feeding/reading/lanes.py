@@ -23,7 +23,9 @@ from feeding.errors import FileChanged
 from feeding.reading.positions import Front, WorkerPart
 from feeding.reading.splits import Split
 
-_MOST_TURN_ROWS, _LEAST_TURN_ROWS = 256, 16
+_LEAST_TURN_ROWS, _MOST_TURN_ROWS = 16, 2048
+_TURNS = 32
+"""Turns in a window: about two of each lane. Shorter turns cost more slices."""
 
 
 class SplitReader(Protocol):
@@ -39,7 +41,7 @@ def turn_rows(window: int) -> int:
     Args:
         window: rows of a shuffled window.
     """
-    return max(_LEAST_TURN_ROWS, min(window // _LEAST_TURN_ROWS, _MOST_TURN_ROWS))
+    return max(_LEAST_TURN_ROWS, min(window // _TURNS, _MOST_TURN_ROWS))
 
 
 class Lanes:

@@ -24,7 +24,6 @@ import numpy as np
 from feeding.columnar.ops import (
     Columns,
     joined,
-    num_bytes,
     num_rows,
     reordered,
     rows_between,
@@ -147,7 +146,7 @@ def _held(lanes: Lanes, most_rows: int, most_bytes: int) -> list[Columns]:
     while most_rows and lanes.is_ready():
         rows = lanes.peek(most_rows)
         count = num_rows(rows)
-        fitting = count if most_bytes == _ALL else rows_within(rows, most_bytes)
+        fitting, size = rows_within(rows, most_bytes)
         if fitting < count:
             fitting = fitting if held else max(1, fitting)
             if fitting:
@@ -157,7 +156,7 @@ def _held(lanes: Lanes, most_rows: int, most_bytes: int) -> list[Columns]:
         held.append(rows)
         lanes.move(count)
         most_rows -= count
-        most_bytes -= 0 if most_bytes == _ALL else num_bytes(rows)
+        most_bytes -= size
     return held
 
 

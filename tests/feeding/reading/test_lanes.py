@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.columnar.batch import Batch, Ragged
-from feeding.columnar.ops import Columns, num_bytes, num_rows, rows_within
+from feeding.columnar.ops import Columns, num_rows, rows_within
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.errors import FeedSettingsError
 from feeding.reading.lanes import Lanes, turn_rows
@@ -131,12 +131,15 @@ def test_bytes_of_rows():
     texts = np.array(["a", "bcd", ""], object)
     ragged = Ragged(np.zeros(5, np.float32), np.array([0, 2, 2, 5]))
     columns = (np.zeros((3, 2), np.int16), texts, ragged)
-    assert num_bytes(columns) == 3 * 4 + 4 + 20
-    assert [rows_within(columns, most) for most in (-1, 12, 13, 20, 35, 36)] == [0, 0, 1, 2, 2, 3]
+    found = [rows_within(columns, most) for most in (-1, 12, 13, 20, 35, 36)]
+    assert found == [(0, 0), (0, 0), (1, 13), (2, 20), (2, 20), (3, 36)]
+    assert [rows_within(columns[:1], most) for most in (-1, 3, 9, 99)] == [
+        (0, 0), (0, 0), (2, 8), (3, 12),
+    ]  # fmt: skip
 
 
 def test_turns_are_short_in_small_windows():
-    assert [turn_rows(window) for window in (1, 400, 4096, 1 << 20)] == [16, 25, 256, 256]
+    assert [turn_rows(window) for window in (1, 640, 4096, 1 << 20)] == [16, 20, 128, 2048]
 
 
 @pytest.mark.parametrize("wrong", [{"interleave": 0}, {"interleave": 1.5}, {"most_bytes": 0}])
