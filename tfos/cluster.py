@@ -18,6 +18,7 @@ from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.control.state import ClusterState
 from tfos.driver import preflight, reservation
 from tfos.driver.reservation import Reservation
+from tfos.driver.results import ResultCalls
 from tfos.driver.shutdown import Shutdown
 from tfos.driver.start import start_nodes
 from tfos.feed.entry import FeedService
@@ -83,7 +84,7 @@ Mode: TypeAlias = InputMode
 Result = TypeVar("Result")
 
 
-class TFCluster(StreamCalls, PageCalls):
+class TFCluster(StreamCalls, PageCalls, ResultCalls):
     """A cluster of parameter servers and workers; made by `reserve` or `run`.
 
     A context manager: leaving the block shuts the cluster down, in order after success and at once

@@ -13,6 +13,7 @@ TFOSError                        every error of every room
 ├── NotEnoughSlots           Spark cannot run all nodes at once           → fewer nodes, more slots
 ├── ReservationTimeout       nodes did not register; the text names them  → look at those executors
 ├── PhaseError               the call does not fit the cluster's phase    → programming error
+├── NoResultError            a worker's return value is not at the driver → end main_fun, its return
 ├── NodeFailedError          a node failed; `failures` has the records    → read the first one
 ├── FeedError                feeding.errors: rows, chunks, files
 │   ├── FeedTimeout          no worker took the rows that were fed        → feed_timeout, main_fun
@@ -129,6 +130,7 @@ __all__ = [
     "LinkError",
     "ManifestMismatch",
     "MissingPackage",
+    "NoResultError",
     "NoServersError",
     "NoWorkerLeft",
     "NodeError",
@@ -217,6 +219,10 @@ class ReservationTimeout(TFOSError):
 
 class PhaseError(TFOSError):
     """The call does not fit the phase that the cluster is in."""
+
+
+class NoResultError(TFOSError):
+    """A worker's return value is not at the driver; the text says whose, and why."""
 
 
 class FeedJobError(FeedError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rpc.endpoint import Endpoint
 from tfos.control.messages import (
     BatchReport,
+    Done,
     FeedSnapshot,
     FlushReached,
     Heartbeat,
@@ -59,8 +60,8 @@ class Member:
     beats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
-    last_feeds: tuple[FeedSnapshot, ...] = ()
-    """Last counts of a worker whose main_fun has returned."""
+    done: Done | None = None
+    """Last counts of a worker whose main_fun has returned, and what it returned."""
     batches: dict[str, BatchReport] = field(default_factory=dict)
     """The chief's last report by feed."""
 
@@ -123,12 +124,15 @@ class Member:
         self.stop_ordered = False
         self.beats.clear()
         self.flushes = {}
-        self.last_feeds = ()
+        self.done = None
         self.batches = {}
 
     def feed(self, feed: str) -> FeedSnapshot:
         """Return the newest counts of one feed: a flush's, a later heartbeat's, or the last."""
-        known = (*(self.heartbeat.feeds if self.heartbeat else ()), *self.last_feeds)
+        known = (
+            *(self.heartbeat.feeds if self.heartbeat else ()),
+            *(self.done.feeds if self.done else ()),
+        )
         candidates = [snapshot for snapshot in known if snapshot.feed == feed]
         flush = self.flushes.get(feed)
         if flush is not None and flush.stats is not None:

@@ -26,6 +26,8 @@ from tfos.failure import NodeFailure, NodeId
 
 MAX_LOG_LINES = 1000
 """Lines of one LogBatch; a supervisor sends at most 200."""
+MAX_RESULT_BYTES = 1 << 20
+"""Of one worker's return value: the driver keeps those of all workers."""
 ShortText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,4096}\Z")]
 """Without control characters: the driver shows it in errors and in status()."""
 
@@ -200,6 +202,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
     feeds: tuple[FeedSnapshot, ...] = ()
     """Final counts of its feeds: no further row will be trained."""
+    result: Annotated[bytes, msgspec.Meta(max_length=MAX_RESULT_BYTES)] = b""
+    """What main_fun returned, as of tfos.control.return_values; empty: None."""
+    no_result: ShortText = ""
+    """Why what main_fun returned is not here."""
 
 
 Event = (

@@ -69,8 +69,8 @@ class ClusterState:
     is_ending: bool = False
     """The driver stops the nodes: one that registers now is refused."""
     members: dict[str, Member] = field(init=False)
-    _told_skews: set[str] = field(default_factory=set)
-    """One warning for a whole rack of equal executors."""
+    _told: set[str] = field(default_factory=set)
+    """Warnings that are shown once, as for a whole rack of equal executors."""
 
     def __post_init__(self) -> None:
         self.members = {node.name: Member(node) for node in self.plan.nodes}
@@ -285,9 +285,9 @@ class ClusterState:
                 return [Warn(text)]
             case messages.Failed(failure):
                 return self._failed(member, failure)
-            case messages.Done(feeds):
-                member.last_feeds = feeds
-                return self._done(member)
+            case messages.Done():
+                member.done = event
+                return [*self._done(member), *self._without_result(event.no_result, member)]
         return []
 
     def on_stream_opened(self, node: NodeId, now_s: float) -> str:
@@ -349,11 +349,18 @@ class ClusterState:
         return member
 
     def _skew(self, member: Member, skew: str) -> list[Action]:
-        if not skew or skew in self._told_skews:
+        if not skew or skew in self._told:
             return []
-        self._told_skews.add(skew)
+        self._told.add(skew)
         where = f"executor {member.executor_id} on {member.host}"
         return [Warn(f"{where} has {skew}: results may differ from node to node")]
+
+    def _without_result(self, reason: str, member: Member) -> list[Action]:
+        """Warn once that results() will refuse: main_fun may return what only it understands."""
+        if not reason or reason in self._told:
+            return []
+        self._told.add(reason)
+        return [Warn(f"{member.name}: {reason}. The run goes on; cluster.results() will fail")]
 
     def _listening(self, member: Member, event: messages.Listening) -> list[Action]:
         if member.status is not NodeStatus.REGISTERED:

@@ -31,7 +31,8 @@ from feeding.receiver.channel import FeedChannel
 from feeding.receiver.feed_queue import FeedStats
 from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Listener
-from tfos.control import messages
+from tfos.control import messages, return_values
+from tfos.errors import NoResultError
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.child_log import start_log
@@ -143,7 +144,7 @@ class WorkerProcess:
             if context.is_chief and self._spec.bundle.settings.feeds:
                 self._batches.begin(saver, context.ps_client)
             self._enter_phase("main_fun")
-            self._call(lambda: main_fun(args, context))
+            returned = _as_message(self._call(lambda: main_fun(args, context)))
             self._enter_phase("finishing")
             self._channel.drain()
             trained_rows = self._channel.train_rows()
@@ -160,18 +161,19 @@ class WorkerProcess:
                 mirror.close(_LAST_LOGS_S)
             return code
         self._send_progress()
-        self._link.send(messages.Done(self._feeds()))
+        self._link.send(msgspec.structs.replace(returned, feeds=self._feeds()))
         if self._spec.bundle.settings.feeds:
             self._stopped.wait()  # feeders may still connect; their rows are counted as dropped
         return 0
 
-    def _call(self, user_code: Callable[[], Any]) -> None:
+    def _call(self, user_code: Callable[[], Any]) -> Any:
         self._in_user_code = True
         try:
-            user_code()
+            return user_code()
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
+            return None
         finally:
             self._in_user_code = False
 
@@ -312,6 +314,14 @@ def _aside(function: Callable[..., None], *args: Any) -> None:
     """Carry out an order on a separate thread, so that the next order does not wait."""
     name = f"tfos-{function.__name__.strip('_')}"
     threading.Thread(target=function, args=args, name=name, daemon=True).start()
+
+
+def _as_message(returned: Any) -> messages.Done:
+    """Return the report of what main_fun returned; one that cannot travel is no failure."""
+    try:
+        return messages.Done(result=return_values.encode(returned))
+    except NoResultError as error:
+        return messages.Done(no_result=str(error))
 
 
 def _qualified(kind: type[BaseException]) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.spark_masters import STANDALONE
@@ -27,13 +28,14 @@ MOSTLY_ON_EXECUTORS = pytest.mark.parametrize(
 
 
 def consume(args, ctx):
-    """Take the whole feed and write what was taken."""
+    """Take the whole feed; write and return what was taken."""
     ctx.ps_client()  # this test is about rows: nothing is learned
     feed = ctx.get_data_feed()
     rows = []
     while not feed.should_stop():
         rows += feed.next_batch(args["batch"])
     _write(args["out"], ctx, {"rows": len(rows), "sum": sum(rows)})
+    return ctx.rank, {"rows": np.array(rows)}
 
 
 def describe(args, ctx):
@@ -82,10 +84,11 @@ def test_every_row_of_every_epoch_is_trained_once(spark, tmp_path):
             (1, 1000, 1000, 0),
         ]
         assert {node.name for node in cluster.status().nodes} == {"ps:0", "worker:0", "worker:1"}
-    taken = _read(tmp_path)
-    assert set(taken) == {"worker-0", "worker-1"}
-    assert sum(each["rows"] for each in taken.values()) == 2000
-    assert sum(each["sum"] for each in taken.values()) == 2 * sum(range(1000))
+    ranks, taken = zip(*cluster.results(), strict=True)
+    assert ranks == (0, 1)
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([each["rows"] for each in taken])), np.repeat(range(1000), 2)
+    )
     assert {node.status for node in cluster.status().nodes} == {NodeStatus.ENDED.value}
     assert cluster.failures == ()
 

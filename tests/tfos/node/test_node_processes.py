@@ -13,7 +13,7 @@ import pytest
 from feeding.config import FeedConfig
 from feeding.sender.task import FeedTarget, FeedTask
 from tfos.config import TensorBoardConfig
-from tfos.control import messages
+from tfos.control import messages, return_values
 from tfos.monitor.stragglers import server_counters
 
 pytestmark = pytest.mark.process
@@ -47,11 +47,13 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
         sys.stdout.write("\n".join(lines) + "\n")
         logging.getLogger("user").info("logged at info")
         ctx.report_progress(3, 96, 0.5, {"accuracy": 0.25})
+        return {"epochs": args["epochs"]}
 
     bed.start(bed.bundle("ps:0"))
     run = bed.start(bed.bundle("worker:0", main_fun, {"epochs": 2}))
     server, entry = bed.release("ps:0", "worker:0")
-    bed.event("worker:0", messages.Done)
+    done = bed.event("worker:0", messages.Done)
+    assert return_values.decode(done.result) == {"epochs": 2}
     address = f"127.0.0.1:{entry.free_port}"
     assert entry.free_port not in (0, entry.endpoint.port)
     assert bed.log_line("args") == "args {'epochs': 2} of worker:0 chief True"

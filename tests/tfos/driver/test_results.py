@@ -1,0 +1,151 @@
+"""cluster.results(): whose value is there, and what is said of the others. No Spark."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rpc.endpoint import Endpoint
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.control import messages, return_values
+from tfos.control.coordinator import Coordinator
+from tfos.control.state import Action, ClusterState, Warn
+from tfos.driver.results import ResultCalls
+from tfos.errors import NodeFailedError, NoResultError, PhaseError
+from tfos.failure import NodeFailure, NodeId
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+
+def node(name: str, attempt: int = 0) -> NodeId:
+    role, index = name.split(":")
+    return NodeId(role, int(index), attempt)
+
+
+def moving(phase: ClusterPhase) -> Callable[[ClusterState], list[Action]]:
+    def move(state: ClusterState) -> list[Action]:
+        state.move(phase)
+        return []
+
+    return move
+
+
+class Cluster(ResultCalls):
+    """Two servers and three workers that only report."""
+
+    def __init__(self) -> None:
+        self.coordinator = Coordinator(plan(5, 2), ClusterConfig(), Console(enabled=False))
+        self._reserved: Any = types.SimpleNamespace(coordinator=self.coordinator)
+        self.coordinator.act(moving(ClusterPhase.RESERVED))
+        names = self.coordinator.read(lambda state: list(state.members))
+        for at, name in enumerate(names):
+            self.register(name, at)
+        for name in names:
+            self.hear(name, messages.Listening(Endpoint("127.0.0.1", 1)))
+
+    def register(self, name: str, pid: int, attempt: int = 0) -> None:
+        message = messages.Register(node(name, attempt), "0", "host", 1000 + pid)
+        self.coordinator.on_register(message)
+
+    def hear(self, name: str, event: messages.Event) -> None:
+        self.coordinator.on_event(node(name), event)
+
+    def returns(self, name: str, value: Any) -> None:
+        self.hear(name, messages.Done(result=return_values.encode(value)))
+
+    def fails(self, name: str, text: str, **how: Any) -> None:
+        self.hear(name, messages.Failed(NodeFailure(node(name), "host", 1, message=text, **how)))
+
+    def ends(self) -> None:
+        """The driver stops all, and every node confirms."""
+        self.coordinator.act(lambda state: state.end(state.live(), "end", grace_s=1.0))
+        for name in self.coordinator.read(lambda state: list(state.members)):
+            self.coordinator.on_stream_closed(node(name))
+        self.coordinator.act(moving(ClusterPhase.CLOSED))
+
+
+def test_values_come_in_rank_order_also_after_the_end_and_servers_have_none():
+    cluster = Cluster()
+    for name, value in (("worker:2", {"auc": 0.5}), ("worker:0", None), ("worker:1", (1, 2))):
+        cluster.returns(name, value)
+    assert cluster.results() == [None, (1, 2), {"auc": 0.5}]
+    cluster.ends()
+    assert cluster.results() == [None, (1, 2), {"auc": 0.5}]
+
+
+def test_a_worker_that_still_runs_is_named_with_the_next_step():
+    cluster = Cluster()
+    cluster.returns("worker:1", 7)
+    with pytest.raises(
+        NoResultError,
+        match=r"results\(\) lacks 2 of 3 values: worker:0 still runs main_fun; call shutdown\(\) "
+        r"first, which waits for it; worker:2 still",
+    ):
+        cluster.results()
+    assert cluster.results(default=None) == [None, 7, None]
+
+
+def test_a_value_that_cannot_travel_warns_once_and_fails_only_results():
+    cluster = Cluster()
+    text = "main_fun returned a keras.Model; return numbers"
+    shown: list[str] = []
+    cluster.coordinator._console.warn = shown.append  # type: ignore[assignment, method-assign]
+    for name in ("worker:0", "worker:1", "worker:2"):
+        cluster.hear(name, messages.Done(no_result=text))
+    assert shown == [f"worker:0: {text}. The run goes on; cluster.results() will fail"]
+    cluster.ends()
+    assert cluster.coordinator.phase is ClusterPhase.CLOSED
+    with pytest.raises(NoResultError, match=r"worker:2: main_fun returned a keras\.Model; return"):
+        cluster.results()
+    assert cluster.results(default=0) == [0, 0, 0]
+
+
+def test_a_lost_worker_leaves_the_values_of_the_others():
+    cluster = Cluster()
+    cluster.returns("worker:0", "chief")
+    cluster.fails("worker:1", "worker:1 killed by SIGKILL", signal=9)
+    cluster.returns("worker:2", "last")
+    cluster.ends()
+    with pytest.raises(NoResultError, match="1 of 3 values: worker:1 was lost: worker:1 killed by"):
+        cluster.results()
+    assert cluster.results(default=None) == ["chief", None, "last"]
+
+
+def test_a_failed_cluster_tells_who_failed_and_who_was_stopped():
+    cluster = Cluster()
+    cluster.returns("worker:0", 1)
+    cluster.fails("worker:1", "bad row\nand more", error_type="ValueError", traceback="T")
+    with pytest.raises(
+        NoResultError, match="worker:1 failed: bad row; worker:2 was stopped before main_fun"
+    ) as caught:
+        cluster.results()
+    assert isinstance(caught.value.__cause__, NodeFailedError)
+    assert cluster.results(default=None) == [1, None, None]
+
+
+def test_the_value_is_the_last_attempts():
+    cluster = Cluster()
+    cluster.returns("worker:0", "old")
+    member = cluster.coordinator.read(lambda state: state.members["worker:0"])
+    member.take(messages.Register(node("worker:0", 1), "0", "host", 9), 0.0)
+    assert member.done is None
+
+
+def test_a_cluster_that_never_started_has_no_results():
+    coordinator = Coordinator(plan(2, 1), ClusterConfig(), Console(enabled=False))
+    coordinator.act(moving(ClusterPhase.RESERVED))
+    calls = ResultCalls()
+    calls._reserved = types.SimpleNamespace(coordinator=coordinator)  # type: ignore[assignment]
+    with pytest.raises(PhaseError, match=r"results\(\) needs the cluster RUNNING or CLOSED or"):
+        calls.results()
+
+
+def test_the_warning_is_an_action_of_the_state():
+    cluster = Cluster()
+    done = messages.Done(no_result="main_fun returned a set")
+    actions = cluster.coordinator.read(lambda state: state.on_event(node("worker:0"), done, 0.0))
+    assert [type(each) for each in actions].count(Warn) == 1
