@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ps import codec
-from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.format import Checkpoint, Score
 from ps.checkpoint.lease import LEASE_NAME, read_holder
 from ps.checkpoint.reader import (
     Root,
@@ -131,6 +131,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of each server's file."""
     metadata: dict[str, str] = {}
     """JSON texts by name; see ps.metadata."""
+    score: Score | None = None
 
 
 class DirectoryReport(msgspec.Struct, frozen=True):
@@ -204,6 +205,7 @@ def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepR
         tables=tables,
         files={shard.file_name: shard.nbytes for shard in checkpoint.shards},
         metadata=state.notes,
+        score=checkpoint.score,
     )
 
 

@@ -218,11 +218,68 @@ def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
         storage: the checkpoint root.
         steps: numbers of the steps to read; unreadable ones are left out.
     """
-    found: set[int] = set()
+    return passed_over_by(readable_steps(storage, steps))
+
+
+def passed_over_by(checkpoints: Iterable[Checkpoint]) -> set[int]:
+    """Return the steps that these checkpoints name as skipped by their runs."""
+    return {step for checkpoint in checkpoints for step in checkpoint.passed_over}
+
+
+def readable_steps(storage: Storage, steps: Iterable[int]) -> list[Checkpoint]:
+    """Return the manifests of steps; those that are missing or damaged are left out.
+
+    Args:
+        storage: the checkpoint root.
+        steps: numbers of the steps.
+    """
+    found: list[Checkpoint] = []
     for step in steps:
         with contextlib.suppress(CheckpointError):
-            found.update(read_step(storage, step).passed_over)
+            found.append(read_step(storage, step))
     return found
+
+
+def best_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Return those with a score, of each kind of score the best first; of equal ones the older.
+
+    Those that a later run has skipped are left out.
+
+    Args:
+        checkpoints: all that can be read, so that what runs have skipped is known.
+    """
+    known = list(checkpoints)
+    skipped = passed_over_by(known)
+
+    def order(checkpoint: Checkpoint) -> tuple[str, bool, float, int]:
+        score = checkpoint.score
+        if score is None:
+            raise CheckpointError(f"step {checkpoint.step} has no score")
+        signed = -score.value if score.higher_is_better else score.value
+        return *score.kind, signed, checkpoint.step
+
+    return sorted((each for each in known if each.score and each.step not in skipped), key=order)
+
+
+def best(root: Root, metric: str, *, higher_is_better: bool) -> Checkpoint | None:
+    """Return the complete checkpoint with the best score of a metric; None: there is none.
+
+    Args:
+        root: the checkpoint root.
+        metric: its name.
+        higher_is_better: the kind of score.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    storage = storage_at(root)
+    for each in best_first(readable_steps(storage, steps_on_disk(storage))):
+        if each.score and each.score.kind == (metric, higher_is_better):
+            try:
+                return load_chain(storage, each.step)[0]
+            except CheckpointError as error:
+                log_skipped(storage, each.step, error)
+    return None
 
 
 def steps_after(root: Root, checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from ps.checkpoint.format import (
     FORMAT,
     MANIFEST_NAME,
     Checkpoint,
+    Score,
     ShardIndex,
     ShardRecord,
     encode_manifest,
@@ -36,12 +37,14 @@ from ps.checkpoint.format import (
 )
 from ps.checkpoint.reader import (
     Root,
+    best_first,
     complete_chains,
     load_chain,
     load_indexes,
     load_step,
+    passed_over_by,
+    read_step,
     steps_on_disk,
-    steps_passed_over,
 )
 from ps.checkpoint.storage import Storage, storage_at, typed_errors
 from ps.checkpoint.table_format import SegmentSource, segment_nbytes, write_segment
@@ -89,6 +92,7 @@ class Origin:
     """Base of a delta; None: the shards hold every bucket."""
     passed_over: tuple[int, ...] = ()
     """See ps.checkpoint.format.Checkpoint."""
+    score: Score | None = None
 
 
 UNKNOWN_ORIGIN = Origin()
@@ -238,6 +242,7 @@ def commit(
         base=None if base is None else base.step,
         base_save_id="" if base is None else base.save_id,
         passed_over=origin.passed_over,
+        score=origin.score,
     )
     name = f"{staging}/{MANIFEST_NAME}"
     with typed_errors(storage, name, "commit"):
@@ -312,10 +317,11 @@ def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
 
 
 def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list[int]:
-    """Remove all but the newest `count` complete checkpoints and their bases.
+    """Remove all but the newest `count` complete checkpoints, the best ones, and their bases.
 
-    Incomplete steps older than the newest complete one are removed too. The newest complete
-    checkpoint is never removed, nor anything newer.
+    Of each metric by which checkpoints are scored the best complete one stays. Incomplete steps
+    older than the newest complete one are removed too. The newest complete checkpoint is never
+    removed, nor anything newer.
 
     Args:
         root: the checkpoint directory.
@@ -327,7 +333,9 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
         The steps that were removed.
 
     Raises:
-        CheckpointError: the directory cannot be listed, or `committed` is not the newest.
+        CheckpointError: the directory cannot be listed, `committed` is not the newest, or a
+            manifest that exists cannot be read now: it may be the best one's. Nothing is removed
+            then.
     """
     if count < 1:
         raise CheckpointError(f"at least 1 checkpoint is kept, asked for {count}")
@@ -344,10 +352,42 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     if newest is None:
         return []
     steps = steps_on_disk(storage)
-    older = {step for step in steps if step < newest} | steps_passed_over(storage, steps)
+    known = _undamaged(storage, steps)
+    kept.update(_best_and_bases(storage, known))
+    older = {step for step in steps if step < newest} | passed_over_by(known)
     removed = [step for step in steps if step in older and step not in kept]
     for step in removed:
         # The manifest first: a crash in between leaves a step that counts as incomplete.
         storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")
         storage.remove(step_name(step))
     return removed
+
+
+def _undamaged(storage: Storage, steps: Sequence[int]) -> list[Checkpoint]:
+    """Return the manifests of all steps but of those without one, or with a damaged one."""
+    found: list[Checkpoint] = []
+    for step in steps:
+        try:
+            found.append(read_step(storage, step))
+        except CheckpointError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                raise  # a file system that fails for a moment must not cost the best checkpoint
+    return found
+
+
+def _best_and_bases(storage: Storage, checkpoints: Sequence[Checkpoint]) -> set[int]:
+    """Return the steps that the best complete checkpoint of each kind of score needs.
+
+    With those that would be better, but are not complete now.
+    """
+    kept: set[int] = set()
+    decided: set[tuple[str, bool]] = set()
+    for each in best_first(checkpoints):
+        if each.score is None or each.score.kind in decided:
+            continue
+        kept.add(each.step)
+        with suppress(CheckpointError):
+            kept.update(needed.step for needed in load_chain(storage, each.step))
+            decided.add(each.score.kind)
+    return kept

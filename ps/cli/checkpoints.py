@@ -111,6 +111,8 @@ def _step_lines(step: StepReport) -> Iterator[str]:
         f"servers, {size:.1f} MB, saved {saved} by job {step.job!r}"
     )
     yield f"  DAMAGED: {step.error}" if step.error else "  whole: every digest is right"
+    if step.score is not None:
+        yield f"  scored: {step.score.metric} {step.score.value:g}"
     for name, nbytes in step.files.items():
         yield f"  {name}  {nbytes:,} bytes"
     for group in step.groups:

@@ -12,6 +12,7 @@ save runs. The public calls come from any other thread.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ps.checkpoint.format import step_of
+from ps.checkpoint.format import Score, step_of
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions
 from ps.errors import ManifestMismatch, PSError, PSSettingsError, ServerUnavailable
 from rpc.errors import RpcError
@@ -94,8 +95,11 @@ class PeriodicSaver:
         with self._lock:
             self._is_held = False
 
-    def save_now(self) -> str:
+    def save_now(self, score: Score | None = None) -> str:
         """Save what has changed since the last save, also while saves are held.
+
+        Args:
+            score: of the parameters; with it also what has not changed is saved once more.
 
         Returns:
             Why it failed, several times; empty once it is saved.
@@ -103,7 +107,7 @@ class PeriodicSaver:
         error = ""
         for attempt in range(_ASKED_TRIES):
             with self._lock:
-                error = self._save()
+                error = self._save(score)
             if not error or self._ended.wait(_RETRY_S * 2**attempt):
                 break
         return error
@@ -166,7 +170,7 @@ class PeriodicSaver:
         except _FAILED:
             return False  # the next save will tell
 
-    def _save(self) -> str:
+    def _save(self, score: Score | None = None) -> str:
         """Save if anything has changed, rows and metadata too; what failed is soon tried again.
 
         A server that is dead fails all saves until it is back, and what it holds is not safe then.
@@ -181,7 +185,8 @@ class PeriodicSaver:
             clock = self._clock()
             client = self._client()
             self._attach(client)
-            path = client.save(period.directory, None, options=period.options)
+            options = dataclasses.replace(period.options, score=score)
+            path = client.save(period.directory, None, options=options)
             step = step_of(path.rpartition("/")[2])
             self._saved_step = -1 if step is None else step
             self._saved_clock = clock

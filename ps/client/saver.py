@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from ps.checkpoint.format import step_name
+from ps.checkpoint.format import Score, step_name
 from ps.checkpoint.lease import Lease
 from ps.checkpoint.reader import load_chain, steps_on_disk
 from ps.checkpoint.staging import Staging
@@ -73,6 +73,9 @@ class SaveOptions:
     nobody_trains: bool = False
     """The workers are gone and what they left half done stays so: servers that are a clock apart
     are saved as they are, and a clipped gradient that waits for its norms is left out."""
+    score: Score | None = None
+    """What the parameters were measured at. It makes a checkpoint also of what the last one holds
+    already, and `keep` never counts the best one of a metric."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "full_every"):
@@ -85,6 +88,8 @@ class SaveOptions:
             raise PSSettingsError(
                 f"nobody_trains must be True or False, got {self.nobody_trains!r}"
             )
+        if not isinstance(self.score, Score | None):
+            raise PSSettingsError(f"score must be a ps.Score or None, got {self.score!r}")
 
 
 DEFAULT_OPTIONS = SaveOptions()
@@ -135,7 +140,7 @@ class Saver:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
         storage = self._open_storage(directory)
         with self._turn(timeout_s) as turn_ends_s, typed_errors(storage, "", "save into"):
-            if step is None:
+            if step is None and options.score is None:
                 found = self._unchanged_since(storage, servers, _left_s(turn_ends_s))
                 if found:
                     return found
@@ -157,7 +162,7 @@ class Saver:
                     passed_over = {each for answer in answers for each in answer.passed_over}
                     if step is None:
                         step = next_step(clock, steps_on_disk(storage), passed_over)
-                    origin = Origin(self._owner, base, tuple(sorted(passed_over)))
+                    origin = Origin(self._owner, base, tuple(sorted(passed_over)), options.score)
                     path = commit(
                         storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
                     )

@@ -17,6 +17,7 @@ from feeding.filesystem.config import FileSystemConfig
 from feeding.formats.csv.options import CsvRequest
 from feeding.formats.text.lines import LineLimits
 from feeding.reading.bad_records import BadData
+from ps.checkpoint.format import Score
 from ps.client.saver import SaveOptions
 from ps.config import ServerSettings
 from ps.errors import PSSettingsError
@@ -186,7 +187,22 @@ CASES = (
         SaveOptions,
         PSSettingsError,
         {},
-        {"keep": COUNT, "full_every": (*COUNT, None), "nobody_trains": FLAG},
+        {
+            "keep": COUNT,
+            "full_every": (*COUNT, None),
+            "nobody_trains": FLAG,
+            "score": (0.5, "loss"),
+        },
+    ),
+    Case(
+        Score,
+        PSSettingsError,
+        {"metric": "val_loss", "value": 0.5, "higher_is_better": False},
+        {
+            "metric": ("", "a\nb", "x" * 201, None),
+            "value": (*NUMBER, -math.inf, "1", None, True),
+            "higher_is_better": FLAG,
+        },
     ),
     *(
         Case(kind, PSSettingsError, {}, dict.fromkeys(kind.__struct_fields__, NUMBER))

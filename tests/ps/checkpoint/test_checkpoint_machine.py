@@ -1,11 +1,13 @@
 """Any order of saves, crashes, retention, damage, take-overs and restores, beside a simple model.
 
 What is restored is one commit, whole: bit for bit the state of the servers at that save. Retention,
-whole or cut short, takes none of the newest checkpoints nor what they are made of.
+whole or cut short, takes none of the newest checkpoints, nor the best ones, nor what they are made
+of.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ps.checkpoint import reader, restore, writer
-from ps.checkpoint.format import MANIFEST_NAME, staging_name, step_name
+from ps.checkpoint.format import MANIFEST_NAME, Score, staging_name, step_name
 from ps.checkpoint.lease import LEASE_NAME, Lease, this_holder
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
@@ -64,11 +66,17 @@ class Saved:
     base: Saved | None
     state: State
     passed_over: tuple[int, ...]
+    score: Score | None = None
     has_manifest: bool = True
     has_all_bytes: bool = True
     """Its files have their sizes."""
     is_sound: bool = True
     """No byte of its files is another one."""
+
+
+def score_of(text: str | None) -> Score | None:
+    metric, _, value = (text or "").partition(" ")
+    return Score(metric, float(value), metric == "auc") if text else None
 
 
 def seldom(*values: str) -> st.SearchStrategy[str | None]:
@@ -115,6 +123,31 @@ class CheckpointMachine(RuleBasedStateMachine):
         skipped = self.skipped()
         return sorted(self.saved.values(), key=lambda each: (each.step in skipped, -each.step))
 
+    def scored(self, metric: str) -> list[Saved]:
+        """Steps with this score that no run went past, the best first."""
+        skipped, sign = self.skipped(), -1 if metric == "auc" else 1
+        found = [
+            (sign * each.score.value, each.step, each)
+            for each in self.saved.values()
+            if each.has_manifest and each.score is not None and each.score.metric == metric
+        ]
+        return [each for *_, each in sorted(found) if each.step not in skipped]
+
+    def best(self) -> list[Saved]:
+        """Return the best complete step of each metric."""
+        whole = (list(filter(self.is_complete, self.scored(each))) for each in ("loss", "auc"))
+        return [each[0] for each in whole if each]
+
+    def better_than_whole(self) -> list[Saved]:
+        """Return steps that would be the best, if they were complete."""
+        return [
+            each
+            for metric in ("loss", "auc")
+            for each in itertools.takewhile(
+                lambda each: not self.is_complete(each), self.scored(metric)
+            )
+        ]
+
     # What happens.
 
     @initialize(num_servers=st.integers(1, 3), first=st.lists(st.booleans(), max_size=4))
@@ -130,6 +163,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         ahead=st.integers(-1, 3),
         crashes=st.just([]) | st.lists(st.integers(0, SAVE_CHANGES), max_size=2),
         trouble=seldom("gives up", "loses a file", "loses a byte", "is taken over"),
+        score=seldom("loss 2", "loss 1", "auc 1", "auc 2"),
     )
     def save(
         self,
@@ -138,6 +172,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         ahead: int,
         crashes: list[int],
         trouble: str | None,
+        score: str | None = None,
     ) -> None:
         """Push to some buckets, and save: again after each crash of the saver, or not again."""
         for shard in self.shards:
@@ -148,7 +183,8 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.num_saves += 1
         step = self.number(ahead)
         base = self.base if is_delta else None
-        new = Saved(step, f"save-{self.num_saves}", base, state_of(self.shards), self.passed_over)
+        name, state = f"save-{self.num_saves}", state_of(self.shards)
+        new = Saved(step, name, base, state, self.passed_over, score_of(score))
         is_refused = (
             trouble not in (None, "gives up")
             or self.on_disk(step)
@@ -200,7 +236,7 @@ class CheckpointMachine(RuleBasedStateMachine):
                 step=new.step,
                 manifest=MANIFEST,
                 shards=records,
-                origin=writer.Origin(base=base, passed_over=new.passed_over),
+                origin=writer.Origin(base=base, passed_over=new.passed_over, score=new.score),
             )
 
     def number(self, ahead: int) -> int:
@@ -253,8 +289,8 @@ class CheckpointMachine(RuleBasedStateMachine):
     def keep(self, count: int, crash: int | None) -> None:
         """Remove old checkpoints, or only some of them before the end of the process."""
         newest = list(filter(self.is_complete, self.newest_first()))[:count]
-        needed: set[int] = set()
-        for save in newest:
+        needed: set[int] = {each.step for each in self.better_than_whole()}
+        for save in [*newest, *self.best()]:
             link: Saved | None = save
             while link is not None:
                 needed.add(link.step)
@@ -315,6 +351,11 @@ class CheckpointMachine(RuleBasedStateMachine):
         expected = [each.step for each in self.newest_first() if self.is_complete(each)]
         assert [chain[0].step for chain in reader.complete_chains(self.storage)] == expected
         assert set(reader.steps_on_disk(self.storage)) == set(self.saved)
+        found = [
+            reader.best(self.storage, metric, higher_is_better=metric == "auc")
+            for metric in ("loss", "auc")
+        ]
+        assert [each.step for each in found if each] == [each.step for each in self.best()]
 
 
 CheckpointMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ps.checkpoint.format import Score
 from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.writer import commit, write_shard
@@ -34,7 +35,8 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
         (client,) = bed.workers(MANIFEST, random_arrays(MANIFEST, 0))
         for step in (1, 2, 3):
             client.push(random_arrays(MANIFEST, step), hyper=Hyper(0.1), rows=1)
-            client.save(root, step, options=SaveOptions(full_every=9))
+            score = Score("val_loss", 0.25, higher_is_better=False) if step == 2 else None
+            client.save(root, step, options=SaveOptions(full_every=9, score=score))
         return root, bed.pulled(client)
 
 
@@ -72,6 +74,7 @@ def test_a_directory_is_described_with_what_is_wrong(saved, capsys):
     assert "step 9: INCOMPLETE: step 9 has no readable manifest" in text
     assert "step 3: adds to step 2, async, clock 3, 2 servers" in text
     assert "DAMAGED: it needs step 2: " in text
+    assert text.count("  scored: val_loss 0.25\n") == 1
     assert "step-2/ps-1.data is damaged: the digest of bucket" in text
     assert "group trainable: float32, rule adam, slots" in text
     assert "    dense/kernel [7, 11]" in text

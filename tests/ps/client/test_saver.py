@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import reader as reading
-from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.format import Checkpoint, Score
 from ps.checkpoint.lease import Silence
 from ps.checkpoint.restore import RestoreOptions, verify
-from ps.checkpoint.storage import Storage, storage_at
+from ps.checkpoint.storage import LocalStorage, Storage, storage_at
 from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_shard
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
@@ -109,6 +109,107 @@ def test_a_save_is_one_also_if_older_ones_cannot_be_removed(
     with seeded(make_manifest()) as (_, client):
         assert client.save(tmp_path, 1, options=SaveOptions(keep=1)) == str(tmp_path / "step-1")
     assert "older checkpoints in" in caplog.text
+
+
+# ---- the best ----
+
+LOSSES = {1: 0.9, 2: 0.3, 3: 0.5, 4: 0.3, 5: 0.7, 6: 0.8}
+
+
+def scored(value: float, metric: str = "val_loss", *, is_higher: bool = False, **how: Any) -> Any:
+    return SaveOptions(score=Score(metric, value, is_higher), **how)
+
+
+def best_step(root: Path, metric: str = "val_loss", *, is_higher: bool = False) -> int | None:
+    found = reading.best(root, metric, higher_is_better=is_higher)
+    return None if found is None else found.step
+
+
+def test_the_best_of_each_metric_is_kept_beside_the_newest_also_by_the_next_run(tmp_path: Path):
+    with seeded(make_manifest()) as (_, client):
+        assert best_step(tmp_path) is None
+        for step, loss in LOSSES.items():
+            client.save(tmp_path, step, options=scored(loss, keep=2))
+        client.save(tmp_path, 7, options=scored(0.8, "auc", is_higher=True, keep=2))
+        client.save(tmp_path, 8, options=scored(0.7, "auc", is_higher=True, keep=2))
+        client.save(tmp_path, 9, options=SaveOptions(keep=2))
+    assert steps_in(tmp_path) == [9, 8, 7, 2]
+    assert (best_step(tmp_path), best_step(tmp_path, "auc", is_higher=True)) == (2, 7)
+    with cluster("inproc", num_servers=3) as bed:  # other servers, which know no score
+        client = bed.client()
+        assert client.restore(tmp_path) == 9
+        client.save(tmp_path, 10, options=SaveOptions(keep=1))
+    assert steps_in(tmp_path) == [10, 7, 2]
+    with cluster("inproc") as bed:
+        assert bed.client().restore(tmp_path, step=2) == 2
+
+
+def test_a_best_delta_keeps_what_it_adds_to(tmp_path: Path):
+    manifest = make_manifest(rule=ADD)
+    with seeded(manifest) as (_, client):
+        client.save(tmp_path, 1, options=SaveOptions(full_every=3, keep=1))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        client.save(tmp_path, 2, options=scored(0.1, full_every=3, keep=1))
+        for step in (3, 4, 5):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            client.save(tmp_path, step, options=scored(step, full_every=3, keep=1))
+    assert {2, 1} < set(steps_in(tmp_path))
+    with cluster("inproc") as bed:
+        assert bed.client().restore(tmp_path, step=2) == 2
+
+
+def test_the_same_parameters_are_saved_again_with_their_score(tmp_path: Path):
+    """An epoch may end right after a save by time."""
+    with seeded(make_manifest()) as (_, client):
+        assert client.save(tmp_path, None) == str(tmp_path / "step-0")
+        assert client.save(tmp_path, None) == str(tmp_path / "step-0")
+        assert client.save(tmp_path, None, options=scored(0.5)) == str(tmp_path / "step-1")
+    assert best_step(tmp_path) == 1
+
+
+def test_a_damaged_best_step_is_replaced_by_the_next_best(tmp_path: Path):
+    with seeded(make_manifest()) as (_, client):
+        for step, loss in LOSSES.items():
+            client.save(tmp_path, step, options=scored(loss))
+        (tmp_path / "step-2" / "ps-1.data").write_bytes(b"cut")
+        client.save(tmp_path, 7, options=SaveOptions(keep=1))
+    assert steps_in(tmp_path) == [7, 4, 2], "step 2 may only be away for a moment"
+    assert best_step(tmp_path) == 4
+
+
+def test_a_step_that_a_later_run_went_past_is_not_the_best(tmp_path: Path):
+    with seeded(make_manifest()) as (_, client):
+        client.save(tmp_path, 1, options=scored(0.9))
+        client.save(tmp_path, 5, options=scored(0.1))
+    with cluster("inproc", num_servers=2) as bed:
+        client = bed.client()
+        assert client.restore(tmp_path, step=1) == 1
+        client.save(tmp_path, 6, options=scored(0.8, keep=1))
+    assert (best_step(tmp_path), steps_in(tmp_path)) == (6, [6])
+
+
+@pytest.mark.fault("F40")
+def test_nothing_is_removed_while_a_manifest_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It may be the best step's, or name it as its base."""
+    with seeded(make_manifest()) as (_, client):
+        for step, loss in LOSSES.items():
+            client.save(tmp_path, step, options=scored(loss))
+        size = LocalStorage.size
+
+        def away(self: LocalStorage, name: str) -> int:
+            if name == "step-2/manifest.json":
+                raise OSError(errno.EIO, "Input/output error")
+            return size(self, name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, "size", away)
+            client.save(tmp_path, 7, options=SaveOptions(keep=1))
+        assert "older checkpoints in" in caplog.text
+        assert steps_in(tmp_path) == [7, 6, 5, 4, 3, 2, 1]
+        client.save(tmp_path, 8, options=SaveOptions(keep=1))
+    assert steps_in(tmp_path) == [8, 2]
 
 
 @pytest.mark.fault("F40")
