@@ -167,7 +167,7 @@ class FeedQueue:
         ended = number < self.epoch or (slot is not None and slot.flushed)
         # While draining, late chunks are dropped like all others: their task should not fail.
         if not self.draining and (self.finished or (ended and not inference)):
-            which = "the feed" if self.finished else f"epoch {number}"
+            which = "the feed" if self.finished else f"epoch {number + 1}"
             raise LateChunk(
                 f"feed {self.feed!r}: {which} had ended when rows {chunk.meta.first_row}.. of "
                 f"partition {chunk.meta.partition} came; their task outlived its job"
@@ -193,7 +193,7 @@ class FeedQueue:
         if rows.is_claimed_from(meta.partition, owner):
             raise LateChunk(
                 f"feed {self.feed!r}: another attempt feeds partition {meta.partition} of epoch "
-                f"{meta.epoch} now, exactly once; this one's task was given up by Spark"
+                f"{meta.epoch + 1} now, exactly once; this one's task was given up by Spark"
             )
         position = rows.accept(meta.partition, meta.first_row, meta.num_rows)
         if self.draining:

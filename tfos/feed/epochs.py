@@ -297,7 +297,7 @@ class EpochFeeder:
             if not rows:
                 continue
             fed = True
-            count, what = num_rows(rows), f"epoch {run.task.epoch} of {run.task.feed!r}"
+            count, what = num_rows(rows), run.call.title
             self._console.line(
                 f"{what}: feeding again {count} rows that {names} had not reported as trained"
             )
@@ -330,7 +330,7 @@ class EpochFeeder:
     def _feed(self, run: EpochFeed, task: FeedTask) -> list[FeedReport]:
         call, source = run.call, run.source
         tag = f"tfos-{self._credentials.cluster_id}-{call.feed}-{call.epoch}"
-        what = f"epoch {call.epoch} of {call.feed}"
+        what = call.title
         if task.again is not None:
             tag, what = f"{tag}-{task.round_number}", f"{what}, lost rows again"
         job = SparkJob(

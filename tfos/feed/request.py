@@ -27,18 +27,23 @@ class FeedCall:
     is_abandoned: Callable[[], bool]
     """Whether its user was interrupted and does not wait for it any more."""
     epoch: int = 0
-    """Of the feed, counted over all calls."""
+    """Of the feed, from 0, counted over all calls."""
+
+    @property
+    def title(self) -> str:
+        """Its epoch as a person counts."""
+        return f"epoch {self.epoch + 1} of {self.feed!r}"
 
     def check_wanted(self) -> None:
         """Raise FeedJobError if its user was interrupted."""
         if self.is_abandoned():
-            raise FeedJobError(f"epoch {self.epoch} of {self.feed!r} was interrupted")
+            raise FeedJobError(f"{self.title} was interrupted")
 
     def __str__(self) -> str:
         if self.is_abandoned():
             return "a train() that was interrupted and is about to end"
         seconds = time.monotonic() - self.started_s
-        return f"a train() that began {seconds:.0f} s ago and is at epoch {self.epoch}"
+        return f"a train() that began {seconds:.0f} s ago and is at epoch {self.epoch + 1}"
 
 
 class FeedCalls:

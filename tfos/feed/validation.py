@@ -38,11 +38,9 @@ class ValidationPlan:
 
     def add(self, report: EpochReport) -> str:
         """Keep an epoch's report; return its console line."""
+        report = dataclasses.replace(report, is_validation=True)
         self.reports.append(report)
-        return (
-            f"{self.progress.title}: {report.fed_rows} rows fed, {report.trained_rows} read, "
-            f"{report.dropped_rows} dropped"
-        )
+        return f"{self.progress.title}: {report.summary}"
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ class FeedWatch:
             error: what the Spark job has raised.
         """
         reason = reason_of(error)
-        own = FeedJobError(f"feeding epoch {call.epoch} of {call.feed!r} failed in Spark: {reason}")
+        own = FeedJobError(f"feeding {call.title} failed in Spark: {reason}")
         if reason.startswith(_OF_THE_DATA):
             return (self._cause() if self._coordinator.read(_has_ended) else None) or own
         if not self._coordinator.wait(lambda state: _has_ended(state) or state.is_ending, _BLAME_S):
@@ -162,21 +162,22 @@ class FeedWatch:
         return self._coordinator.error()
 
     def _stalled(self, call: FeedCall, stall_s: float, tasks: TaskCounts | None) -> FeedTimeout:
-        feed, epoch = call.feed, call.epoch
         if tasks is not None:
             return FeedTimeout(
-                f"the job that feeds epoch {epoch} of {feed!r} has run no task for {stall_s:.0f} "
+                f"the job that feeds {call.title} has run no task for {stall_s:.0f} "
                 f"s ({tasks.ended} of {tasks.total} ended): other jobs hold every slot. End them, "
                 "give Spark more cores, or raise feed_timeout."
             )
         now_s = self._coordinator.now_s()
         waiting = self._coordinator.read(
-            lambda state: [member.describe(now_s) for member in state.unflushed(feed, epoch)]
+            lambda state: [
+                member.describe(now_s) for member in state.unflushed(call.feed, call.epoch)
+            ]
         )
         return FeedTimeout(
-            f"no worker took a row or made a step for {stall_s:.0f} s, and epoch {epoch} of "
-            f"{feed!r} has not ended at {'; '.join(waiting)}. If steps are that slow raise "
-            "feed_timeout; main_fun must read this feed to its end."
+            f"no worker took a row or made a step for {stall_s:.0f} s, and {call.title} has not "
+            f"ended at {'; '.join(waiting)}. If steps are that slow raise feed_timeout; main_fun "
+            "must read this feed to its end."
         )
 
 

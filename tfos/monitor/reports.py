@@ -1,4 +1,4 @@
-"""Reports of train() and status(): plain records that print as tables. Pure."""
+"""Reports of train() and status(): plain records that print, and show in notebooks, as tables. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from rpc.field_texts import with_field_texts
 from rpc.histogram import duration_text
+from tfos.console import html
 from tfos.failure import NodeFailure
+
+_EPOCH_HEAD = ("", "rows fed", "trained", "dropped", "repeated", "seconds", "rows/s")
+_MESSAGE_CHARS = 200
+_NODE_HEAD = (
+    *("node", "status", "phase", "host", "executor", "pid", "silent", "MiB", "steps", "rows"),
+    "loss",
+)
 
 
 @with_field_texts
@@ -32,19 +40,49 @@ class EpochReport:
     seconds: float
     per_worker: dict[str, int] = field(default_factory=dict)
     """Rows that each worker trained, repeats included; of a lost worker, its last report."""
+    is_validation: bool = False
+    """Whether the rows validate an epoch: `trained_rows` are then those that main_fun read."""
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch} of {self.feed}: {self.summary}"
+        return f"{self.title}: {self.summary}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+    def _repr_html_(self) -> str:
+        return html.table(_EPOCH_HEAD, [self._cells()])
+
+    @property
+    def title(self) -> str:
+        """Which epoch it is, counted from 1."""
+        return f"epoch {self.epoch + 1} of {self.feed}"
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows trained per second of the whole epoch, the workers' start included."""
+        return self.trained_rows / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def summary(self) -> str:
         """The counts alone, for a line that names the epoch itself."""
-        rate = self.trained_rows / self.seconds if self.seconds > 0 else 0.0
         text = (
-            f"{self.fed_rows} rows fed, {self.trained_rows} trained, {self.dropped_rows} dropped "
-            f"in {self.seconds:.1f} s ({rate:.0f} rows/s)"
+            f"{self.fed_rows} rows fed, {self.trained_rows} "
+            f"{'read' if self.is_validation else 'trained'}, {self.dropped_rows} dropped "
+            f"in {self.seconds:.1f} s ({self.rows_per_s:.0f} rows/s)"
         )
         return f"{text}, {self.repeated_rows} repeated" if self.repeated_rows else text
+
+    def _cells(self) -> tuple[str, ...]:
+        trained = f"{self.trained_rows} read" if self.is_validation else str(self.trained_rows)
+        return (
+            self.title,
+            str(self.fed_rows),
+            trained,
+            str(self.dropped_rows),
+            str(self.repeated_rows),
+            f"{self.seconds:.1f}",
+            f"{self.rows_per_s:.0f}",
+        )
 
 
 @with_field_texts
@@ -79,6 +117,15 @@ class TrainReport:
     def __str__(self) -> str:
         reports = [*self.epochs, *self.validation]
         return "\n".join(map(str, reports)) or "no epoch was fed"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        reports = [*self.epochs, *self.validation]
+        if not reports:
+            return html.paragraph(str(self))
+        return html.table(_EPOCH_HEAD, [report._cells() for report in reports])
 
 
 @with_field_texts
@@ -138,6 +185,13 @@ class NodeReport:
     server: ServerStats | None = None
     """Of a parameter server: its counters since it started."""
 
+    def __repr__(self) -> str:
+        cells = zip(_NODE_HEAD[1:], _cells(self)[1:], strict=True)
+        return f"<{self.name}: {', '.join(f'{name} {cell}' for name, cell in cells)}>"
+
+    def _repr_html_(self) -> str:
+        return html.table(_NODE_HEAD, [_cells(self)])
+
 
 @with_field_texts
 @dataclass(frozen=True, slots=True)
@@ -153,12 +207,8 @@ class ClusterReport:
     """Sentences about a straggler or a hot shard."""
 
     def __str__(self) -> str:
-        head = (
-            "node", "status", "phase", "host", "executor", "pid", "silent", "MiB", "steps",
-            "rows", "loss",
-        )  # fmt: skip
-        rows = [head, *(_cells(node) for node in self.nodes)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        rows = [_NODE_HEAD, *(_cells(node) for node in self.nodes)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_NODE_HEAD))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
@@ -166,6 +216,25 @@ class ClusterReport:
         board = self.tensorboard_url or "none"
         title = f"cluster {self.cluster_id}: {self.phase}, TensorBoard: {board}"
         return "\n".join([title, *lines, *self._details(), *self.notes])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        board = html.link(self.tensorboard_url) if self.tensorboard_url else "none"
+        title = f"<b>cluster {html.escaped(self.cluster_id)}</b>: {html.escaped(self.phase)}"
+        failures = [
+            (each.node.name, each.error_type, each.message.partition("\n")[0][:_MESSAGE_CHARS])
+            for each in self.failures
+        ]
+        return "".join(
+            [
+                f'<div style="font-size:90%">{title}, TensorBoard: {board}</div>',
+                html.table(_NODE_HEAD, [_cells(node) for node in self.nodes]),
+                *(html.paragraph(text) for text in (*self._details(), *self.notes)),
+                html.table(("failed", "error", "message"), failures) if failures else "",
+            ]
+        )
 
     def _details(self) -> Iterator[str]:
         for node in self.nodes:

@@ -123,7 +123,7 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
         _logger.info(
             "rows %r: reading resumes in epoch %d, where %d workers have stopped%s",
             name,
-            course.first_epoch,
+            course.first_epoch + 1,
             len(course.stops[-1]) if course.stops else 0,
             f"; {own.num_workers} workers share the remaining rows",
         )

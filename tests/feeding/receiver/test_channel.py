@@ -195,7 +195,7 @@ def test_a_later_epoch_never_overtakes_the_end_of_the_one_before(size):
 def test_rows_of_an_ended_epoch_are_refused():
     with workers(1) as (worker,):
         worker.channel.flush("input", 0)
-        with pytest.raises(FeedError, match="epoch 0 had ended when rows 0"):
+        with pytest.raises(FeedError, match="epoch 1 had ended when rows 0"):
             run(feed_task([worker]), 3, [1, 2, 3])
         assert worker.channel.stats("input").fed_rows == 0
 

@@ -309,7 +309,7 @@ def test_a_claimed_partition_takes_rows_of_its_newest_feeder_only():
     assert list(queue.rows(0).claim(0, 7)) == []
     queue.offer(chunk(1, 2), owner=7)
     assert list(queue.rows(0).claim(0, 8)) == [(0, 2, 0)]
-    with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 0 now"):
+    with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 1 now"):
         queue.offer(chunk(3), owner=7)
     assert consistent(queue).fed_rows == 2
     queue.offer(chunk(3), owner=8)

@@ -161,7 +161,7 @@ def test_every_row_is_in_the_parameters_once_per_epoch(files, tmp_path, caplog, 
         (counts,) = cluster.values().values()
         assert counts[:, 0].tolist() == [EPOCHS] * NUM_ROWS
     assert [len(history["loss"]) for history in histories] == [EPOCHS - 1] * workers[-1]
-    assert "rows 'train': reading resumes in epoch 1, where" in caplog.text
+    assert "rows 'train': reading resumes in epoch 2, where" in caplog.text
 
 
 def test_a_run_that_was_done_reads_nothing(files, tmp_path):

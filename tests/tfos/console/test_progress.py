@@ -7,7 +7,6 @@ import pytest
 from tfos.console.console import Console
 from tfos.console.printable import printable
 from tfos.console.progress import Sample, TrainingProgress
-from tfos.monitor.reports import EpochReport, TrainReport
 
 
 class _Terminal(io.StringIO):
@@ -106,13 +105,3 @@ def test_no_time_is_told_before_a_row_was_trained():
     progress.epoch_fraction = 0.25  # its rows are in the workers, which still compile
     assert progress.eta_s is None
     assert "ETA -" in str(progress)
-
-
-def test_a_report_adds_up_and_prints():
-    one = EpochReport("input", 0, 10, 8, 2, 0, 2.0)
-    two = EpochReport("input", 1, 10, 10, 0, 1, 0.0)
-    report = TrainReport((one, two))
-    assert (report.fed_rows, report.trained_rows, report.dropped_rows) == (20, 18, 2)
-    assert "10 rows fed, 8 trained, 2 dropped in 2.0 s (4 rows/s)" in str(report)
-    assert "1 repeated" in str(report)
-    assert str(TrainReport(())) == "no epoch was fed"

@@ -112,7 +112,7 @@ def test_an_attempt_that_spark_gave_up_feeds_nothing_beside_the_one_after_it():
             second.append(run(task, 0, ROWS))
             yield from ROWS[500:]
 
-        with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 0 now"):
+        with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 1 now"):
             run(task, 0, overtaken())
         end(worker)
         assert second[0].rows == 1000
@@ -132,7 +132,7 @@ def test_an_attempt_that_spark_gave_up_takes_its_claim_back_by_no_later_greeting
         (link,) = first._links
         first._greet(link)
         link.put(chunk, 10.0, first._hello.attempt)
-        with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 0 now"):
+        with pytest.raises(LateChunk, match="another attempt feeds partition 0 of epoch 1 now"):
             first._settle()
         link.close()
         assert worker.channel.stats("input").fed_rows == 100

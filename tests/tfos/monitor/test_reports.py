@@ -1,0 +1,127 @@
+"""What train() and status() return: short in a console, tables in a notebook, never obeyed."""
+
+from __future__ import annotations
+
+import dataclasses
+from html.parser import HTMLParser
+
+from tfos.console import html
+from tfos.failure import NodeFailure, NodeId
+from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, TrainReport
+
+EVIL = "<script>alert('x')</script>\x1b[2J"
+
+
+class Page(HTMLParser):
+    """The tags of some HTML, and its text by table row."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self.links: list[str | None] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        self.links += [value for name, value in attrs if name == "href"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.tags and self.tags[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def node(**fields: object) -> NodeReport:
+    given: dict[str, object] = {
+        "name": "worker:0",
+        "status": "running",
+        "phase": "main_fun",
+        "host": "h",
+        "executor_id": "1",
+        "pid": 7,
+        "attempt": 0,
+        "silent_s": 0.5,
+        "rss_mib": 724.2,
+        "steps": 360.0,
+        "rows": 27568,
+        "loss": 2.301,
+    }
+    return NodeReport(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def cluster(**fields: object) -> ClusterReport:
+    given = {"cluster_id": "c", "phase": "RUNNING", "nodes": (node(),), "tensorboard_url": None}
+    return ClusterReport(**{**given, "failures": (), **fields})  # type: ignore[arg-type]
+
+
+def test_a_report_adds_up_and_counts_epochs_from_one():
+    one = EpochReport("input", 0, 10, 8, 2, 0, 2.0)
+    two = EpochReport("input", 1, 10, 10, 0, 1, 0.0)
+    report = TrainReport((one, two))
+    assert (report.fed_rows, report.trained_rows, report.dropped_rows) == (20, 18, 2)
+    assert str(report).splitlines() == [
+        "epoch 1 of input: 10 rows fed, 8 trained, 2 dropped in 2.0 s (4 rows/s)",
+        "epoch 2 of input: 10 rows fed, 10 trained, 0 dropped in 0.0 s (0 rows/s), 1 repeated",
+    ]
+    assert repr(report) == str(report)
+    assert repr(one) == f"<{one}>"
+    assert str(TrainReport(())) == "no epoch was fed"
+    assert "no epoch was fed" in TrainReport(())._repr_html_()
+
+
+def test_rows_of_validation_are_read_not_trained():
+    trained = EpochReport("input", 0, 10, 10, 0, 0, 1.0)
+    validated = EpochReport("validation", 0, 4, 4, 0, 0, 1.0, is_validation=True)
+    report = TrainReport((trained,), (validated,))
+    assert str(report).splitlines()[1] == (
+        "epoch 1 of validation: 4 rows fed, 4 read, 0 dropped in 1.0 s (4 rows/s)"
+    )
+    _, first, second = Page(report._repr_html_()).rows
+    assert first == ["epoch 1 of input", "10", "10", "0", "0", "1.0", "10"]
+    assert second[:3] == ["epoch 1 of validation", "4", "4 read"]
+
+
+def test_the_status_is_a_table_in_a_console_and_in_a_notebook():
+    report = cluster(nodes=(node(), node(name="worker:1", loss=None)), notes=("worker:1 is slow",))
+    assert repr(report) == str(report)
+    assert max(map(len, repr(report).splitlines())) < 160
+    page = Page(report._repr_html_())
+    assert page.rows[0] == str(report).splitlines()[1].split()
+    assert [row[0] for row in page.rows[1:]] == ["worker:0", "worker:1"]
+    assert page.rows[1][-1] == "2.301"
+    assert page.rows[2][-1] == "-"
+    assert "worker:1 is slow" in page.text
+    assert repr(node()) == (
+        "<worker:0: status running, phase main_fun, host h, executor 1, pid 7, silent 0.5 s, "
+        "MiB 724, steps 360, rows 27568, loss 2.301>"
+    )
+    assert Page(node()._repr_html_()).rows[1][0] == "worker:0"
+
+
+def test_text_of_a_node_is_escaped_in_html():
+    failure = NodeFailure(NodeId("worker", 0), "h", 1, EVIL, message=f"{EVIL}\n{'x' * 10_000}")
+    report = cluster(
+        nodes=(dataclasses.replace(node(), phase=EVIL, host=EVIL),),
+        notes=(EVIL,),
+        failures=(failure,),
+        tensorboard_url='http://h/"onmouseover="x',
+    )
+    shown = report._repr_html_()
+    page = Page(shown)
+    assert set(page.tags) <= {"div", "b", "a", "table", "tr", "td", "th"}
+    assert page.links == ['http://h/"onmouseover="x']
+    assert "\x1b" not in shown
+    assert page.rows[1][2] == "<script>alert('x')</script>\\x1b[2J"
+    assert len(shown) < 5000
+
+
+def test_only_web_addresses_become_links():
+    assert Page(html.link("https://h:1/")).links == ["https://h:1/"]
+    assert Page(html.link("javascript:alert(1)")).tags == []
