@@ -7,7 +7,7 @@ Does not: push gradients (tfos.keras.step.trainer).      Threads: the thread tha
 At the end of an epoch every worker
     1. waits for its pushes in flight; leaves the barrier (sync, ssp), so that workers with more
        batches go on;
-    2. reaches a rendezvous: metrics weighted by rows become the logs of all workers;
+    2. reaches a rendezvous: the metrics over all rows become the logs of all workers;
     3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters; the
        chief records a micro-batch of a stream as trained, and saves it;
     4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
@@ -18,17 +18,22 @@ The next epoch begins after 5 on all workers, so no worker steps without the oth
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 import msgspec
+import numpy as np
 
 from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.fit.metric_states import VALIDATION, MetricStates, all_know, inexact
 from tfos.keras.fit.validation import ValidationPasses
 from tfos.keras.step import optimizers
 from tfos.keras.step.trainer import PSTrainer
+
+logger = logging.getLogger(__name__)
 
 Logs = dict[str, Any] | None
 
@@ -42,6 +47,7 @@ class Report(msgspec.Struct, frozen=True):
     """The feed's newest epoch that this worker has trained to its end; None: it reads no feed."""
     val_rows: int = 1
     """Rows of the metrics of validation; 1 if all workers validate the same data."""
+    metrics: MetricStates = MetricStates()
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -77,6 +83,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._feed = "" if self._dataset is None else self._dataset.feed
         self._name = name
         self._rows_before = 0
+        self._told: set[str] = set()
         self.epochs_run = 0
         self.last_logs: Logs = None
 
@@ -124,19 +131,48 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         for name in list(logs or {}):
             if logs is not None and not (val_rows if name.startswith("val_") else rows):
                 del logs[name]  # Keras shows the metrics of no batch as 0
-        fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
-        report = Report(rows, dict(_numbers(logs or {})), fed_epoch, val_rows)
-        answers = trainer.rendezvous(
-            f"{self._name}/{epoch}/metrics", msgspec.msgpack.encode(report)
-        )
-        reports = _decoded(answers.values(), Report)
+        reports = self._agree(epoch, {} if logs is None else logs, rows, val_rows)
         if logs is not None:
-            logs.update(combine(reports))
             self.last_logs = dict(logs)
         self.epochs_run += 1
         trainer.pull()
         self._tell_trained(reports)
         trainer.is_between_epochs = True
+
+    def _agree(self, epoch: int, logs: dict[str, Any], rows: int, val_rows: int) -> list[Report]:
+        """Turn this worker's logs into those of all workers; return the workers' reports."""
+        fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
+        report = Report(rows, dict(_numbers(logs)), fed_epoch, val_rows)
+        if self._trainer.ctx.num_workers == 1:
+            return [report]
+        own = self._validation.take_metrics()
+        report = msgspec.structs.replace(report, metrics=own.states(logs))
+        key = f"{self._name}/{epoch}"
+        answers = self._trainer.rendezvous(f"{key}/metrics", msgspec.msgpack.encode(report))
+        reports: list[Report] = _decoded(answers.values(), Report)
+        states = [each.metrics for each in reports]
+        values = own.values(states)
+        if not all_know(states):
+            told = self._trainer.rendezvous(f"{key}/values", msgspec.msgpack.encode(values))
+            for rank in sorted(told, reverse=True):  # so that all have the lowest rank's
+                values |= msgspec.msgpack.decode(told[rank], type=dict[str, Any])
+        logs.update(combine(reports))
+        logs.update({k: np.array(v) if isinstance(v, list) else v for k, v in values.items()})
+        self._tell_inexact(states)
+        return reports
+
+    def _tell_inexact(self, states: Iterable[MetricStates]) -> None:
+        """On the chief, once per metric."""
+        for name, reason in inexact(states).items():
+            metric = name.removeprefix(VALIDATION)
+            if self._trainer.ctx.is_chief and metric not in self._told:
+                self._told.add(metric)
+                logger.warning(
+                    "the metric %r is the mean of the workers' own values, weighted by their rows, "
+                    "and not the value over all rows: %s",
+                    metric,
+                    reason,
+                )
 
     def _tell_trained(self, reports: Iterable[Report]) -> None:
         """On the chief: no worker trains now, and these epochs are in the parameters."""
@@ -198,9 +234,9 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
 
 def combine(reports: Iterable[Report]) -> dict[str, float]:
-    """Return the common logs: metrics weighted by rows, or evenly if all validate the same data.
+    """Return the means of the workers' logs, weighted by rows; evenly if all validate the same.
 
-    Exact for means (loss, accuracy); for metrics that are not means (AUC) the mean over workers.
+    For what is in no MetricStates.
     """
     weighted: dict[str, list[tuple[float, int]]] = {}
     for report in reports:

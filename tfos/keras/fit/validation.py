@@ -1,6 +1,7 @@
 """Validation data from a feed: each worker validates its own rows.
 
-Covers: when a pass may begin, how many rows it had; incompatible arguments.
+Covers: when a pass may begin, how many rows it had; the metrics of training, which a pass resets;
+incompatible arguments.
 Does not: read rows (tfos.keras.data.dataset), evaluate (Keras), combine the workers' metrics
 (tfos.keras.fit.epoch_agreement).
 Threads: the thread that runs `fit`.
@@ -14,7 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 from tfos.errors import SettingsError
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.dataset import BatchDataset, FeedDataset
+from tfos.keras.fit.metric_states import EpochMetrics, Measured, measure
 from tfos.keras.step.trainer import PSTrainer
 
 
@@ -31,10 +33,11 @@ class ValidationPasses:
         self._trainer = trainer
         trained, data = arguments.get("x"), arguments.get("validation_data")
         self._trained = trained if isinstance(trained, FeedDataset) else None
-        self._dataset = data if isinstance(data, FeedDataset) else None
+        self._dataset = data if isinstance(data, BatchDataset) else None
         self._name = name
         self._passes = 0
         self._has_run = False
+        self._training: list[Measured] | None = None
 
     def begin(self) -> None:
         """Wait for the other workers' last steps, before Keras evaluates."""
@@ -45,7 +48,9 @@ class ValidationPasses:
             self._trained.all_acknowledged()
         trainer.leave()  # others with more batches need not wait for this worker
         self._has_run = True
-        if self._dataset is not None:
+        if trainer.ctx.num_workers > 1:
+            self._training = measure(trainer.model)  # Keras resets them before it evaluates
+        if isinstance(self._dataset, FeedDataset):
             self._passes += 1
             trainer.rendezvous(f"{self._name}/validation/{self._passes}", b"")
 
@@ -55,6 +60,14 @@ class ValidationPasses:
         if self._dataset is None:
             return 1
         return self._dataset.rows if has_run else 0
+
+    def take_metrics(self) -> EpochMetrics:
+        """Return this worker's metrics of the epoch that ends."""
+        training, self._training = self._training, None
+        newest = measure(self._trainer.model)
+        if training is None:
+            return EpochMetrics(newest, (), is_shared=False)
+        return EpochMetrics(training, newest, is_shared=self._dataset is None)
 
 
 def check(arguments: dict[str, Any]) -> None:

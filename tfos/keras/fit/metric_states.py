@@ -1,0 +1,233 @@
+"""Metrics over all workers: an epoch's values from the workers' metric variables added up.
+
+AUC over all rows is no mean of the workers' AUCs. It follows from its variables, counts of rows,
+and those of all rows are the sum over the workers. Keras's own `result` makes the value of the sum.
+
+Covers: reading a model's metrics and variables, which of them may be added, adding, the values.
+Does not: exchange anything, average other logs (tfos.keras.fit.epoch_agreement).
+Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from keras.src.trainers.compile_utils import CompileMetrics
+
+MAX_STATE_BYTES = 256 << 10
+"""Of one worker's variables in an epoch, which every worker receives; AUC has 3,200."""
+ADDITIVE = "state_is_additive"
+"""Attribute by which a user's metric says that its variables may be added."""
+
+_KERAS = "keras.src.metrics."
+VALIDATION = "val_"
+
+
+class MetricState(msgspec.Struct, frozen=True):
+    """One metric of one worker."""
+
+    name: str
+    """In the logs; the first of a metric with several values."""
+    variables: tuple[bytes, ...]
+    """Bytes of each variable, in Keras's order."""
+    is_shared: bool = False
+    """The rows are the same on all workers: the variables are to be averaged."""
+
+
+class MetricStates(msgspec.Struct, frozen=True):
+    """All metrics of one worker in one epoch."""
+
+    states: tuple[MetricState, ...] = ()
+    others: dict[str, str] = {}
+    """Why metrics are in no state, by name."""
+    known: tuple[str, ...] = ()
+    """Metrics that this worker can tell the value of, given their states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One metric of this worker, as it was when it was read."""
+
+    metric: Any
+    values: Mapping[str, Any]
+    """By name in the logs, without `val_`."""
+    variables: tuple[bytes, ...]
+
+    @property
+    def name(self) -> str:
+        """The first name."""
+        return next(iter(self.values))
+
+
+def measure(model: Any) -> list[Measured]:
+    """Read the model's metrics as they are now."""
+    return [
+        Measured(metric, values, tuple(each.numpy().tobytes() for each in metric.variables))
+        for metric, values in _named(model)
+        if values
+    ]
+
+
+def _named(model: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield each metric with its present values, by their names in the logs."""
+    for metric in model.metrics:
+        if not isinstance(metric, CompileMetrics):
+            yield metric, _flat(metric.name, metric.result())
+        elif metric.built:
+            results = metric.result()
+            if len(results) == len(metric.metrics):  # else two have one name, and Keras shows one
+                for each, (name, value) in zip(metric.metrics, results.items(), strict=True):
+                    yield each, _flat(name, value)
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {name: value}
+    return {key: each for inner, part in value.items() for key, each in _flat(inner, part).items()}
+
+
+class EpochMetrics:
+    """This worker's metrics of one epoch, and those of all workers.
+
+    Args:
+        training: as they were at the end of training.
+        validation: at the end of validation; empty without.
+        is_shared: all workers validate the same rows.
+    """
+
+    def __init__(
+        self, training: Sequence[Measured], validation: Sequence[Measured], *, is_shared: bool
+    ) -> None:
+        self._known = {each.name: each for each in (*training, *validation)}
+        self._parts = (("", training, False), (VALIDATION, validation, is_shared))
+
+    def states(self, logs: Mapping[str, Any]) -> MetricStates:
+        """Return what the other workers need.
+
+        Args:
+            logs: of the epoch. A metric whose value is not in there is left out: a `train_step` of
+                the user's returned something else by its name.
+        """
+        states: list[MetricState] = []
+        others: dict[str, str] = {}
+        room = MAX_STATE_BYTES
+        for prefix, measured, is_shared in self._parts:
+            for each in measured:
+                name = prefix + each.name
+                if not all(_is_logged(v, logs.get(prefix + k)) for k, v in each.values.items()):
+                    continue
+                num_bytes = sum(map(len, each.variables))
+                if not is_additive(each.metric):
+                    others[name] = _unknown(each.metric)
+                elif num_bytes > room:
+                    others[name] = (
+                        f"its variables, {num_bytes} bytes, and those of the metrics before are "
+                        f"more than {MAX_STATE_BYTES} bytes"
+                    )
+                else:
+                    room -= num_bytes
+                    states.append(MetricState(name, each.variables, is_shared))
+        return MetricStates(tuple(states), others, tuple(self._known))
+
+    def values(self, reports: Iterable[MetricStates]) -> dict[str, Any]:
+        """Return the values over all workers that this worker can tell, by name in the logs.
+
+        Args:
+            reports: of all workers, this one's too.
+        """
+        found: dict[str, Any] = {}
+        for name, states in _exact(reports).items():
+            prefix, known = self._find(name)
+            variables = None if known is None else _combined(known.metric, states)
+            if known is not None and variables is not None:
+                result = known.metric.stateless_result(variables)
+                values = _flat(known.name, result)
+                found |= {prefix + key: _plain(value) for key, value in values.items()}
+        return found
+
+    def _find(self, name: str) -> tuple[str, Measured | None]:
+        if name in self._known or not name.startswith(VALIDATION):
+            return "", self._known.get(name)
+        return VALIDATION, self._known.get(name.removeprefix(VALIDATION))
+
+
+def is_additive(metric: Any) -> bool:
+    """Whether the sum of two workers' variables is the state of both workers' rows.
+
+    True for what Keras's own `update_state` writes. Another metric says so itself.
+    """
+    said = getattr(metric, ADDITIVE, None)
+    if said is not None:
+        return bool(said)
+    return str(type(metric).update_state.__module__).startswith(_KERAS)
+
+
+def all_know(reports: Iterable[MetricStates]) -> bool:
+    """Whether every worker can tell all values. One that never had a batch has no metrics yet."""
+    reports = list(reports)
+    needed = set(_exact(reports))
+    return all(
+        name in report.known or name.removeprefix(VALIDATION) in report.known
+        for report in reports
+        for name in needed
+    )
+
+
+def inexact(reports: Iterable[MetricStates]) -> dict[str, str]:
+    """Return why metrics cannot be added, by name in the logs."""
+    return {name: reason for report in reports for name, reason in report.others.items()}
+
+
+def _unknown(metric: Any) -> str:
+    kind = type(metric)
+    return (
+        f"whether the variables of {kind.__module__}.{kind.__qualname__} of two workers may be "
+        f"added is unknown; if so, set {ADDITIVE} = True in the class"
+    )
+
+
+def _exact(reports: Iterable[MetricStates]) -> dict[str, list[MetricState]]:
+    reports = list(reports)
+    others = inexact(reports)
+    found: dict[str, list[MetricState]] = {}
+    for report in reports:
+        for state in report.states:
+            if state.name not in others:
+                found.setdefault(state.name, []).append(state)
+    return found
+
+
+def _combined(metric: Any, states: Sequence[MetricState]) -> list[Any] | None:
+    """Return the variables over all workers, as tensors; None if a worker's have other sizes."""
+    import tensorflow as tf
+
+    variables = list(metric.variables)
+    found = []
+    for at, variable in enumerate(variables):
+        own = variable.numpy()
+        parts = [state.variables[at : at + 1] for state in states]
+        if any(len(part) != 1 or len(part[0]) != own.nbytes for part in parts):
+            return None
+        arrays = [np.frombuffer(part[0], own.dtype).astype(np.float64) for part in parts]
+        total = np.sum(arrays, axis=0)
+        if states[0].is_shared:
+            total /= len(states)
+        found.append(tf.constant(total.astype(own.dtype).reshape(own.shape)))
+    return found
+
+
+def _is_logged(value: Any, logged: Any) -> bool:
+    try:
+        left, right = (np.asarray(each).astype(np.float64) for each in (value, logged))
+    except (TypeError, ValueError):  # a log may be anything, or is missing
+        return False
+    return left.shape == right.shape and np.allclose(left, right, rtol=1e-6, equal_nan=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, or nested lists of numbers, which msgpack can carry."""
+    return np.asarray(value).astype(np.float64).tolist()
