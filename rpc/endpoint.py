@@ -6,6 +6,7 @@ Pure data. The client tries the transports in turn (client.connect).
 from __future__ import annotations
 
 import functools
+import ipaddress
 import socket
 from pathlib import Path
 
@@ -27,6 +28,13 @@ class Endpoint(msgspec.Struct, frozen=True):
     boot_id: str = ""
     inproc: str = ""
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the process is on this host: bytes to it pass no network."""
+        if self.inproc:
+            return True
+        return self.boot_id == boot_id() if self.boot_id else _is_loopback(self.host)
+
     def __str__(self) -> str:
         if self.inproc:
             return f"inproc:{self.inproc}"
@@ -36,6 +44,13 @@ class Endpoint(msgspec.Struct, frozen=True):
 def bracketed(host: str) -> str:
     """Return a host as it stands before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @functools.cache

@@ -62,9 +62,10 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster-id", required=True, help=CLUSTER_ID_HELP)
     parser.add_argument(
         "--integrity",
-        choices=("header", "payload"),
-        default="header",
-        help="What is authenticated on TCP, the same for all processes (default: header).",
+        choices=("auto", "header", "payload"),
+        default="auto",
+        help="What is authenticated on TCP, the same for all processes: headers, all bytes, or all "
+        "bytes between two hosts (default: auto).",
     )
     parser.add_argument(
         "--tls-cert", metavar="FILE", help="TLS on TCP: this process's certificate."

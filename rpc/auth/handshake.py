@@ -6,7 +6,9 @@
 
     options    = 1 SHARE: this side supports shared memory (transport.shm_stream). The client
                  requests it, the server confirms what it supports too.
-                 2 PAYLOAD: this side uses integrity="payload" (transport.gmac_stream); both must
+                 2 PAYLOAD: every byte on TCP is authenticated (transport.gmac_stream). The client
+                 asks for it with integrity="payload", and with "auto" of a server on another host;
+                 a server with "auto" agrees to either, any other wants what it was started with
                  4 TLS: this side uses security="tls" (transport.tls_stream); both must
     body       = msgpack array [cluster_id, role, rank, generation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
@@ -69,6 +71,8 @@ class HandshakeOptions(enum.IntFlag):
 _AGREED = HandshakeOptions.PAYLOAD | HandshakeOptions.TLS
 """What both sides must set alike: a side without one would weaken the other side."""
 
+Integrity = Literal["auto", "header", "payload"]
+
 
 class Role(enum.StrEnum):
     """What a process is in the cluster."""
@@ -109,9 +113,10 @@ class Credentials:
 
     cluster_id: str
     secret: bytes = field(repr=False)
-    integrity: Literal["header", "payload"] = "header"
-    """What is authenticated on TCP after the handshake: frames' headers and metas, or all bytes.
-    All processes of a cluster must agree; `payload` needs the package cryptography."""
+    integrity: Integrity = "auto"
+    """What is authenticated on TCP after the handshake: `header`: frames' headers and metas;
+    `payload`: all bytes; `auto`: all bytes between two hosts. All processes of a cluster must be
+    given the same. All bytes need the package cryptography."""
     tls: TlsCredentials | None = None
     """If set, TCP connections use TLS 1.3, the handshake included: they are encrypted, and both
     sides present a certificate of the cluster. All processes of a cluster must set it."""
@@ -122,10 +127,12 @@ class Credentials:
             if self.integrity == "payload":
                 raise ValueError(
                     "integrity='payload' and TLS authenticate every byte twice; leave integrity "
-                    "at 'header' with TLS"
+                    "at 'auto' with TLS"
                 )
-        if self.integrity not in ("header", "payload"):
-            raise ValueError(f"integrity must be 'header' or 'payload', got {self.integrity!r}")
+        if self.integrity not in ("auto", "header", "payload"):
+            raise ValueError(
+                f"integrity must be 'auto', 'header' or 'payload', got {self.integrity!r}"
+            )
         if self.integrity == "payload" and find_spec("cryptography") is None:
             raise ValueError("integrity='payload' needs the package cryptography; install it")
         if not 1 <= len(self.cluster_id.encode()) <= 128:
@@ -140,11 +147,31 @@ class Credentials:
         """Return a fresh cluster id and a fresh 256-bit secret."""
         return cls(cluster_id=secrets.token_hex(8), secret=secrets.token_bytes(32))
 
-    @property
-    def options(self) -> HandshakeOptions:
-        """HandshakeOptions that every handshake with these credentials must agree on."""
-        sealed = HandshakeOptions.PAYLOAD if self.integrity == "payload" else HandshakeOptions.NONE
-        return sealed | (HandshakeOptions.NONE if self.tls is None else HandshakeOptions.TLS)
+    def asked(self, *, is_remote: bool) -> HandshakeOptions:
+        """Return what a client must agree on with its server.
+
+        Args:
+            is_remote: whether the server is on another host.
+
+        Raises:
+            AuthError: "auto" needs the package cryptography, and it is not installed.
+        """
+        if self.tls is not None:
+            return HandshakeOptions.TLS
+        if self.integrity == "header" or (self.integrity == "auto" and not is_remote):
+            return HandshakeOptions.NONE
+        if find_spec("cryptography") is None:
+            raise AuthError(
+                "integrity='auto' authenticates every byte between two hosts, which needs the "
+                "package cryptography; install it, or set integrity='header' on all processes"
+            )
+        return HandshakeOptions.PAYLOAD
+
+    def accepted(self, asked: int) -> HandshakeOptions:
+        """Return what a server must agree on with a client that asks for these options."""
+        if self.integrity == "auto" and self.tls is None and find_spec("cryptography") is not None:
+            return HandshakeOptions(asked & HandshakeOptions.PAYLOAD)
+        return self.asked(is_remote=False)
 
     @property
     def short_id(self) -> str:
@@ -180,7 +207,7 @@ class ServerHandshake:
     Args:
         identity: this process.
         credentials: the cluster's secret.
-        options: what this side supports beyond what `credentials` require.
+        options: what this side supports beyond what the credentials say.
         check_peer: raises AuthError if the client's certificate is for another identity.
         nonces: 64 bytes, for tests; None draws them.
     """
@@ -202,7 +229,7 @@ class ServerHandshake:
         """Why a peer that proved itself cannot be served; send the answer, then close."""
         self._own_nonce = drawn[NONCE_BYTES:]
         self._check_peer = check_peer
-        self._options = options | credentials.options
+        self._options = options
         self._identity = identity
         self._credentials = credentials
         self._head = b""
@@ -223,7 +250,7 @@ class ServerHandshake:
         message = self._head + data
         # The tag before everything else: no field of an unproven message is looked at.
         _check_tag(self._credentials, b"tfrp/client" + self.greeting, message)
-        required = self._credentials.options
+        required = self._credentials.accepted(message[_OPTIONS_AT])
         options = (self._options & message[_OPTIONS_AT]) | required
         answer_head_body = _pack(self._credentials, self._identity, self._own_nonce, options)
         tag = _tag(self._credentials, b"tfrp/server" + self.greeting + message, answer_head_body)
@@ -235,7 +262,7 @@ class ServerHandshake:
             self.refusal = VersionMismatch(_version_text("client", peer_version))
             return answer
         if message[_OPTIONS_AT] & _AGREED != required:
-            self.refusal = AuthError(_settings_text("client", message, self._credentials))
+            self.refusal = AuthError(_settings_text("client", message, required))
             return answer
         peer = _peer(self._credentials, message)
         if self._check_peer is not None:
@@ -251,8 +278,12 @@ class ClientHandshake:
     Args:
         identity: this process.
         credentials: the cluster's secret.
-        options: what this side requests beyond what `credentials` require.
+        options: what this side requests beyond what the credentials say.
+        is_remote: whether the server is on another host.
         nonce: 32 bytes, for tests; None draws them.
+
+    Raises:
+        AuthError: see Credentials.asked.
     """
 
     def __init__(
@@ -261,12 +292,14 @@ class ClientHandshake:
         credentials: Credentials,
         *,
         options: HandshakeOptions = HandshakeOptions.NONE,
+        is_remote: bool = False,
         nonce: bytes | None = None,
     ) -> None:
         self.session: Session | None = None
         self.wanted = NONCE_BYTES
         self._nonce = nonce if nonce is not None else secrets.token_bytes(NONCE_BYTES)
-        self._options = options | credentials.options
+        self._asked = credentials.asked(is_remote=is_remote)
+        self._options = options | self._asked
         self._identity = identity
         self._credentials = credentials
         self._greeting = b""
@@ -304,8 +337,8 @@ class ClientHandshake:
         peer_version = answer[_VERSION_AT]
         if peer_version != VERSION:
             raise VersionMismatch(_version_text("server", peer_version))
-        if answer[_OPTIONS_AT] & _AGREED != self._credentials.options:
-            raise AuthError(_settings_text("server", answer, self._credentials))
+        if answer[_OPTIONS_AT] & _AGREED != self._asked:
+            raise AuthError(_settings_text("server", answer, self._asked))
         # A server may drop an option that was requested, never add one.
         if answer[_OPTIONS_AT] & ~self._options:
             raise ProtocolError(f"the server chose options {answer[_OPTIONS_AT]:#x} by itself")
@@ -371,11 +404,11 @@ def _keys(credentials: Credentials, transcript: bytes) -> tuple[bytes, bytes]:
     )
 
 
-def _settings_text(peer: str, message: bytes, ours: Credentials) -> str:
+def _settings_text(peer: str, message: bytes, ours: HandshakeOptions) -> str:
     theirs = HandshakeOptions(message[_OPTIONS_AT])
     return (
-        f"{peer} was started with {_settings(theirs)}, this side with "
-        f"{_settings(ours.options)}; give all processes of the cluster the same"
+        f"the {peer} wants {_settings(theirs)}, this side {_settings(ours)}; give all processes of "
+        "the cluster the same"
     )
 
 

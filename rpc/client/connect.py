@@ -54,7 +54,9 @@ def dial(
         stream = _reach(endpoint, credentials, deadline, limits)
         try:
             options = options_for(stream.transport, limits)
-            handshake = ClientHandshake(identity, credentials, options=options)
+            handshake = ClientHandshake(
+                identity, credentials, options=options, is_remote=not endpoint.is_near
+            )
             session = _authenticate(stream, handshake, deadline)
             if session is not None:
                 if isinstance(stream, TlsStream):

@@ -165,7 +165,7 @@ class Listener:
     @property
     def endpoint(self) -> Endpoint:
         """Endpoint with every transport that is bound."""
-        local = boot_id() if self._unix_path else ""
+        local = boot_id()
         return Endpoint(self._host, self._port, self._unix_path, local, self._inproc)
 
     def stats(self) -> ListenerStats:

@@ -1,4 +1,4 @@
-"""AES-GMAC stream: authenticates every byte of another stream, for `integrity="payload"` on TCP.
+"""AES-GMAC stream: authenticates every byte of a TCP stream, as `integrity` asks for.
 
 Covers: records and their tags; errors for changed, dropped or repeated records.
 Does not: negotiate (auth.handshake), encrypt: records are readable on the network.
@@ -36,7 +36,7 @@ class _Tags:
     """The tags of one direction's records, in order."""
 
     def __init__(self, key: bytes) -> None:
-        # Imported here: only integrity="payload" needs cryptography.
+        # Imported here: processes that talk within their host alone need no cryptography.
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

@@ -33,7 +33,7 @@ def upgraded(
     """Return the stream to use after the handshake.
 
     A Unix socket becomes shared memory if both sides can; TCP becomes AES-GMAC records if both
-    sides have integrity="payload"; any other stream stays as it is.
+    sides have agreed to authenticate every byte; any other stream stays as it is.
 
     Args:
         stream: the stream of the handshake.

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from rpc.auth.certificates import TlsCredentials
-from rpc.auth.handshake import ClientHandshake, Credentials, Identity, Role, Session
+from rpc.auth.handshake import ClientHandshake, Credentials, Identity, Integrity, Role, Session
 from rpc.client.connection import Buffer, Connection, PendingCall, Reply, connect, wait_any
 from rpc.endpoint import Endpoint
 from rpc.errors import RpcError
@@ -119,8 +119,10 @@ class CodedError(Exception):
 class Bed:
     """Handler and listener; `gate` holds back calls whose meta is `wait`."""
 
-    def __init__(self, transport: str = "tcp", limits: Limits | None = None) -> None:
-        self.credentials = Credentials.generate()
+    def __init__(
+        self, transport: str = "tcp", limits: Limits | None = None, integrity: Integrity = "auto"
+    ) -> None:
+        self.credentials = dataclasses.replace(Credentials.generate(), integrity=integrity)
         if transport == "tcp+payload":
             self.credentials = dataclasses.replace(self.credentials, integrity="payload")
         if transport == "tcp+tls":
@@ -231,8 +233,10 @@ class Bed:
 
 
 @contextlib.contextmanager
-def bed(transport: str = "tcp", limits: Limits | None = None) -> Iterator[Bed]:
-    made = Bed(transport, limits)
+def bed(
+    transport: str = "tcp", limits: Limits | None = None, integrity: Integrity = "auto"
+) -> Iterator[Bed]:
+    made = Bed(transport, limits, integrity)
     try:
         yield made
     finally:

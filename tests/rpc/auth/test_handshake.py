@@ -185,29 +185,64 @@ class ForcedOptions:
 
 
 PROTECTED = dataclasses.replace(CREDENTIALS, integrity="payload")
+PLAIN = dataclasses.replace(CREDENTIALS, integrity="header")
 
 
-def test_integrity_of_the_payload_is_part_of_the_session():
-    ours, theirs = client(PROTECTED), server(PROTECTED)
+@pytest.mark.attack("A04")
+@pytest.mark.parametrize(
+    ("at_client", "is_remote", "at_server", "agreed"),
+    [
+        (CREDENTIALS, True, CREDENTIALS, HandshakeOptions.PAYLOAD),
+        (CREDENTIALS, False, CREDENTIALS, HandshakeOptions.NONE),
+        (PLAIN, True, PLAIN, HandshakeOptions.NONE),
+        (PROTECTED, False, PROTECTED, HandshakeOptions.PAYLOAD),
+        (PROTECTED, False, CREDENTIALS, HandshakeOptions.PAYLOAD),
+        (CREDENTIALS, True, PROTECTED, HandshakeOptions.PAYLOAD),
+    ],
+)
+def test_all_bytes_are_authenticated_between_hosts_or_as_chosen(
+    at_client, is_remote, at_server, agreed
+):
+    ours = ClientHandshake(WORKER, at_client, is_remote=is_remote)
+    theirs = server(at_server)
     feed(ours, feed(theirs, feed(ours, theirs.greeting)))
     assert ours.session
     assert theirs.session
-    assert ours.session.options == theirs.session.options == HandshakeOptions.PAYLOAD
+    assert ours.session.options == theirs.session.options == agreed
 
 
 @pytest.mark.attack("A06")
 @pytest.mark.parametrize(
-    ("at_client", "at_server", "found"),
-    [(CREDENTIALS, PROTECTED, "payload"), (PROTECTED, CREDENTIALS, "header")],
+    ("at_client", "is_remote", "at_server", "found"),
+    [
+        (PLAIN, True, PROTECTED, "payload"),
+        (PROTECTED, False, PLAIN, "header"),
+        (CREDENTIALS, True, PLAIN, "header"),
+        (CREDENTIALS, False, PROTECTED, "payload"),
+    ],
 )
-def test_less_integrity_than_the_other_side_is_refused_by_both(at_client, at_server, found):
-    ours, theirs = client(at_client), server(at_server)
+def test_less_integrity_than_the_other_side_is_refused_by_both(
+    at_client, is_remote, at_server, found
+):
+    ours = ClientHandshake(WORKER, at_client, is_remote=is_remote)
+    theirs = server(at_server)
     proof = feed(ours, theirs.greeting)
     answer = feed(theirs, proof)
-    with pytest.raises(AuthError, match=f"server was started with integrity='{found}'"):
+    with pytest.raises(AuthError, match=f"the server wants integrity='{found}'"):
         feed(ours, answer)
     assert theirs.session is None
-    assert "client was started with" in str(theirs.refusal)
+    assert "the client wants integrity=" in str(theirs.refusal)
+
+
+@pytest.mark.attack("A04")
+def test_without_its_library_no_connection_between_hosts_is_less_protected(monkeypatch):
+    asking = ClientHandshake(WORKER, CREDENTIALS, is_remote=True)
+    monkeypatch.setattr("rpc.auth.handshake.find_spec", lambda _: None)
+    with pytest.raises(AuthError, match="needs the package cryptography; install it, or set"):
+        ClientHandshake(WORKER, CREDENTIALS, is_remote=True)
+    theirs = server(CREDENTIALS)
+    with pytest.raises(AuthError, match="the server wants integrity='header'"):
+        feed(asking, feed(theirs, feed(asking, theirs.greeting)))
 
 
 @pytest.mark.attack("A02")

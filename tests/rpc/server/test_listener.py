@@ -193,7 +193,7 @@ class TestTheWay:
         assert here.boot_id == boot_id()
         elsewhere = Endpoint(here.host, here.port, here.unix_path, "another boot")
         gone = Endpoint(here.host, here.port, here.unix_path + "-gone", boot_id())
-        for endpoint, transport in ((here, "shm"), (elsewhere, "tcp"), (gone, "tcp")):
+        for endpoint, transport in ((here, "shm"), (elsewhere, "tcp+payload"), (gone, "tcp")):
             with connect(endpoint, WORKER, listener._credentials) as connection:
                 assert connection.transport == transport
 
@@ -316,3 +316,20 @@ class TestTheDoor:
         [record] = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert "refused connection from 127.0.0.1:" in record.getMessage()
         assert "does not speak this protocol" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_near"),
+    [
+        (Endpoint("10.0.0.5", 1, boot_id=boot_id()), True),
+        (Endpoint("127.0.0.1", 1, boot_id="another host's"), False),
+        (Endpoint("127.0.0.1", 1), True),
+        (Endpoint("::1", 1), True),
+        (Endpoint("localhost", 1), True),
+        (Endpoint("10.0.0.5", 1), False),
+        (Endpoint("ps.example", 1), False),
+        (Endpoint("", 0, inproc="here"), True),
+    ],
+)
+def test_an_endpoint_is_near_by_its_boot_id_or_else_by_loopback(endpoint, is_near):
+    assert endpoint.is_near is is_near

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Literal
 
 import pytest
 
@@ -162,47 +161,55 @@ class Flipper:
 
 
 @pytest.mark.attack("A04")
-def test_the_default_leaves_payload_to_the_network_and_payload_does_not():
+@pytest.mark.parametrize(
+    ("integrity", "boot_id", "is_found"),
+    [
+        ("auto", "another host's", True),
+        ("auto", "", False),
+        ("header", "another host's", False),
+        ("payload", "", True),
+    ],
+)
+def test_a_changed_byte_between_hosts_is_found_unless_the_user_said_header(
+    integrity, boot_id, is_found
+):
     data = bytes(500_000)
-    for transport in ("tcp", "tcp+payload"):
-        with bed(transport) as made:
-            proxy = Flipper(made.address, at=300_000)
-            endpoint = Endpoint(*proxy.address)
-            outcome: RpcError | bytes
-            with connect(endpoint, WORKER, made.credentials, expect=Role.SERVER) as connection:
-                try:
-                    reply = connection.call(b"echo", [data], timeout_s=WAIT_S)
-                    outcome = bytes(reply.payload)
-                except RpcError as error:
-                    outcome = error
-            proxy.join()
-            if transport == "tcp":
-                assert outcome == data[:299_000] + outcome[299_000:] != data  # type: ignore[index]
-            else:
-                assert isinstance(outcome, PeerGone)
-                assert made.listener.stats().errors == 1
+    with bed("tcp", integrity=integrity) as made:
+        proxy = Flipper(made.address, at=300_000)
+        endpoint = Endpoint(proxy.address[0], proxy.address[1], boot_id=boot_id)
+        outcome: RpcError | bytes
+        with connect(endpoint, WORKER, made.credentials, expect=Role.SERVER) as connection:
+            try:
+                reply = connection.call(b"echo", [data], timeout_s=WAIT_S)
+                outcome = bytes(reply.payload)
+            except RpcError as error:
+                outcome = error
+        proxy.join()
+        if is_found:
+            assert isinstance(outcome, PeerGone)
+            assert made.listener.stats().errors == 1
+        else:
+            assert outcome == data[:299_000] + outcome[299_000:] != data  # type: ignore[index]
 
 
 @pytest.mark.attack("A06")
-@pytest.mark.parametrize("transport", ["tcp", "tcp+payload"])
-def test_both_sides_must_want_the_same(transport, caplog):
-    with bed(transport) as made:
-        other: Literal["header", "payload"]
-        other = "header" if transport == "tcp+payload" else "payload"
+@pytest.mark.parametrize(("integrity", "other"), [("header", "payload"), ("payload", "header")])
+def test_both_sides_must_want_the_same(integrity, other, caplog):
+    with bed("tcp", integrity=integrity) as made:
         credentials = dataclasses.replace(made.credentials, integrity=other)
         with pytest.raises(AuthError, match="give all processes of the cluster the same"):
             connect(made.endpoint, WORKER, credentials)
-    assert f"client was started with integrity='{other}'" in caplog.text
+    assert f"the client wants integrity='{other}'" in caplog.text
 
 
 def test_an_unknown_integrity_is_refused():
-    with pytest.raises(ValueError, match="'header' or 'payload', got 'none'"):
+    with pytest.raises(ValueError, match="'auto', 'header' or 'payload', got 'none'"):
         Credentials("c", bytes(32), "none")  # type: ignore[arg-type]
 
 
 def test_without_cryptography_only_payload_is_refused(monkeypatch):
     monkeypatch.setattr("rpc.auth.handshake.find_spec", lambda _: None)
-    assert Credentials("c", bytes(32)).integrity == "header"
+    assert Credentials("c", bytes(32)).integrity == "auto"
     with pytest.raises(ValueError, match="needs the package cryptography"):
         Credentials("c", bytes(32), "payload")
 

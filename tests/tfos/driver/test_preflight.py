@@ -188,7 +188,7 @@ def test_a_limit_below_three_heartbeats_is_refused():
 
 @pytest.mark.attack("A06")
 def test_what_is_on_the_network_is_authenticated_unasked_and_not_twice():
-    assert (ClusterConfig().security, ClusterConfig().integrity) == ("hmac", "header")
+    assert (ClusterConfig().security, ClusterConfig().integrity) == ("hmac", "auto")
     with pytest.raises(SettingsError, match="authenticate every byte twice; leave integrity"):
         ClusterConfig(security="tls", integrity="payload")
 
