@@ -52,6 +52,8 @@ settings.load_profile("tfos")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", metavar="SEED", help="run in the random order of this seed")
+    parser.addoption("--storm-s", type=float, default=600.0, help="seconds of all long storms")
+    parser.addoption("--storm-seed", type=int, default=0, help="what happens in the storms")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from ps.client.slices import slice_by_server
 from ps.manifest.manifest import Layout
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
-from tests.support.programs.soaking_worker import Counts, ids_of
+from tests.support.programs.soaking_worker import Counts, Job, ids_of
 from tests.support.ps_cluster import ADD, filled, wait_until
 from tests.support.ps_processes import CREDENTIALS, SECRET, ServerProcess
 from tests.support.snapshot_skew import torn_by
@@ -30,6 +30,21 @@ SIZE = 30_000
 SETTLE_S = 60.0
 KILLED_SERVER = 1
 MANIFEST = with_tables(table("rows"), size=SIZE, rule=ADD, bucket_bytes=4096)
+
+
+def start_worker(job: Job, stderr: IO[str] | None = None) -> subprocess.Popen[str]:
+    """Start a worker process; its errors go to `stderr`, or to this process's."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.programs.soaking_worker"],
+        stdin=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdin is not None
+    process.stdin.write(f"{SECRET.decode()}\n{msgspec.json.encode(job).decode()}\n")
+    process.stdin.close()
+    return process
 
 
 @dataclass
@@ -46,17 +61,17 @@ class SoakingWorker:
         generation = len(self.counts)
         path = self.directory / f"counts-{self.rank}-{generation}"
         self.counts.append(Counts(path))
-        places = [str(self.rank), str(generation), str(self.num_workers), str(path)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.programs.soaking_worker", *places],
-            stdin=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
+        self.process = start_worker(
+            Job(
+                rank=self.rank,
+                generation=generation,
+                num_workers=self.num_workers,
+                slot=self.rank,
+                num_slots=self.num_workers,
+                counts=str(path),
+                endpoints=self.endpoints,
+            )
         )
-        assert self.process.stdin is not None
-        endpoints = json.dumps(msgspec.to_builtins(self.endpoints))
-        self.process.stdin.write(f"{SECRET.decode()}\n{endpoints}\n")
-        self.process.stdin.close()
 
     @property
     def acknowledged(self) -> int:

@@ -1,21 +1,22 @@
 """A worker of a long run: it pushes to dense parameters and a table until told to stop, and counts.
 
-Usage: python -m tests.support.programs.soaking_worker RANK GENERATION NUM_WORKERS COUNTS
+Usage: python -m tests.support.programs.soaking_worker
 
-COUNTS is a file.
-Standard input: the secret, then the servers' endpoints as JSON. What it began and what was
-acknowledged stands in COUNTS, which outlives its kill. Of the dense elements those whose number is
-RANK modulo NUM_WORKERS get 1 from a push, so each worker's pushes can be counted in the values.
+Standard input: the secret, then a `Job` as JSON. What it began and what was acknowledged stands in
+the job's file of counts, which outlives its kill. Of the dense elements those whose number is
+`slot` modulo `num_slots` get 1 from a push, and each of the slot's rows, so its pushes can be
+counted in the values.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import struct
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -74,44 +75,63 @@ class Counts:
         return self._FORM.unpack(self._map[:])
 
 
-def ids_of(rank: int) -> np.ndarray:
-    """The rows that a worker pushes to."""
-    return np.arange(rank * ROWS_EACH, (rank + 1) * ROWS_EACH)
+class Job(msgspec.Struct, kw_only=True):
+    """What one worker is to do."""
+
+    rank: int
+    generation: int
+    num_workers: int
+    slot: int
+    num_slots: int
+    counts: str
+    endpoints: list[Endpoint]
+    integrity: Literal["header", "payload"] = "header"
 
 
-def push_until_stopped(client: PSClient, counts: Counts, num_workers: int) -> None:
-    rank = client.identity.rank
-    client.attach(timeout_s=WAIT_S)
+def ids_of(slot: int) -> np.ndarray[Any, Any]:
+    """The rows that the worker of this slot pushes to."""
+    return np.arange(slot * ROWS_EACH, (slot + 1) * ROWS_EACH)
+
+
+def push_until_stopped(client: PSClient, counts: Counts, job: Job) -> None:
+    manifest = client.attach(timeout_s=WAIT_S)
     size = client.layout.group("trainable").num_elements
-    mine = np.arange(size) % num_workers == rank
+    mine = np.arange(size) % job.num_slots == job.slot
     gradient = {"trainable": mine.astype(np.float32)}
     values = {"trainable": np.empty(size, np.float32)}
-    rows = {"rows": (ids_of(rank), np.ones((ROWS_EACH, 4), np.float32))}
+    ids, ones = ids_of(job.slot), np.ones((ROWS_EACH, 4), np.float32)
+    has_permits = manifest.consistency == "hybrid"
     while not counts.stopping:
-        counts.add(0)
-        client.push_pull(gradient, values, hyper=HYPER, rows=1)
-        counts.add(1)
-        counts.add(2)
-        client.tables.push(rows, hyper=HYPER)
-        counts.add(3)
+        batch: AbstractContextManager[Any]
+        batch = client.tables.batch({"rows": ids}) if has_permits else nullcontext()
+        with batch as begun:
+            counts.add(0)
+            client.push_pull(gradient, values, hyper=HYPER, rows=1)
+            counts.add(1)
+            counts.add(2)
+            if begun is None:
+                client.tables.push({"rows": (ids, ones)}, hyper=HYPER)
+            else:
+                begun.push({"rows": ones}, hyper=HYPER)
+            counts.add(3)
         time.sleep(STEP_S)
+    if manifest.consistency != "async":
+        client.leave()  # the others still push
 
 
 def main() -> None:
-    rank, generation, num_workers = map(int, sys.argv[1:4])
     secret = sys.stdin.readline().strip().encode()
-    endpoints = msgspec.convert(json.loads(sys.stdin.readline()), list[Endpoint])
-    identity = Identity(Role.WORKER, rank, generation)
-    counts = Counts(Path(sys.argv[4]))
+    job = msgspec.json.decode(sys.stdin.readline(), type=Job)
+    counts = Counts(Path(job.counts))
     with PSClient(
-        endpoints,
-        Credentials(CLUSTER_ID, secret),
-        identity,
-        num_workers=num_workers,
+        job.endpoints,
+        Credentials(CLUSTER_ID, secret, job.integrity),
+        Identity(Role.WORKER, job.rank, job.generation),
+        num_workers=job.num_workers,
         timeout_s=WAIT_S,
         reconnect_s=WAIT_S,
     ) as client:
-        push_until_stopped(client, counts, num_workers)
+        push_until_stopped(client, counts, job)
 
 
 if __name__ == "__main__":
