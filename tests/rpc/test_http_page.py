@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import select
 import socket
 import threading
 import time
@@ -191,6 +192,7 @@ def test_a_slow_request_is_cut(monkeypatch):
     with served() as port:
         with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as slow:
             slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+            assert select.select([slow], [], [], WAIT_S)[0], "still open"
             with contextlib.suppress(ConnectionResetError):
                 assert slow.recv(100) == b""
         monkeypatch.setattr(http_page, "CONNECTION_S", WAIT_S)

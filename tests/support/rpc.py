@@ -324,6 +324,8 @@ class RawClient:
                 data += chunk
         except ConnectionResetError:
             pass
+        except TimeoutError as error:
+            raise AssertionError(f"still open, got {data!r}") from error
         return data
 
     def authenticate(self, credentials: Credentials, identity: Identity = WORKER) -> RawClient:

@@ -104,6 +104,16 @@ def test_a_hostile_manifest_is_refused_by_name(two_steps, change, message):
         restoring.verify(two_steps, reading.read_manifest(two_steps, 900))
 
 
+@pytest.mark.attack("A19")
+def test_a_manifest_above_the_limit_is_refused_before_it_is_read(two_steps, monkeypatch):
+    size = (two_steps / "step-900" / "manifest.json").stat().st_size
+    monkeypatch.setattr(reading, "MAX_MANIFEST_BYTES", size)
+    assert reading.read_manifest(two_steps, 900).step == 900
+    monkeypatch.setattr(reading, "MAX_MANIFEST_BYTES", size - 1)
+    with pytest.raises(CheckpointError, match=f"has {size} bytes, the limit is {size - 1}"):
+        reading.read_manifest(two_steps, 900)
+
+
 def forge(root, change):
     """Change the index of ps-0 in step 900 and make all digests and sizes fit."""
     path = root / "step-900" / "ps-0.data"

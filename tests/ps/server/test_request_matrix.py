@@ -54,7 +54,7 @@ def _payload(request: Any) -> list[bytes]:
 @pytest.mark.attack("A15")
 @pytest.mark.parametrize("role", Role)
 def test_no_role_or_rank_that_may_not_call_reaches_a_handler(role):
-    with cluster() as bed:
+    with cluster(num_workers=2) as bed:  # so rank 1 is a worker, but not the chief
         bed.workers(MANIFEST, filled(MANIFEST))
         for rank in (0, 1, 2):
             ranked = MAY_CALL.get(f"{role}:{rank}", set()) if role is Role.WORKER else None

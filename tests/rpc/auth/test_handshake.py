@@ -113,6 +113,16 @@ def test_other_credentials_are_refused_by_both_sides(other):
     assert ours.session is None
 
 
+@pytest.mark.parametrize("num_bytes", [0, 31, 33])
+def test_a_nonce_of_another_length_is_refused_from_a_peer_that_knows_the_secret(num_bytes: int):
+    theirs = server()
+    head_body = handshake._pack(CREDENTIALS, WORKER, bytes(num_bytes), HandshakeOptions.NONE)
+    proof = head_body + handshake._tag(CREDENTIALS, b"tfrp/client" + theirs.greeting, head_body)
+    with pytest.raises(AuthError, match=f"nonce has {num_bytes} bytes, not 32"):
+        feed(theirs, proof)
+    assert theirs.session is None
+
+
 def feed_unchecked(impostor: ServerHandshake, proof: bytes, other: Credentials) -> bytes:
     """What a server without the right secret would answer if it skipped its own check."""
     head_body = handshake._pack(other, SERVER, bytes(32), HandshakeOptions.NONE)

@@ -283,8 +283,16 @@ class TestTheDoor:
             wait_until(lambda: made.listener.stats().open_connections == 0)
 
     @pytest.mark.attack("A13")
-    def test_silent_strangers_give_way_to_honest_clients(self, caplog):
-        limits = Limits(max_handshakes=16, max_handshakes_per_peer=8, handshake_timeout_s=60.0)
+    @pytest.mark.parametrize(
+        ("in_all", "per_peer", "spare"), [(16, 8, 1000), (8, 16, 1000), (1000, 1000, 16)]
+    )
+    def test_silent_strangers_give_way_to_honest_clients(
+        self, in_all, per_peer, spare, caplog, monkeypatch
+    ):
+        monkeypatch.setattr("rpc.server.authenticator.spare_descriptors", lambda: spare)
+        limits = Limits(
+            max_handshakes=in_all, max_handshakes_per_peer=per_peer, handshake_timeout_s=60.0
+        )
         with bed(limits=limits) as made:
             strangers = [RawClient(made.address) for _ in range(60)]
             with made.connect() as connection:
@@ -295,6 +303,19 @@ class TestTheDoor:
             for stranger in strangers:
                 stranger.sock.close()
         assert len(caplog.records) <= 2
+
+    @pytest.mark.attack("A13")
+    def test_strangers_of_many_addresses_leave_descriptors_to_others(self, monkeypatch):
+        monkeypatch.setattr("rpc.server.authenticator.spare_descriptors", lambda: 8)
+        with bed() as made:
+            strangers = [
+                socket.create_connection(made.address, WAIT_S, (f"127.0.0.{2 + number % 4}", 0))
+                for number in range(16)
+            ]
+            wait_until(lambda: made.listener.stats().accepted == 16)
+            assert made.listener.stats().open_handshakes <= 8
+            for stranger in strangers:
+                stranger.close()
 
     def test_too_many_connections_are_refused(self):
         with bed(limits=Limits(max_connections=2)) as made:

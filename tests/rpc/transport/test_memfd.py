@@ -86,6 +86,7 @@ def plain_file() -> int:
     [
         lambda: memory(memfd._SEALS, SIZE - 1),
         lambda: memory(memfd._SEALS, 0),
+        lambda: memory(memfd._SEALS, 2 * SIZE),
         lambda: memory(0),
         *(lambda seal=1 << bit: memory(memfd._SEALS & ~seal & ~1) for bit in (1, 2, 4)),
         pipe_end,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpc.auth.handshake import Session
-from rpc.errors import DeadlineExceeded, PeerGone, ProtocolError, RpcError
+from rpc.errors import DeadlineExceeded, IntegrityError, PeerGone, ProtocolError, RpcError
 from rpc.limits import Limits
 from rpc.server.connection import ServedConnection
 from rpc.transport.inproc import InprocStream, stream_pair
@@ -206,6 +206,18 @@ def test_a_frame_that_stops_halfway_is_cut_at_its_deadline(begin, caplog):
     assert "too slow" in caplog.text
 
 
+@pytest.mark.attack("A08")
+def test_a_meta_beyond_the_limit_is_refused_before_any_of_it_comes():
+    client, server = stream_pair(capacity_bytes=8 * 1024)
+    header = bytearray(Sealer(KEY).seal(FrameKind.REQUEST, 1, b"", 0))
+    header[16:20] = (LIMITS.max_meta_bytes + 1).to_bytes(4, "little")
+    client.sendmsg([memoryview(header)])
+    with pytest.raises(IntegrityError, match="a meta of 4097 bytes, more than max_meta_bytes=4096"):
+        FrameReader(server, Opener(KEY, LIMITS)).next_frame()
+    client.close()
+    server.close()
+
+
 @pytest.mark.fault("F29")
 def test_a_drip_is_cut_though_each_byte_comes_in_time(monkeypatch):
     """Only waiting counts, on a clock that moves while the channel waits; one byte a second."""
@@ -214,6 +226,7 @@ def test_a_drip_is_cut_though_each_byte_comes_in_time(monkeypatch):
 
     def wait(*, read: bool, write: bool, timeout_s: float) -> bool:
         clock[0] += 1.0
+        assert clock[0] <= 40.0, "it still waits"
         client.sendmsg([memoryview(b"T")])
         return True
 
