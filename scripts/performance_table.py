@@ -41,6 +41,7 @@ BARS = {
     "P21": "≤ 1",
     "P22": "≤ 1.1",
     "P28": "≥ 0.87",
+    "P29": "≥ 0.65",
     "ACC": "mean within 0.01",
     "APPLY": "",
     "DECODE": "reported",

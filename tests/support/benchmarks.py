@@ -18,6 +18,7 @@ ON_SPARK = {
     "feed_df": ["P09"] * 3,
     "feed_parts": ["P28"],
     "accuracy": ["ACC"],
+    "end_to_end": ["P29"],
     "inference": ["P20"] * 2,
 }
 SPARK_EXECUTORS = 4
