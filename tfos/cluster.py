@@ -265,7 +265,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls):
         columns: Sequence[str] | None = None,
         nulls: object = "error",
         seed: int | None = None,
-        shuffle_rows: int = 1,
+        shuffle_rows: int | None = None,
         exactly_once: bool = False,
         validation: RDD[Any] | DataFrame | None = None,
     ) -> reports.TrainReport | None:
@@ -284,7 +284,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls):
             seed: feeds partitions, and rows within `shuffle_rows`, in another order in each epoch,
                 the same for the same seed; None: in the data's own order.
             shuffle_rows: rows, at least 1, of the windows in which a task shuffles its partition's
-                rows.
+                rows; None: 16,384 with a seed. 1: only the order of partitions changes.
             exactly_once: a task that Spark repeats skips the rows that it fed before. Requires the
                 same rows in the same order whenever Spark computes a partition.
             validation: RDD or DataFrame, fed after each epoch to the feed "validation", which

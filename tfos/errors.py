@@ -32,6 +32,7 @@ TFOSError                        every error of every room
     └── NoServersError       the cluster has no parameter servers         → num_ps >= 1
 
 FeedEndedWarning             fit() has more epochs than were fed
+SortedRowsWarning            fit() trains rows that are not shuffled      → shuffle them
 
 The classes of ps.errors, feeding.errors and rpc.errors can also be imported from here.
 """
@@ -170,6 +171,7 @@ __all__ = [
     "SettingsError",
     "ShapeError",
     "ShutdownTimeout",
+    "SortedRowsWarning",
     "StaleGeneration",
     "StorageUnavailable",
     "TFOSError",
@@ -331,6 +333,10 @@ class UnsupportedModel(UnsupportedError):
 
 class FeedEndedWarning(UserWarning):
     """The feed ended before `fit` had run all its epochs."""
+
+
+class SortedRowsWarning(UserWarning):
+    """The rows of an epoch look sorted, which makes training worse."""
 
 
 class NodeError(TFOSError):

@@ -53,19 +53,21 @@ def rows_within(columns: Columns, most_bytes: int) -> tuple[int, int]:
         most_bytes: may be negative.
     """
     count = num_rows(columns)
-    fixed, varying = 0, []
+    fixed, varying = 0, np.zeros(0, np.int64)
     for column in columns:
         if isinstance(column, Ragged):
-            varying.append(np.diff(column.offsets) * column.values.itemsize)
+            sizes = np.diff(column.offsets) * column.values.itemsize
         elif column.dtype == object:
             items = np.fromiter(map(len, column.ravel()), np.int64, column.size)
-            varying.append(items.reshape(count, -1).sum(axis=1))
+            sizes = items.reshape(count, -1).sum(axis=1)
         else:
             fixed += column.nbytes // count
-    if not varying:
+            continue
+        varying = varying + sizes if varying.size else sizes
+    if not varying.size:
         fitting = count if not fixed else max(0, min(count, most_bytes // fixed))
         return fitting, fitting * fixed
-    ends = (fixed + sum(varying)).cumsum()
+    ends = (fixed + varying).cumsum()
     fitting = int(np.searchsorted(ends, most_bytes, side="right"))
     return fitting, int(ends[fitting - 1]) if fitting else 0
 

@@ -23,9 +23,9 @@ from feeding.errors import FileChanged
 from feeding.reading.positions import Front, WorkerPart
 from feeding.reading.splits import Split
 
-_LEAST_TURN_ROWS, _MOST_TURN_ROWS = 16, 2048
-_TURNS = 32
-"""Turns in a window: about two of each lane. Shorter turns cost more slices."""
+_LEAST_TURN_ROWS, _MOST_TURN_ROWS = 16, 512
+_TURNS = 128
+"""Turns in a window: a few of each lane. Shorter turns cost more slices."""
 
 
 class SplitReader(Protocol):

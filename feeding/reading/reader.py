@@ -21,8 +21,11 @@ from feeding.config import MIB
 from feeding.errors import FeedSettingsError
 from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
 from feeding.reading.runs import Order, RowRun, Source, runs
+from feeding.reading.splits import SourceFile
 
-MOST_BYTES = 256 * MIB
+MOST_BYTES = 512 * MIB
+WINDOW_SHARE = 4
+"""A window holds at most one in so many of these bytes: it is copied twice while it is permuted."""
 
 
 class DirectReader:
@@ -39,8 +42,8 @@ class DirectReader:
             epoch; None: no shuffling.
         shuffle_rows: rows of a window, held in memory; 1: rows keep their order.
         interleave: most splits that are read side by side; 1: one after the other.
-        most_bytes: what the splits that are read side by side hold at most, and a window; one split
-            and one row are always read.
+        most_bytes: what the splits that are read side by side hold at most, and four windows; one
+            split and one row are always read.
         course: first epoch, and how much of it earlier runs have read; see positions.
     """
 
@@ -72,7 +75,7 @@ class DirectReader:
         # One more split than those that are read is opened ahead.
         fitting = max(1, most_bytes // held - 1) if held else interleave
         self._width = min(interleave, fitting)
-        self._window_bytes = most_bytes
+        self._window_bytes = most_bytes // WINDOW_SHARE
         self._course = course
         self._runs: Iterator[RowRun] | None = None
         self._run: RowRun | None = None
@@ -92,6 +95,11 @@ class DirectReader:
     def schema(self) -> Schema:
         """Schema of the batches."""
         return self._source.schema
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """All files, those of other workers included."""
+        return self._files
 
     @property
     def position(self) -> Position:

@@ -22,6 +22,8 @@ from feeding.columnar.chunk import Array, Chunk, Column, data_items
 from feeding.columnar.schema import ColumnSpec
 from feeding.encode.packer import Packer
 
+WINDOW_ROWS = 16_384
+"""Default rows of a window, where the user names a seed alone: for rows of 3 KB, 50 MB."""
 _PARTITIONS = -1
 """In place of a partition's number, for the order of the partitions themselves."""
 

@@ -194,10 +194,12 @@ def check_shuffle(seed: object, shuffle_rows: object) -> None:
 
     Args:
         seed: an int, or None.
-        shuffle_rows: rows of a window; 0 or 1: none.
+        shuffle_rows: rows of a window; 1: none. None: the default.
     """
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
         raise SettingsError(f"seed must be an int from 0 to 2**64 - 1, or None, got {seed!r}.")
+    if shuffle_rows is None:
+        return
     if type(shuffle_rows) is not int or shuffle_rows < 1:
         raise SettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}.")
     if shuffle_rows > 1 and seed is None:

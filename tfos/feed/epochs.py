@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from feeding.config import FeedConfig
-from feeding.sender.shuffle import Shuffle
+from feeding.sender.shuffle import WINDOW_ROWS, Shuffle
 from feeding.sender.task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials
 from tfos.config import ClusterConfig
@@ -316,14 +316,14 @@ class EpochFeeder:
     def _task(
         self, call: FeedCall, request: FeedRequest, targets: tuple[FeedTarget, ...]
     ) -> FeedTask:
-        seed = request.seed
+        seed, window_rows = request.seed, request.shuffle_rows or WINDOW_ROWS
         return FeedTask(
             targets=targets,
             credentials=self._credentials,
             feed=call.feed,
             epoch=call.epoch,
             config=self._feed_config(request.feed_timeout_s),
-            shuffle=None if seed is None else Shuffle(seed, request.shuffle_rows),
+            shuffle=None if seed is None else Shuffle(seed, window_rows),
             exactly_once=request.exactly_once,
         )
 

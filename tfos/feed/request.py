@@ -100,8 +100,8 @@ class FeedRequest:
     """Fill values of missing values of a DataFrame; see tfos.feed.dataframe_columns."""
     seed: int | None = None
     """Shuffles partitions and rows; None: nothing is shuffled."""
-    shuffle_rows: int = 1
-    """Rows of the windows in which rows are shuffled."""
+    shuffle_rows: int | None = None
+    """Rows of the windows in which rows are shuffled; None: the default of `Shuffle`."""
     exactly_once: bool = False
     """Whether a task that Spark repeats skips the rows that it fed before."""
     batch: MicroBatch | None = None

@@ -256,8 +256,8 @@ class FileRows:
         seed: int,
         window_rows: int = 65_536,
         *,
-        interleave: int = 16,
-        most_bytes: int = 256 << 20,
+        interleave: int = 32,
+        most_bytes: int = 512 << 20,
     ) -> FileRows:
         """Return the same rows in another order in each epoch, a pure function of seed and epoch.
 
@@ -267,8 +267,8 @@ class FileRows:
             window_rows: rows of a window, which are held in memory; 1: rows are not shuffled.
             interleave: pieces that are read side by side, so that sorted data are mixed; 1: one
                 after the other.
-            most_bytes: bytes that pieces read side by side may hold, and those of a window: where
-                they would hold more, fewer pieces are read side by side, and a window ends early.
+            most_bytes: bytes that pieces read side by side may hold, and four windows: where they
+                would hold more, fewer pieces are read side by side, and a window ends early.
 
         Raises:
             SettingsError: a number below 1.

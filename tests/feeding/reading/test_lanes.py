@@ -120,7 +120,7 @@ def test_fewer_pieces_are_open_where_they_hold_more_bytes(held, opened):
 
 def test_a_window_ends_before_it_exceeds_its_bytes():
     source = Pieces([100], 30)
-    reader = DirectReader(source, 0, 1, seed=1, shuffle_rows=64, most_bytes=8 * 10)
+    reader = DirectReader(source, 0, 1, seed=1, shuffle_rows=64, most_bytes=4 * 8 * 10)
     places = []
     while isinstance(batch := reader.next_batch(1), Batch):
         places.append(batch.position.place)
@@ -139,7 +139,7 @@ def test_bytes_of_rows():
 
 
 def test_turns_are_short_in_small_windows():
-    assert [turn_rows(window) for window in (1, 640, 4096, 1 << 20)] == [16, 20, 128, 2048]
+    assert [turn_rows(window) for window in (1, 2560, 4096, 1 << 20)] == [16, 20, 32, 512]
 
 
 @pytest.mark.parametrize("wrong", [{"interleave": 0}, {"interleave": 1.5}, {"most_bytes": 0}])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import threading
+import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
-from tfos.errors import NotDistributed
+from tfos.errors import NotDistributed, SortedRowsWarning
 from tfos.keras.fit.distribute import distribute
 from tfos.reading.reading import FileRows, Reading
 
@@ -111,6 +112,27 @@ def test_class_weights_reach_a_model_that_is_not_distributed(tmp_path):
     np.testing.assert_allclose(ours.get_weights()[0], plain.get_weights()[0], rtol=1e-6)
     loss = ours.evaluate(rows_of(path, 0, 1).dataset(4, features="x", labels="n"), verbose=0)
     assert loss == pytest.approx(plain.evaluate(x, np.arange(40), batch_size=4, verbose=0))
+
+
+def test_sorted_rows_are_told_once_and_mixed_ones_never(tmp_path):
+    for month in range(1, 5):
+        (tmp_path / f"month={month}").mkdir()
+        write(tmp_path / f"month={month}" / "rows", range(month * 100, month * 100 + 80))
+    rows, model = rows_of(tmp_path, 0, 1), make_model()
+    columns: dict[str, Any] = {"features": "x", "labels": "n"}
+    with pytest.warns(SortedRowsWarning) as said:
+        model.fit(rows.dataset(4, **columns), epochs=2, verbose=0)
+    first, second = (str(each.message) for each in said)
+    assert first.startswith("the rows are trained sorted by month, which trains a worse model; mix")
+    assert second.startswith("the labels look sorted")
+    assert "shuffled(seed=1)" in second
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = rows.shuffled(1).dataset(4, **columns)
+        model.fit(data, epochs=2, verbose=0)
+        model.evaluate(rows.dataset(4, **columns), verbose=0)
+    with pytest.warns(SortedRowsWarning, match="mix them better"):
+        model.fit(rows.shuffled(1, 1, interleave=1).dataset(4, **columns), verbose=0)
 
 
 def test_each_iteration_over_a_tf_dataset_is_an_epoch(tmp_path):

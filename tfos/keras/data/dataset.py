@@ -24,10 +24,11 @@ from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
 from feeding.reading.positions import Position
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.epoch_rows import Receipt
-from tfos.errors import FeedEndedWarning, SettingsError, UnsupportedError
+from tfos.errors import FeedEndedWarning, SettingsError, SortedRowsWarning, UnsupportedError
 from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
+from tfos.keras.data.label_order import LabelOrder
 from tfos.keras.data.prefetch import Prefetcher
 from tfos.keras.data.running_fit import running_fit
 from tfos.keras.protocols import DataContext
@@ -96,6 +97,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         )
         self._check_servers_used = check_servers_used or (lambda _: None)
         self._class_weights: ClassWeights | None = None
+        self._label_order: LabelOrder | None = None
+        """Of the first epoch that is trained."""
+        self._was_checked = False
         self._head: Any = None
         self._over = False
         self._batches = 0
@@ -144,6 +148,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._came_back()
         head = self._peek()
         self._over = is_end(head)
+        if self._over and self._batches and self._label_order is not None:
+            self._check_order(self._label_order.looks_sorted_at_end())
+            self._label_order = None
         if isinstance(head, EpochEnd):
             self._came_back(head)
             self.ended_epoch = head.epoch
@@ -174,12 +181,36 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self.rows += len(keras.tree.flatten(ready.values)[0])
         self._hand(ready)
         values = ready.values
+        if self._label_order is not None and len(values) > 1:
+            self._check_order(self._label_order.looks_sorted(values[1]))
         if self._class_weights is not None:
             values = self._class_weights(values)
         return keras.tree.map_structure(tf.constant, values)
 
     def all_acknowledged(self) -> None:
         """No push of a batch is in flight any more."""
+
+    # -- the order of the rows
+
+    def _mixing(self) -> str:
+        """Return what mixes the rows, for a warning."""
+        return "shuffle the rows"
+
+    def _sorted_by(self) -> str:
+        """Return what the rows are known to be sorted by; empty: nothing."""
+        return ""
+
+    def _check_order(self, looks_sorted: bool) -> None:
+        if looks_sorted:
+            self._label_order = None
+            self._warn("the labels look sorted: neighbouring rows have like ones")
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(
+            f"{what}, which trains a worse model; {self._mixing()}",
+            SortedRowsWarning,
+            stacklevel=3,
+        )
 
     def _hand(self, ready: Ready) -> None:
         """The trainer gets a batch."""
@@ -227,6 +258,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         trains = fit is not None and fit.x is self
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
+        if trains and not self._was_checked:
+            self._was_checked, self._label_order = True, LabelOrder()
+            if sorted_by := self._sorted_by():
+                self._warn(f"the rows are trained sorted by {sorted_by}")
         return self
 
     def get_numpy_iterator(self) -> Iterator[Any]:
@@ -301,6 +336,12 @@ class FeedDataset(BatchDataset):
         if was_in_loop and self._channel.validates(self.feed):
             while not self.at_end():
                 self._head = None
+
+    def _mixing(self) -> str:
+        return (
+            "feed mixed rows: cluster.train(df.orderBy(rand()), …) or "
+            "rdd.repartition(n), and seed= for another order in each epoch"
+        )
 
     def all_acknowledged(self) -> None:
         """No push of a batch is in flight any more: all batches handed out are trained."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from feeding.columnar.batch import BatchColumn, EpochEnd, Ragged
 from feeding.columnar.schema import ColumnSpec, Schema
+from feeding.reading.partitions import partition_columns
 from feeding.reading.positions import Position
 from feeding.reading.reader import DirectReader
 from tfos.keras.data.columns import AS_FED, ColumnRoles
@@ -55,6 +56,20 @@ class FileDataset(BatchDataset):
     def first_metadata(self) -> dict[str, Any]:
         """Return the metadata that the chief sets before the first push."""
         return self._first_metadata
+
+    def _mixing(self) -> str:
+        if self._position.seed is None:
+            return "mix them: ctx.read.….shuffled(seed=1).dataset(…)"
+        return (
+            "mix them better: shuffled(seed, window_rows=…, interleave=…) with larger numbers, or "
+            "write more, smaller files or row groups"
+        )
+
+    def _sorted_by(self) -> str:
+        if self._position.seed is not None:
+            return ""
+        keys = partition_columns(self._reader.files).values()
+        return ", ".join(key.name for key in keys if len(set(key.texts.values())) > 1)
 
     def _hand(self, ready: Ready) -> None:
         if ready.position is not None:
