@@ -18,7 +18,7 @@ from tests.support.keras_training import (
     together,
 )
 from tfos.control.messages import BatchReport, TrainBatch
-from tfos.errors import FeedEndedWarning, NotDistributed, SettingsError
+from tfos.errors import FeedEndedWarning, NotDistributed, SettingsError, SortedRowsWarning
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.data.epoch_length import AllEpochs
@@ -101,6 +101,17 @@ def test_a_model_that_is_not_distributed_trains_all_batches_too(steps_per_execut
     printed = capsys.readouterr().out
     assert "7/7" in printed or steps_per_execution == 4
     assert str(2**63 - 1) not in printed
+
+
+def test_a_feed_that_is_sorted_by_label_is_told():
+    order = np.argsort(Y[:400], kind="stable")
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows_of(X[:400][order], Y[:400][order])], finish=True)
+        with pytest.warns(
+            SortedRowsWarning, match=r"labels look sorted.*train\(df\.order"
+        ):
+            make_model().fit(FeedDataset(ctx, 4), epochs=1, verbose=0)
 
 
 def test_progress_bar_and_evaluation_know_what_is_known(capsys):

@@ -202,3 +202,23 @@ def test_a_batch_size_of_0_is_refused_before_any_node_starts(args):
 @pytest.mark.parametrize("args", [None, 7, ["--batch_size", "0"], {"batch_size": 1}, {}])
 def test_other_arguments_are_main_funs_own_affair(args):
     preflight.check_batch_size(args)
+
+
+@pytest.mark.parametrize(
+    ("seed", "shuffle_rows", "match"),
+    [
+        (-1, None, "seed must be an int from 0"),
+        (1.5, None, "seed must be an int from 0"),
+        (1, 0, "shuffle_rows must be an int >= 1, got 0"),
+        (1, True, "shuffle_rows must be an int >= 1, got True"),
+        (None, 5, "shuffle_rows=5 without a seed"),
+    ],
+)
+def test_orders_that_cannot_work_are_refused(seed, shuffle_rows, match):
+    with pytest.raises(SettingsError, match=match):
+        preflight.check_shuffle(seed, shuffle_rows)
+
+
+@pytest.mark.parametrize("order", [(None, None), (None, 1), (0, None), (7, 1), (7, 4096)])
+def test_orders_that_work_are_taken(order):
+    preflight.check_shuffle(*order)
