@@ -36,11 +36,17 @@ class Context:
     client: PSClient
     num_workers: int = 1
     worker_rank: int = 0
-    log_dir: str | None = None
+    cluster_log_dir: str | None = None
     feed_channel: FeedChannel = field(default_factory=FeedChannel)
     micro_batches: MicroBatches = field(default_factory=lambda: MicroBatches(lambda _: None))
     make_client: Callable[[], PSClient] = field(repr=False, kw_only=True, default=lambda: None)  # type: ignore[assignment]
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
+
+    @property
+    def log_dir(self) -> str | None:
+        """As of a NodeContext."""
+        root = self.cluster_log_dir
+        return None if root is None else f"{root}/worker-{self.worker_rank}"
 
     @property
     def rank(self) -> int:

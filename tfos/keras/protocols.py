@@ -26,7 +26,7 @@ class WorkerContext(Protocol):
 
     @property
     def log_dir(self) -> str | None:
-        """Where event files go; None: no TensorBoard."""
+        """Where this worker's event files go; None: no TensorBoard."""
 
     @property
     def feed_channel(self) -> Any:
@@ -65,6 +65,10 @@ class DataContext(WorkerContext, Protocol):
 
 class ShownContext(WorkerContext, Protocol):
     """The part of `NodeContext` that `callbacks` uses."""
+
+    @property
+    def cluster_log_dir(self) -> str | None:
+        """Where the runs of the cluster itself go; None: no TensorBoard."""
 
     def new_ps_client(self) -> Any:
         """Another `PSClient`, which its caller closes, for requests while a step waits."""

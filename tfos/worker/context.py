@@ -56,7 +56,9 @@ class NodeContext:
             TensorFlow's; see `release_port`.
         defaultFS: Hadoop's default file system.
         working_dir: the executor's working directory; the base of relative local paths.
-        log_dir: local directory of TensorBoard's event files, also if they are copied to a URL.
+        log_dir: local directory of this worker's logs and event files, also if they are copied to
+            a URL; TensorBoard shows it as runs `worker-N/…`.
+        cluster_log_dir: the directory above, with the runs of the cluster itself.
         staging_dir: a local directory for files before their transfer.
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
         micro_batches: a distributed `fit` reports its trained epochs there.
@@ -92,7 +94,8 @@ class NodeContext:
         self.cluster_spec = _cluster_spec(roster)
         self.defaultFS = bundle.settings.default_fs
         self.working_dir = spec.executor.cwd
-        self.log_dir = spec.log_dir
+        self.cluster_log_dir = spec.log_dir
+        self.log_dir = os.path.join(spec.log_dir, f"worker-{self.rank}")
         self.feed_channel = feed_channel
         self.micro_batches = micro_batches
         self._feeds = bundle.settings.feeds

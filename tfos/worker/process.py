@@ -136,7 +136,9 @@ class WorkerProcess:
         mirror: LogMirror | None = None
         try:
             self._prepare_environment(context)
-            mirror = self._mirror_logs(context.log_dir)
+            with contextlib.suppress(OSError):  # who writes there is told
+                os.makedirs(context.log_dir, exist_ok=True)
+            mirror = self._mirror_logs(context.cluster_log_dir)
             sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
             saver = context.saver()
             if saver is not None:

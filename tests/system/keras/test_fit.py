@@ -267,20 +267,34 @@ def test_combined_metrics_weigh_rows_and_leave_out_idle_workers():
 
 
 def test_callbacks_report_and_write_scalars(tmp_path):
-    with serving(log_dir=str(tmp_path)) as cluster:
+    with serving(num_workers=2, log_dir=str(tmp_path)) as cluster:
+        models = [make_model(), make_model()]
+        parts = [(X[:256], Y[:256]), (X[256:], Y[256:])]
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx)
+            model.fit(*parts[rank], batch_size=32, epochs=2, verbose=0, callbacks=callbacks(ctx))
+
+        together(work, 2)
         ctx = cluster.contexts[0]
-        model = distribute(make_model(), ctx)
-        model.fit(X, Y, batch_size=32, epochs=2, verbose=0, callbacks=callbacks(ctx))
-        assert ctx.progress[-1][:2] == (20, 640)
+        assert ctx.progress[-1][:2] == (16, 512)
         assert (ctx.progress[-1][2] or 0) > 0
         assert not any(thread.name == "tfos-scalars" for thread in threading.enumerate())
-    written = {run: scalars_in(tmp_path / run) for run in ("ps-0", "cluster", "worker-0/train")}
+    runs = ("ps-0", "cluster", "worker-0/train", "worker-1/train")
+    written = {run: scalars_in(tmp_path / run) for run in runs}
     assert "epoch_loss" in written["worker-0/train"]
-    assert written["ps-0"]["workers/pushes_of_0"] == 20.0
-    assert written["ps-0"]["updates/clock"] == 20.0
-    assert {"push/p99_ms_since_start", "apply/mean_ms", "staleness/mean"} <= set(written["ps-0"])
+    assert "epoch_loss" in written["worker-1/train"]
+    servers = written["ps-0"]
+    assert servers["tfos/workers/pushes_of_0"] == 16.0
+    assert servers["tfos/updates/clock"] == 20.0
+    of_pushes = ("tfos/push/p99_ms_since_start", "tfos/apply/mean_ms", "tfos/staleness/mean")
+    assert set(of_pushes) <= set(servers)
+    rows = {k: v for k, v in written["cluster"].items() if k.startswith("tfos/rows/")}
+    assert rows == {"tfos/rows/worker-0": 512, "tfos/rows/worker-1": 128, "tfos/rows/all": 640}
     shares = [value for name, value in written["cluster"].items() if "share_of" in name]
     assert sum(shares) == pytest.approx(1.0)
+    assert all(k.startswith("tfos/") for run in runs[:2] for k in written[run]), "after a user's"
     assert [type(each).__name__ for each in callbacks(Context(ctx.client))] == ["ReportProgress"]
 
 

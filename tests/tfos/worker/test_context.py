@@ -58,7 +58,7 @@ def test_names_of_tensorflowonspark_mean_what_they_say():
     assert (ctx.rank, ctx.worker_rank, ctx.worker_num, ctx.num_workers) == (1, 1, 1, 2)
     assert (ctx.is_chief, ctx.defaultFS, ctx.working_dir) == (False, "hdfs://nn", "/work")
     assert ctx.absolute_path("/x") == "hdfs://nn/x"
-    assert ctx.log_dir == "/logs"
+    assert (ctx.log_dir, ctx.cluster_log_dir) == ("/logs/worker-1", "/logs")
     assert ctx.release_port() is None
 
 

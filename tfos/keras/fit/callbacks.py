@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,8 +36,7 @@ def callbacks(ctx: ShownContext) -> list[Any]:
     """
     found: list[Any] = [ReportProgress(ctx)]
     if ctx.log_dir:
-        directory = os.path.join(ctx.log_dir, f"worker-{ctx.worker_rank}")
-        found.append(EventFiles(log_dir=directory))
+        found.append(EventFiles(log_dir=ctx.log_dir))
         if ctx.is_chief:
             found.append(ClusterScalars(ctx))
     return found

@@ -1,7 +1,8 @@
-"""Scalars for TensorBoard: servers, feeds and the chief's steps.
+"""Scalars for TensorBoard: servers, the workers' rows, the chief's feeds and steps.
 
 Covers: the scalars, one run per server (`ps-0`) so that TensorBoard overlays the servers, one for
-the rest (`cluster`), the thread that collects and writes.
+the rest (`cluster`), the thread that collects and writes. All names begin with `tfos/`: TensorBoard
+sorts by the first part, so the user's losses come first.
 Does not: write what Keras writes (tfos.keras.fit.callbacks).
 Threads: `tfos-scalars` queries the servers over its own connections and writes; it begins and ends
 with `fit`. A failure is one warning, and training goes on. After a failed write, as on a full disk,
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -33,6 +34,7 @@ JOIN_S = 10.0
 Logs = dict[str, Any] | None
 Scalars = Iterator[tuple[str, float]]
 
+_GROUP = "tfos/"
 _FEED_FIELDS = ("fed_rows", "trained_rows", "dropped_rows", "unread_bytes", "starved_s")
 
 
@@ -40,7 +42,7 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     """Writes the cluster's scalars while `fit` runs; for the chief.
 
     Args:
-        ctx: with a `log_dir`.
+        ctx: with a `cluster_log_dir`.
         interval_s: between two points.
     """
 
@@ -114,11 +116,12 @@ class _Recorder:
         if self._client is None:
             self._client = self._ctx.new_ps_client()
         clock = self._trainer.clock
-        for stats in self._client.stats():
+        servers = self._client.stats()
+        for stats in servers:
             before = self._before.get(stats.server)
             self._write(f"ps-{stats.server}", server_scalars(stats, before), stats.clock)
             self._before[stats.server] = stats
-        self._write("cluster", self._worker_scalars(), clock)
+        self._write("cluster", self._cluster_scalars(servers), clock)
 
     def close(self) -> None:
         """Close all writers and the client; ignore failures."""
@@ -145,26 +148,42 @@ class _Recorder:
 
         writer = self._writers.get(run)
         if writer is None:
-            directory = os.path.join(self._ctx.log_dir or "", run)
+            directory = os.path.join(self._ctx.cluster_log_dir or "", run)
             writer = self._writers[run] = tf.summary.create_file_writer(directory)
         with writer.as_default():
             for name, value in scalars:
                 tf.summary.scalar(name, value, step=step)
         writer.flush()
 
-    def _worker_scalars(self) -> Scalars:
+    def _cluster_scalars(self, servers: Sequence[ServerStats]) -> Scalars:
+        yield from worker_rows(servers)
         if self._ctx.feed_channel is not None:
             for feed in self._ctx.feed_channel.feeds():
                 for field in _FEED_FIELDS:
-                    yield f"feed/{feed.feed}/{field}", float(getattr(feed, field))
+                    yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
-        yield "chief/skipped_steps", float(trainer.skipped_steps)
+        yield f"{_GROUP}chief/skipped_steps", float(trainer.skipped_steps)
         spent, before = trainer.times.spent(), self._spent
         self._spent = spent
         lately = {part: seconds - before.get(part, 0.0) for part, seconds in spent.items()}
         if total_s := sum(lately.values()):
             for part, seconds in lately.items():
-                yield f"chief/share_of_{part.removesuffix('_s')}", seconds / total_s
+                yield f"{_GROUP}chief/share_of_{part.removesuffix('_s')}", seconds / total_s
+
+
+def worker_rows(servers: Iterable[ServerStats]) -> Scalars:
+    """Yield (name, value) of the rows that each worker has trained, and of all together.
+
+    Args:
+        servers: their counters; the largest counts, as a push need not reach every server.
+    """
+    rows: dict[int, int] = {}
+    for stats in servers:
+        for each in stats.workers:
+            rows[each.worker] = max(each.rows, rows.get(each.worker, 0))
+    for worker in sorted(rows):
+        yield f"{_GROUP}rows/worker-{worker}", float(rows[worker])
+    yield f"{_GROUP}rows/all", float(sum(rows.values()))
 
 
 def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Scalars:
@@ -175,6 +194,11 @@ def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Sca
         before: earlier counters; rates and means cover the time since then. None, or counters from
             before a restart: they cover the time since the start.
     """
+    for name, value in _of_server(stats, before):
+        yield _GROUP + name, value
+
+
+def _of_server(stats: ServerStats, before: ServerStats | None) -> Scalars:
     old = stats.baseline(before)
     seconds = stats.uptime_s - old.uptime_s or 1.0
     for name in SHOWN_REQUESTS:
