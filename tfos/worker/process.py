@@ -12,6 +12,7 @@ listener has its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os

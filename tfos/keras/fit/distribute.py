@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import keras
-from keras.src.trainers.compile_utils import CompileMetrics
 
 from ps.compression.format import Compression
 from tfos.errors import FeedEndedWarning, NotCompiled, SettingsError, UnsupportedModel
@@ -28,6 +27,7 @@ from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.fit import validation
 from tfos.keras.fit.epoch_agreement import AfterCallbacks, BeforeCallbacks, FeedEnded
+from tfos.keras.fit.metric_states import are_built
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
 from tfos.keras.step.settings import Settings
@@ -285,8 +285,7 @@ def _of_batches(model: Any) -> Callable[[], dict[str, Any]]:
 
     @functools.wraps(original)
     def get_metrics_result() -> dict[str, Any]:
-        # Keras builds compiled metrics with the first batch, and raises for an epoch before it.
-        if any(isinstance(each, CompileMetrics) and not each.built for each in model.metrics):
+        if not are_built(model):  # Keras raises for an epoch before the first batch
             return {}
         found: dict[str, Any] = original()
         return found

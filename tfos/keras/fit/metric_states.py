@@ -63,8 +63,15 @@ class Measured:
         return next(iter(self.values))
 
 
+def are_built(model: Any) -> bool:
+    """Whether the metrics have values. Keras builds the compiled ones with the first batch."""
+    return all(not isinstance(each, CompileMetrics) or each.built for each in model.metrics)
+
+
 def measure(model: Any) -> list[Measured]:
-    """Read the model's metrics as they are now."""
+    """Read the model's metrics as they are now; none before they are built."""
+    if not are_built(model):
+        return []
     return [
         Measured(metric, values, tuple(each.numpy().tobytes() for each in metric.variables))
         for metric, values in _named(model)
@@ -77,7 +84,7 @@ def _named(model: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     for metric in model.metrics:
         if not isinstance(metric, CompileMetrics):
             yield metric, _flat(metric.name, metric.result())
-        elif metric.built:
+        else:
             results = metric.result()
             if len(results) == len(metric.metrics):  # else two have one name, and Keras shows one
                 for each, (name, value) in zip(metric.metrics, results.items(), strict=True):
