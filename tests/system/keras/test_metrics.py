@@ -9,6 +9,7 @@ import keras
 import msgspec
 import numpy as np
 import pytest
+from keras.src.trainers.compile_utils import CompileMetrics
 
 from tests.support.keras_training import blobs, serving
 from tests.system.keras.test_validation import run
@@ -212,3 +213,9 @@ def test_variables_of_another_size_are_not_added():
     own = epoch_metrics(metric)
     foreign = epoch_metrics(other).states(logs_of(other))
     assert own.values([own.states(logs_of(metric)), foreign]) == {}
+
+
+def test_metrics_before_the_first_batch_are_not_asked():
+    """A worker without rows; a tracker of the user's raises until it has seen a batch."""
+    compiled = CompileMetrics(["accuracy"], None)
+    assert measure(SimpleNamespace(metrics=[compiled, keras.metrics.R2Score()])) == []
