@@ -5,8 +5,8 @@ Method: 60,000 rows of 784 floats and a label in a cached RDD of lists, 8 partit
     executors of one core that are up already. Ours: from the call of `TFCluster.run` to the end of
     `shutdown`, 1 PS + 2 asynchronous workers, MLP 784-128-10, Adam, batches of 64, one epoch. The
     reference is from the start to the end of a process that imports Keras and fits the same model
-    on the same rows, which it maps from a file. Both take turns. The line also has the median seconds
-    of the three calls.
+    on the same rows, which it maps from a file. Both take turns. The line also has the median
+    seconds of the three calls.
 Caveats: the import of Keras, 5 s of processor time, is once in the reference and twice in ours, on
     the same two cores; the feed tasks share these cores too.
 Bar: at least 0.65 of plain Keras' rows per second.
