@@ -71,6 +71,7 @@ def test_lanes_take_turns_and_an_ended_one_takes_the_next_split():
     assert found == [0, 0, 1, 1, 0, 0, 0, 2, 2, 3, 3, 2, 3, 3]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=9),
     st.tuples(st.integers(1, 50), st.integers(1, 50)),

@@ -119,6 +119,7 @@ def test_tfrecord_files_have_them(root):
         TFRecordSource([root / "tfrecord" / "n=*"], partitions=True)
 
 
+@pytest.mark.slow  # kernels are compiled at first
 def test_lines_have_them_counted_too(root):
     path = root / "csv"
     assert read(partitioned(CsvSource(path, partitions=True))) == {"n": NUMBERS, "month": MONTHS}

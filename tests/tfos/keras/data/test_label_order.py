@@ -46,7 +46,8 @@ def labels_of(kind: str, rows: int, share: float, random: np.random.Generator) -
 KINDS = ["binary", "constant", "classes", "one-hot", "heavy tails", "mostly zero"]
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.integers(1, 20_000),
@@ -101,6 +102,7 @@ def test_labels_that_are_no_numbers_of_one_output_are_left_alone(y):
     assert not any(order.looks_sorted(y) for _ in range(1000))
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_nan_raises_none():
     order = LabelOrder()
     for _ in range(5000):
