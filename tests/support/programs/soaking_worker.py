@@ -16,14 +16,14 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper
-from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials, Identity, Integrity, Role
 from rpc.endpoint import Endpoint
 from tests.support.ps_processes import CLUSTER_ID
 
@@ -85,7 +85,7 @@ class Job(msgspec.Struct, kw_only=True):
     num_slots: int
     counts: str
     endpoints: list[Endpoint]
-    integrity: Literal["header", "payload"] = "header"
+    integrity: Integrity = "auto"
 
 
 def ids_of(slot: int) -> np.ndarray[Any, Any]:
