@@ -22,6 +22,8 @@ from tfos.control import messages, server
 pytestmark = [pytest.mark.socket, pytest.mark.slow]
 
 WAIT_S = 30.0
+HELLO = b"\x16\x03\x01\x30\x00\x01\x00\x2f\xfc\x03\x03" + bytes(12_000)
+"""A record of TLS and in it a ClientHello, legal as far as it has come: garbage is cut at once."""
 DESCRIPTORS = 256
 STRANGERS = 2 * DESCRIPTORS
 PROGRAM = """
@@ -118,11 +120,13 @@ def test_a_dripping_handshake_is_cut_and_nodes_register_again(monkeypatch):
                 for _ in range(24)
             ]
             deadline_s = time.monotonic() + WAIT_S
+            sent = 0
             while num_closed(slow) < len(slow):
                 assert time.monotonic() < deadline_s, "a stranger keeps its connection"
                 for each in slow:
                     with contextlib.suppress(OSError):
-                        each.send(b"\x16")  # one byte of a TLS record at a time
+                        each.send(HELLO[sent : sent + 1])
+                sent += 1
                 select.select([], [], [], 0.02)
             client = control.client()
             client.heartbeat(messages.Heartbeat(client.node, 1, "x"))

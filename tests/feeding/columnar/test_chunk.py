@@ -109,6 +109,25 @@ def test_a_bomb_is_refused_before_memory_is_taken(bomb):
         tracemalloc.stop()
 
 
+LIMITS = {
+    "2^60 rows": "rows in a chunk, the limit is 16777216",
+    "rows without bytes": "rows in a chunk, the limit is 16777216",
+    "shape overflows": "impossible shape",
+    "shape overflows behind a zero": "impossible shape",
+    "negative shape": "impossible shape",
+    "rank 1000": "impossible shape",
+    "name too long": "300 characters, the limit is 256",
+    "deep layout": "nest deeper than 8",
+}
+
+
+@pytest.mark.attack("A10")
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_bomb_is_refused_by_its_own_limit_whatever_was_sent(name):
+    with pytest.raises(ChunkError, match=LIMITS[name]):
+        chunks.payload_bytes(BOMBS[name]())
+
+
 @pytest.mark.attack("A10")
 def test_a_schema_has_a_limited_number_of_columns():
     def wide(num_columns):

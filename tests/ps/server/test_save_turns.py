@@ -10,7 +10,7 @@ import pytest
 from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect
-from rpc.errors import RemoteError
+from rpc.errors import DeadlineExceeded, RemoteError
 from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, wait_until
 
 pytestmark = pytest.mark.socket
@@ -43,6 +43,8 @@ class Client:
             if BUSY in str(error) or "has no snapshot here" in str(error):
                 return False
             raise
+        except DeadlineExceeded as error:
+            raise AssertionError("the server waits for longer than it was asked to") from error
         return True
 
 
@@ -101,7 +103,7 @@ def test_nobody_waits_for_a_saver_that_is_gone(client, monkeypatch):
     assert chief.take("job-a-1")
     assert not driver.take("job-b-1")
     chief.connection.close()
-    wait_until(lambda: driver.take("job-b-1"), "the end of the chief's connection")
+    wait_until(lambda: driver.take("job-b-1"), "the end of the chief's connection", timeout_s=20.0)
     assert driver.write("job-b-1")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,15 @@ def test_a_directory_that_cannot_be_replaced_stays(model, tmp_path, monkeypatch,
         upload(model, parse(str(target)))
     assert tree(target) == before
     assert [path.name for path in target.parent.iterdir()] == ["served"]
+
+
+@pytest.mark.attack("A18")
+def test_what_is_no_regular_file_is_not_read(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            list(file_pieces(path, limit_bytes=4))
 
 
 @pytest.mark.attack("A18")

@@ -427,8 +427,11 @@ def test_a_code_beyond_the_dictionary_names_file_row_group_and_column(tmp_path):
     stop = chunk.dictionary_page_offset + chunk.total_compressed_size
     data[stop - 20 : stop] = b"\xff" * 20  # the code 3 of two bits, and the entries are 0 to 2
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"file: row group 0: column 's': .* 3, .* 3 entries"):
+    # IndexError is what pyarrow says, if it says anything.
+    expected = r"file: row group 0: column 's': .* 3, .* 3 entries"
+    with pytest.raises((DataError, IndexError), match=expected) as raised:
         rows_of(ParquetSource(str(path)))
+    assert raised.type is DataError
     found = ParquetSource(str(path), ParquetRequest(nulls={"s": "?"}, filters=[("s", "!=", "x")]))
     with pytest.raises(DataError, match=r"file: row group 0: column 's'"):
         rows_of(found)
