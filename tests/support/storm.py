@@ -8,8 +8,9 @@ server and per bucket. A server that goes on from a save tells how many updates 
 its clients have acks of. Told in all is what it had told when that save was made, and what it has
 told since.
 
-Left out, as known: a second client of one worker that pushes in sync, and pushes that one server
-refuses and another applies.
+Left out, as known: in sync a second client of one worker that pushes, and a refused push between
+the two rounds of a clipped one about a restart; in every mode a push that one server refuses and
+another applies, which counts as lost where it was applied.
 """
 
 from __future__ import annotations
