@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
     from tfos.failure import NodeFailure
+    from tfos.monitor.history import BestCheckpoint, History, TrainedEpoch
     from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, StepTimes, TrainReport
     from tfos.phases import ClusterPhase
     from tfos.reading.reading import FileRows, Reading
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from tfos.worker.context import NodeContext
 
 __all__ = [
+    "BestCheckpoint",
     "Checkpoints",
     "ClusterConfig",
     "ClusterPhase",
     "ClusterReport",
     "EpochReport",
     "FileRows",
+    "History",
     "InputMode",
     "NodeContext",
     "NodeFailedError",
@@ -49,17 +52,20 @@ __all__ = [
     "TFCluster",
     "TFOSError",
     "TrainReport",
+    "TrainedEpoch",
     "__version__",
     "register_data_sources",
 ]
 
 _HOMES = {
+    "BestCheckpoint": "tfos.monitor.history",
     "Checkpoints": "tfos.config",
     "ClusterConfig": "tfos.config",
     "ClusterPhase": "tfos.phases",
     "ClusterReport": "tfos.monitor.reports",
     "EpochReport": "tfos.monitor.reports",
     "FileRows": "tfos.reading.reading",
+    "History": "tfos.monitor.history",
     "InputMode": "tfos.config",
     "NodeContext": "tfos.worker.context",
     "NodeFailedError": "tfos.errors",
@@ -72,6 +78,7 @@ _HOMES = {
     "TFCluster": "tfos.cluster",
     "TFOSError": "tfos.errors",
     "TrainReport": "tfos.monitor.reports",
+    "TrainedEpoch": "tfos.monitor.history",
     "register_data_sources": "tfos.datasource",
 }
 

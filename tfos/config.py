@@ -19,6 +19,7 @@ from feeding.filesystem.location import LOCAL, shown
 from rpc.field_texts import with_field_texts
 from tfos.errors import SettingsError
 from tfos.files import paths
+from tfos.metric_direction import higher_is_better
 
 
 @with_field_texts
@@ -46,6 +47,14 @@ class Checkpoints:
     0: by time and steps alone; a batch in progress at a save may also be trained twice."""
     keep: int = 3
     """Newest complete checkpoints to keep."""
+    keep_best: str | None = None
+    """A metric of `fit`, such as "val_loss": at each end of an epoch at which it is better than
+    ever before, also in the run that this one resumes, the chief saves, and that checkpoint stays
+    beside the newest until a better one. The workers wait for the save. None: none is kept. See
+    `cluster.best_checkpoint()`."""
+    best_mode: Literal["auto", "min", "max"] = "auto"
+    """Whether smaller ("min") or larger ("max") values of `keep_best` are better. "auto": by the
+    metric's name, for those of Keras."""
     full_every: int = 10
     """One save in this many is complete; the others hold changes since the one before."""
     resume: bool = False
@@ -72,11 +81,35 @@ class Checkpoints:
         _make_plain(self, "every_s", self.every_s)
         if not isinstance(self.resume, bool):
             raise SettingsError(f"resume must be True or False, got {self.resume!r}.")
+        self._check_best()
         least = {"every_steps": 0, "every_batches": 0, "keep": 1, "full_every": 1, "ps_restarts": 0}
         for name, at_least in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
                 raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
+
+    @property
+    def best_is_highest(self) -> bool:
+        """Whether larger values of `keep_best` are better."""
+        known = higher_is_better(self.keep_best or "")
+        return bool(known) if self.best_mode == "auto" else self.best_mode == "max"
+
+    def _check_best(self) -> None:
+        if self.best_mode not in ("auto", "min", "max"):
+            raise SettingsError(f"best_mode must be 'auto', 'min' or 'max', got {self.best_mode!r}")
+        metric: object = self.keep_best
+        if metric is None:
+            return
+        if not isinstance(metric, str) or not metric.isprintable() or not 0 < len(metric) <= 200:
+            raise SettingsError(
+                "keep_best must be the name of a metric, such as 'val_loss', of at most 200 "
+                f"characters, got {metric!r}"
+            )
+        if self.best_mode == "auto" and higher_is_better(metric) is None:
+            raise SettingsError(
+                f"keep_best={metric!r} is no name that Keras gives: pass best_mode='max' if larger "
+                "values are better, best_mode='min' if smaller ones are"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,20 +261,24 @@ def best_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     return sorted((each for each in known if each.score and each.step not in skipped), key=order)
 
 
-def best(root: Root, metric: str, *, higher_is_better: bool) -> Checkpoint | None:
+def best(
+    root: Root, metric: str, *, higher_is_better: bool, up_to: int | None = None
+) -> Checkpoint | None:
     """Return the complete checkpoint with the best score of a metric; None: there is none.
 
     Args:
         root: the checkpoint root.
         metric: its name.
         higher_is_better: the kind of score.
+        up_to: the last step of the run; None: all count.
 
     Raises:
         CheckpointError: the directory cannot be listed.
     """
     storage = storage_at(root)
     for each in best_first(readable_steps(storage, steps_on_disk(storage))):
-        if each.score and each.score.kind == (metric, higher_is_better):
+        is_in_run = up_to is None or each.step <= up_to
+        if is_in_run and each.score and each.score.kind == (metric, higher_is_better):
             try:
                 return load_chain(storage, each.step)[0]
             except CheckpointError as error:

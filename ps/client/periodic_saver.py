@@ -112,6 +112,11 @@ class PeriodicSaver:
                 break
         return error
 
+    @property
+    def saved_step(self) -> int:
+        """Step of the last save; -1: there was none."""
+        return self._saved_step
+
     def close(self, *, last: bool = True) -> None:
         """End, after a `last` save of what was trained since the one before. Idempotent."""
         self._saves_last = last

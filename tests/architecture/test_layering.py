@@ -68,7 +68,7 @@ LEVELS = {
         ("formats.csv", "formats.parquet", "sender"),
     ),
     "tfos": (
-        ("console", "failure", "import_check", "version"),
+        ("console", "failure", "import_check", "metric_direction", "version"),
         ("errors",),
         ("files", "phases", "topology"),
         ("config", "datasource", "keras"),

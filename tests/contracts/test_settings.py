@@ -97,6 +97,8 @@ CASES = (
             "every_steps": COUNT_OR_ZERO,
             "every_batches": COUNT_OR_ZERO,
             "keep": COUNT,
+            "keep_best": ("", "a\nb", "x" * 201, 7, "val_fun"),
+            "best_mode": (*CHOICE, None),
             "full_every": COUNT,
             "resume": FLAG,
             "ps_restarts": COUNT_OR_ZERO,

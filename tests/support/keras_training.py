@@ -23,6 +23,7 @@ from ps.client.client import PSClient
 from ps.manifest.manifest import Manifest
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
+from tfos.worker.epoch_reports import EpochReports
 from tfos.worker.micro_batches import MicroBatches
 
 DEADLINE_S = 60.0
@@ -39,6 +40,8 @@ class Context:
     cluster_log_dir: str | None = None
     feed_channel: FeedChannel = field(default_factory=FeedChannel)
     micro_batches: MicroBatches = field(default_factory=lambda: MicroBatches(lambda _: None))
+    reported: list[Any] = field(default_factory=list)
+    """What `fit` has reported of its epochs."""
     make_client: Callable[[], PSClient] = field(repr=False, kw_only=True, default=lambda: None)  # type: ignore[assignment]
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
 
@@ -47,6 +50,10 @@ class Context:
         """As of a NodeContext."""
         root = self.cluster_log_dir
         return None if root is None else f"{root}/worker-{self.worker_rank}"
+
+    @property
+    def epochs(self) -> EpochReports:
+        return EpochReports(self.reported.append)
 
     @property
     def rank(self) -> int:

@@ -28,6 +28,8 @@ MAX_LOG_LINES = 1000
 """Lines of one LogBatch; a supervisor sends at most 200."""
 MAX_RESULT_BYTES = 1 << 20
 """Of one worker's return value: the driver keeps those of all workers."""
+MAX_METRICS = 100
+"""Of one epoch; the driver keeps many epochs."""
 ShortText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,4096}\Z")]
 """Without control characters: the driver shows it in errors and in status()."""
 
@@ -165,6 +167,44 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
         return host in ("localhost", "::1") or host.startswith("127.")
 
 
+class FitReading(msgspec.Struct, frozen=True, tag=True):
+    """On the chief `fit` has begun, or ended, to read a feed: one of its epochs per epoch fed."""
+
+    feed: ShortText
+    is_over: bool = False
+
+
+class EpochTrained(msgspec.Struct, frozen=True, tag=True):
+    """On the chief an epoch of `fit` has ended, with its validation and callbacks.
+
+    Of a distributed model the numbers are those of all workers.
+    """
+
+    fit: int
+    """Which `fit` of main_fun, from 1."""
+    epoch: int
+    """Of this fit, as Keras counts, from 0."""
+    metrics: Annotated[dict[ShortText, float], msgspec.Meta(max_length=MAX_METRICS)] = {}
+    steps: int = 0
+    rows: int = 0
+    """0: unknown."""
+    seconds: float = 0.0
+    """From the epoch's first batch to the end of its callbacks."""
+    feed: ShortText = ""
+    """Empty: it reads files, or the model is not distributed."""
+    fed_epoch: int = -1
+    """The feed's newest epoch that this worker has trained to its end; -1: none."""
+
+
+class BestSaved(msgspec.Struct, frozen=True, tag=True):
+    """The chief keeps this checkpoint as the best by the metric of `Checkpoints.keep_best`."""
+
+    path: str
+    step: int
+    metric: ShortText
+    value: float
+
+
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
     """What the child does: `importing`, `importing keras`, `waiting for roster`, `main_fun`, ..."""
 
@@ -213,6 +253,9 @@ Event = (
     | FlushReached
     | BatchReport
     | TensorBoardUp
+    | FitReading
+    | EpochTrained
+    | BestSaved
     | PhaseChanged
     | Failed
     | Restarted

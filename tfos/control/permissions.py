@@ -14,7 +14,13 @@ from tfos.errors import ControlRefused
 from tfos.failure import NodeFailure, NodeId
 from tfos.topology import PlannedNode
 
-_OF_CHIEF = (messages.TensorBoardUp, messages.BatchReport)
+_OF_CHIEF = (
+    messages.TensorBoardUp,
+    messages.BatchReport,
+    messages.FitReading,
+    messages.EpochTrained,
+    messages.BestSaved,
+)
 _OF_WORKERS = (messages.FlushReached,)
 _OF_SERVERS = (messages.Restarted, messages.UpdatesLost)
 _LINES = "\t\n"
@@ -35,6 +41,8 @@ def admitted(planned: PlannedNode, sender: NodeId, event: messages.Event) -> mes
     reason = _refusal(planned, event)
     if reason:
         raise ControlRefused(f"{sender.name} may not report {type(event).__name__}; {reason}")
+    if isinstance(event, messages.Done):
+        return msgspec.structs.replace(event, no_result=visible(event.no_result))
     if not isinstance(event, messages.Failed | messages.Restarted):
         return event
     failed = event.failure.node

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from tfos.config import ClusterConfig
 from tfos.control import messages
+from tfos.control.epoch_log import EpochLog
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import FeedEpoch
 from tfos.control.permissions import admitted
@@ -69,6 +70,8 @@ class ClusterState:
     is_ending: bool = False
     """The driver stops the nodes: one that registers now is refused."""
     members: dict[str, Member] = field(init=False)
+    epochs: EpochLog = field(default_factory=EpochLog)
+    """What the chief's fits have reported."""
     _told: set[str] = field(default_factory=set)
     """Warnings that are shown once, as for a whole rack of equal executors."""
 
@@ -276,6 +279,8 @@ class ClusterState:
                 return self._listening(member, event)
             case messages.PhaseChanged() | messages.FlushReached() | messages.BatchReport():
                 member.note(event)
+            case messages.FitReading() | messages.EpochTrained() | messages.BestSaved():
+                self.epochs.note(event)
             case messages.TensorBoardUp():
                 return self._tensorboard(event)
             case messages.Restarted():

@@ -1,6 +1,6 @@
-"""Results at the driver: what main_fun has returned on every worker.
+"""Results at the driver: what main_fun has returned, the fits' metrics, the best checkpoint.
 
-Covers: `cluster.results()` and why a worker has no value.
+Covers: `cluster.results()`, `history()` and `best_checkpoint()`, and why there is none.
 Does not: carry values (control plane) or encode them (tfos.control.return_values, loaded late: it
 imports numpy).
 Runs in: the driver.      Threads: any.
@@ -13,7 +13,8 @@ from typing import Any
 from tfos.control.members import Member, NodeStatus
 from tfos.control.state import ClusterState
 from tfos.driver.reservation import Reservation
-from tfos.errors import NoResultError
+from tfos.errors import CheckpointError, NoResultError, SettingsError
+from tfos.monitor.history import BestCheckpoint, History, history_of
 from tfos.phases import ClusterPhase, require
 
 
@@ -58,6 +59,58 @@ class ResultCalls:
                 "results(default=None) returns the others, with None in the place of these"
             ) from coordinator.error()
         return [default if text else return_values.decode(data) for data, text in found]
+
+    def history(self) -> History:
+        """Return metrics, seconds and steps of every epoch of `fit` so far, the newest 10,000.
+
+        In any input mode and for streams, where each micro-batch is an epoch. Of a distributed
+        model they are those of all workers. One that is not distributed has a history if its `fit`
+        has `ctx.callbacks()`: the chief's own. `train` returns its part of it.
+        """
+        coordinator = self._reserved.coordinator
+        return history_of(coordinator.read(lambda state: state.epochs.since(0)))
+
+    def best_checkpoint(self) -> BestCheckpoint:
+        """Return the best checkpoint so far by the metric of `Checkpoints(keep_best=…)`.
+
+        Of a run that was resumed also the best of the runs before it. It stays available after the
+        cluster has ended.
+
+        Raises:
+            SettingsError: the cluster was made without `keep_best`.
+            CheckpointError: no epoch has ended, or none had the metric; the text has those there
+                were.
+        """
+        plan = self._reserved.config.checkpoints
+        if plan is None or plan.keep_best is None:
+            raise SettingsError(
+                "best_checkpoint() needs ClusterConfig(checkpoints=Checkpoints(directory, "
+                "keep_best='val_loss')); this cluster keeps no best checkpoint"
+            )
+        coordinator = self._reserved.coordinator
+        best = coordinator.read(lambda state: state.epochs.best)
+        if best is None:
+            raise CheckpointError(_no_best(plan.keep_best, self.history()))
+        return BestCheckpoint(best.path, best.step, best.metric, best.value)
+
+
+def _no_best(metric: str, history: History) -> str:
+    """Return why there is no best checkpoint."""
+    if not history.epochs:
+        return (
+            f"there is no best checkpoint by {metric!r}: no epoch of fit on a distributed model "
+            "has ended"
+        )
+    if metric not in history.metrics:
+        known = ", ".join(map(repr, history.metrics)) or "no metrics"
+        return (
+            f"there is no best checkpoint: none of {len(history.epochs)} epochs had the metric "
+            f"{metric!r}; they have {known}. Set keep_best to one of these, or validate in fit"
+        )
+    return (
+        f"there is no best checkpoint by {metric!r}: {len(history.epochs)} epochs have ended, but "
+        "none could be saved, or the metric was never finite; the warnings of the chief say why"
+    )
 
 
 def _outcomes(state: ClusterState) -> list[tuple[bytes, str]]:

@@ -24,7 +24,8 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
-from tfos.errors import FeedJobError
+from tfos.control.state import ClusterState
+from tfos.errors import FeedJobError, FeedTimeout
 from tfos.feed.epoch import EpochFeed, final_line, targets_of
 from tfos.feed.ledger import num_rows
 from tfos.feed.micro_batch import MicroBatch
@@ -33,6 +34,7 @@ from tfos.feed.sources import FeedSource, answers_of, source_of
 from tfos.feed.validation import ValidationPlan, validating
 from tfos.feed.watch import FeedWatch
 from tfos.monitor import reports
+from tfos.monitor.history import history_of
 from tfos.spark.jobs import SparkJob
 
 
@@ -107,6 +109,7 @@ class EpochFeeder:
         feed, num_epochs = request.feed, request.num_epochs
         source = source_of(request)
         progress = TrainingProgress(num_epochs)
+        count = self._coordinator.read(lambda state: state.epochs.count)
         done: list[reports.EpochReport] = []
         with (
             self._calls.enter(feed, is_abandoned) as call,
@@ -134,9 +137,28 @@ class EpochFeeder:
                     self._warn_untrained(report)
                     if validation is not None:
                         self._validate(validation, number)
+                if done:
+                    self._await_metrics(call, progress, request.feed_timeout_s)
             finally:
                 self._console.end_progress()
-        return reports.TrainReport(tuple(done), tuple(validation.reports) if validation else ())
+        trained = self._coordinator.read(lambda state: state.epochs.since(count, feed))
+        return reports.TrainReport(
+            tuple(done), tuple(validation.reports) if validation else (), history_of(trained)
+        )
+
+    def _await_metrics(self, call: FeedCall, progress: TrainingProgress, stall_s: float) -> None:
+        """Wait until `fit` has ended the last epoch, with its validation and callbacks."""
+
+        def is_told(state: ClusterState) -> bool:
+            return not state.training() or not state.epochs.is_awaited(call.feed, call.epoch)
+
+        try:
+            self._watch.until(is_told, call, progress, stall_s=stall_s)
+        except FeedTimeout:
+            self._console.warn(
+                f"the metrics of {call.title} are not in the report: fit has trained its rows "
+                f"{stall_s:g} s ago, and the epoch has not ended"
+            )
 
     def _warn_untrained(self, report: reports.EpochReport) -> None:
         """Name what a user may have overlooked: no rows, or rows that nobody trained."""

@@ -36,6 +36,10 @@ class WorkerContext(Protocol):
     def micro_batches(self) -> Any:
         """The `tfos.worker.micro_batches.MicroBatches` of this process."""
 
+    @property
+    def epochs(self) -> Any:
+        """The `tfos.worker.epoch_reports.EpochReports` of this process."""
+
     def ps_client(self) -> Any:
         """The process's `ps.client.client.PSClient`, the same object on every call."""
 

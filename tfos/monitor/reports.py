@@ -10,6 +10,7 @@ from rpc.field_texts import with_field_texts
 from rpc.histogram import duration_text
 from tfos.console import html
 from tfos.failure import NodeFailure
+from tfos.monitor.history import History
 
 _EPOCH_HEAD = ("", "rows fed", "trained", "dropped", "repeated", "seconds", "rows/s")
 _MESSAGE_CHARS = 200
@@ -93,6 +94,9 @@ class TrainReport:
     epochs: tuple[EpochReport, ...]
     validation: tuple[EpochReport, ...] = ()
     """Of the rows that validate them; `trained_rows` are those that main_fun read."""
+    history: History = field(default_factory=History)
+    """Metrics of the epochs of `fit` that ended meanwhile; empty if main_fun reads the feed by
+    other means. See docs/guides/results.md."""
 
     @property
     def fed_rows(self) -> int:

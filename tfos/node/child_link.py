@@ -6,9 +6,9 @@ Does not: decide (tfos.node.supervisor), carry orders out (tfos.node.ps_process,
 tfos.worker.process).
 Threads: `send` may be called from any thread; `receive` from one thread.
 
-Child to supervisor: Listening, PhaseChanged, FlushReached, BatchReport, UpdatesLost, Done of
-tfos.control.messages as they are, and Progress and Raised below. Supervisor to child: every Order
-of tfos.control.messages as it is.
+Child to supervisor: Listening, PhaseChanged, FlushReached, BatchReport, FitReading, EpochTrained,
+BestSaved, UpdatesLost, Done of tfos.control.messages as they are, and Progress and Raised below.
+Supervisor to child: every Order of tfos.control.messages as it is.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ FromChild = (
     | messages.PhaseChanged
     | messages.FlushReached
     | messages.BatchReport
+    | messages.FitReading
+    | messages.EpochTrained
+    | messages.BestSaved
     | messages.UpdatesLost
     | messages.Done
     | Progress

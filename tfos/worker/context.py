@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tfos.keras.data.columns import Dtypes, Selector
     from tfos.keras.data.dataset import FeedDataset
     from tfos.reading.reading import Reading
+    from tfos.worker.epoch_reports import EpochReports
     from tfos.worker.micro_batches import MicroBatches
     from tfos.worker.reserved_port import ReservedPort
     from tfos.worker.saver import ChiefSaver
@@ -62,6 +63,7 @@ class NodeContext:
         staging_dir: a local directory for files before their transfer.
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
         micro_batches: a distributed `fit` reports its trained epochs there.
+        epochs: `fit` reports its epochs' metrics there.
 
     Args:
         spec: start document of this process.
@@ -71,6 +73,7 @@ class NodeContext:
         on_progress: called with the numbers of `report_progress`, by name.
         reserved_port: this worker's port in `cluster_spec`; None: it holds none.
         micro_batches: records which micro-batches of streams are trained.
+        epochs: sends epochs' metrics to the driver.
     """
 
     def __init__(  # noqa: PLR0913 - what the process has, by keyword
@@ -82,6 +85,7 @@ class NodeContext:
         credentials: Credentials,
         on_progress: Callable[[dict[str, float]], None],
         micro_batches: MicroBatches,
+        epochs: EpochReports,
         reserved_port: ReservedPort | None = None,
     ) -> None:
         bundle = spec.bundle
@@ -98,6 +102,7 @@ class NodeContext:
         self.log_dir = os.path.join(spec.log_dir, f"worker-{self.rank}")
         self.feed_channel = feed_channel
         self.micro_batches = micro_batches
+        self.epochs = epochs
         self._feeds = bundle.settings.feeds
         self._checkpoints = bundle.settings.config.checkpoints
         self.staging_dir = spec.executor.scratch_dir

@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
@@ -41,10 +41,14 @@ from tfos.node.process_exit import leave
 from tfos.node.spec import ChildSpec
 from tfos.worker import spark_files
 from tfos.worker.context import NodeContext
+from tfos.worker.epoch_reports import EpochReports
 from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
 from tfos.worker.log_mirror import LogMirror
 from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.reserved_port import ReservedPort
+
+if TYPE_CHECKING:
+    from tfos.worker.saver import ChiefSaver
 
 PROGRESS_S = 1.0
 _MAX_MESSAGE_CHARS = 16_000
@@ -89,6 +93,7 @@ class WorkerProcess:
         self._progress: dict[str, float] = {}
         self._in_user_code = False
         self._batches = MicroBatches(link.send)
+        self._epochs = EpochReports(link.send)
         self._reserved_port: ReservedPort | None = None
 
     def run(self) -> int:
@@ -144,6 +149,7 @@ class WorkerProcess:
             saver = context.saver()
             if saver is not None:
                 saver.start()
+                self._keep_best(saver)
             if context.is_chief and self._spec.bundle.settings.feeds:
                 self._batches.begin(saver, context.ps_client)
             self._enter_phase("main_fun")
@@ -168,6 +174,13 @@ class WorkerProcess:
         if self._spec.bundle.settings.feeds:
             self._stopped.wait()  # feeders may still connect; their rows are counted as dropped
         return 0
+
+    def _keep_best(self, saver: ChiefSaver) -> None:
+        plan = self._spec.bundle.settings.config.checkpoints
+        if plan is not None and plan.keep_best is not None:
+            from tfos.worker.best_checkpoint import BestKeeper  # with it the client that saves
+
+            self._epochs.keep_best(BestKeeper(plan, saver))
 
     def _call(self, user_code: Callable[[], Any]) -> Any:
         self._in_user_code = True
@@ -270,6 +283,7 @@ class WorkerProcess:
             credentials=self._credentials,
             on_progress=self._note_progress,
             micro_batches=self._batches,
+            epochs=self._epochs,
             reserved_port=self._reserved_port,
         )
 

@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.format import Checkpoint, Score, step_name
+from ps.checkpoint.reader import best, latest, steps_on_disk
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.client.saver import SaveOptions
@@ -44,7 +45,7 @@ class ChiefSaver:
         self._plan = plan
         self._open_storage = open_storage
         self._client = make_client()
-        self._is_restored = False
+        self._restored_step: int | None = None
         period = Period(
             directory=plan.directory,
             every_s=plan.every_s,
@@ -68,14 +69,13 @@ class ChiefSaver:
                     f"{latest(storage)}; pass Checkpoints(..., resume=True) to resume from it, or "
                     "name an empty directory"
                 )
-            step = self._client.restore(directory)
-            self._is_restored = True
+            step = self._restored_step = self._client.restore(directory)
             _logger.info("going on from step %d in %s", step, directory)
         self._saver.start(saved_step=step)
 
     def restored_metadata(self) -> dict[str, Any]:
         """Return the metadata of the checkpoint that this run resumes from; none for a new run."""
-        return dict(self._client.metadata()) if self._is_restored else {}
+        return {} if self._restored_step is None else dict(self._client.metadata())
 
     def hold(self) -> None:
         """Prevent periodic saves until `release`; wait for a running one."""
@@ -85,9 +85,35 @@ class ChiefSaver:
         """Allow periodic saves again."""
         self._saver.release()
 
-    def save_now(self) -> str:
-        """Save changes since the last save; return the reason of a failure, or an empty string."""
-        return self._saver.save_now()
+    def save_now(self, score: Score | None = None) -> str:
+        """Save changes since the last save; return the reason of a failure, or an empty string.
+
+        Args:
+            score: of the parameters; with it they are saved also if nothing has changed.
+        """
+        return self._saver.save_now(score)
+
+    def place(self, step: int | None = None) -> tuple[str, int]:
+        """Return path or URL of a checkpoint, and its step.
+
+        Args:
+            step: None: that of the last save.
+        """
+        step = self._saver.saved_step if step is None else step
+        return self._open_storage(self._plan.directory).where(step_name(step)), step
+
+    def best(self, metric: str, *, higher_is_better: bool) -> Checkpoint | None:
+        """Return the best checkpoint, by a metric, of the run that this one resumes, if any.
+
+        Args:
+            metric: its name.
+            higher_is_better: the kind of score.
+        """
+        storage = self._open_storage(self._plan.directory)
+        up_to = self._restored_step
+        if up_to is None:
+            return None
+        return best(storage, metric, higher_is_better=higher_is_better, up_to=up_to)
 
     def close(self) -> None:
         """Save changes since the last save, and end. Idempotent."""

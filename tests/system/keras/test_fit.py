@@ -185,6 +185,14 @@ def test_the_chiefs_decisions_reach_all_workers_and_metrics_are_combined():
             assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.03)
             assert equal(model, cluster.values()), "all end with the servers' values"
         assert (cluster.rows(0), cluster.rows(1)) == (3 * 64, 3 * 256)
+        chief, other = (context.reported for context in cluster.contexts)
+        assert other == []
+        assert [each.metrics["loss"] for each in chief] == histories[0]["loss"]
+        assert [(each.epoch, each.steps, each.rows) for each in chief] == [
+            (epoch, 2 + 8, 64 + 256) for epoch in range(3)
+        ]
+        assert {(each.feed, each.fed_epoch) for each in chief} == {("", -1)}
+        assert all(each.seconds > 0 for each in chief)
 
 
 def with_frozen(seed, dtype="float32"):
@@ -295,7 +303,14 @@ def test_callbacks_report_and_write_scalars(tmp_path):
     shares = [value for name, value in written["cluster"].items() if "share_of" in name]
     assert sum(shares) == pytest.approx(1.0)
     assert all(k.startswith("tfos/") for run in runs[:2] for k in written[run]), "after a user's"
-    assert [type(each).__name__ for each in callbacks(Context(ctx.client))] == ["ReportProgress"]
+    lone = Context(ctx.client)
+    given = callbacks(lone)
+    assert [type(each).__name__ for each in given] == ["ReportProgress", "LoneEpochReporter"]
+    assert [each.steps for each in ctx.reported] == [10, 10], "once, although a callback could too"
+    history = make_model().fit(X, Y, batch_size=32, verbose=0, callbacks=given).history
+    (epoch,) = lone.reported
+    assert {name: [value] for name, value in epoch.metrics.items()} == history
+    assert (epoch.epoch, epoch.steps, epoch.rows, epoch.feed) == (0, 10, 0, "")
 
 
 def scalars_in(directory: Path) -> dict[str, float]:

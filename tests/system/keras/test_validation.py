@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.keras_training import DEADLINE_S, blobs, offer, rows_of, serving, together
+from tfos.control.messages import FitReading
 from tfos.errors import SettingsError
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
@@ -111,6 +112,14 @@ def test_each_epoch_validates_its_own_rows_of_all_workers_on_its_last_parameters
             np.testing.assert_allclose(got, expected, rtol=1e-5)
         stats = [context.feed_channel.stats("validation") for context in cluster.contexts]
         assert [(each.taken_rows, each.dropped_rows) for each in stats] == [(79, 0), (11, 0)]
+        begin, *epochs, end = cluster.contexts[0].reported
+        assert (begin, end) == (FitReading("input"), FitReading("input", is_over=True))
+        assert [(each.feed, each.fed_epoch, each.rows) for each in epochs] == [
+            ("input", epoch, 120) for epoch in range(3)
+        ]
+        columns = {name: [each.metrics[name] for each in epochs] for name in histories[0]}
+        assert columns == histories[0]
+        assert cluster.contexts[1].reported == []
 
 
 @pytest.mark.parametrize("is_distributed", [True, False])

@@ -14,7 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from ps.checkpoint.reader import latest
+from ps.checkpoint.format import Score
+from ps.checkpoint.reader import latest, read_manifest
 from tests.support.plain_steps import PlainSteps
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
@@ -31,7 +32,7 @@ NUM_ROWS = 3000
 
 
 def learn_digits(args, ctx):
-    """Train, then write what this worker and the servers counted."""
+    """Train, then return what this worker and the servers counted."""
     import keras
 
     keras.utils.set_random_seed(7)
@@ -49,10 +50,11 @@ def learn_digits(args, ctx):
     count = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs=None: steps.__setitem__(0, steps[0] + 1)
     )
-    model.fit(ctx.dataset(batch_size=64), epochs=args["epochs"], callbacks=[count], verbose=0)
+    data = ctx.dataset(batch_size=64)
+    history = model.fit(data, epochs=args["epochs"], callbacks=[count], verbose=0)
     client = ctx.ps_client()
     client.rendezvous("trained", b"", timeout_s=60)
-    told: dict[str, Any] = {"steps": steps[0]}
+    told: dict[str, Any] = {"steps": steps[0], "fit": history}
     if ctx.is_chief:
         path = os.path.join(args["out"], "model.keras")
         ctx.export(model, path)
@@ -64,7 +66,7 @@ def learn_digits(args, ctx):
         workers = client.stats()[0].workers
         told["pushes"] = {worker.worker: worker.pushes for worker in workers}
         told["rows"] = {worker.worker: worker.rows for worker in workers}
-    Path(args["out"], f"{ctx.task_index}.json").write_text(json.dumps(told))
+    return told
 
 
 def fit_in_step(args, ctx):
@@ -97,17 +99,28 @@ def test_every_step_is_a_push_and_the_export_is_what_the_server_holds(spark, tmp
     images = np.random.default_rng(1).integers(0, 256, (NUM_ROWS, 784), np.uint8)
     digits = [(image, number % 10) for number, image in enumerate(images)]
     rows = spark.parallelize(digits, 6).cache()
-    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
+    saves = Checkpoints(directory=str(tmp_path / "saves"), keep=1, keep_best="loss")
+    config = ClusterConfig(checkpoints=saves)
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
         cluster.start(learn_digits, {"epochs": 3, "out": str(tmp_path)})
         report = cluster.train(rows, num_epochs=3)
     rows.unpersist()
-    told = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("[01].json")}
+    told = cluster.results()
     assert report is not None
     assert report.fed_rows == report.trained_rows == 3 * NUM_ROWS
     assert report.dropped_rows == 0
-    chief = told["0"]
-    assert chief["pushes"] == {"0": told["0"]["steps"], "1": told["1"]["steps"]}
+    chief = told[0]
+    assert chief["pushes"] == {rank: each["steps"] for rank, each in enumerate(told)}
     assert sum(chief["rows"].values()) == 3 * NUM_ROWS
+    losses = report.history["loss"]
+    assert losses == told[0]["fit"]["loss"] == told[1]["fit"]["loss"]
+    assert cluster.history() == report.history
+    assert report.history["rows"] == [NUM_ROWS] * 3
+    assert sum(report.history["steps"]) == sum(each["steps"] for each in told)
+    best = cluster.best_checkpoint()
+    assert (best.metric, best.value) == ("loss", min(losses))
+    assert read_manifest(saves.directory, best.step).score == Score("loss", min(losses), False)
+    assert best.path == str(tmp_path / "saves" / f"step-{best.step}")
     assert min(chief["rows"].values()) > 0.2 * 3 * NUM_ROWS
     assert chief["exported_equals_server"]
 

@@ -9,14 +9,21 @@ from typing import Any
 import pytest
 
 from rpc.endpoint import Endpoint
-from tfos.config import ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages, return_values
 from tfos.control.coordinator import Coordinator
 from tfos.control.state import Action, ClusterState, Warn
 from tfos.driver.results import ResultCalls
-from tfos.errors import NodeFailedError, NoResultError, PhaseError
+from tfos.errors import (
+    CheckpointError,
+    NodeFailedError,
+    NoResultError,
+    PhaseError,
+    SettingsError,
+)
 from tfos.failure import NodeFailure, NodeId
+from tfos.monitor.history import BestCheckpoint
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -37,9 +44,10 @@ def moving(phase: ClusterPhase) -> Callable[[ClusterState], list[Action]]:
 class Cluster(ResultCalls):
     """Two servers and three workers that only report."""
 
-    def __init__(self) -> None:
-        self.coordinator = Coordinator(plan(5, 2), ClusterConfig(), Console(enabled=False))
-        self._reserved: Any = types.SimpleNamespace(coordinator=self.coordinator)
+    def __init__(self, checkpoints: Checkpoints | None = None) -> None:
+        config = ClusterConfig(checkpoints=checkpoints)
+        self.coordinator = Coordinator(plan(5, 2), config, Console(enabled=False))
+        self._reserved: Any = types.SimpleNamespace(coordinator=self.coordinator, config=config)
         self.coordinator.act(moving(ClusterPhase.RESERVED))
         names = self.coordinator.read(lambda state: list(state.members))
         for at, name in enumerate(names):
@@ -142,6 +150,49 @@ def test_a_cluster_that_never_started_has_no_results():
     calls._reserved = types.SimpleNamespace(coordinator=coordinator)  # type: ignore[assignment]
     with pytest.raises(PhaseError, match=r"results\(\) needs the cluster RUNNING or CLOSED or"):
         calls.results()
+
+
+def trained(number: int, **metrics: float) -> messages.EpochTrained:
+    return messages.EpochTrained(1, number, metrics, steps=5, feed="input", fed_epoch=number)
+
+
+def test_the_history_has_every_epoch_and_outlives_the_cluster():
+    cluster = Cluster()
+    assert not cluster.history()
+    for number, loss in enumerate([0.5, 0.25]):
+        cluster.hear("worker:0", trained(number, loss=loss))
+    cluster.ends()
+    assert cluster.history()["loss"] == [0.5, 0.25]
+    assert [each.epoch for each in cluster.history().epochs] == [0, 1]
+
+
+def test_the_best_checkpoint_is_the_chiefs_last_word():
+    cluster = Cluster(Checkpoints(directory="/s", keep_best="val_loss"))
+    for step, value in ((3, 0.5), (9, 0.25)):
+        cluster.hear("worker:0", messages.BestSaved(f"/s/step-{step}", step, "val_loss", value))
+    cluster.ends()
+    assert cluster.best_checkpoint() == BestCheckpoint("/s/step-9", 9, "val_loss", 0.25)
+
+
+def test_without_a_best_checkpoint_the_error_says_what_there_was():
+    cluster = Cluster(Checkpoints(directory="/s", keep_best="val_loss"))
+    with pytest.raises(CheckpointError, match="'val_loss': no epoch of fit on a distributed model"):
+        cluster.best_checkpoint()
+    for number in range(2):
+        cluster.hear("worker:0", trained(number, loss=0.5, accuracy=0.5))
+    with pytest.raises(
+        CheckpointError, match=r"none of 2 epochs had .* they have 'loss', 'accuracy'"
+    ):
+        cluster.best_checkpoint()
+    cluster.hear("worker:0", trained(2, loss=0.5, val_loss=0.5))
+    with pytest.raises(CheckpointError, match="3 epochs have ended, but none could be saved"):
+        cluster.best_checkpoint()
+
+
+@pytest.mark.parametrize("plan", [None, Checkpoints(directory="/s")])
+def test_a_cluster_that_keeps_no_best_says_how_to_ask_for_it(plan):
+    with pytest.raises(SettingsError, match="keep_best='val_loss'"):
+        Cluster(plan).best_checkpoint()
 
 
 def test_the_warning_is_an_action_of_the_state():

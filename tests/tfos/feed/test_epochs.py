@@ -17,7 +17,7 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.state import Action, ClusterState, Send
-from tfos.errors import FeedJobError, SettingsError
+from tfos.errors import FeedJobError, NodeFailedError, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.epochs import EpochFeeder
 from tfos.feed.request import FeedRequest
@@ -216,3 +216,78 @@ def test_data_that_spark_does_not_have_yet_is_refused_with_the_call_that_makes_i
         source_of(request)
     with pytest.raises(SettingsError, match=rf"got {module}\.Frame"):
         source_of(request)
+
+
+# ---- metrics of fit ----
+
+READS = ("worker:0", messages.FitReading("input"))
+TRAINED = messages.EpochTrained(
+    1, 0, {"loss": 0.25, "val_auc": 0.75}, steps=9, rows=30, seconds=1.5, feed="input", fed_epoch=0
+)
+
+
+def ten_each(task: FeedTask) -> list[FeedReport]:
+    thirds = {rank: AcceptedRows([(rank * 10, 10, 0)]).pack() for rank in range(3)}
+    return [FeedReport(0, rows=ROWS, partition_rows=ROWS, accepted=thirds)]
+
+
+def read_by_fit() -> Played:
+    """All workers have trained the rows of the epoch; its end in `fit` is still to come."""
+    played = Played()
+    played.happens.append(READS)
+    for rank in range(3):
+        played.reach(f"worker:{rank}", 10)
+    return played
+
+
+def test_the_report_waits_for_the_metrics_of_the_last_epoch():
+    played = read_by_fit()
+    earlier = ("worker:0", messages.EpochTrained(1, 7, {"loss": 9.0}, feed="other", fed_epoch=7))
+    played.happens += [earlier, ("worker:0", TRAINED)]
+    report = jobs(played, ten_each).train(REQUEST)
+    assert report.trained_rows == ROWS
+    assert dict(report.history) == {
+        "loss": [0.25],
+        "val_auc": [0.75],
+        "seconds": [1.5],
+        "steps": [9],
+        "rows": [30],
+    }
+    assert played.happens == []
+
+
+@pytest.mark.parametrize(
+    "event", [messages.FitReading("input", is_over=True), messages.Done()], ids=["fit", "main_fun"]
+)
+def test_a_fit_that_ends_without_this_epoch_is_not_waited_for(event):
+    played = read_by_fit()
+    names = ["worker:0"] if isinstance(event, messages.FitReading) else list(played.state.members)
+    played.happens += [(name, event) for name in names if name != "ps:0"]
+    assert not jobs(played, ten_each).train(REQUEST).history
+    assert played.happens == []
+
+
+def test_rows_that_a_loop_of_the_user_reads_have_no_history():
+    played = read_by_fit()
+    played.happens.remove(READS)
+    assert not jobs(played, ten_each).train(REQUEST).history
+
+
+def test_an_end_of_an_epoch_that_lasts_too_long_leaves_the_metrics_out():
+    played: Any = read_by_fit()
+    played.now_s = lambda: 0.0
+    told: list[str] = []
+    made: Any = jobs(played, ten_each)
+    made._console.warn = told.append
+    report = made.train(dataclasses.replace(REQUEST, feed_timeout_s=0.02))
+    assert (report.trained_rows, len(report.history)) == (ROWS, 0)
+    assert "the metrics of epoch 1 of 'input' are not in the report" in told[0]
+
+
+def test_a_failure_at_the_end_of_the_last_epoch_is_raised_by_train():
+    played: Any = read_by_fit()
+    failed = NodeFailure(node("worker:0"), "host", 1, error_type="ValueError", message="callback")
+    played.happens.append(("worker:0", messages.Failed(failed)))
+    played.error = lambda: NodeFailedError(played.state.fatal)
+    with pytest.raises(NodeFailedError, match="ValueError: callback"):
+        jobs(played, ten_each).train(REQUEST)

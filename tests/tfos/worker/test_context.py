@@ -17,6 +17,7 @@ from tfos.failure import NodeId
 from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
 from tfos.topology import PlannedNode
 from tfos.worker.context import NodeContext
+from tfos.worker.epoch_reports import EpochReports
 from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.reserved_port import ReservedPort
 
@@ -44,6 +45,7 @@ def make_context(roster=(), on_progress=lambda _: None, reserved_port=None, **se
         credentials=Credentials("c", b"S" * 32),
         on_progress=on_progress,
         micro_batches=MicroBatches(lambda _: None),
+        epochs=EpochReports(lambda _: None),
         reserved_port=reserved_port,
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 
+from tfos.keras.fit.epoch_report import LoneEpochReporter
 from tfos.keras.fit.tensorboard_scalars import ClusterScalars
 from tfos.keras.protocols import ShownContext, WorkerContext
 
@@ -34,7 +35,7 @@ def callbacks(ctx: ShownContext) -> list[Any]:
     Args:
         ctx: the node's context; without `log_dir` there is no TensorBoard.
     """
-    found: list[Any] = [ReportProgress(ctx)]
+    found: list[Any] = [ReportProgress(ctx), LoneEpochReporter(ctx)]
     if ctx.log_dir:
         found.append(EventFiles(log_dir=ctx.log_dir))
         if ctx.is_chief:

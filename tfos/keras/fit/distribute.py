@@ -27,6 +27,7 @@ from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.fit import validation
 from tfos.keras.fit.epoch_agreement import AfterCallbacks, BeforeCallbacks, FeedEnded
+from tfos.keras.fit.epoch_report import EpochReporter
 from tfos.keras.fit.metric_states import are_built
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
@@ -196,11 +197,12 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
         before = BeforeCallbacks(trainer, dataset, passes, name)
+        report = EpochReporter(trainer, before, dataset, arguments)
         after = AfterCallbacks(trainer, name)
         if isinstance(dataset, BatchDataset):
             trainer.positions.follow(dataset)
             _check_first_epoch(dataset, arguments)
-        callbacks = _callback_list(model, arguments, before, after)
+        callbacks = _callback_list(model, arguments, before, [report, after])
         arguments["callbacks"] = callbacks
         try:
             with trainer.pipelining():
@@ -224,6 +226,7 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
             trainer.is_between_epochs = False
             trainer.positions.forget()
             trainer.begin_validation = None
+            report.close()
 
     return fit
 
@@ -255,21 +258,21 @@ def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None
         )
 
 
-def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: Any) -> Any:
+def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: list[Any]) -> Any:
     """Return the user's callbacks between those of tfos, as a list that this module can end."""
     given = arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):
-        for callback in (before, after):
+        for callback in (before, *after):
             callback.set_model(model)
             callback.set_params(given.params)
-        given.callbacks = [before, *given.callbacks, after]
+        given.callbacks = [before, *given.callbacks, *after]
         return given
     own = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     if not isinstance(arguments.get("x"), BatchDataset):
-        return [before, *own, after]
+        return [before, *own, *after]
     verbose = arguments.get("verbose", "auto")
     return keras.callbacks.CallbackList(
-        [before, *own, after],
+        [before, *own, *after],
         add_history=True,
         add_progbar=verbose != 0,
         verbose=verbose,

@@ -48,6 +48,8 @@ class Report(msgspec.Struct, frozen=True):
     val_rows: int = 1
     """Rows of the metrics of validation; 1 if all workers validate the same data."""
     metrics: MetricStates = MetricStates()
+    steps: int = 0
+    """Pushes that the servers have acknowledged."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -82,8 +84,10 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
         self._feed = "" if self._dataset is None else self._dataset.feed
         self._name = name
-        self._rows_before = 0
+        self._rows_before = self._steps_before = 0
         self._told: set[str] = set()
+        self.rows = self.steps = 0
+        """Of all workers, in the epoch that has just ended."""
         self.epochs_run = 0
         self.last_logs: Logs = None
 
@@ -108,7 +112,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._dataset.pushes_under_way = self._trainer.settings.pipeline
         self._trainer.is_between_epochs = False
         self._trainer.begin_epoch()
-        self._rows_before = self._trainer.rows
+        self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Steps 1 to 3 of the module's list.
@@ -134,6 +138,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         reports = self._agree(epoch, {} if logs is None else logs, rows, val_rows)
         if logs is not None:
             self.last_logs = dict(logs)
+        self.rows, self.steps = sum(r.rows for r in reports), sum(r.steps for r in reports)
         self.epochs_run += 1
         trainer.pull()
         self._tell_trained(reports)
@@ -142,7 +147,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def _agree(self, epoch: int, logs: dict[str, Any], rows: int, val_rows: int) -> list[Report]:
         """Turn this worker's logs into those of all workers; return the workers' reports."""
         fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
-        report = Report(rows, dict(_numbers(logs)), fed_epoch, val_rows)
+        steps = self._trainer.steps - self._steps_before
+        report = Report(rows, dict(numbers_in(logs)), fed_epoch, val_rows, steps=steps)
         if self._trainer.ctx.num_workers == 1:
             return [report]
         own = self._validation.take_metrics()
@@ -259,7 +265,8 @@ def learning_rate(optimizer: Any) -> float | None:
     return float(rate.numpy()) if isinstance(rate, keras.Variable) else None
 
 
-def _numbers(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:
+def numbers_in(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:
+    """Yield name and value of the logs that are numbers."""
     for name, value in logs.items():
         with contextlib.suppress(TypeError, ValueError):  # a log may be anything; numbers combine
             yield name, float(value)

@@ -1,0 +1,160 @@
+"""Which epochs the chief saves as the best, beside a real server."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.storage import storage_at
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
+from tfos.config import Checkpoints
+from tfos.control.messages import BestSaved, EpochTrained, FitReading
+from tfos.worker.best_checkpoint import BestKeeper
+from tfos.worker.epoch_reports import EpochReports
+from tfos.worker.saver import ChiefSaver
+
+pytestmark = pytest.mark.socket
+MANIFEST = make_manifest(rule=ADD)
+
+
+class Saver:
+    """A saver whose file system may fail."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+        self.fails = ""
+
+    def best(self, metric: str, *, higher_is_better: bool) -> None:
+        """A new run."""
+
+    def save_now(self, score):
+        self.scores += [] if self.fails else [score.value]
+        return self.fails
+
+    def place(self, step=None):
+        return f"/s/step-{len(self.scores)}", len(self.scores)
+
+
+def epoch(number: int, **metrics: float) -> EpochTrained:
+    return EpochTrained(1, number, metrics)
+
+
+def keeper(saver, metric: str = "val_loss", **options) -> BestKeeper:
+    return BestKeeper(Checkpoints(directory="/s", keep_best=metric, **options), saver)
+
+
+def test_an_epoch_is_saved_if_it_is_better_than_all_before():
+    saver = Saver()
+    best = keeper(saver)
+    saved = [best.look(epoch(n, val_loss=v)) for n, v in enumerate([0.5, 0.6, 0.5, 0.4, math.nan])]
+    assert saver.scores == [0.5, 0.4]
+    assert [each is not None for each in saved] == [True, False, False, True, False]
+    assert saved[3] == best.saved == BestSaved("/s/step-2", 2, "val_loss", 0.4)
+
+
+@pytest.mark.parametrize("options", [{"metric": "val_auc"}, {"metric": "x", "best_mode": "max"}])
+def test_larger_is_better_where_the_name_or_the_user_says_so(options):
+    saver = Saver()
+    best = keeper(saver, **options)
+    for number, value in enumerate([-math.inf, math.nan, 0.5, 0.4, 0.6]):
+        best.look(epoch(number, **{options["metric"]: value}))
+    assert saver.scores == [0.5, 0.6]
+
+
+def test_a_metric_that_is_not_there_is_said_once_with_those_there_are(caplog):
+    saver = Saver()
+    best = keeper(saver, "val_auc")
+    for number in range(3):
+        best.look(epoch(number, loss=0.5, accuracy=0.25))
+    (text,) = (record.getMessage() for record in caplog.records)
+    assert "epoch 1 has no 'val_auc', the metric of keep_best; it has accuracy, loss." in text
+    assert saver.scores == []
+    best.look(epoch(3, val_auc=0.5))
+    best.look(epoch(4, loss=0.5))
+    assert saver.scores == [0.5]
+    assert len(caplog.records) == 1
+
+
+def test_a_save_that_failed_leaves_the_best_before_it_and_the_next_epoch_is_compared(caplog):
+    saver = Saver()
+    best = keeper(saver)
+    best.look(epoch(0, val_loss=0.5))
+    saver.fails = "OSError: disk full"
+    assert best.look(epoch(1, val_loss=0.1)) is None
+    assert "epoch 2 is the best so far (val_loss 0.1), and was not saved: OSError: disk full" in (
+        caplog.text
+    )
+    saver.fails = ""
+    assert best.look(epoch(2, val_loss=0.3)) == BestSaved("/s/step-2", 2, "val_loss", 0.3)
+
+
+def test_the_best_outlives_retention_and_the_next_run_goes_on_comparing(tmp_path: Path):
+    plan = Checkpoints(directory=str(tmp_path), keep=1, keep_best="val_loss", full_every=1)
+    told: list[object] = []
+    with cluster("inproc", num_servers=2) as bed:
+        saver = ChiefSaver(plan, bed.client)
+        saver.start()
+        reports = EpochReports(told.append)
+        reports.keep_best(BestKeeper(plan, saver))
+        client = bed.client()
+        client.seed(MANIFEST, filled(MANIFEST))
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        for number, loss in enumerate([0.5, 0.25, 0.75]):
+            client.assign(filled(MANIFEST, loss))
+            reports.ended(epoch(number, val_loss=loss), is_distributed=True)
+        reports.ended(epoch(3, val_loss=0.0), is_distributed=False)
+        client.assign(filled(MANIFEST, 9.0))
+        saver.close()
+    saved = [each for each in told if isinstance(each, BestSaved)]
+    best = saved[-1]
+    assert [each.value for each in saved] == [0.5, 0.25]
+    assert best.path == str(tmp_path / f"step-{best.step}")
+    assert len(steps_on_disk(storage_at(tmp_path))) == 2
+    assert len(told) == 6
+    again = dataclasses.replace(plan, resume=True)
+    with cluster("inproc") as bed:  # another number of servers
+        saver = ChiefSaver(again, bed.client)
+        saver.start()
+        told.clear()
+        reports = EpochReports(told.append)
+        reports.keep_best(BestKeeper(again, saver))
+        assert told == [best], "the driver is a new one"
+        reports.ended(epoch(0, val_loss=0.3), is_distributed=True)
+        assert told[1:] == [epoch(0, val_loss=0.3)]
+        reports.ended(epoch(1, val_loss=0.2), is_distributed=True)
+        assert isinstance(told[2], BestSaved)
+        saver.close()
+    assert not (tmp_path / f"step-{best.step}").exists()
+    with cluster("inproc") as bed:
+        client = bed.client()
+        client.restore(tmp_path, step=told[2].step)
+
+
+def test_the_parameters_of_the_best_are_those_of_its_epoch(tmp_path: Path):
+    plan = Checkpoints(directory=str(tmp_path), keep_best="loss")
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan, bed.client)
+        saver.start()
+        best = BestKeeper(plan, saver)
+        client = bed.client()
+        client.seed(MANIFEST, filled(MANIFEST, 3.0))
+        found = best.look(epoch(0, loss=0.5))
+        client.assign(filled(MANIFEST, 4.0))
+        saver.close()
+    assert found is not None
+    with cluster("inproc") as bed:
+        client = bed.client()
+        client.restore(tmp_path, step=found.step)
+        assert set(bed.pulled(client)["trainable"].tolist()) == {3.0}
+
+
+def test_a_fit_tells_which_feed_it_reads():
+    told: list[object] = []
+    reports = EpochReports(told.append)
+    reports.fit_reads("input")
+    reports.fit_reads("input", is_over=True)
+    assert told == [FitReading("input"), FitReading("input", is_over=True)]

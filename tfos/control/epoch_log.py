@@ -1,0 +1,62 @@
+"""Log of trained epochs: what the chief's fits have reported, and whether more is to come.
+
+Covers: epochs with their metrics, the feeds that fits read, the best checkpoint.
+Does not: show them (tfos.monitor.history) or wait (tfos.feed.epochs).
+Runs in: the driver.      Pure; control.state owns it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tfos.control.messages import BestSaved, EpochTrained, FitReading
+
+MAX_EPOCHS = 10_000
+"""Newest epochs to keep: each micro-batch of a stream is one."""
+
+
+@dataclass
+class EpochLog:
+    """Reports of one cluster's chief, in order."""
+
+    count: int = 0
+    """Epochs so far, also those that are kept no more."""
+    best: BestSaved | None = None
+    _epochs: deque[EpochTrained] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
+    _read_feeds: set[str] = field(default_factory=set)
+    _trained: dict[str, int] = field(default_factory=dict)
+    """By feed, its newest epoch that an epoch of a fit has ended with."""
+
+    def note(self, event: FitReading | EpochTrained | BestSaved) -> None:
+        """Keep a report of the chief."""
+        match event:
+            case FitReading(feed, is_over):
+                (self._read_feeds.discard if is_over else self._read_feeds.add)(feed)
+            case EpochTrained():
+                self.count += 1
+                self._epochs.append(event)
+                known = self._trained.get(event.feed, -1)
+                self._trained[event.feed] = max(known, event.fed_epoch)
+            case BestSaved():
+                self.best = event
+
+    def since(self, count: int, feed: str | None = None) -> tuple[EpochTrained, ...]:
+        """Return the epochs that came after the first `count`, as far as they are kept.
+
+        Args:
+            count: a former value of `count`.
+            feed: of this feed alone; None: all.
+        """
+        new = self.count - count
+        newest = list(self._epochs)[-new:] if new > 0 else []
+        return tuple(each for each in newest if feed is None or each.feed == feed)
+
+    def is_awaited(self, feed: str, epoch: int) -> bool:
+        """Whether a fit that reads this feed has yet to report an epoch that was fed.
+
+        Args:
+            feed: its name.
+            epoch: number of the epoch, from 0.
+        """
+        return feed in self._read_feeds and self._trained.get(feed, -1) < epoch

@@ -1,0 +1,157 @@
+"""Epoch reports: the chief tells the driver what each epoch of `fit` has come to.
+
+Covers: metrics after the user's callbacks, steps, rows, seconds; which feed a `fit` reads.
+Does not: combine the workers' metrics (tfos.keras.fit.epoch_agreement), send or save
+(tfos.worker.epoch_reports).
+Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import keras
+
+from tfos.console.printable import visible
+from tfos.control.messages import MAX_METRICS, EpochTrained
+from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Logs, numbers_in
+from tfos.keras.protocols import WorkerContext
+from tfos.keras.step.trainer import PSTrainer
+
+_MAX_NAME_CHARS = 200
+_fits = itertools.count(1)
+
+
+class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Of a distributed model, behind the user's callbacks, which may add metrics.
+
+    Args:
+        trainer: of the model.
+        before: the first callback; it knows all workers' rows and steps.
+        dataset: what `fit` reads.
+        arguments: of `fit`, by name.
+    """
+
+    def __init__(
+        self, trainer: PSTrainer, before: BeforeCallbacks, dataset: Any, arguments: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self._ctx = trainer.ctx
+        self._before = before
+        self._dataset = dataset if isinstance(dataset, BatchDataset) else None
+        self._feed = "" if self._dataset is None else self._dataset.feed
+        # With steps_per_epoch, an epoch may wait for rows that are fed after the driver's call.
+        self._is_followed = bool(self._feed) and arguments.get("steps_per_epoch") is None
+        self._fit = next(_fits)
+        self._began_s = 0.0
+        self._reads = False
+
+    def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Tell the driver that epochs of this feed will be reported."""
+        if self._ctx.is_chief and self._is_followed:
+            self._reads = True
+            self._ctx.epochs.fit_reads(self._feed)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """The epoch's first batch is there.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's, unused.
+        """
+        self._began_s = time.monotonic()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Report it, and save it if it is the best: the others wait for the chief's decision.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: metrics of all workers, and what callbacks have added.
+        """
+        if not self._ctx.is_chief:
+            return
+        self._ctx.epochs.ended(
+            EpochTrained(
+                fit=self._fit,
+                epoch=epoch,
+                metrics=shown_metrics(logs),
+                steps=self._before.steps,
+                rows=self._before.rows,
+                seconds=time.monotonic() - self._began_s,
+                feed=self._feed,
+                fed_epoch=-1 if self._dataset is None else self._dataset.ended_epoch,
+            ),
+            is_distributed=True,
+        )
+
+    def close(self) -> None:
+        """`fit` has ended, however it did. Idempotent."""
+        if self._reads:
+            self._reads = False
+            self._ctx.epochs.fit_reads(self._feed, is_over=True)
+
+
+class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Of a model that is not distributed: the chief reports its own epochs.
+
+    Args:
+        ctx: the node's context.
+    """
+
+    def __init__(self, ctx: WorkerContext) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._fit = self._steps = 0
+        self._began_s = 0.0
+
+    def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Count the fits that are not distributed."""
+        self._fit = 0 if "_tfos_trainer" in vars(self.model) else next(_fits)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Begin to count.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's, unused.
+        """
+        self._steps = 0
+        self._began_s = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Count a step.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: Keras's metrics so far.
+        """
+        self._steps += 1
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Report it.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's metrics of the epoch.
+        """
+        if self._fit and self._ctx.is_chief:
+            self._ctx.epochs.ended(
+                EpochTrained(
+                    fit=self._fit,
+                    epoch=epoch,
+                    metrics=shown_metrics(logs),
+                    steps=self._steps,
+                    seconds=time.monotonic() - self._began_s,
+                ),
+                is_distributed=False,
+            )
+
+
+def shown_metrics(logs: Logs) -> dict[str, float]:
+    """Return the logs that are numbers, the first MAX_METRICS, under names that can be shown."""
+    scalars = {n: value for n, value in (logs or {}).items() if not getattr(value, "ndim", 0)}
+    numbers = itertools.islice(numbers_in(scalars), MAX_METRICS)
+    return {visible(str(name)[:_MAX_NAME_CHARS], keep=""): value for name, value in numbers}

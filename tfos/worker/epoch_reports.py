@@ -1,0 +1,53 @@
+"""Epoch reports of this worker: to the driver, and of the chief to what keeps the best checkpoint.
+
+Covers: which feed `fit` reads, each epoch's metrics.
+Does not: measure them (tfos.keras.fit.epoch_report), decide which checkpoint is the best
+(tfos.worker.best_checkpoint).
+Runs in: the worker's process.      Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tfos.control.messages import BestSaved, EpochTrained, FitReading
+
+if TYPE_CHECKING:
+    from tfos.worker.best_checkpoint import BestKeeper
+
+
+class EpochReports:
+    """Reports of the epochs of main_fun's fits.
+
+    Args:
+        report: sends a report to the driver.
+    """
+
+    def __init__(self, report: Callable[[FitReading | EpochTrained | BestSaved], object]) -> None:
+        self._report = report
+        self._best: BestKeeper | None = None
+
+    def keep_best(self, keeper: BestKeeper) -> None:
+        """From now on this decides of each epoch whether to save it; reports the best so far."""
+        self._best = keeper
+        if keeper.saved is not None:
+            self._report(keeper.saved)
+
+    def fit_reads(self, feed: str, *, is_over: bool = False) -> None:
+        """`fit` has begun, or ended, to read a feed, one of its epochs per epoch fed."""
+        self._report(FitReading(feed, is_over))
+
+    def ended(self, epoch: EpochTrained, *, is_distributed: bool) -> None:
+        """An epoch has ended: report it.
+
+        Args:
+            epoch: its numbers.
+            is_distributed: no worker trains, and the servers hold what was measured: it is saved
+                first if it is the best.
+        """
+        if self._best is not None and is_distributed:
+            saved = self._best.look(epoch)
+            if saved is not None:
+                self._report(saved)
+        self._report(epoch)
