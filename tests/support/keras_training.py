@@ -44,6 +44,8 @@ class Context:
     """What `fit` has reported of its epochs."""
     make_client: Callable[[], PSClient] = field(repr=False, kw_only=True, default=lambda: None)  # type: ignore[assignment]
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
+    numbers: list[Mapping[str, float]] = field(default_factory=list)
+    """What was reported beside each entry of `progress`."""
 
     @property
     def log_dir(self) -> str | None:
@@ -80,6 +82,7 @@ class Context:
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         self.progress.append((step, rows, loss))
+        self.numbers.append(metrics or {})
 
     @property
     def staging_dir(self) -> str:

@@ -38,6 +38,11 @@ class Console:
         isatty = getattr(self._out(), "isatty", None)
         return bool(isatty and isatty())
 
+    @property
+    def is_live(self) -> bool:
+        """Whether progress replaces what it showed before; else each call of it is a line."""
+        return self.is_terminal
+
     def line(self, text: str) -> None:
         """Show one line of the driver."""
         if self.enabled:

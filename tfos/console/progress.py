@@ -1,121 +1,227 @@
-"""Progress line of a training: rows/s, steps/s, loss, ETA.
+"""Progress line of a training: rows, rates, loss, time left; what workers do before the first step.
 
-Covers: rates over a sliding window and the estimate of the time left.
-Does not: fetch numbers (tfos.feed.epochs) or write (tfos.console). Pure: the time is an
+Covers: adding up the workers, rates over a sliding window, rates and loss of a whole epoch, the
+estimate of the time left.
+Does not: fetch numbers (tfos.monitor.training), write (tfos.console.console). Pure: the time is an
 argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 _WINDOW_S = 10.0
 """Rates are over the last ten seconds: steadier than one heartbeat, fresher than the whole run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Totals over all workers at one moment."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSample:
+    """Newest numbers of one worker, which may be some seconds old; see worker.progress_meter."""
 
     at_s: float
-    rows: int
-    steps: float
+    """When it measured them, by its own clock."""
+    rows: float = 0.0
+    """Trained since its start."""
+    steps: float = 0.0
     loss: float | None = None
+    epochs_begun: float = 0.0
+    epoch_steps: float = 0.0
+    epoch_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """All workers at one moment."""
+
+    at_s: float
+    """By the driver's clock."""
+    workers: Mapping[str, WorkerSample]
+    starting: str = ""
+    """What workers do that have no step yet, such as "import tensorflow 12 s"."""
+
+    @property
+    def rows(self) -> float:
+        """Rows trained by all workers."""
+        return sum(worker.rows for worker in self.workers.values())
+
+    @property
+    def steps(self) -> float:
+        """Steps of all workers."""
+        return sum(worker.steps for worker in self.workers.values())
+
+
+_NOTHING = Sample(0.0, {})
 
 
 @dataclass
 class TrainingProgress:
-    """Numbers of one call of train()."""
+    """Numbers of one training."""
 
-    num_epochs: int
+    num_epochs: int | None
+    """None: not known."""
     title: str = ""
     """Title in place of the epoch number, such as a micro-batch."""
+    is_validation: bool = False
+    """Whether the rows are read, not trained."""
     epoch: int = 0
     """Which of them runs, from 0."""
     rows_per_epoch: int | None = None
     """Known once an epoch was fed."""
     epoch_fraction: float | None = None
     """Share of the epoch's feed tasks that have ended; None if unknown."""
-    _samples: deque[Sample] = field(default_factory=deque)
-    _epoch_rows: int = 0
-    _epoch_s: float = 0.0
+    _points: dict[str, deque[tuple[float, WorkerSample]]] = field(default_factory=dict)
+    """By worker: samples of the window, each with the driver's time."""
+    _first: Sample = _NOTHING
+    _now: Sample = _NOTHING
 
     def start_epoch(self, epoch: int, sample: Sample) -> None:
-        """Begin an epoch at these totals.
+        """Begin an epoch at these numbers.
 
         Args:
             epoch: number of the epoch, from 0.
-            sample: rows, steps and seconds so far.
+            sample: of all workers.
         """
         self.epoch = epoch
         self.epoch_fraction = None
-        self._epoch_rows = sample.rows
-        self._epoch_s = sample.at_s
+        self._first = sample
+        self._points.clear()
         self.add(sample)
 
     def add(self, sample: Sample) -> None:
-        """Add new totals."""
-        self._samples.append(sample)
-        while len(self._samples) > 2 and sample.at_s - self._samples[0].at_s > _WINDOW_S:
-            self._samples.popleft()
+        """Add new numbers."""
+        self._now = sample
+        for name, worker in sample.workers.items():
+            points = self._points.get(name)
+            if worker.at_s > (points[-1][1].at_s if points else 0.0):  # else heard before, or never
+                self._add(self._points.setdefault(name, deque()), (sample.at_s, worker))
+
+    @staticmethod
+    def _add(points: deque[tuple[float, WorkerSample]], new: tuple[float, WorkerSample]) -> None:
+        if len(points) == 1 and _is_same(points[0][1], new[1]):
+            points.clear()  # rates begin with the work
+        points.append(new)
+        while len(points) > 2 and new[1].at_s - points[0][1].at_s > _WINDOW_S:
+            points.popleft()
+
+    @property
+    def rows(self) -> float:
+        """Rows trained in this epoch."""
+        return max(0.0, self._now.rows - self._first.rows)
 
     @property
     def rows_per_s(self) -> float:
         """Rows trained per second, lately."""
-        return self._rate("rows")
+        return sum(_rate(a.rows, b.rows, b.at_s - a.at_s) for a, b in self._windows())
 
     @property
     def steps_per_s(self) -> float:
         """Steps of all workers per second, lately."""
-        return self._rate("steps")
+        return sum(_rate(a.steps, b.steps, b.at_s - a.at_s) for a, b in self._windows())
+
+    @property
+    def epoch_steps_per_s(self) -> float | None:
+        """Steps of all workers per second of this epoch, without each worker's first; or None."""
+        own = [each for _, each in self._of_this_epoch() if each.epoch_steps and each.epoch_s > 0]
+        return sum(each.epoch_steps / each.epoch_s for each in own) if own else None
+
+    @property
+    def first_step_s(self) -> float | None:
+        """Seconds from the epoch's begin to the end of its first step; None: none was reported."""
+        own = [each.epoch_s for _, each in self._of_this_epoch()]
+        return max(0.0, self._now.at_s - max(own) - self._first.at_s) if own else None
 
     @property
     def loss(self) -> float | None:
-        """Mean over the workers of the loss they reported last."""
-        return self._samples[-1].loss if self._samples else None
+        """Mean of the workers' losses of this epoch, by their rows; None: none was reported."""
+        pairs = [
+            (each.loss, max(0.0, each.rows - self._rows_before(name)))
+            for name, each in self._of_this_epoch()
+            if each.loss is not None
+        ]
+        total = sum(rows for _, rows in pairs)
+        if not pairs:
+            return None
+        if not total:
+            return sum(loss for loss, _ in pairs) / len(pairs)
+        return sum(loss * rows for loss, rows in pairs) / total
 
     @property
     def eta_s(self) -> float | None:
         """Estimated seconds until the last epoch ends, or None without an estimate."""
-        if not self._samples:
+        if self.num_epochs is None or not self.rows:
             return None
-        now = self._samples[-1]
         left = self.num_epochs - self.epoch
-        done_rows = now.rows - self._epoch_rows
-        if self.rows_per_epoch is not None and self.rows_per_s > 0:
-            return max(0.0, left * self.rows_per_epoch - done_rows) / self.rows_per_s
-        if self.epoch_fraction and done_rows > 0:  # before that the workers compile
-            epoch_s = (now.at_s - self._epoch_s) / self.epoch_fraction
-            return max(0.0, left * epoch_s - (now.at_s - self._epoch_s))
+        rate = self.rows_per_s
+        if self.rows_per_epoch is not None:
+            rows_left = left * self.rows_per_epoch - self.rows
+            return rows_left / rate if rate > 0 and rows_left > 0 else None
+        if self.epoch_fraction:
+            elapsed_s = self._now.at_s - self._first.at_s
+            return max(0.0, left * elapsed_s / self.epoch_fraction - elapsed_s)
         return None
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether no row was trained so far, and workers say what they do instead."""
+        return bool(self._now.starting) and not self.rows
+
     def __str__(self) -> str:
-        now = self._samples[-1] if self._samples else None
-        rows = now.rows - self._epoch_rows if now else 0
-        loss = self.loss
-        parts = [
-            self.title or f"epoch {self.epoch + 1}/{self.num_epochs}",
-            f"{rows} rows",
-            f"{self.rows_per_s:.0f} rows/s",
-            f"{self.steps_per_s:.1f} steps/s",
-            f"loss {loss:.4g}" if loss is not None else "loss -",
-            f"ETA {_clock(self.eta_s)}",
-        ]
-        return "  ".join(parts)
+        return "  ".join([self._title(), *self._parts()])
 
-    def _rate(self, what: str) -> float:
-        if len(self._samples) < 2:
-            return 0.0
-        first, last = self._samples[0], self._samples[-1]
-        seconds = last.at_s - first.at_s
-        gained = float(getattr(last, what) - getattr(first, what))
-        return max(0.0, gained) / seconds if seconds > 0 else 0.0
+    def _title(self) -> str:
+        total = "" if self.num_epochs is None else f"/{self.num_epochs}"
+        return self.title or f"epoch {self.epoch + 1}{total}"
+
+    def _parts(self) -> Iterator[str]:
+        """Yield what is known: a rate of 0 or a time that nobody can tell is left out."""
+        if self.is_starting:
+            yield f"workers are starting: {self._now.starting}"
+            return
+        of = f" of {self.rows_per_epoch}" if self.rows_per_epoch is not None else ""
+        yield f"{self.rows:.0f}{of} rows{' read' if self.is_validation else ''}"
+        if self.rows_per_s >= 1:
+            yield f"{self.rows_per_s:.0f} rows/s"
+        if self.is_validation:
+            return
+        if self.steps_per_s > 0:
+            yield f"{self.steps_per_s:.1f} steps/s"
+        if self.loss is not None:
+            yield f"loss {self.loss:.4g}"
+        if self.rows_per_epoch is not None and self.rows >= self.rows_per_epoch:
+            yield "the epoch ends"
+        elif self.eta_s is not None:
+            yield f"ETA {_clock(self.eta_s)}"
+
+    def _windows(self) -> Iterator[tuple[WorkerSample, WorkerSample]]:
+        """Yield the first and last sample of each worker's window, of those that are heard."""
+        for points in self._points.values():
+            heard_s, last = points[-1]
+            if len(points) > 1 and self._now.at_s - heard_s <= _WINDOW_S:
+                yield points[0][1], last
+
+    def _of_this_epoch(self) -> Iterator[tuple[str, WorkerSample]]:
+        """Yield the workers that have reported a step of this epoch."""
+        for name, each in self._now.workers.items():
+            before = self._first.workers.get(name)
+            if each.epochs_begun > (before.epochs_begun if before is not None else 0.0):
+                yield name, each
+
+    def _rows_before(self, name: str) -> float:
+        before = self._first.workers.get(name)
+        return before.rows if before is not None else 0.0
 
 
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
+def _is_same(one: WorkerSample, other: WorkerSample) -> bool:
+    return (one.rows, one.steps) == (other.rows, other.steps)
+
+
+def _rate(before: float, after: float, seconds: float) -> float:
+    return max(0.0, after - before) / seconds if seconds > 0 else 0.0
+
+
+def _clock(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -14,7 +14,6 @@ from tfos.control.messages import (
     FeedSnapshot,
     FlushReached,
     Heartbeat,
-    PhaseChanged,
     Register,
 )
 from tfos.failure import NodeFailure, NodeId
@@ -53,6 +52,8 @@ class Member:
     endpoint: Endpoint | None = None
     free_port: int = 0
     phase: str = ""
+    phase_since_s: float = 0.0
+    """When the driver heard of it, in monotonic seconds."""
     registered_s: float = 0.0
     heard_s: float = 0.0
     stream_lost_s: float | None = None
@@ -61,7 +62,7 @@ class Member:
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
     done: Done | None = None
-    """Last counts of a worker whose main_fun has returned, and what it returned."""
+    """Last counts and numbers of a worker whose main_fun has returned, and what it returned."""
     batches: dict[str, BatchReport] = field(default_factory=dict)
     """The chief's last report by feed."""
 
@@ -85,17 +86,30 @@ class Member:
         """The newest heartbeat of the newest attempt."""
         return self.beats[-1] if self.beats else None
 
-    def take_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Keep a heartbeat unless a newer one has arrived."""
+    def take_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
+        """Keep a heartbeat unless a newer one has arrived.
+
+        Args:
+            heartbeat: of the newest attempt.
+            now_s: monotonic seconds.
+        """
         if not self.beats or heartbeat.seq > self.beats[-1].seq:
             self.beats.append(heartbeat)
-            self.phase = heartbeat.phase or self.phase
+            self.enter(heartbeat.phase or self.phase, now_s)
 
-    def note(self, event: PhaseChanged | FlushReached | BatchReport) -> None:
+    def enter(self, phase: str, now_s: float) -> None:
+        """Note what its process does.
+
+        Args:
+            phase: as the node names it.
+            now_s: monotonic seconds.
+        """
+        if phase != self.phase:
+            self.phase, self.phase_since_s = phase, now_s
+
+    def note(self, event: FlushReached | BatchReport) -> None:
         """Keep an event about its progress."""
         match event:
-            case PhaseChanged(phase):
-                self.phase = phase
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)
                 # The threads that wait for epochs may report in another order.
@@ -118,7 +132,7 @@ class Member:
         self.pid = register.pid
         self.endpoint = None
         self.free_port = 0
-        self.phase = "registered"
+        self.enter("registered", now_s)
         self.registered_s = self.heard_s = now_s
         self.stream_lost_s = None
         self.stop_ordered = False
@@ -126,6 +140,17 @@ class Member:
         self.flushes = {}
         self.done = None
         self.batches = {}
+
+    @property
+    def progress(self) -> dict[str, float]:
+        """The newest numbers of its training loop: a heartbeat's, a flush's or the last; or {}."""
+        beat = self.heartbeat
+        known = [beat.progress] if beat is not None else []
+        known += [flush.progress for flush in self.flushes.values()]
+        if self.done is not None:
+            known.append(self.done.progress)
+        # Heartbeats and events overtake each other; `at_s` is the worker's own clock.
+        return max(known, key=lambda each: each.get("at_s", 0.0), default={})
 
     def feed(self, feed: str) -> FeedSnapshot:
         """Return the newest counts of one feed: a flush's, a later heartbeat's, or the last."""
@@ -172,8 +197,8 @@ class Member:
 
 def mean_loss(workers: Iterable[Member]) -> float | None:
     """Return the mean of the losses that workers reported last; None: none has."""
-    beats = [worker.heartbeat for worker in workers]
-    losses = [beat.progress["loss"] for beat in beats if beat and "loss" in beat.progress]
+    progress = [worker.progress for worker in workers]
+    losses = [each["loss"] for each in progress if "loss" in each]
     return sum(losses) / len(losses) if losses else None
 
 

@@ -95,7 +95,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     child_pid: int = 0
     rss_bytes: int = 0
     progress: dict[str, float] = {}
-    """steps, rows, loss and whatever the training loop reported last."""
+    """steps, rows, loss and whatever the training loop reported last; see worker.progress_meter."""
     feeds: tuple[FeedSnapshot, ...] = ()
     stats: bytes = b""
     """Of a parameter server: its `ps.stats.server_stats.ServerStats`, which only the driver
@@ -127,12 +127,14 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
 class FlushReached(msgspec.Struct, frozen=True, tag=True):
     """All rows of this epoch of this feed are trained or dropped.
 
-    `stats` are the feed's counts at that moment: a heartbeat's may be two seconds old.
+    `stats` are the feed's counts at that moment, `progress` the training loop's numbers: those of a
+    heartbeat may be two seconds old.
     """
 
     feed: str
     epoch: int
     stats: FeedSnapshot | None = None
+    progress: dict[str, float] = {}
 
 
 class BatchReport(msgspec.Struct, frozen=True, tag=True):
@@ -246,6 +248,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """What main_fun returned, as of tfos.control.return_values; empty: None."""
     no_result: ShortText = ""
     """Why what main_fun returned is not here."""
+    progress: dict[str, float] = {}
+    """Final numbers of its training loop."""
 
 
 Event = (

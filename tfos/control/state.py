@@ -255,7 +255,7 @@ class ClusterState:
         if member is None:
             return messages.HeartbeatReply(fenced=True), []
         member.heard_s = now_s
-        member.take_heartbeat(heartbeat)
+        member.take_heartbeat(heartbeat, now_s)
         return messages.HeartbeatReply(), []
 
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
@@ -277,7 +277,9 @@ class ClusterState:
         match event:
             case messages.Listening():
                 return self._listening(member, event)
-            case messages.PhaseChanged() | messages.FlushReached() | messages.BatchReport():
+            case messages.PhaseChanged(phase):
+                member.enter(phase, now_s)
+            case messages.FlushReached() | messages.BatchReport():
                 member.note(event)
             case messages.FitReading() | messages.EpochTrained() | messages.BestSaved():
                 self.epochs.note(event)

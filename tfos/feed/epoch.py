@@ -84,7 +84,11 @@ def _marks(worker: Member) -> float:
         return 0.0
     feeds = worker.heartbeat.feeds
     rows = sum(feed.taken_rows + feed.trained_rows + feed.dropped_rows for feed in feeds)
-    return rows + worker.heartbeat.progress.get("steps", 0.0) + len(worker.flushes)
+    return rows + worker.progress.get("steps", 0.0) + len(worker.flushes)
+
+
+_SHOWN_START_S = 1.0
+"""A longer wait for the first step explains why rows/s of the epoch are fewer than steps/s say."""
 
 
 def final_line(report: reports.EpochReport, progress: TrainingProgress) -> str:
@@ -96,8 +100,11 @@ def final_line(report: reports.EpochReport, progress: TrainingProgress) -> str:
     """
     title = progress.title or f"epoch {progress.epoch + 1} of {progress.num_epochs}"
     parts = [f"{title}: {report.summary}"]
-    if progress.steps_per_s > 0:  # unknown in an epoch shorter than a heartbeat
-        parts.append(f"{progress.steps_per_s:.1f} steps/s")
+    first_step_s, steps_per_s = progress.first_step_s, progress.epoch_steps_per_s
+    if first_step_s is not None and first_step_s >= _SHOWN_START_S:
+        parts.append(f"first step after {first_step_s:.1f} s")
+    if steps_per_s is not None:
+        parts.append(f"{steps_per_s:.1f} steps/s")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4g}")
     return ", ".join(parts)

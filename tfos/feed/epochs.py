@@ -130,7 +130,6 @@ class EpochFeeder:
                             f"epochs of {feed!r}: the rest was not fed"
                         )
                         break
-                    progress.rows_per_epoch = report.fed_rows
                     progress.add(self._watch.sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
@@ -251,6 +250,7 @@ class EpochFeeder:
         try:
             results = self._feed(run, run.task)
             run.ledger.add(results)
+            progress.rows_per_epoch = sum(result.rows for result in results)
             self._ways.tell(feed, results)
             self._feed_lost(run)
             is_empty = batch is not None and not any(result.rows for result in results)

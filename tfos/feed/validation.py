@@ -75,4 +75,6 @@ def validating(
         batch=None,
     )
     with calls.enter(VALIDATION_FEED, is_abandoned) as call:
-        yield ValidationPlan(own, source_of(own), call, TrainingProgress(request.num_epochs))
+        yield ValidationPlan(
+            own, source_of(own), call, TrainingProgress(request.num_epochs, is_validation=True)
+        )

@@ -16,19 +16,18 @@ from feeding.errors import RowError
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.console.progress import Sample, TrainingProgress
+from tfos.console.progress_lines import ProgressLines
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import mean_loss
 from tfos.control.state import ClusterState
 from tfos.errors import FeedJobError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed.epoch import movement
 from tfos.feed.request import FeedCall
+from tfos.monitor import training
 from tfos.phases import ClusterPhase
 from tfos.spark.jobs import SparkJob, TaskCounts, reason_of
 
 _LOOK_S = 1.0
 """Interval of progress checks; events end a wait at once."""
-_PLAIN_LINE_S = 5.0
-"""Seconds between progress lines where no live line can be drawn."""
 _BLAME_S = 5.0
 """A failed feed job is a symptom if a node's failure arrives within this time."""
 _OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
@@ -72,8 +71,9 @@ class FeedWatch:
             FeedJobError: the call's user was interrupted.
             FeedTimeout: nothing moved for `stall_s`.
         """
-        moved_s = shown_s = time.monotonic()
+        moved_s = time.monotonic()
         last: tuple[float, ...] = ()
+        lines = ProgressLines(self._console)
         while True:
             finished = self._coordinator.wait(
                 lambda state: done(state) or call.is_abandoned() or _has_ended(state), _LOOK_S
@@ -88,9 +88,7 @@ class FeedWatch:
             tasks = job.tasks if job is not None else None
             if tasks is not None:
                 progress.epoch_fraction = tasks.fraction
-            if self._console.is_terminal or now_s - shown_s >= _PLAIN_LINE_S:
-                shown_s = now_s
-                self._console.progress(str(progress))
+            lines.show(progress)
             mark = self._coordinator.read(movement)
             if mark != last or (tasks is not None and tasks.active):
                 # While feed tasks run, they watch the workers themselves.
@@ -128,17 +126,8 @@ class FeedWatch:
 
     def sample(self, feed: str) -> Sample:
         """Return how far the training of a feed is now."""
-
-        def read(state: ClusterState) -> Sample:
-            values = [worker.heartbeat.progress for worker in state.workers if worker.heartbeat]
-            return Sample(
-                time.monotonic(),
-                sum(worker.feed(feed).trained_rows for worker in state.workers),
-                sum(value.get("steps", 0.0) for value in values),
-                mean_loss(state.workers),
-            )
-
-        return self._coordinator.read(read)
+        now_s = self._coordinator.now_s()
+        return self._coordinator.read(lambda state: training.sample(state, feed, now_s))
 
     # ---- inside ----
 

@@ -167,6 +167,6 @@ def _node(member: Member, now_s: float) -> _Node:
 
 
 def _worker(member: Member) -> _Worker:
-    progress = member.heartbeat.progress if member.heartbeat is not None else {}
+    progress = member.progress
     names = ("steps", "compute_s", "feed_s", "pull_s", "push_s")
     return _Worker(*(progress.get(name, 0.0) for name in names))

@@ -1,4 +1,4 @@
-"""Reports of train() and status(): plain records that print, and show in notebooks, as tables. Pure."""
+"""Reports of train() and status(): records that print as tables, in notebooks as HTML. Pure."""
 
 from __future__ import annotations
 

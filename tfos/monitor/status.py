@@ -44,7 +44,7 @@ def _node_report(
     member: Member, now_s: float, times: reports.StepTimes | None
 ) -> reports.NodeReport:
     beat = member.heartbeat
-    progress = beat.progress if beat is not None else {}
+    progress = member.progress
     return reports.NodeReport(
         name=member.name,
         status=member.status.value,

@@ -45,6 +45,7 @@ from tfos.worker.epoch_reports import EpochReports
 from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
 from tfos.worker.log_mirror import LogMirror
 from tfos.worker.micro_batches import MicroBatches
+from tfos.worker.progress_meter import ProgressMeter
 from tfos.worker.reserved_port import ReservedPort
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class WorkerProcess:
         self._started = threading.Event()
         self._stop: messages.Stop | None = None
         self._stopped = threading.Event()
-        self._progress: dict[str, float] = {}
+        self._meter = ProgressMeter()
         self._in_user_code = False
         self._batches = MicroBatches(link.send)
         self._epochs = EpochReports(link.send)
@@ -170,7 +171,7 @@ class WorkerProcess:
                 mirror.close(_LAST_LOGS_S)
             return code
         self._send_progress()
-        self._link.send(msgspec.structs.replace(returned, feeds=self._feeds()))
+        self._link.send(msgspec.structs.replace(returned, feeds=self._feeds(), progress=self._meter.read()))
         if self._spec.bundle.settings.feeds:
             self._stopped.wait()  # feeders may still connect; their rows are counted as dropped
         return 0
@@ -256,7 +257,9 @@ class WorkerProcess:
             stats = _snapshot(self._channel.stats(feed))
         except FeedError:
             return  # the channel ended; the failure record carries the reason
-        self._link.send(messages.FlushReached(feed, epoch, stats))
+        numbers = self._meter.read()
+        self._meter.end_epoch()
+        self._link.send(messages.FlushReached(feed, epoch, stats, numbers))
         self._batches.flushed(feed, epoch)
 
     def _report_progress(self) -> None:
@@ -264,13 +267,10 @@ class WorkerProcess:
             self._send_progress()
 
     def _send_progress(self) -> None:
-        self._link.send(Progress(dict(self._progress), self._feeds()))
+        self._link.send(Progress(self._meter.read(), self._feeds()))
 
     def _feeds(self) -> tuple[messages.FeedSnapshot, ...]:
         return tuple(_snapshot(stats) for stats in self._channel.feeds())
-
-    def _note_progress(self, values: dict[str, float]) -> None:
-        self._progress = values
 
     def _enter_phase(self, phase: str) -> None:
         self._link.send(messages.PhaseChanged(phase))
@@ -281,7 +281,7 @@ class WorkerProcess:
             self._roster,
             feed_channel=self._channel,
             credentials=self._credentials,
-            on_progress=self._note_progress,
+            on_progress=self._meter.note,
             micro_batches=self._batches,
             epochs=self._epochs,
             reserved_port=self._reserved_port,

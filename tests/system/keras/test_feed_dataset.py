@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from keras.callbacks import EarlyStopping
 
 from feeding.errors import FeedClosed
 from feeding.receiver.feed_queue import FeedStats
@@ -126,6 +127,25 @@ def test_progress_bar_and_evaluation_know_what_is_known(capsys):
     printed = capsys.readouterr().out
     assert "/Unknown" in printed
     assert "3/3" in printed
+
+
+@pytest.mark.parametrize("own", [(), (EarlyStopping("loss", patience=9),)])
+def test_a_fit_without_our_callbacks_reports_and_its_bar_has_this_epochs_steps(own, capsys):
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(3, 6, 2), finish=True)
+        model = distribute(make_model(), ctx)
+        history = model.fit(FeedDataset(ctx, BATCH), epochs=3, verbose=2, callbacks=list(own))
+        printed = capsys.readouterr().out
+    assert [f"{n}/{n} " in printed for n in (3, 6, 2)] == [True] * 3
+    assert ctx.progress[0] == (0, 0, None)  # fit runs and has no step yet
+    told = zip(ctx.progress, ctx.numbers, strict=True)
+    steps = [report for report, values in told if values["epoch"] == 2]
+    assert [step for step, _, _ in steps] == [4, 5, 6, 7, 8, 9, 9]
+    assert steps[-1][2] == pytest.approx(history.history["loss"][1])
+    assert steps[-2][2] == pytest.approx(history.history["loss"][1])  # told with the last batch
+    assert ctx.numbers[-1]["epochs"] == 3
+    assert [n["epoch"] for n in ctx.numbers] == sorted(n["epoch"] for n in ctx.numbers)
 
 
 @pytest.mark.parametrize("built", [True, False])

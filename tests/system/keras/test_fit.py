@@ -305,7 +305,7 @@ def test_callbacks_report_and_write_scalars(tmp_path):
     assert all(k.startswith("tfos/") for run in runs[:2] for k in written[run]), "after a user's"
     lone = Context(ctx.client)
     given = callbacks(lone)
-    assert [type(each).__name__ for each in given] == ["ReportProgress", "LoneEpochReporter"]
+    assert [type(each).__name__ for each in given] == ["ProgressReport", "LoneEpochReporter"]
     assert [each.steps for each in ctx.reported] == [10, 10], "once, although a callback could too"
     history = make_model().fit(X, Y, batch_size=32, verbose=0, callbacks=given).history
     (epoch,) = lone.reported

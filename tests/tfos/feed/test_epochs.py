@@ -54,6 +54,9 @@ class Played:
     def phase(self) -> ClusterPhase:
         return self.state.phase
 
+    def now_s(self) -> float:
+        return 0.0
+
     def read(self, question: Callable[[ClusterState], Any]) -> Any:
         return question(self.state)
 

@@ -33,7 +33,7 @@ def member(name: str, progress: dict[str, float] | None = None, stats: bytes = b
     planned = next(node for node in plan(4, 2).nodes if node.name == name)
     found = Member(planned)
     for seq, values, told in ((1, {}, b""), (2, progress or {}, stats)):
-        found.take_heartbeat(Heartbeat(found.node, seq, "", progress=values, stats=told))
+        found.take_heartbeat(Heartbeat(found.node, seq, "", progress=values, stats=told), 0.0)
     return found
 
 

@@ -29,6 +29,8 @@ from tfos.keras.fit import validation
 from tfos.keras.fit.epoch_agreement import AfterCallbacks, BeforeCallbacks, FeedEnded
 from tfos.keras.fit.epoch_report import EpochReporter
 from tfos.keras.fit.metric_states import are_built
+from tfos.keras.fit.progress_bar import EpochProgressBar
+from tfos.keras.fit.progress_report import ProgressReport
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
 from tfos.keras.step.settings import Settings
@@ -202,7 +204,8 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         if isinstance(dataset, BatchDataset):
             trainer.positions.follow(dataset)
             _check_first_epoch(dataset, arguments)
-        callbacks = _callback_list(model, arguments, before, [report, after])
+        progress = ProgressReport(trainer.ctx)
+        callbacks = _callback_list(model, arguments, before, progress, [report, after])
         arguments["callbacks"] = callbacks
         try:
             with trainer.pipelining():
@@ -258,28 +261,46 @@ def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None
         )
 
 
-def _callback_list(model: Any, arguments: dict[str, Any], before: Any, after: list[Any]) -> Any:
+def _callback_list(
+    model: Any,
+    arguments: dict[str, Any],
+    before: BeforeCallbacks,
+    progress: ProgressReport,
+    after: list[Any],
+) -> Any:
     """Return the user's callbacks between those of tfos, as a list that this module can end."""
     given = arguments.get("callbacks")
-    if isinstance(given, keras.callbacks.CallbackList):
-        for callback in (before, *after):
-            callback.set_model(model)
-            callback.set_params(given.params)
-        given.callbacks = [before, *given.callbacks, *after]
-        return given
-    own = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    ready = given if isinstance(given, keras.callbacks.CallbackList) else None
+    own = _as_list(given) if ready is None else list(ready.callbacks)
+    reports = [] if any(isinstance(each, ProgressReport) for each in own) else [progress]
+    callbacks = [before, *reports, *own, *after]
+    if ready is not None:
+        for callback in callbacks:
+            if callback not in own:
+                callback.set_model(model)
+                callback.set_params(ready.params)
+        ready.callbacks = callbacks
+        return ready
     if not isinstance(arguments.get("x"), BatchDataset):
-        return [before, *own, *after]
-    verbose = arguments.get("verbose", "auto")
+        return callbacks
+    verbose, steps = arguments.get("verbose", "auto"), arguments.get("steps_per_epoch")
+    if verbose != 0 and steps is None:
+        callbacks.append(EpochProgressBar())
     return keras.callbacks.CallbackList(
-        [before, *own, *after],
+        callbacks,
         add_history=True,
         add_progbar=verbose != 0,
         verbose=verbose,
         epochs=arguments["epochs"],
-        steps=arguments.get("steps_per_epoch"),
+        steps=steps,
         model=model,
     )
+
+
+def _as_list(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
 
 
 def _of_batches(model: Any) -> Callable[[], dict[str, Any]]:

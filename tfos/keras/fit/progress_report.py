@@ -1,0 +1,75 @@
+"""ProgressReport: a worker's `fit` tells the driver its steps, rows, loss and epoch.
+
+Covers: the callback, which a distributed `fit` adds by itself; `ctx.callbacks()` has it for others.
+Does not: send (tfos.worker.process), measure (tfos.worker.progress_meter).
+Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfos.keras.data.epoch_length import AllEpochs
+from tfos.keras.protocols import WorkerContext
+
+Logs = dict[str, Any] | None
+
+
+class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Reports after every batch: a short epoch ends before a timer would.
+
+    Args:
+        ctx: of the worker.
+    """
+
+    def __init__(self, ctx: WorkerContext) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._steps = 0
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Report that `fit` runs and has no step yet."""
+        self._epoch = 0
+        self._report(None)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Note the epoch.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's, unused.
+        """
+        self._epoch = epoch + 1
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Report a step.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: Keras's metrics so far.
+        """
+        self._steps += 1
+        self._report(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Report the epoch's own loss.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's metrics of the epoch.
+        """
+        self._report(logs)
+
+    def _report(self, logs: Logs) -> None:
+        trainer = self.model.__dict__.get("_tfos_trainer")
+        steps, rows = (trainer.steps, trainer.rows) if trainer else (self._steps, 0)
+        numbers = trainer.times.spent() if trainer else {}
+        numbers["epoch"] = float(self._epoch)
+        epochs = (self.params or {}).get("epochs")
+        if epochs is not None and not isinstance(epochs, AllEpochs):
+            numbers["epochs"] = float(epochs)
+        loss = (logs or {}).get("loss")
+        self._ctx.report_progress(steps, rows, None if loss is None else float(loss), numbers)

@@ -1,0 +1,71 @@
+"""State of a training for its progress line: the workers' numbers, what they do before a step.
+
+Covers: samples for tfos.console.progress, the text about workers that start.
+Does not: keep or show anything.      Pure.
+"""
+
+from __future__ import annotations
+
+from tfos.console.progress import Sample, WorkerSample
+from tfos.control.members import Member, NodeStatus
+from tfos.control.state import ClusterState
+
+
+def sample(state: ClusterState, feed: str | None, at_s: float) -> Sample:
+    """Return how far the training is.
+
+    Args:
+        state: of the cluster.
+        feed: whose rows count; None: main_fun reads its own data, and reports rows itself.
+        at_s: monotonic seconds.
+    """
+    workers = {
+        worker.name: _worker(worker, feed) for worker in state.workers if worker.attempt >= 0
+    }
+    return Sample(at_s, workers, starting(state, at_s))
+
+
+def starting(state: ClusterState, now_s: float) -> str:
+    """Return what workers without a step do, and for how long; empty once one has trained.
+
+    Args:
+        state: of the cluster.
+        now_s: monotonic seconds.
+    """
+    if any(_has_trained(worker) for worker in state.workers):
+        return ""
+    since: dict[str, list[float]] = {}
+    for worker in state.workers:
+        if worker.status in (NodeStatus.READY, NodeStatus.RUNNING, NodeStatus.REGISTERED):
+            since.setdefault(_activity(worker), []).append(worker.phase_since_s)
+    one = len(since) == 1
+    parts = (
+        f"{what} {max(0.0, now_s - min(times)):.0f} s{'' if one else f' ({len(times)})'}"
+        for what, times in since.items()
+    )
+    return ", ".join(parts)
+
+
+def _worker(worker: Member, feed: str | None) -> WorkerSample:
+    known = worker.progress
+    trained = known.get("rows", 0.0) if feed is None else float(worker.feed(feed).trained_rows)
+    return WorkerSample(
+        at_s=known.get("at_s", 0.0),
+        rows=trained,
+        steps=known.get("steps", 0.0),
+        loss=known.get("loss"),
+        epochs_begun=known.get("epochs_begun", 0.0),
+        epoch_steps=known.get("epoch_steps", 0.0),
+        epoch_s=known.get("epoch_s", 0.0),
+    )
+
+
+def _has_trained(worker: Member) -> bool:
+    feeds = worker.heartbeat.feeds if worker.heartbeat is not None else ()
+    return worker.progress.get("steps", 0.0) > 0 or any(feed.trained_rows for feed in feeds)
+
+
+def _activity(worker: Member) -> str:
+    """Return what its phase says: `main_fun: import tensorflow` is an import."""
+    phase, _, what = worker.phase.partition(": ")
+    return what or phase
