@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _WINDOW_S = 10.0
 """Rates are over the last ten seconds: steadier than one heartbeat, fresher than the whole run."""
@@ -29,6 +29,18 @@ class WorkerSample:
     epochs_begun: float = 0.0
     epoch_steps: float = 0.0
     epoch_s: float = 0.0
+    epoch_rows: float = 0.0
+
+    def at_epoch_begin(self) -> WorkerSample:
+        """Return what its numbers were when its newest epoch began."""
+        return replace(
+            self,
+            at_s=self.at_s - self.epoch_s,
+            rows=self.rows - self.epoch_rows,
+            steps=self.steps - self.epoch_steps,
+            loss=None,
+            epochs_begun=max(0.0, self.epochs_begun - 1),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +58,11 @@ class Sample:
         """Rows trained by all workers."""
         return sum(worker.rows for worker in self.workers.values())
 
-    @property
-    def steps(self) -> float:
-        """Steps of all workers."""
-        return sum(worker.steps for worker in self.workers.values())
+    def at_epoch_begin(self) -> Sample:
+        """Return what the numbers were when each worker's newest epoch began."""
+        workers = {name: worker.at_epoch_begin() for name, worker in self.workers.items()}
+        past_s = max((worker.epoch_s for worker in self.workers.values()), default=0.0)
+        return Sample(self.at_s - past_s, workers)
 
 
 _NOTHING = Sample(0.0, {})

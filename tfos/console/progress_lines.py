@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from tfos.console.console import Console
-from tfos.console.progress import TrainingProgress
 
 _LINE_S = 5.0
 """Seconds between lines about training."""
@@ -34,13 +33,18 @@ class ProgressLines:
         self._shown_s = clock()
         self._start = ""
 
-    def show(self, progress: TrainingProgress) -> None:
-        """Show the progress if it is time to."""
+    def show(self, text: str, *, is_start: bool = False) -> None:
+        """Show the progress if it is time to.
+
+        Args:
+            text: one line.
+            is_start: whether workers start: the same again is news after a longer time only.
+        """
         if not self._console.is_live:
-            now_s, text = self._clock(), str(progress)
-            start = _SECONDS.sub("", text) if progress.is_starting else ""
+            now_s = self._clock()
+            start = _SECONDS.sub("", text) if is_start else ""
             pause_s = _SAME_START_S if start and start == self._start else _LINE_S
             if now_s - self._shown_s < pause_s:
                 return
             self._shown_s, self._start = now_s, start
-        self._console.progress(str(progress))
+        self._console.progress(text)

@@ -22,6 +22,7 @@ from tfos.console.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
 from tfos.control.state import ClusterState
+from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.node_jobs import NodeJobs
 from tfos.errors import NodeFailedError, PhaseError, ShutdownTimeout
 from tfos.phases import ClusterPhase
@@ -151,7 +152,8 @@ class Shutdown:
     ) -> ShutdownTimeout | None:
         """Let main_fun come to its end; returns the error if it does not in time."""
         self._coordinator.act(lambda state: state.finish(feeds))
-        ended = self._coordinator.wait(_nobody_trains, timeout_s)
+        wait = MainFunWait(self._coordinator, self._console, is_fed=bool(feeds))
+        ended = wait.wait(timeout_s)
         if grace_s > 0:
             self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, grace_s)
         if ended:
@@ -234,7 +236,3 @@ def _has_served(state: ClusterState) -> bool:
         and has_begun
         and not any(server.stop_ordered for server in state.servers)
     )
-
-
-def _nobody_trains(state: ClusterState) -> bool:
-    return not state.training() or state.phase is not ClusterPhase.RUNNING

@@ -88,7 +88,7 @@ class FeedWatch:
             tasks = job.tasks if job is not None else None
             if tasks is not None:
                 progress.epoch_fraction = tasks.fraction
-            lines.show(progress)
+            lines.show(str(progress), is_start=progress.is_starting)
             mark = self._coordinator.read(movement)
             if mark != last or (tasks is not None and tasks.active):
                 # While feed tasks run, they watch the workers themselves.

@@ -57,6 +57,7 @@ def _worker(worker: Member, feed: str | None) -> WorkerSample:
         epochs_begun=known.get("epochs_begun", 0.0),
         epoch_steps=known.get("epoch_steps", 0.0),
         epoch_s=known.get("epoch_s", 0.0),
+        epoch_rows=known.get("epoch_rows", 0.0),
     )
 
 

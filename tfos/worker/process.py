@@ -40,6 +40,7 @@ from tfos.node.child_log import start_log
 from tfos.node.process_exit import leave
 from tfos.node.spec import ChildSpec
 from tfos.worker import spark_files
+from tfos.worker.activity import WorkerActivity
 from tfos.worker.context import NodeContext
 from tfos.worker.epoch_reports import EpochReports
 from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
@@ -92,6 +93,9 @@ class WorkerProcess:
         self._stop: messages.Stop | None = None
         self._stopped = threading.Event()
         self._meter = ProgressMeter()
+        self._activity = WorkerActivity(
+            lambda phase: link.send(messages.PhaseChanged(phase)), self._meter.read
+        )
         self._in_user_code = False
         self._batches = MicroBatches(link.send)
         self._epochs = EpochReports(link.send)
@@ -103,7 +107,8 @@ class WorkerProcess:
         self._listener.bind_unix(self._spec.socket_dir)
         self._listener.start()
         start_order_thread(self._link, self._carry_out)
-        self._enter_phase("importing")
+        threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
+        self._activity.enter("importing")
         try:
             # Before the node counts as ready: a module that is missing here fails the start.
             with collector_paused():
@@ -112,12 +117,11 @@ class WorkerProcess:
             return self._raised(error)
         self._reserved_port = ReservedPort()
         self._link.send(messages.Listening(self._listener.endpoint, self._reserved_port.port))
-        threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
         try:
             self._import_for(main_fun, args)
         except BaseException as error:  # noqa: BLE001 - an interrupt, when the node is stopped
             return self._raised(error)
-        self._enter_phase("waiting for roster")
+        self._activity.enter("waiting for roster")
         self._started.wait()
         if self._stop is not None:
             return 0
@@ -135,7 +139,7 @@ class WorkerProcess:
         """Begin with what main_fun begins with; rows arrive and other nodes start meanwhile."""
         names = will_import(main_fun, args)
         if names:
-            self._enter_phase(f"importing {' and '.join(names)}")
+            self._activity.enter(f"importing {' and '.join(names)}")
             self._call(lambda: import_ahead(names))
 
     def _run_main_fun(self, main_fun: Callable[[Any, Any], Any], args: Any) -> int:
@@ -153,9 +157,9 @@ class WorkerProcess:
                 self._keep_best(saver)
             if context.is_chief and self._spec.bundle.settings.feeds:
                 self._batches.begin(saver, context.ps_client)
-            self._enter_phase("main_fun")
+            self._activity.enter("main_fun")
             returned = _as_message(self._call(lambda: main_fun(args, context)))
-            self._enter_phase("finishing")
+            self._activity.enter("finishing")
             self._channel.drain()
             trained_rows = self._channel.train_rows()
             if trained_rows:
@@ -264,6 +268,7 @@ class WorkerProcess:
 
     def _report_progress(self) -> None:
         while not self._stopped.wait(PROGRESS_S):
+            self._activity.look()
             self._send_progress()
 
     def _send_progress(self) -> None:
@@ -271,9 +276,6 @@ class WorkerProcess:
 
     def _feeds(self) -> tuple[messages.FeedSnapshot, ...]:
         return tuple(_snapshot(stats) for stats in self._channel.feeds())
-
-    def _enter_phase(self, phase: str) -> None:
-        self._link.send(messages.PhaseChanged(phase))
 
     def _make_context(self) -> NodeContext:
         return NodeContext(

@@ -31,6 +31,7 @@ class ProgressMeter:
         self._is_new = True
         self._first_s = 0.0
         self._first_steps = 0.0
+        self._rows_before = self._rows_per_epoch = 0.0
 
     def note(self, values: Mapping[str, float]) -> None:
         """Replace the numbers.
@@ -47,6 +48,8 @@ class ProgressMeter:
                 self._is_new = False
                 self._epochs_begun += 1
                 self._first_s, self._first_steps = self._clock(), steps
+                rows = before.get("rows", 0.0) if steps > before.get("steps", 0.0) else 0.0
+                self._rows_per_epoch, self._rows_before = max(0.0, rows - self._rows_before), rows
 
     def end_epoch(self) -> None:
         """The epoch's rows are trained: the next step belongs to another one.
@@ -62,6 +65,7 @@ class ProgressMeter:
 
         `at_s`: this process's clock. `epochs_begun`: epochs with at least one step so far.
         `epoch_steps`, `epoch_s`: steps of the newest one after its first, and seconds since then.
+        `epoch_rows`: rows of the newest one. `rows_per_epoch`: rows of the one before, or 0.
         """
         with self._lock:
             now_s = self._clock()
@@ -69,4 +73,6 @@ class ProgressMeter:
             if self._epochs_begun:
                 found["epoch_steps"] = self._values.get("steps", 0.0) - self._first_steps
                 found["epoch_s"] = now_s - self._first_s
+                found["epoch_rows"] = self._values.get("rows", 0.0) - self._rows_before
+                found["rows_per_epoch"] = self._rows_per_epoch
             return found

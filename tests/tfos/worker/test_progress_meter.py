@@ -45,13 +45,14 @@ def test_the_next_epoch_begins_with_its_own_first_step(clock):
     meter = ProgressMeter(clock)
     train(meter, clock, range(1, 6), 1.0, epoch=1.0)
     meter.end_epoch()  # the flush; the loop's own report of the epoch follows it
-    meter.note({"steps": 5.0, "epoch": 1.0, "loss": 1.0})
+    meter.note({"steps": 5.0, "rows": 50.0, "epoch": 1.0, "loss": 1.0})
     assert meter.read()["epochs_begun"] == 1
     clock.now_s += 60.0  # validation
     train(meter, clock, range(6, 9), 0.5, epoch=2.0)
     read = meter.read()
     assert (read["epochs_begun"], read["epoch_steps"]) == (2, 2)
     assert read["epoch_s"] == pytest.approx(1.0)
+    assert (read["epoch_rows"], read["rows_per_epoch"]) == (30, 50)
 
 
 def test_a_loop_that_reports_no_epochs_has_those_of_its_feed(clock):
@@ -67,4 +68,5 @@ def test_a_second_fit_that_counts_from_zero_again_is_another_epoch(clock):
     train(meter, clock, range(1, 4), 1.0, epoch=1.0)
     meter.note({"steps": 0.0, "epoch": 0.0})
     train(meter, clock, range(1, 4), 1.0, epoch=1.0)
-    assert (meter.read()["epochs_begun"], meter.read()["epoch_steps"]) == (2, 2)
+    read = meter.read()
+    assert (read["epochs_begun"], read["epoch_steps"], read["epoch_rows"]) == (2, 2, 30)

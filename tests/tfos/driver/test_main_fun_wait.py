@@ -1,0 +1,129 @@
+"""The wait for main_fun shows a training whose workers read files, without a feed at the driver."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rpc.endpoint import Endpoint
+from tfos.config import ClusterConfig
+from tfos.control import messages
+from tfos.control.state import ClusterState
+from tfos.driver.main_fun_wait import MainFunWait
+from tfos.failure import NodeId
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+WORKER = NodeId("worker", 0)
+
+
+class Played:
+    """A coordinator of one worker, and a live console; something happens with each wait."""
+
+    def __init__(self, happens: Iterator[Callable[[], object]]) -> None:
+        self.state = ClusterState(plan(1, 0), ClusterConfig())
+        self.state.move(ClusterPhase.RESERVED)
+        self.state.on_register(messages.Register(WORKER, "0", "host", 7), 0.0)
+        self.state.on_event(WORKER, messages.Listening(Endpoint("h", 1)), 0.0)
+        self.is_live = True
+        self.shown: list[str] = []
+        self.final: list[str] = []
+        self._happens = happens
+        self._now_s = 0.0
+        self._seq = 0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def read(self, question: Callable[[ClusterState], Any]) -> Any:
+        return question(self.state)
+
+    def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+        self._now_s += 1.0
+        next(self._happens)()
+        return done(self.state)
+
+    def progress(self, text: str, *, final: bool = False) -> None:
+        (self.final if final else self.shown).append(text)
+
+    def end_progress(self) -> None:
+        self.shown.append("ended")
+
+    def beat(self, **numbers: float) -> None:
+        self._seq += 1
+        beat = messages.Heartbeat(WORKER, self._seq, "main_fun", progress=numbers)
+        self.state.on_heartbeat(beat, self._now_s)
+
+    def tell(self, event: messages.Event) -> None:
+        self.state.on_event(WORKER, event, self._now_s)
+
+
+def wait(is_fed: bool, *happens: Callable[[Played], object]) -> Played:
+    played: Any = Played(iter([]))
+    played._happens = iter([lambda each=each: each(played) for each in happens])
+    assert MainFunWait(played, played, is_fed=is_fed).wait(60.0)
+    return played
+
+
+def numbers(at_s: float, epoch: float, steps: float, **more: float) -> dict[str, float]:
+    return {
+        "at_s": at_s,
+        "epoch": epoch,
+        "epochs": 3.0,
+        "epochs_begun": epoch,
+        "steps": steps,
+        "rows": steps * 10,
+        **more,
+    }
+
+
+def test_a_training_that_reads_files_has_epochs_rates_and_a_time_left():
+    first = numbers(10.0, 1, 21, epoch_steps=20, epoch_s=2.0, epoch_rows=210, loss=0.5)
+    again = numbers(
+        20.0, 2, 121, epoch_steps=20, epoch_s=2.0, epoch_rows=210, rows_per_epoch=1000, loss=0.4
+    )
+    played = wait(
+        False,
+        lambda it: it.tell(messages.PhaseChanged("main_fun: import tensorflow")),
+        lambda it: None,
+        lambda it: it.beat(**first),
+        lambda it: it.beat(**again),
+        lambda it: it.tell(messages.Done((), {**again, "at_s": 21.0, "loss": 0.3})),
+    )
+    assert played.shown == [
+        "epoch 1  workers are starting: import tensorflow 0 s",
+        "epoch 1  workers are starting: import tensorflow 1 s",
+        "epoch 1/3  210 rows  105 rows/s  10.0 steps/s  loss 0.5",
+        "epoch 2/3  210 of 1000 rows  105 rows/s  10.0 steps/s  loss 0.4  ETA 17 s",
+        "ended",
+    ]
+    (end,) = played.final
+    assert end.startswith("main_fun has returned: epoch 2/3  210 of 1000 rows")
+    assert "loss 0.3" in end
+
+
+def test_numbers_of_a_worker_that_make_no_sense_stop_nothing():
+    played = wait(
+        False,
+        lambda it: it.beat(
+            **numbers(1.0, math.inf, math.nan, epochs=math.inf, rows_per_epoch=-math.inf)
+        ),
+        lambda it: it.tell(messages.Done()),
+    )
+    assert played.shown[0].startswith("epoch 1")
+
+
+def test_after_a_feed_the_workers_that_have_not_returned_are_named():
+    played = wait(
+        True,
+        lambda it: it.tell(messages.PhaseChanged("finishing")),
+        lambda it: None,
+        lambda it: it.tell(messages.Done()),
+    )
+    assert played.shown == [
+        "waiting for main_fun of worker:0 (finishing) 0 s",
+        "waiting for main_fun of worker:0 (finishing) 1 s",
+        "ended",
+    ]
+    assert played.final == []

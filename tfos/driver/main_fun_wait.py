@@ -1,0 +1,108 @@
+"""The wait for main_fun to return, with progress: the training itself where main_fun reads files.
+
+Covers: shutdown's wait; epochs as the workers report them.
+Does not: order the end (tfos.control.state), judge a late one (tfos.driver.shutdown).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from tfos.console.console import Console
+from tfos.console.progress import TrainingProgress
+from tfos.console.progress_lines import ProgressLines
+from tfos.control.coordinator import Coordinator
+from tfos.control.state import ClusterState
+from tfos.monitor import training
+from tfos.phases import ClusterPhase
+
+_LOOK_S = 1.0
+"""Interval of progress; events end a wait at once."""
+_NAMED = 4
+"""Workers that a line names."""
+
+
+class MainFunWait:
+    """Waits for the workers of one cluster.
+
+    Args:
+        coordinator: of the cluster.
+        console: where progress goes.
+        is_fed: whether rows come by `train`, which has shown their training.
+    """
+
+    def __init__(self, coordinator: Coordinator, console: Console, *, is_fed: bool) -> None:
+        self._coordinator = coordinator
+        self._console = console
+        self._is_fed = is_fed
+        self._progress = TrainingProgress(None)
+        self._epoch = 0
+        """The one that is shown, from 1; 0: none yet."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether main_fun has returned on every worker, or the cluster failed, in time."""
+        deadline_s = time.monotonic() + timeout_s
+        lines = ProgressLines(self._console)
+        try:
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                if self._coordinator.wait(_nobody_trains, min(_LOOK_S, left_s)):
+                    break
+                text = self._text()
+                lines.show(text, is_start=self._is_fed or self._progress.is_starting)
+        finally:
+            self._console.end_progress()
+        if not self._is_fed:
+            self._show_end()
+        return self._coordinator.read(_nobody_trains)
+
+    def _text(self) -> str:
+        now_s = self._coordinator.now_s()
+        if self._is_fed:
+            return self._coordinator.read(lambda state: _waiting(state, now_s))
+        self._coordinator.read(lambda state: self.follow(state, now_s))
+        return str(self._progress)
+
+    def _show_end(self) -> None:
+        """Leave the last numbers on the screen."""
+        now_s = self._coordinator.now_s()
+        self._coordinator.read(lambda state: self.follow(state, now_s))
+        if self._progress.rows:
+            self._console.progress(f"main_fun has returned: {self._progress}", final=True)
+
+    def follow(self, state: ClusterState, now_s: float) -> None:
+        """Add what the workers report now; begin an epoch once all of them are in it.
+
+        Args:
+            state: of the cluster.
+            now_s: monotonic seconds.
+        """
+        known = [worker.progress for worker in state.workers]
+        reports = [each for each in known if "epoch" in each and each.get("epochs_begun")]
+        progress, sample = self._progress, training.sample(state, None, now_s)
+        epochs = max((_whole(each.get("epochs", 0.0)) for each in reports), default=0)
+        progress.num_epochs = epochs or None
+        epoch = min((_whole(each["epoch"]) for each in reports), default=0)
+        if epoch > self._epoch:
+            rows = sum(_whole(each.get("rows_per_epoch", 0.0)) for each in reports)
+            progress.rows_per_epoch = rows or None
+            progress.start_epoch(epoch - 1, sample.at_epoch_begin())
+            self._epoch = epoch
+        progress.add(sample)
+
+
+def _nobody_trains(state: ClusterState) -> bool:
+    return not state.training() or state.phase is not ClusterPhase.RUNNING
+
+
+def _waiting(state: ClusterState, now_s: float) -> str:
+    names = [f"{worker.name} ({worker.phase})" for worker in state.training()]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    since_s = now_s - min((worker.phase_since_s for worker in state.training()), default=now_s)
+    return f"waiting for main_fun of {', '.join(names[:_NAMED])}{more} {since_s:.0f} s"
+
+
+def _whole(number: float) -> int:
+    """Return what a node reports as a count."""
+    return int(number) if math.isfinite(number) else 0
