@@ -187,6 +187,9 @@ class ClusterConfig:
     speed. Processes of one host use shared memory or the Unix socket, which no network carries."""
     verbose: bool = True
     """Show progress and the nodes' output on the driver's standard error."""
+    show_details: bool = False
+    """Show there what tfos says of itself too: its INFO lines in the nodes' logs, which files have
+    them anyway, and the routes of rows."""
 
     def __post_init__(self) -> None:
         self._check_times_and_flags()

@@ -23,11 +23,15 @@ class Console:
 
     Args:
         enabled: show output, progress and tables too.
+        details: show what only those need who look into tfos.
         stream: where lines go; None: standard error.
     """
 
-    def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, *, enabled: bool = True, details: bool = False, stream: TextIO | None = None
+    ) -> None:
         self.enabled = enabled
+        self._details = details
         self._stream = stream
         self._lock = threading.RLock()
         self._live: Live | None = None
@@ -47,6 +51,11 @@ class Console:
         """Show one line of the driver."""
         if self.enabled:
             self._write(f"tfos | {printable(text)}")
+
+    def detail(self, text: str) -> None:
+        """Show one line for those who look into tfos."""
+        if self._details:
+            self.line(text)
 
     def warn(self, text: str) -> None:
         """Show a warning, also when silent."""

@@ -179,7 +179,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
 
 
 def _console(config: ClusterConfig, facts: spark_facts.SparkFacts) -> Console:
-    console = Console(enabled=config.verbose)
+    console = Console(enabled=config.verbose, details=config.show_details)
     for note in preflight.notes(facts):
         console.warn(note)
     return console

@@ -58,7 +58,7 @@ class RouteLog:
             return
         logged.update(ways)
         counts = "; ".join(f"{count} times {way}" for way, count in ways.most_common())
-        self._console.line(f"feed {feed!r}: its tasks connected to workers {counts}")
+        self._console.detail(f"feed {feed!r}: its tasks connected to workers {counts}")
 
 
 _CANCEL_S = 5.0

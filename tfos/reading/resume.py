@@ -31,7 +31,6 @@ RENDEZVOUS_TIMEOUT_S = 600.0
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,100}")
 _MAX_LISTED_BYTES = 512 << 10
 
-_logger = logging.getLogger(__name__)
 _num_rendezvous: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 """Number of rendezvous of this process about each name, by client."""
 
@@ -120,7 +119,7 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
         for key in saved:
             client.set_metadata(key, None)
     if course.run_number:
-        _logger.info(
+        logging.getLogger("tfos").info(
             "rows %r: reading resumes in epoch %d, where %d workers have stopped%s",
             name,
             course.first_epoch + 1,

@@ -70,7 +70,7 @@ class ChiefSaver:
                     "name an empty directory"
                 )
             step = self._restored_step = self._client.restore(directory)
-            _logger.info("going on from step %d in %s", step, directory)
+            logging.getLogger("tfos").info("going on from step %d in %s", step, directory)
         self._saver.start(saved_step=step)
 
     def restored_metadata(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tfos import InputMode, TFCluster
+from tfos import ClusterConfig, InputMode, TFCluster
 
 pytestmark = [
     pytest.mark.spark,
@@ -45,7 +45,9 @@ def kept(spark: Any) -> dict[int, int]:
 def test_partitions_share_connections_which_end_with_their_cluster(spark, capfd):
     rows = spark.parallelize(range(PARTITIONS * 10), PARTITIONS)
     for _ in range(2):  # the second cluster is fed by the processes that fed the first
-        with TFCluster.reserve(spark, WORKERS, 0, input_mode=InputMode.SPARK) as cluster:
+        with TFCluster.reserve(
+            spark, WORKERS, 0, input_mode=InputMode.SPARK, config=ClusterConfig(show_details=True)
+        ) as cluster:
             cluster.start(drop)
             done = cluster.train(rows, 2, feed_timeout=60)
             assert done is not None

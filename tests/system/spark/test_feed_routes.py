@@ -74,7 +74,8 @@ def test_rows_take_shared_memory_and_ways_around_it_and_the_user_is_told(spark, 
     def numbers(first: int) -> Any:
         return spark.parallelize(range(first, first + ROWS), 3)
 
-    with TFCluster.reserve(spark, 2, 0, input_mode=InputMode.SPARK) as cluster:
+    config = ClusterConfig(show_details=True)
+    with TFCluster.reserve(spark, 2, 0, input_mode=InputMode.SPARK, config=config) as cluster:
         cluster.start(keep, str(tmp_path))
         cluster.train(SparkSession(spark).range(0, ROWS, 1, 3), 1, feed_timeout=60)
         cluster.train(numbers(ROWS), 1, feed_timeout=60)

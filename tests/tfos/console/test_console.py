@@ -66,3 +66,10 @@ def test_a_closed_stream_is_no_failure():
     out.close()
     console.line("nobody reads this")
     assert not console.enabled
+
+
+def test_details_are_for_those_who_ask():
+    out = io.StringIO()
+    Console(stream=out).detail("rows take shared memory")
+    Console(details=True, stream=out).detail("rows take TCP")
+    assert out.getvalue() == "tfos | rows take TCP\n"

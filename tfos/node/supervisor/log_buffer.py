@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tfos.console.line_rate import LineRate
 from tfos.console.printable import visible
+from tfos.node.child_log import DETAIL
 
 LOG_MODE = 0o640
 """Output may show rows. The group may read: YARN's NodeManager collects logs as the directory's
@@ -78,11 +79,19 @@ class NodeLog:
 
     Args:
         path: of the log file.
+        show_details: queue tfos's own lines below WARNING too.
         clock: returns monotonic seconds.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        show_details: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path = path
+        self._show_details = show_details
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, LOG_MODE), "ab", buffering=0)
         self._splitter = LineSplitter()
@@ -115,10 +124,12 @@ class NodeLog:
         """Queue lines for the driver as far as the rate allows, and keep the last ones.
 
         Only queued lines are decoded and cleaned: a flood costs little more than its file. Lines
-        that TensorFlow prints at every import remain in the file.
+        that TensorFlow prints at every import remain in the file, and tfos's own details too.
         """
         lines = [line for line in lines if not _TENSORFLOW_GREETING.match(line)]
         self._tail.extend(lines)
+        if not self._show_details:
+            lines = [line for line in lines if not DETAIL.match(line)]
         num_allowed = self._rate.admit(len(lines))
         self._lines += map(clean_line, lines[:num_allowed])
         self._dropped += len(lines) - num_allowed

@@ -72,7 +72,8 @@ class Supervisor:
         self._workspace = Workspace(
             spec.executor, self._node.name, spec.attempt, self._settings.cluster_id
         )
-        self._log = NodeLog(self._workspace.log_path)
+        show_details = self._settings.config.show_details
+        self._log = NodeLog(self._workspace.log_path, show_details=show_details)
         self._loop = EventLoop()
         self._heartbeat_state = HeartbeatState()
         self._env = children.child_env(

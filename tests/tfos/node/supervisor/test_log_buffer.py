@@ -138,3 +138,25 @@ def test_what_tensorflow_says_at_every_import_stays_in_the_file(log):
     assert log.take() == (serious, 0)
     assert log.tail() == serious
     assert log.path.read_bytes().startswith(greeting)
+
+
+def test_tfos_says_little_of_itself_unless_it_is_asked(log, tmp_path):
+    when = b"2026-11-23 00:31:05,112"
+    details = [
+        when + b" INFO ps.server.lifecycle: ps:0 EMPTY -> SERVING",
+        when + b" DEBUG rpc.client.connect: server:0 is reached",
+    ]
+    others = [
+        when + b" WARNING ps.server.lifecycle: late",
+        when + b" INFO user: of the user",
+        when + b" INFO tfos: going on from step 7",
+        b"INFO ps.server.lifecycle: as a user might print it",
+    ]
+    log.write(b"\n".join([*details, *others, b""]))
+    assert log.take() == (tuple(line.decode() for line in others), 0)
+    assert log.path.read_bytes().startswith(details[0])
+    assert log.tail()[0] == details[0].decode()  # a failure shows all
+    asked = NodeLog(tmp_path / "asked", show_details=True)
+    asked.write(details[0] + b"\n")
+    assert asked.take() == ((details[0].decode(),), 0)
+    asked.close()
