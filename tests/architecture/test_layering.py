@@ -36,7 +36,7 @@ MAY_IMPORT = {
             "grpc",
         ),
         *("keras", "prometheus_client", "psutil", "pyarrow", "pyspark", "rich", "tensorboard"),
-        *("tensorflow", "typer"),
+        *("IPython", "tensorflow", "typer"),
     },
 }
 LEVELS = {
@@ -86,7 +86,7 @@ LEVELS = {
 MAX_FILES = 15
 """A package with more is two packages."""
 IN_FUNCTIONS_ONLY = {
-    *("fsspec", "hdfs_native", "keras", "prometheus_client"),
+    *("IPython", "fsspec", "hdfs_native", "keras", "prometheus_client"),
     *("pyspark", "tensorboard", "tensorflow"),
 }
 # these own their process and its logging

@@ -1,6 +1,7 @@
 """Console at the driver: nodes' output, warnings and one live line of progress.
 
-Covers: prefixes, escaping, a live line on a terminal and plain lines elsewhere, silence.
+Covers: prefixes, escaping, a live line on a terminal or in a notebook and plain lines elsewhere,
+silence.
 Does not: decide what to show.
 Runs in: the driver; writes to its standard error, so that the program's own output stays clean.
 Threads: any; one lock keeps lines whole.
@@ -8,14 +9,30 @@ Threads: any; one lock keeps lines whole.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Protocol, TextIO
 
+from tfos.console.notebook import NotebookDisplay, is_notebook
 from tfos.console.printable import printable
+from tfos.console.terminal import TerminalLine
 
-if TYPE_CHECKING:
-    from rich.live import Live
+
+class LiveDisplay(Protocol):
+    """What shows a line that is replaced."""
+
+    def update(self, text: str) -> None:
+        """Replace the line."""
+
+    def print(self, text: str) -> bool:
+        """Show another line, without disturbing this one; return whether it did."""
+
+    def keep(self, text: str) -> bool:
+        """Show a line that stays with those of its kind; return whether it did."""
+
+    def close(self) -> None:
+        """End; what was kept stays."""
 
 
 class Console:
@@ -34,7 +51,8 @@ class Console:
         self._details = details
         self._stream = stream
         self._lock = threading.RLock()
-        self._live: Live | None = None
+        self._live: LiveDisplay | None = None
+        self._is_notebook_broken = False
 
     @property
     def is_terminal(self) -> bool:
@@ -45,7 +63,7 @@ class Console:
     @property
     def is_live(self) -> bool:
         """Whether progress replaces what it showed before; else each call of it is a line."""
-        return self.is_terminal
+        return self.is_terminal or self._is_notebook
 
     def line(self, text: str) -> None:
         """Show one line of the driver."""
@@ -87,42 +105,42 @@ class Console:
         if not self.enabled:
             return
         with self._lock:
-            if final or not self.is_terminal:
-                self.end_progress()
-                self._write(f"tfos | {printable(text)}")
-            else:
-                self._draw(text)
+            live = self._open()
+            try:
+                if live is not None and not final:
+                    live.update(text)
+                    return
+                if live is not None and live.keep(text):
+                    return
+            except Exception:  # noqa: BLE001 - whatever a notebook's front end does
+                self._is_notebook_broken = True
+            self.end_progress()
+            self._write(f"tfos | {printable(text)}")
 
     def end_progress(self) -> None:
         """Remove the live line."""
         with self._lock:
             live, self._live = self._live, None
             if live is not None:
-                live.stop()
+                with contextlib.suppress(Exception):
+                    live.close()
 
-    def _draw(self, text: str) -> None:
-        from rich.text import Text
-
+    def _open(self) -> LiveDisplay | None:
+        """Return what shows progress live, if anything can."""
         if self._live is None:
-            from rich.console import Console as RichConsole
-            from rich.live import Live
+            if self._is_notebook:
+                self._live = NotebookDisplay()
+            elif self.is_terminal:
+                self._live = TerminalLine(self._out())
+        return self._live
 
-            self._live = Live(
-                console=RichConsole(file=self._out(), highlight=False),
-                transient=True,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
-        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+    @property
+    def _is_notebook(self) -> bool:
+        return self._stream is None and not self._is_notebook_broken and is_notebook()
 
     def _write(self, text: str) -> None:
         with self._lock:
-            if self._live is not None:
-                from rich.text import Text
-
-                self._live.console.print(Text(text), soft_wrap=True)
+            if self._live is not None and self._live.print(text):
                 return
             out = self._out()
             try:

@@ -27,6 +27,12 @@ def paragraph(text: str) -> str:
     return f'<div style="font-size:90%">{escaped(text)}</div>'
 
 
+def lines(text: str) -> str:
+    """Return several lines of text as they are."""
+    shown = "\n".join(map(escaped, text.split("\n")))
+    return f'<pre style="margin:0;font-size:90%">{shown}</pre>'
+
+
 def link(url: str) -> str:
     """Return a link to a web page; of any other URL, its text."""
     shown = escaped(url)
