@@ -26,8 +26,6 @@ ABORT_S = 30.0
 """The product's own abort_s is 10 s; the rest is for a loaded machine."""
 IMMEDIATE_S = 15.0
 """Far below the abort_s of 60 s that the program's phase `save` has."""
-GONE_S = 20.0
-"""A supervisor says goodbye, then removes its files and ends."""
 LEASE_S = 30.0
 LONGEST_START_S = 2.0
 
@@ -177,11 +175,3 @@ def test_a_driver_that_never_shuts_down_ends_and_takes_its_nodes_with_it(driver)
     driver.read_until("ready")
     assert driver.process.wait(2 * ABORT_S) == 0, driver.errors()
     _await_gone(driver.pids, ABORT_S)
-
-
-@pytest.mark.fault("F15")
-@pytest.mark.parametrize("driver", ["stop-context"], indirect=True)
-def test_a_stopped_context_fails_the_cluster_by_name_and_leaves_nothing(driver):
-    assert "SparkContext was shut down" in driver.read_until("stopped")
-    assert driver.process.wait(ABORT_S) == 0, driver.errors()
-    assert wait_gone(driver.mark, GONE_S) == {}

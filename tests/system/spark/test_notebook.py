@@ -98,16 +98,15 @@ class Notebook:
 
 
 @pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """The environment of the kernel, and the mark of every process that it leads to."""
     mark = secrets.token_hex(8)
-    for name, value in {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
-        MARKER: mark,
-    }.items():
-        monkeypatch.setenv(name, value)
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, sys.executable)
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv(MARKER, mark)
     return mark
 
 
