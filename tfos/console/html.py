@@ -65,4 +65,4 @@ def _row(tag: str, cells: Sequence[str], at_right: Sequence[bool]) -> str:
 def _is_number(cell: str) -> bool:
     """Whether a cell is a number, perhaps with a unit, or a dash in the place of one."""
     number, _, unit = cell.partition(" ")
-    return bool(number) and set(number) <= _NUMBER_CHARS and unit in ("", "s", "ms", "MiB")
+    return bool(number) and set(number) <= _NUMBER_CHARS and unit in ("", "s", "read")
