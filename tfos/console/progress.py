@@ -183,6 +183,20 @@ class TrainingProgress:
     def __str__(self) -> str:
         return "  ".join([self._title(), *self._parts()])
 
+    def whole_epoch(self) -> str:
+        """Return the line of an epoch that has ended: without rates of the moment or a time."""
+        steps_per_s = self.epoch_steps_per_s
+        steps = "" if steps_per_s is None else f"{steps_per_s:.1f} steps/s"
+        parts = (self._title(), self._rows(), steps, self._loss())
+        return "  ".join(part for part in parts if part)
+
+    def _rows(self) -> str:
+        of = f" of {self.rows_per_epoch}" if self.rows_per_epoch is not None else ""
+        return f"{self.rows:.0f}{of} rows{' read' if self.is_validation else ''}"
+
+    def _loss(self) -> str:
+        return "" if self.loss is None else f"loss {self.loss:.4g}"
+
     def _title(self) -> str:
         total = "" if self.num_epochs is None else f"/{self.num_epochs}"
         return self.title or f"epoch {self.epoch + 1}{total}"
@@ -192,8 +206,7 @@ class TrainingProgress:
         if self.is_starting:
             yield f"workers are starting: {self._now.starting}"
             return
-        of = f" of {self.rows_per_epoch}" if self.rows_per_epoch is not None else ""
-        yield f"{self.rows:.0f}{of} rows{' read' if self.is_validation else ''}"
+        yield self._rows()
         if self.rows_per_s >= 1:
             yield f"{self.rows_per_s:.0f} rows/s"
         if self.is_validation:
@@ -201,7 +214,7 @@ class TrainingProgress:
         if self.steps_per_s > 0:
             yield f"{self.steps_per_s:.1f} steps/s"
         if self.loss is not None:
-            yield f"loss {self.loss:.4g}"
+            yield self._loss()
         if self.rows_per_epoch is not None and self.rows >= self.rows_per_epoch:
             yield "the epoch ends"
         elif self.eta_s is not None:

@@ -69,7 +69,8 @@ class MainFunWait:
         now_s = self._coordinator.now_s()
         self._coordinator.read(lambda state: self.follow(state, now_s))
         if self._progress.rows:
-            self._console.progress(f"main_fun has returned: {self._progress}", final=True)
+            last = f"main_fun has returned on every worker: {self._progress.whole_epoch()}"
+            self._console.progress(last, final=True)
 
     def follow(self, state: ClusterState, now_s: float) -> None:
         """Add what the workers report now; begin an epoch once all of them are in it.

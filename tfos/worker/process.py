@@ -175,7 +175,9 @@ class WorkerProcess:
                 mirror.close(_LAST_LOGS_S)
             return code
         self._send_progress()
-        self._link.send(msgspec.structs.replace(returned, feeds=self._feeds(), progress=self._meter.read()))
+        self._link.send(
+            msgspec.structs.replace(returned, feeds=self._feeds(), progress=self._meter.read())
+        )
         if self._spec.bundle.settings.feeds:
             self._stopped.wait()  # feeders may still connect; their rows are counted as dropped
         return 0

@@ -89,7 +89,7 @@ def test_a_training_that_reads_files_has_epochs_rates_and_a_time_left():
         lambda it: None,
         lambda it: it.beat(**first),
         lambda it: it.beat(**again),
-        lambda it: it.tell(messages.Done((), {**again, "at_s": 21.0, "loss": 0.3})),
+        lambda it: it.tell(messages.Done(progress={**again, "at_s": 21.0, "loss": 0.3})),
     )
     assert played.shown == [
         "epoch 1  workers are starting: import tensorflow 0 s",
@@ -98,9 +98,9 @@ def test_a_training_that_reads_files_has_epochs_rates_and_a_time_left():
         "epoch 2/3  210 of 1000 rows  105 rows/s  10.0 steps/s  loss 0.4  ETA 17 s",
         "ended",
     ]
-    (end,) = played.final
-    assert end.startswith("main_fun has returned: epoch 2/3  210 of 1000 rows")
-    assert "loss 0.3" in end
+    assert played.final == [
+        "main_fun has returned on every worker: epoch 2/3  210 of 1000 rows  10.0 steps/s  loss 0.3"
+    ]
 
 
 def test_numbers_of_a_worker_that_make_no_sense_stop_nothing():
