@@ -191,8 +191,10 @@ class TrainingProgress:
         return "  ".join(part for part in parts if part)
 
     def _rows(self) -> str:
-        of = f" of {self.rows_per_epoch}" if self.rows_per_epoch is not None else ""
-        return f"{self.rows:.0f}{of} rows{' read' if self.is_validation else ''}"
+        total = self.rows_per_epoch
+        # A worker that is ahead counts rows of the next epoch.
+        shown = f"{self.rows:.0f}" if total is None else f"{min(self.rows, total):.0f} of {total}"
+        return f"{shown} rows{' read' if self.is_validation else ''}"
 
     def _loss(self) -> str:
         return "" if self.loss is None else f"loss {self.loss:.4g}"

@@ -121,6 +121,13 @@ def test_no_time_is_left_when_all_rows_are_trained():
     assert str(progress) == "epoch 1/1  1000 of 1000 rows  500 rows/s  1.0 steps/s  the epoch ends"
 
 
+def test_a_worker_that_is_an_epoch_ahead_makes_no_epoch_longer():
+    progress = begun()
+    progress.rows_per_epoch = 1000
+    progress.add(one(1.0, 1100, 1.0))
+    assert str(progress).startswith("epoch 1/3  1000 of 1000 rows")
+
+
 def test_the_time_left_of_the_first_epoch_comes_from_its_tasks():
     progress = begun(num_epochs=2)
     progress.add(one(10.0, 500, 1.0))
