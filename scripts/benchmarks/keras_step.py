@@ -21,6 +21,7 @@ from ps.client.client import PSClient
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report
 from scripts.benchmarks.reference.plain_fit import build_model, step_seconds
 from tfos.bench.servers import served
+from tfos.worker.epoch_reports import EpochReports
 
 BATCH_SIZE = 256
 SKIPPED_STEPS = 5
@@ -34,6 +35,7 @@ class OneWorker:
     is_chief = True
     feed_channel: Any = None
     micro_batches: Any = None
+    epochs = EpochReports(lambda _: None)
 
     def __init__(self, client: PSClient, log_dir: Path) -> None:
         self._client = client

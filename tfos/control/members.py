@@ -14,6 +14,7 @@ from tfos.control.messages import (
     FeedSnapshot,
     FlushReached,
     Heartbeat,
+    PhaseChanged,
     Register,
 )
 from tfos.failure import NodeFailure, NodeId
@@ -107,9 +108,16 @@ class Member:
         if phase != self.phase:
             self.phase, self.phase_since_s = phase, now_s
 
-    def note(self, event: FlushReached | BatchReport) -> None:
-        """Keep an event about its progress."""
+    def note(self, event: PhaseChanged | FlushReached | BatchReport, now_s: float) -> None:
+        """Keep an event about its progress.
+
+        Args:
+            event: as the node reports it.
+            now_s: monotonic seconds.
+        """
         match event:
+            case PhaseChanged(phase):
+                self.enter(phase, now_s)
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)
                 # The threads that wait for epochs may report in another order.

@@ -277,10 +277,8 @@ class ClusterState:
         match event:
             case messages.Listening():
                 return self._listening(member, event)
-            case messages.PhaseChanged(phase):
-                member.enter(phase, now_s)
-            case messages.FlushReached() | messages.BatchReport():
-                member.note(event)
+            case messages.PhaseChanged() | messages.FlushReached() | messages.BatchReport():
+                member.note(event, now_s)
             case messages.FitReading() | messages.EpochTrained() | messages.BestSaved():
                 self.epochs.note(event)
             case messages.TensorBoardUp():

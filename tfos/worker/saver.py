@@ -24,8 +24,6 @@ from tfos.config import Checkpoints
 if TYPE_CHECKING:
     from ps.client.client import PSClient
 
-_logger = logging.getLogger(__name__)
-
 
 class ChiefSaver:
     """Saves by a plan until it is closed.
