@@ -129,7 +129,8 @@ class TrainReport:
         reports = [*self.epochs, *self.validation]
         if not reports:
             return html.paragraph(str(self))
-        return html.table(_EPOCH_HEAD, [report._cells() for report in reports])
+        fed = html.table(_EPOCH_HEAD, [report._cells() for report in reports])
+        return fed + self.history._repr_html_() if self.history.epochs else fed
 
 
 @with_field_texts

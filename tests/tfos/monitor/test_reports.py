@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 from tfos.console import html
 from tfos.failure import NodeFailure, NodeId
+from tfos.monitor.history import History, TrainedEpoch
 from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, TrainReport
 
 EVIL = "<script>alert('x')</script>\x1b[2J"
@@ -86,6 +87,15 @@ def test_rows_of_validation_are_read_not_trained():
     _, first, second = Page(report._repr_html_()).rows
     assert first == ["epoch 1 of input", "10", "10", "0", "0", "1.0", "10"]
     assert second[:3] == ["epoch 1 of validation", "4", "4 read"]
+
+
+def test_a_notebook_shows_the_metrics_below_the_rows():
+    epochs = (EpochReport("input", 0, 10, 10, 0, 0, 1.0),)
+    history = History((TrainedEpoch(1, 0, {"loss": 0.5}, 1.0, 5, 10, "input"),))
+    assert TrainReport(epochs)._repr_html_().count("<table") == 1
+    rows = Page(TrainReport(epochs, history=history)._repr_html_()).rows
+    assert rows[1][0] == "epoch 1 of input"
+    assert rows[3] == ["fit 1, epoch 1", "0.5", "5", "1.0"]
 
 
 def test_the_status_is_a_table_in_a_console_and_in_a_notebook():
