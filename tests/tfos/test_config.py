@@ -27,7 +27,10 @@ OF_TYPE: dict[str, Any] = {
     "bool": st.booleans(),
     "str": st.just("hdfs:///runs/7"),
     "str | None": st.sampled_from([None, "/shared/saves", Path("/shared/saves")]),
-    "Literal['header', 'payload']": st.just("header"),
+    "Literal['auto', 'header', 'payload']": st.sampled_from(
+        ["auto", "header"]
+    ),  # not "payload", which TLS excludes
+    "Literal['auto', 'min', 'max']": st.sampled_from(["auto", "min", "max"]),
     "Literal['hmac', 'tls']": st.sampled_from(["hmac", "tls"]),
 }
 
@@ -48,7 +51,9 @@ def _values(record: type, **special: Any) -> st.SearchStrategy[Any]:
 CONFIGS = _values(
     ClusterConfig,
     heartbeat_s=st.just(0.1),
-    checkpoints=st.one_of(st.none(), _values(Checkpoints)),
+    checkpoints=st.one_of(
+        st.none(), _values(Checkpoints, keep_best=st.sampled_from([None, "val_loss"]))
+    ),
 )
 
 

@@ -1,6 +1,7 @@
 """Import of TensorFlow and Keras while other nodes start, for a main_fun that will import them.
 
-Covers: reading from main_fun's code what it will import, importing that, the collector meanwhile.
+Covers: reading from main_fun's code what it will import, importing that, the collector meanwhile,
+why an import compiles what another start has compiled.
 Does not: guess. A program that names neither pays nothing; one that sets up the process first
 (environment, module path) imports when it is ready to.
 Runs in: the worker's process, in the main thread, between unpickling main_fun and calling it.
@@ -12,8 +13,10 @@ import contextlib
 import dis
 import functools
 import gc
-import importlib
+import importlib.util
 import logging
+import os
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +62,39 @@ def import_ahead(names: tuple[str, ...]) -> None:
                 importlib.import_module(name)
             except Exception as error:  # noqa: BLE001 - whatever a package raises as it is imported
                 _logger.info("%s was not imported ahead of main_fun: %s", name, error)
+
+
+def compiled_again(names: tuple[str, ...]) -> str:
+    """Return why each start compiles these packages from their source text, and what ends that.
+
+    Importing TensorFlow takes three times as long then. Empty where Python finds, or may keep,
+    compiled modules.
+
+    Args:
+        names: of packages that are installed or not; none is imported.
+    """
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if (
+            spec is None
+            or spec.origin is None
+            or spec.cached is None
+            or os.path.isfile(spec.cached)
+        ):
+            continue
+        directory = os.path.dirname(spec.origin)
+        if sys.dont_write_bytecode:
+            reason = "PYTHONDONTWRITEBYTECODE is set"
+        elif not os.access(directory, os.W_OK):
+            reason = f"{directory} cannot be written"
+        else:
+            continue  # kept by the import to come
+        return (
+            f"{directory} has no compiled modules and {reason}, so each start compiles {name}, "
+            f"which takes several seconds; run `python -m compileall -q "
+            f"{os.path.dirname(directory)}` where this environment is made"
+        )
+    return ""
 
 
 @contextlib.contextmanager

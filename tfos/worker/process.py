@@ -43,7 +43,12 @@ from tfos.worker import spark_files
 from tfos.worker.activity import WorkerActivity
 from tfos.worker.context import NodeContext
 from tfos.worker.epoch_reports import EpochReports
-from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
+from tfos.worker.import_ahead import (
+    collector_paused,
+    compiled_again,
+    import_ahead,
+    will_import,
+)
 from tfos.worker.log_mirror import LogMirror
 from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.progress_meter import ProgressMeter
@@ -139,6 +144,9 @@ class WorkerProcess:
         """Begin with what main_fun begins with; rows arrive and other nodes start meanwhile."""
         names = will_import(main_fun, args)
         if names:
+            advice = compiled_again(names)
+            if advice and self._spec.bundle.node.rank == 0:  # the others' environment is the same
+                _logger.warning("%s", advice)
             self._activity.enter(f"importing {' and '.join(names)}")
             self._call(lambda: import_ahead(names))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import py_compile
 import sys
 
 import pytest
@@ -146,3 +147,31 @@ def test_a_collector_that_the_user_has_stopped_stays_so():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package that nobody has compiled, in the place of keras."""
+    directory = tmp_path / "site" / "keras"
+    directory.mkdir(parents=True)
+    (directory / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    return directory
+
+
+def test_each_start_compiles_where_python_may_keep_nothing(package, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    advice = ahead.compiled_again(("keras",))
+    assert "PYTHONDONTWRITEBYTECODE is set" in advice
+    assert f"python -m compileall -q {package.parent}`" in advice
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert ahead.compiled_again(("keras",)) == ""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert f"{package} cannot be written" in ahead.compiled_again(("keras",))
+
+
+def test_nothing_is_said_of_compiled_and_of_missing_packages(package, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    py_compile.compile(str(package / "__init__.py"))
+    assert ahead.compiled_again(("keras", "no_such_package")) == ""
