@@ -101,6 +101,10 @@ def push_until_stopped(client: PSClient, counts: Counts, job: Job) -> None:
     values = {"trainable": np.empty(size, np.float32)}
     ids, ones = ids_of(job.slot), np.ones((ROWS_EACH, 4), np.float32)
     has_permits = manifest.consistency == "hybrid"
+    if job.generation and manifest.consistency != "async":
+        # The attempt before this one may have been at another clock at each server, and one that
+        # was restarted since may know none: pushes alone would wait for each other.
+        client.join()
     while not counts.stopping:
         batch: AbstractContextManager[Any]
         batch = client.tables.batch({"rows": ids}) if has_permits else nullcontext()
