@@ -90,7 +90,7 @@ GROUPS = (
     Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=110),
     Group("bench", (f"{_SYSTEMS}/bench",), f"not ({LATER})", budget_s=90, apart_from=("spark",)),
 )
-"""The first is run beside lint alone, so that its time means something; then the longest first."""
+"""The fastest to fail first, then the longest first."""
 IDLE = Group("idle", _ROOMS, "idle and not long", budget_s=600)
 """Runs at the lowest priority beside all others."""
 LONG = Group("long", ("tests",), "long", budget_s=3600)

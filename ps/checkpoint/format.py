@@ -80,16 +80,14 @@ class Score(msgspec.Struct, frozen=True):
     """What a checkpoint's parameters were measured at, by whoever saved it.
 
     Of all scored steps in a directory the best of each metric is kept; see writer.keep_newest.
-
-    Args:
-        metric: its name, such as `val_loss`.
-        value: finite.
-        higher_is_better: as of an accuracy.
     """
 
     metric: str
+    """Its name, such as `val_loss`."""
     value: float
+    """Finite."""
     higher_is_better: bool
+    """As of an accuracy."""
 
     def __post_init__(self) -> None:
         metric: object = self.metric
