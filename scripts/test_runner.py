@@ -4,7 +4,8 @@ Covers: what runs when, the log of each, and the seconds that each took.
 Does not: the groups (scripts.test_groups), the closing lines (scripts/test_summary.py).
 
 Groups mostly wait for their processes, so three run at a time, which keeps two cores busy: when
-one ends, the next of the list that may run beside the others starts. The idle group takes the processor time that they leave.
+one ends, the next of the list that may run beside the others starts. The idle group takes the
+processor time that they leave.
 """
 
 from __future__ import annotations

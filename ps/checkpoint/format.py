@@ -34,6 +34,7 @@ from ps.codec import UNREADABLE
 from ps.errors import CheckpointError, PSSettingsError
 from ps.manifest.manifest import Layout, Manifest
 from ps.optim.rules import rule_of
+from rpc.field_texts import with_field_texts
 
 Array = np.ndarray[Any, Any]
 
@@ -76,6 +77,7 @@ class ShardIndex(msgspec.Struct, frozen=True):
     """Every segment of every table, in the manifest's order."""
 
 
+@with_field_texts
 class Score(msgspec.Struct, frozen=True):
     """What a checkpoint's parameters were measured at, by whoever saved it.
 

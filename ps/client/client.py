@@ -543,3 +543,8 @@ class PSClient:
         digest = manifest.hash()
         self.tables.adopt(manifest, digest)
         self._dense.adopt(manifest, digest)
+        is_replacement = self.identity.role is Role.WORKER and self.identity.generation > 0
+        if is_replacement and manifest.consistency == "ssp":  # at a barrier, joining would wait
+            # The attempt before was at a clock of its own at each server, and one that was
+            # restarted since may know none: pushes alone would wait crosswise with the others'.
+            self.join()

@@ -338,3 +338,21 @@ def test_a_rendezvous_goes_on_while_another_server_is_away(
         succeeded(run_all(meet, comes_late))
         bed.restart(1, tmp_path)
         idle.join()
+
+
+@pytest.mark.fault("F01", "F08")
+def test_a_newer_attempt_meets_a_server_that_was_restarted_before_it(tmp_path: Path):
+    """That server knows no clock of it: its pushes and the others' would wait crosswise."""
+    with saved_after_a_step(tmp_path, "ssp", bound=1) as (bed, clients, grads):
+        for _ in range(3):
+            step_of_all(clients, grads)
+        clients[1].close()
+        bed.restart(1, tmp_path)
+        newer = bed.client(1, generation=1)
+        newer.attach()
+
+        def train(client: PSClient) -> None:
+            for _ in range(4):
+                client.push(grads, hyper=HYPER, rows=4)
+
+        succeeded(run_all(partial(train, clients[0]), partial(train, newer)))
