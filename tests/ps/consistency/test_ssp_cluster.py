@@ -191,13 +191,13 @@ def test_a_replaced_worker_joins_at_the_slowest_clock():
         for _ in range(10):
             add(staying)
         newer = bed.client(1, generation=1)
-        newer.attach()
-        with pytest.raises(ServerPhaseError, match=r"join\(\)"):
-            add(newer)
-        newer.join()
+        newer.attach()  # which joins
         assert [add(newer), add(staying)] == [11, 12]
         with pytest.raises(StaleGeneration):
             add(lost)
+        newer.leave()
+        with pytest.raises(ServerPhaseError, match=r"join\(\)"):
+            add(newer)
 
 
 @pytest.mark.fault("F48")
