@@ -5,7 +5,7 @@ Does not: the groups (scripts.test_groups), the closing lines (scripts/test_summ
 
 Groups partly wait for their processes, so three run at a time: when one ends, the next of the list
 that may run beside the others starts. The idle group takes the processor time that they leave. On
-two cores all take 742 s; with two at a time 827 s, although each group takes longer with three.
+two cores all take 602 s; with two at a time 827 s, although each group takes longer with three.
 """
 
 from __future__ import annotations
