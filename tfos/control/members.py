@@ -96,15 +96,9 @@ class Member:
         """
         if not self.beats or heartbeat.seq > self.beats[-1].seq:
             self.beats.append(heartbeat)
-            self.enter(heartbeat.phase or self.phase, now_s)
+            self._enter(heartbeat.phase or self.phase, now_s)
 
-    def enter(self, phase: str, now_s: float) -> None:
-        """Note what its process does.
-
-        Args:
-            phase: as the node names it.
-            now_s: monotonic seconds.
-        """
+    def _enter(self, phase: str, now_s: float) -> None:
         if phase != self.phase:
             self.phase, self.phase_since_s = phase, now_s
 
@@ -117,7 +111,7 @@ class Member:
         """
         match event:
             case PhaseChanged(phase):
-                self.enter(phase, now_s)
+                self._enter(phase, now_s)
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)
                 # The threads that wait for epochs may report in another order.
@@ -140,7 +134,7 @@ class Member:
         self.pid = register.pid
         self.endpoint = None
         self.free_port = 0
-        self.enter("registered", now_s)
+        self._enter("registered", now_s)
         self.registered_s = self.heard_s = now_s
         self.stream_lost_s = None
         self.stop_ordered = False

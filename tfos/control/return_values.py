@@ -3,7 +3,7 @@
     msgpack's own types   None, bool, int of 64 bits, float, str, bytes, list, dict with str keys
     extension 1           tuple: an array
     extension 2           dict with other keys: an array of keys, an array of values
-    extension 3           larger int: decimal digits
+    extension 3           larger int: hexadecimal digits
     extension 4           numpy array: dtype, shape, bytes in C order
     extension 5           numpy scalar: as an array without dimensions
 
@@ -125,9 +125,7 @@ class _Packing:
                 return pack(value, keys)
         raise self._refusal(keys, value)
 
-    def _ways_by_kind(
-        self,
-    ) -> tuple[tuple[type | tuple[type, ...], Callable[[Any, Keys], Any]], ...]:
+    def _ways_by_kind(self) -> tuple[tuple[Kinds, Callable[[Any, Keys], Any]], ...]:
         """The first that fits is taken: numpy's float64 is a float as well."""
         return (
             ((np.generic, np.ndarray), self._numpy),

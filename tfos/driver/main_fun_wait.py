@@ -8,18 +8,15 @@ Runs in: the driver.
 from __future__ import annotations
 
 import math
-import time
 
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
-from tfos.console.progress_lines import ProgressLines
 from tfos.control.coordinator import Coordinator
 from tfos.control.state import ClusterState
+from tfos.driver.shown_wait import shown_wait
 from tfos.monitor import training
 from tfos.phases import ClusterPhase
 
-_LOOK_S = 1.0
-"""Interval of progress; events end a wait at once."""
 _NAMED = 4
 """Workers that a line names."""
 
@@ -43,26 +40,17 @@ class MainFunWait:
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether main_fun has returned on every worker, or the cluster failed, in time."""
-        deadline_s = time.monotonic() + timeout_s
-        lines = ProgressLines(self._console)
-        try:
-            while (left_s := deadline_s - time.monotonic()) > 0:
-                if self._coordinator.wait(_nobody_trains, min(_LOOK_S, left_s)):
-                    break
-                text = self._text()
-                lines.show(text, is_start=self._is_fed or self._progress.is_starting)
-        finally:
-            self._console.end_progress()
+        shown_wait(self._coordinator, self._console, _nobody_trains, timeout_s, self._line)
         if not self._is_fed:
             self._show_end()
         return self._coordinator.read(_nobody_trains)
 
-    def _text(self) -> str:
+    def _line(self) -> tuple[str, bool]:
         now_s = self._coordinator.now_s()
         if self._is_fed:
-            return self._coordinator.read(lambda state: _waiting(state, now_s))
+            return self._coordinator.read(lambda state: _waiting(state, now_s)), True
         self._coordinator.read(lambda state: self.follow(state, now_s))
-        return str(self._progress)
+        return str(self._progress), self._progress.is_starting
 
     def _show_end(self) -> None:
         """Leave the last numbers on the screen."""

@@ -19,12 +19,12 @@ from rpc.auth.handshake import Credentials, Role
 from tfos import topology
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.console.console import Console
-from tfos.console.progress_lines import ProgressLines
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.state import ClusterState
 from tfos.driver import preflight
 from tfos.driver.node_jobs import NodeKeys
+from tfos.driver.shown_wait import shown_wait
 from tfos.errors import PhaseError, ReservationTimeout
 from tfos.monitor import training
 from tfos.monitor.prometheus import ClusterPage
@@ -40,8 +40,6 @@ from tfos.topology import Plan
 _OFFER_S = 0.1
 """How often slots are counted while executors are awaited."""
 _SECRET_BYTES = 32
-_LOOK_S = 1.0
-"""Interval of progress; events end a wait at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +86,8 @@ class Reservation:
         Raises:
             ReservationTimeout: names every missing node, where it is and what it did last.
         """
-        deadline_s = time.monotonic() + timeout_s
-        lines = ProgressLines(self.console)
-        try:
-            while (left_s := deadline_s - time.monotonic()) > 0:
-                if self.coordinator.wait(_is_complete, min(_LOOK_S, left_s)):
-                    return
-                lines.show(self._starting(), is_start=True)
-        finally:
-            self.console.end_progress()
+        if shown_wait(self.coordinator, self.console, _is_complete, timeout_s, self._line):
+            return
         now_s = self.coordinator.now_s()
         missing, text = self.coordinator.read(lambda state: _missing(state, now_s))
         raise ReservationTimeout(
@@ -107,14 +98,14 @@ class Reservation:
             missing,
         )
 
-    def _starting(self) -> str:
+    def _line(self) -> tuple[str, bool]:
         now_s = self.coordinator.now_s()
         missing, what = self.coordinator.read(
             lambda state: (len(state.missing()), training.starting(state, now_s))
         )
         total = len(self.plan.nodes)
         workers = f"; workers: {what}" if what else ""
-        return f"nodes start: {total - missing} of {total} serve{workers}"
+        return f"nodes start: {total - missing} of {total} serve{workers}", True
 
 
 def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:

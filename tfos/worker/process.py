@@ -144,8 +144,8 @@ class WorkerProcess:
         """Begin with what main_fun begins with; rows arrive and other nodes start meanwhile."""
         names = will_import(main_fun, args)
         if names:
-            advice = compiled_again(names)
-            if advice and self._spec.bundle.node.rank == 0:  # the others' environment is the same
+            # Of the chief alone: the others' environment is the same.
+            if self._spec.bundle.node.rank == 0 and (advice := compiled_again(names)):
                 _logger.warning("%s", advice)
             self._activity.enter(f"importing {' and '.join(names)}")
             self._call(lambda: import_ahead(names))
