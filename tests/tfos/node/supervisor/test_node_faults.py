@@ -10,6 +10,7 @@ import time
 import msgspec
 import pytest
 
+from tests.support.feed import eventually
 from tests.support.marked_processes import wait_gone
 from tests.support.nodes import WAIT_S, NodeBed, exited, send_signal, wait_forever
 from tfos.control import messages
@@ -159,12 +160,17 @@ def test_the_whole_tree_of_a_worker_is_killed(bed):
     run = bed.start(bed.bundle("worker:0", leave_a_daemon))
     bed.release("worker:0")
     bed.event("worker:0", messages.Done)
-    sleeping = [pid for pid, command in bed.processes().items() if command.startswith("sleep")]
-    assert len(sleeping) == 2
+
+    def sleeping() -> list[int]:
+        return [pid for pid, command in bed.processes().items() if command.startswith("sleep")]
+
+    # A process whose `execve` is under way has no command line yet.
+    eventually(lambda: len(sleeping()) == 2, "both daemons run")
+    daemons = sleeping()
     bed.order("worker:0", messages.Stop("over", 5.0))
     run.wait()
     bed.assert_nothing_left()
-    assert all(exited(pid) for pid in sleeping)
+    assert all(exited(pid) for pid in daemons)
 
 
 @pytest.mark.fault("F13")
