@@ -1,6 +1,6 @@
 """The Keras binding: models that compute here and keep their parameters on the servers.
 
-Covers: `distribute` (ctx.distribute), `dataset` (ctx.dataset), `callbacks`, `export`.
+Covers: `distribute` (ctx.distribute), `dataset` (ctx.dataset), `callbacks`, `export`, `Embedding`.
 Does not: sharding, update rules, transport (ps), rows (feeding), processes (tfos.node).
 Importing this package loads neither Keras nor TensorFlow: its public names load on first use, and
 its modules import TensorFlow in the functions that need it.
@@ -15,15 +15,18 @@ from rpc.lazy import lazy_names
 if TYPE_CHECKING:
     from tfos.keras.data.dataset import FeedDataset
     from tfos.keras.data.file_dataset import FileDataset
+    from tfos.keras.embedding.layer import Embedding
     from tfos.keras.export import load_model
 
 __all__ = [
+    "Embedding",
     "FeedDataset",
     "FileDataset",
     "load_model",
 ]
 
 _HOMES = {
+    "Embedding": "tfos.keras.embedding.layer",
     "FeedDataset": "tfos.keras.data.dataset",
     "FileDataset": "tfos.keras.data.file_dataset",
     "load_model": "tfos.keras.export",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from feeding.receiver.data_feed import DataFeed
     from ps.client.client import PSClient
     from ps.compression.format import Compression
+    from ps.manifest.manifest import Consistency
     from rpc.auth.handshake import Credentials
     from tfos.keras.data.columns import Dtypes, Selector
     from tfos.keras.data.dataset import FeedDataset
@@ -284,7 +285,7 @@ class NodeContext:
         self,
         model: keras.Model,
         *,
-        consistency: Literal["async", "sync", "ssp"] = "async",
+        consistency: Consistency = "async",
         reduction: Literal["mean", "sum"] = "mean",
         staleness_bound: int | None = None,
         staleness_aware: bool | None = None,
@@ -300,12 +301,14 @@ class NodeContext:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
             consistency: "async" applies each gradient when it arrives; "ssp" too, and keeps every
                 worker within `staleness_bound` steps of the slowest; "sync" reduces one gradient
-                per worker, in rank order, and applies it once.
+                per worker, in rank order, and applies it once; "hybrid" does so with dense
+                parameters, and applies gradients of tables' rows when they arrive.
             reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
-            staleness_bound: ssp only, and needed there: steps, 0 or more. Larger: less waiting for
-                slow workers, older gradients.
+            staleness_bound: ssp, and needed there: steps, 0 or more. Larger: less waiting for slow
+                workers, older gradients. hybrid: batches of rows that a worker has under way, from
+                1, the default.
             staleness_aware: divide a gradient's learning rate by 1 + the updates by others that its
-                worker had not seen. None: yes, except in sync, where no gradient is stale.
+                worker had not seen. None: yes, except in sync and hybrid, where none is.
             on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
                 leaves the step out and counts it.
             pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight.

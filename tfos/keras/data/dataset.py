@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from feeding.reading.positions import Position
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import FeedEndedWarning, SettingsError, SortedRowsWarning, UnsupportedError
+from tfos.keras.data import tensors
 from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
@@ -37,7 +39,7 @@ PREFETCHED_BATCHES = 3
 """Enough to hide a short gap in the feed; more only holds memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ready:
     """A batch that was read ahead."""
 
@@ -45,6 +47,8 @@ class Ready:
     receipt: Receipt
     position: Position | None
     """Where a reader of files is after it."""
+    tensors: Any = None
+    """`values` as tensors, with class weights, once somebody has asked for them."""
 
 
 class Reader(Protocol):
@@ -100,7 +104,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._label_order: LabelOrder | None = None
         """Of the first epoch that is trained."""
         self._was_checked = False
-        self._head: Any = None
+        self._heads: deque[Any] = deque()
+        """Read and not handed out: batches, and the end behind them."""
         self._over = False
         self._batches = 0
         self.rows = 0
@@ -172,20 +177,44 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self
 
     def __next__(self) -> Any:
-        import tensorflow as tf
-
         if self.at_end():
             raise StopIteration
-        ready, self._head = self._head, None
+        ready = self._heads.popleft()
         self._batches += 1
         self.rows += len(keras.tree.flatten(ready.values)[0])
         self._hand(ready)
-        values = ready.values
-        if self._label_order is not None and len(values) > 1:
-            self._check_order(self._label_order.looks_sorted(values[1]))
-        if self._class_weights is not None:
-            values = self._class_weights(values)
-        return keras.tree.map_structure(tf.constant, values)
+        if self._label_order is not None and len(ready.values) > 1:
+            self._check_order(self._label_order.looks_sorted(ready.values[1]))
+        return self._tensors(ready)
+
+    def upcoming(self, place: int) -> Any:
+        """Return the batch that comes `place` batches after the next one, if it was read by now.
+
+        It waits for nothing; the batch is the object that `next` returns later.
+
+        Args:
+            place: from 0.
+
+        Returns:
+            Nested tensors; None: it was not read yet, or the epoch has no such batch.
+        """
+        while len(self._heads) <= place:
+            if self._heads and is_end(self._heads[-1]):
+                return None
+            ready = self._prefetcher.take_ready()
+            if ready is None:
+                return None
+            self._heads.append(ready)
+        ready = self._heads[place]
+        return None if is_end(ready) else self._tensors(ready)
+
+    def _tensors(self, ready: Ready) -> Any:
+        if ready.tensors is None:
+            values = ready.values
+            if self._class_weights is not None:
+                values = self._class_weights(values)
+            ready.tensors = tensors.constant(values)
+        return ready.tensors
 
     def all_acknowledged(self) -> None:
         """No push of a batch is in flight any more."""
@@ -232,16 +261,16 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return {}
 
     def _begin(self) -> None:
-        if self._over and not isinstance(self._head, FeedEnd):
-            self._head = None
+        if self._over and self._heads and not isinstance(self._heads[0], FeedEnd):
+            self._heads.popleft()
         self._over = False
         self._batches = self.rows = 0
 
     def _peek(self) -> Any:
-        if self._head is None:
+        if not self._heads:
             self._prefetcher.start()
-            self._head = self._prefetcher.take()
-        return self._head
+            self._heads.append(self._prefetcher.take())
+        return self._heads[0]
 
     # -- what Keras asks of an adapter
 
@@ -258,6 +287,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         trains = fit is not None and fit.x is self
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
+        for ready in self._heads:
+            if not is_end(ready):
+                ready.tensors = None  # they may have the class weights of another fit
         if trains and not self._was_checked:
             self._was_checked, self._label_order = True, LabelOrder()
             if sorted_by := self._sorted_by():
@@ -335,7 +367,7 @@ class FeedDataset(BatchDataset):
         was_in_loop, self._in_loop = self._in_loop, False  # Keras says so before the loop, too
         if was_in_loop and self._channel.validates(self.feed):
             while not self.at_end():
-                self._head = None
+                self._heads.popleft()
 
     def _mixing(self) -> str:
         return (

@@ -85,6 +85,10 @@ class Prefetcher:
             self._thread = None
         return item
 
+    def take_ready(self) -> Any:
+        """Return the next batch or the end if it was read by now, else None. Raises as `take`."""
+        return None if self._queue.empty() else self.take()
+
     def close(self) -> None:
         """End the thread at its next batch; batches already read are lost."""
         self._closed.set()

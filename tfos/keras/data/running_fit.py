@@ -21,7 +21,7 @@ class RunningFit:
     """A call of Keras' own `fit`."""
 
     is_lone: bool
-    """Whether its model is not distributed."""
+    """Whether its model is not distributed, or to a server in this process."""
     x: Any
     """What it trains on."""
     class_weight: Any
@@ -36,7 +36,8 @@ def running_fit() -> RunningFit | None:
     while frame is not None:
         if frame.f_code is fit:
             found = frame.f_locals
-            is_lone = "_tfos_trainer" not in vars(found["self"])
+            trainer = vars(found["self"]).get("_tfos_trainer")
+            is_lone = trainer is None or trainer.is_local
             return RunningFit(is_lone, found["x"], found["class_weight"])
         frame = frame.f_back
     return None

@@ -53,6 +53,13 @@ def to_tensors(data: Any) -> Any:
     return tree.map_structure(convert, data)
 
 
+def constant(values: Any) -> Any:
+    """Return numpy arrays as nested tensors."""
+    import tensorflow as tf
+
+    return tree.map_structure(tf.constant, values)
+
+
 def num_rows(data: Any) -> int:
     """Return the rows of a batch: the first dimension of its first tensor."""
     for leaf in tree.flatten(data):

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import keras
 
 from ps.compression.format import Compression
+from ps.manifest.manifest import Consistency
 from tfos.errors import FeedEndedWarning, NotCompiled, SettingsError, UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.data.dataset import BatchDataset
@@ -43,7 +44,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     model: keras.Model,
     ctx: WorkerContext,
     *,
-    consistency: Literal["async", "sync", "ssp"] = "async",
+    consistency: Consistency = "async",
     reduction: Literal["mean", "sum"] = "mean",
     staleness_bound: int | None = None,
     staleness_aware: bool | None = None,
@@ -62,12 +63,14 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         ctx: the node's context.
         consistency: "async" applies each gradient when it arrives; "ssp" too, and lets no worker
             get more than `staleness_bound` steps ahead of the slowest; "sync" reduces one gradient
-            per worker, in rank order, and applies it once.
+            per worker, in rank order, and applies it once; "hybrid" does so with dense parameters,
+            and applies gradients of tables' rows when they arrive.
         reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
-        staleness_bound: ssp only, and needed there, in steps. 0: no worker is ahead of another.
-            Larger: less waiting for slow workers, older gradients.
+        staleness_bound: ssp, and needed there: in steps. 0: no worker is ahead of another.
+            Larger: less waiting for slow workers, older gradients. hybrid: batches of rows that a
+            worker has under way, from 1, the default.
         staleness_aware: divide the learning rate of a gradient by 1 + the updates by others that
-            its worker had not seen. None: yes, except in sync, where no gradient is stale. False
+            its worker had not seen. None: yes, except in sync and hybrid, where none is. False
             ruins a training as soon as several workers push with rules like Adam.
         on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
             skips the step and counts it.
@@ -88,7 +91,9 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         consistency=consistency,
         reduction=reduction,
         staleness_bound=staleness_bound,
-        staleness_aware=consistency != "sync" if staleness_aware is None else staleness_aware,
+        staleness_aware=(
+            consistency in ("async", "ssp") if staleness_aware is None else staleness_aware
+        ),
         on_nonfinite=on_nonfinite,
         pipeline=pipeline,
         compression=compression,
@@ -112,7 +117,12 @@ def _check(model: Any) -> None:
             f"Keras runs on the backend {keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow "
             "before the first import of keras"
         )
-    if "_tfos_trainer" in model.__dict__:
+    if (trainer := model.__dict__.get("_tfos_trainer")) is not None and trainer.is_local:
+        raise UnsupportedModel(
+            f"this model was trained in this process ({trainer.steps} steps), and its parameters "
+            "are on a server here; build and compile it anew, then call ctx.distribute(model)"
+        )
+    if trainer is not None:
         raise UnsupportedModel(
             "this model is distributed already; call ctx.distribute(model) once, after compile()"
         )
@@ -168,14 +178,15 @@ def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
     """Train `steps_per_execution` batches, or as many as the epoch still has."""
     import tensorflow as tf
 
+    batches = trainer.batches(iterator)
     logs, trained = None, 0
     while trained < model.steps_per_execution:
         try:
             with trainer.times.on("feed"):
-                data = next(iterator)
+                batch = batches.take()
         except (StopIteration, tf.errors.OutOfRangeError):
             break
-        logs = trainer.train(data)
+        logs = trainer.train(batch, batches)
         trained += 1
     if not trained:
         raise StopIteration

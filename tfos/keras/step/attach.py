@@ -77,6 +77,7 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
             )
     if not servers.frozen_groups:  # they come with the chief's seed
         ours = ours.without_frozen()
+    _check_same_tables(ours, servers)
     mine = [_summary(group) for group in ours.groups]
     theirs = [_summary(group) for group in servers.groups]
     if mine != theirs:
@@ -94,6 +95,28 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
             raise UnsupportedModel(
                 f"this worker distributes with compression={our.compression!r}, the parameter "
                 f"servers take {their.compression!r}; use the same on every worker"
+            )
+
+
+def _check_same_tables(ours: Manifest, servers: Manifest) -> None:
+    mine, theirs = ({spec.name: spec for spec in each.tables} for each in (ours, servers))
+    if mine.keys() != theirs.keys():
+        raise UnsupportedModel(
+            f"this worker's model has the tables {sorted(mine)}, the parameter servers have "
+            f"{sorted(theirs)}; build the same model on every worker, and name the tables, since "
+            "Keras numbers layers anew in each process: Embedding(…, table='user')"
+        )
+    for name, spec in mine.items():
+        other = theirs[name]
+        differing = [
+            f"{field} {getattr(spec, field)!r} and {getattr(other, field)!r}"
+            for field in spec.__struct_fields__
+            if getattr(spec, field) != getattr(other, field)
+        ]
+        if differing:
+            raise UnsupportedModel(
+                f"table {name!r} of this worker's model and of the parameter servers differ: "
+                f"{', '.join(differing)}; give its Embedding the same settings everywhere"
             )
 
 

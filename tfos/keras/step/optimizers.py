@@ -101,7 +101,7 @@ def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> manifest.RuleC
 
     Args:
         optimizer: the model's optimizer, wrapped or not.
-        consistency: "sync" leaves clipping to the servers, because it acts on the mean.
+        consistency: "sync" and "hybrid" leave clipping to the servers, because it acts on the mean.
         decays: whether the optimizer's weight decay acts on these variables.
     """
     inner = unwrap(optimizer)
@@ -111,7 +111,7 @@ def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> manifest.RuleC
     if inner.use_ema:
         descent["ema_momentum"] = float(inner.ema_momentum)
         descent["ema_overwrite_frequency"] = inner.ema_overwrite_frequency or None
-    if consistency == "sync":
+    if consistency in ("sync", "hybrid"):
         for name in ("clipvalue", "clipnorm", "global_clipnorm"):
             limit = getattr(inner, name)
             descent[name] = float(limit) if limit else None

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ps.compression.format import FORMATS, Compression
-from ps.manifest.manifest import MAX_LAG, Consistency
+from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Consistency
 from tfos.errors import SettingsError
 
 _ALLOWED = {
-    "consistency": ("async", "sync", "ssp"),
+    "consistency": ("async", "sync", "ssp", "hybrid"),
     "reduction": ("mean", "sum"),
     "on_nonfinite": ("error", "skip"),
     "compression": ("none", *FORMATS),
@@ -28,7 +28,7 @@ class Settings:
     consistency: Consistency = "async"
     reduction: Literal["mean", "sum"] = "mean"
     staleness_bound: int | None = None
-    """None unless ssp."""
+    """None unless ssp or hybrid."""
     staleness_aware: bool = False
     on_nonfinite: Literal["error", "skip"] = "error"
     pipeline: int = 0
@@ -47,19 +47,37 @@ class Settings:
         self._check_staleness()
         self._check_pipeline()
 
+    @property
+    def has_barrier(self) -> bool:
+        """Whether the gradients of dense parameters wait for each other."""
+        return self.consistency in ("sync", "hybrid")
+
+    @property
+    def bound(self) -> int:
+        """The manifest's staleness bound; 0 in modes that have none."""
+        default = 1 if self.consistency == "hybrid" else 0
+        return default if self.staleness_bound is None else self.staleness_bound
+
     def _check_staleness(self) -> None:
         bound = self.staleness_bound
-        if (self.consistency == "ssp") != (bound is not None):
+        if self.consistency == "hybrid":
+            if bound is not None and (type(bound) is not int or not 1 <= bound <= MAX_PERMITS):
+                raise SettingsError(
+                    f"staleness_bound of hybrid is the number of batches of rows that a worker has "
+                    f"under way, an int from 1 to {MAX_PERMITS}, got {bound!r}"
+                )
+        elif (self.consistency == "ssp") != (bound is not None):
             raise SettingsError(
                 f"consistency={self.consistency!r} with staleness_bound={bound}: ssp needs the "
-                "bound and no other mode has one; write consistency='ssp', staleness_bound=4"
+                "bound, hybrid may have one and no other mode has; write consistency='ssp', "
+                "staleness_bound=4"
             )
         if bound is not None and (type(bound) is not int or bound < 0):
             raise SettingsError(f"staleness_bound must be an int of at least 0, got {bound!r}")
-        if self.staleness_aware and self.consistency == "sync":
+        if self.staleness_aware and self.has_barrier:
             raise SettingsError(
-                "staleness_aware=True with consistency='sync': no gradient is stale in sync; omit "
-                "it, or use consistency='async'"
+                f"staleness_aware=True with consistency={self.consistency!r}: no gradient of dense "
+                "parameters is stale there; omit it, or use consistency='async'"
             )
 
     def _check_pipeline(self) -> None:

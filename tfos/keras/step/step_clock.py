@@ -1,4 +1,4 @@
-"""Seconds that a worker has spent in each part of its steps: compute, feed, pull, push.
+"""Seconds that a worker has spent in each part of its steps: compute, feed, lookup, pull, push.
 
 Covers: adding them up.
 Does not: know the steps (tfos.keras.step.trainer), report the sums (tfos.keras.fit.callbacks).
@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-PARTS = ("compute", "feed", "pull", "push")
+PARTS = ("compute", "feed", "lookup", "pull", "push")
 
 
 class StepClock:
@@ -29,5 +29,5 @@ class StepClock:
             self._spent_s[part] += time.perf_counter() - started_s
 
     def spent(self) -> dict[str, float]:
-        """Return the sums as `compute_s`, `feed_s`, `pull_s` and `push_s`."""
+        """Return the sums as `compute_s`, `feed_s`, `lookup_s`, `pull_s` and `push_s`."""
         return {f"{part}_s": seconds for part, seconds in self._spent_s.items()}

@@ -22,6 +22,10 @@ from typing import Any
 from keras import tree
 
 from tfos.errors import UnsupportedModel, VariablesChanged
+from tfos.keras.embedding import row_flow
+from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
+from tfos.keras.embedding.ids_ahead import Call, IdsAhead, all_inside, record
+from tfos.keras.embedding.sources import looked_up
 from tfos.keras.step import optimizers
 from tfos.keras.step.accumulation import Accumulator
 from tfos.keras.step.variables import Variables
@@ -47,6 +51,8 @@ class StepOutput:
     """Scalar bool: the gradients are to be pushed, not only accumulated."""
     scalars: Any
     """float64: the learning rate, then the scalars of `optimizers.step_scalars`."""
+    row_gradients: Sequence[RowGradient] = ()
+    """Of each trained Embedding, in the order of `GradientStep.trained_tables`."""
 
 
 class GradientStep:
@@ -59,6 +65,8 @@ class GradientStep:
     """
 
     def __init__(self, model: Any, variables: Variables, *, clips_here: bool) -> None:
+        import tensorflow as tf
+
         self._model = model
         self._optimizer = model.optimizer
         self._inner = optimizers.unwrap(model.optimizer)
@@ -69,7 +77,11 @@ class GradientStep:
         if optimizers.batches_per_update(model.optimizer) > 1:
             trainable = [v for group in variables.trainable for v in group.variables]
             self._accumulator = Accumulator(model.optimizer, trainable)
-        self._traces = Traces(self._run, jit_compile=bool(model.jit_compile))
+        self._trained_layers = [layer for layer in variables.embeddings if layer.trainable]
+        self._calls: Sequence[Call] = ()
+        compiled = tf.function(self._run, jit_compile=bool(model.jit_compile), autograph=False)
+        self._traces = Traces(compiled.get_concrete_function)
+        self._ids_ahead = Traces(self._record)
         if self._scaled and not self._optimizer.built:
             # Only the scale and its counter are needed here; the slots are on the servers.
             self._optimizer.build([])
@@ -88,20 +100,55 @@ class GradientStep:
     def _scaled(self) -> bool:
         return optimizers.is_scaled(self._optimizer)
 
-    def __call__(self, data: Any) -> StepOutput:
-        """Run the step on one batch (nested tensors)."""
-        run = self._run if self._model.run_eagerly else self._traces.find(data)
-        return StepOutput(*run(data))
+    @property
+    def trained_tables(self) -> list[str]:
+        """The table of each Embedding whose rows are trained."""
+        return [layer.table for layer in self._trained_layers]
 
-    def _run(self, data: Any) -> tuple[Any, ...]:
+    def ids_ahead(self, data: Any) -> IdsAhead:
+        """Return the ids that this kind of batch asks for."""
+        return self._ids_ahead.find((data,))  # type: ignore[no-any-return]  # what _record returns
+
+    def __call__(self, data: Any, rows: BatchRows | None = None) -> StepOutput:
+        """Run the step on one batch.
+
+        Args:
+            data: nested tensors.
+            rows: of the batch, filled; None: the model has no tables.
+        """
+        given: tuple[Any, ...] = (data, {}, [])
+        if rows is not None:
+            self._calls = rows.calls
+            given = (data, rows.tensors, rows.positions)
+        run = self._run if self._model.run_eagerly else self._traces.find(given)
+        return StepOutput(*run(*given))
+
+    def _record(self, data: Any) -> IdsAhead:
+        if self._model.run_eagerly:
+            return all_inside(self._variables.embeddings, "run_eagerly=True")
+        trained = [v for group in self._variables.trainable for v in group.variables]
+        return record(self._own_step, data, trained)
+
+    def _own_step(self, data: Any) -> tuple[Any, Captured]:
+        with intercepted(self._optimizer) as captured:
+            return self._model.train_step(data), captured
+
+    def _run(self, data: Any, rows: dict[str, Any], positions: list[Any]) -> tuple[Any, ...]:
         import tensorflow as tf
 
-        with intercepted(self._optimizer) as captured:
-            logs = self._model.train_step(data)
-        gradients = self._gradients(captured.pairs())
+        flow = (
+            _InsideRows() if self._model.run_eagerly else _GivenRows(rows, positions, self._calls)
+        )
+        with row_flow.flowing(flow):
+            logs, captured = self._own_step(data)
+        pairs, row_gradients = self._split(captured.pairs())
+        gradients = self._gradients(pairs)
         self._check_writes()
         gradients = self._unscale(gradients)
-        finite = _all_finite(list(gradients.values()))
+        row_gradients = [
+            (self._unscale({0: values})[0], indices) for values, indices in row_gradients
+        ]
+        finite = _all_finite([*gradients.values(), *(values for values, _ in row_gradients)])
         if self._scaled:
             self._update_scale(finite)
         complete = tf.constant(value=True)
@@ -118,10 +165,35 @@ class GradientStep:
         ]
         statistics = [group.flatten(group.variables) for group in self._variables.statistics]
         dtypes = [group.dtype for group in self._variables.trainable]
+        dtypes += ["float32"] if self._variables.embeddings else []  # for the tables
         scalars = tf.stack(optimizers.step_scalars(self._optimizer, dtypes))
         if self._accumulator is not None:
             self._accumulator.count(finite)
-        return logs, flats, statistics, finite, complete, scalars
+        return logs, flats, statistics, finite, complete, scalars, row_gradients
+
+    def _split(
+        self, pairs: Sequence[tuple[Any, Any]]
+    ) -> tuple[list[tuple[Any, Any]], list[RowGradient]]:
+        """Return the pairs without those of anchors, and each trained layer's row gradient."""
+        import tensorflow as tf
+
+        anchors = {id(layer.anchor): layer for layer in self._trained_layers}
+        anchors |= {id(layer.anchor.value): layer for layer in self._trained_layers}
+        of_layer: dict[int, Any] = {}
+        dense = []
+        for gradient, target in pairs:
+            if id(target) in anchors:
+                of_layer[id(anchors[id(target)])] = gradient
+            else:
+                dense.append((gradient, target))
+        found = []
+        for layer in self._trained_layers:
+            gradient = of_layer.get(id(layer))
+            if isinstance(gradient, tf.IndexedSlices):
+                found.append((gradient.values, gradient.indices))
+            else:  # the step does not use its rows
+                found.append((tf.zeros([0, layer.dim]), tf.zeros([0], tf.int64)))
+        return dense, found
 
     def _gradients(self, pairs: Sequence[tuple[Any, Any]]) -> dict[int, Any]:
         """Return the gradients by id of their Keras variable, dense, without the Nones."""
@@ -141,7 +213,7 @@ class GradientStep:
         self._note_missing(
             [v for g in self._variables.trainable for v in g.variables if id(v) not in found]
         )
-        if not found:
+        if not found and not self._trained_layers:
             raise ValueError("No gradients provided for any variable.")
         return found
 
@@ -222,6 +294,46 @@ class GradientStep:
                         "assign); the parameter servers hold this variable, so update it through "
                         "self.optimizer.apply(gradients, variables) only"
                     )
+
+
+class _InsideRows:
+    """The flow of a step that is not compiled: each call looks its rows up."""
+
+    def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
+        """Return the rows of a call; see RowFlow."""
+        return looked_up(layer, keys, training=True), keys
+
+
+class _GivenRows:
+    """The flow of a compiled step: rows of a prepared batch, in the order of its calls.
+
+    Args:
+        rows: by table [distinct + 1 or more, dim].
+        positions: of each call that is ahead, [n] int32.
+        calls: of the batch's kind.
+    """
+
+    def __init__(
+        self, rows: dict[str, Any], positions: Sequence[Any], calls: Sequence[Call]
+    ) -> None:
+        self._rows = rows
+        self._positions = iter(positions)
+        self._calls = iter(calls)
+
+    def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
+        """Return the rows of the next call; see RowFlow."""
+        import tensorflow as tf
+
+        call = next(self._calls, None)
+        if call is None or call.layer is not layer:
+            raise UnsupportedModel(
+                f"train_step calls the layer {layer.name!r} in another order than when its ids "
+                "were recorded; let it make the same calls in the same order each time it is traced"
+            )
+        if not call.is_ahead:
+            return looked_up(layer, keys, training=True), keys
+        positions = next(self._positions)
+        return tf.gather(self._rows[layer.table], positions), positions
 
 
 class Captured:
@@ -325,35 +437,32 @@ def _all_finite(gradients: Sequence[Any]) -> Any:
 
 
 class Traces:
-    """Concrete functions by kind of batch: nesting, dtypes, shapes without the batch dimension.
+    """What was made of each kind of batch: nesting, dtypes, shapes without the batch dimension.
 
     Args:
-        function: to be traced.
-        jit_compile: compile it by XLA.
+        trace: makes it from the nested specs of a batch, given one by one.
     """
 
-    def __init__(self, function: Callable[..., Any], *, jit_compile: bool) -> None:
-        import tensorflow as tf
-
-        self._function = tf.function(function, jit_compile=jit_compile, autograph=False)
+    def __init__(self, trace: Callable[..., Any]) -> None:
+        self._trace = trace
         self._found: list[tuple[Any, list[Any], Any]] = []
 
-    def find(self, data: Any) -> Callable[..., Any]:
-        """Return the trace that takes this batch; trace a new one if there is none."""
+    def find(self, data: tuple[Any, ...]) -> Any:
+        """Return what takes this batch; make it if there is none."""
         structure = tree.map_structure(lambda _: None, data)
         leaves = tree.flatten(data)
         for known, specs, concrete in reversed(self._found):
             if known == structure and all(map(_fits, specs, leaves)):
-                return concrete  # type: ignore[no-any-return]  # a ConcreteFunction
+                return concrete
         wanted = list(map(_spec, leaves))
         for known, specs, _ in reversed(self._found):
             if known == structure and all(map(_related, specs, wanted)):
                 wanted = list(map(_relax, specs, wanted))  # lengths vary: do not trace each
                 break
         packed = tree.pack_sequence_as(data, wanted)
-        concrete = self._function.get_concrete_function(packed)
+        concrete = self._trace(*packed)
         self._found.append((structure, wanted, concrete))
-        return concrete  # type: ignore[no-any-return]  # a ConcreteFunction
+        return concrete
 
 
 def _spec(leaf: Any) -> Any:

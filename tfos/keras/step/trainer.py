@@ -30,14 +30,17 @@ from ps.manifest.manifest import Hyper
 from ps.metadata import AttachedMetadata
 from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
+from tfos.keras.embedding.batch_rows import BatchRows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers, variables
 from tfos.keras.step.attach import adopt_frozen, check_same, with_buckets
+from tfos.keras.step.lookahead import Lookahead, TrainingData
 from tfos.keras.step.pipeline import InFlight
 from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
+from tfos.keras.step.tables import TableArrays, TableTraining
 from tfos.keras.step.train_step import GradientStep, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,24 @@ BARRIER_TIMEOUT_S = 600.0
 """Sync, ssp: for the slowest worker's next batch; as long as a feed may stand still."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingPush:
+    """What a step sends."""
+
+    grads: dict[str, Array]
+    """By group the flat gradient, or statistics, [num_elements]."""
+    hyper: Hyper
+    newest_rows: int
+    """Rows of this batch."""
+    rows: int
+    """Rows of this batch and of those accumulated before it."""
+    lag: int
+    metadata: AttachedMetadata | None
+    table_grads: TableArrays
+    ahead: BatchRows | None
+    """Filled by the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +125,8 @@ class PSTrainer:
         self._step: GradientStep | None = None
         self._replica: Replica | None = None
         self._averages: Averages | None = None
+        self._tables: TableTraining | None = None
+        self._batches: Lookahead | None = None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: self._client.timeout_s)
         self._most_in_flight = 0
         self.positions = DataPositions(ctx, self._client)
@@ -112,6 +135,11 @@ class PSTrainer:
     def client(self) -> Any:
         """The process's PSClient."""
         return self._client
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the servers are in this process, for this model alone."""
+        return getattr(self.ctx, "is_local", False)
 
     @property
     def attached(self) -> bool:
@@ -142,7 +170,7 @@ class PSTrainer:
             self.optimizer,
             consistency=settings.consistency,
             reduction=settings.reduction,
-            staleness_bound=settings.staleness_bound or 0,
+            staleness_bound=settings.bound,
             staleness_aware=settings.staleness_aware,
             compression=settings.compression,
         )
@@ -158,9 +186,16 @@ class PSTrainer:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
         self._variables = found
         self._replica = Replica(found.groups, self.optimizer)
-        self._step = GradientStep(self.model, found, clips_here=not self.sync)
+        self._step = GradientStep(self.model, found, clips_here=not settings.has_barrier)
         if optimizers.keeps_averages(self.optimizer):
             self._averages = Averages(self.model, found.groups)
+        self._tables = TableTraining(
+            found.embeddings,
+            self._step,
+            self._client,
+            jit_compile=bool(self.model.jit_compile),
+            batches_per_push=optimizers.batches_per_update(self.optimizer),
+        )
         self.pull()
 
     def attach_unbuilt(self, data: Any = None) -> None:
@@ -190,30 +225,45 @@ class PSTrainer:
 
     # -- steps
 
-    def train(self, data: Any) -> Any:
+    def batches(self, iterator: Iterator[Any]) -> Lookahead:
+        """Return the batches of an iterator that Keras trains on."""
+        if self._batches is None or self._batches.iterator is not iterator:
+            self._batches = Lookahead(iterator)
+        return self._batches
+
+    def train(self, batch: TrainingData, batches: Lookahead) -> Any:
         """Run one step on a batch and exchange its result; returns the step's logs.
+
+        Args:
+            batch: taken from `batches`.
+            batches: those after it; rows of tables are asked for early.
 
         Raises:
             NonFiniteGradient: with on_nonfinite="error"; nothing was sent.
             PSError: this step's push, or with a pipeline one of the steps before, failed.
         """
-        data = tensors.to_tensors(data)
+        data = batch.values
         if self._step is None:
             self.attach_unbuilt(data)
-        if self._step is None:
+        if self._step is None or self._tables is None:
             raise RuntimeError("attach() left the model without a step")
         self.join()
         self._in_flight.raise_failed()
+        with self.times.on("lookup"):
+            table_rows = self._tables.rows_of(batch)
         with self.times.on("compute"):
-            output = self._step(data)
+            output = self._step(data, table_rows)
             is_finite, is_complete = bool(output.finite), bool(output.complete)
         rows = tensors.num_rows(data)
         if not is_finite:
             self._refuse(output, rows)
         elif is_complete:
+            gradients = self._tables.gradients(table_rows, output)
+            ahead = self._tables.ahead(batches, self._most_in_flight)
             with self.times.on("push"):
-                self._push(output, rows)
+                self._push(output, rows, (gradients, ahead))
         else:
+            self._tables.keep(table_rows, output)
             self._rows_waiting += rows
             self.rows += rows
         return output.logs
@@ -279,11 +329,17 @@ class PSTrainer:
             return Hyper(learning_rate=values[0])
         names = [group.name for group in self._variables.trainable]
         scalars: dict[str, tuple[float, ...]] = {
-            name: (alpha,) for name, alpha in zip(names, values[1:], strict=True)
+            name: (alpha,) for name, alpha in zip(names, values[1:], strict=False)
         }
+        for layer in self._variables.embeddings:
+            settings = layer.settings
+            if settings.rule is None and not settings.row_steps:
+                scalars[layer.table] = (values[-1] * settings.learning_rate_multiplier,)
         return Hyper(learning_rate=values[0], scalars=scalars)
 
-    def _push(self, output: StepOutput, rows: int) -> None:
+    def _push(
+        self, output: StepOutput, rows: int, tables: tuple[TableArrays, BatchRows | None]
+    ) -> None:
         variables, replica = self._bound()
         pushed = {
             group.name: np.asarray(memoryview(flat))
@@ -293,12 +349,18 @@ class PSTrainer:
                 strict=True,
             )
         }
-        hyper, counts = self._hyper(output), (rows, rows + self._rows_waiting)
-        self._rows_waiting = 0
-        lag, metadata = len(self._in_flight), self.positions.for_push()
-        send = functools.partial(
-            self._send, pushed, replica.take(), hyper, counts, lag=lag, metadata=metadata
+        push = OutgoingPush(
+            grads=pushed,
+            hyper=self._hyper(output),
+            newest_rows=rows,
+            rows=rows + self._rows_waiting,
+            lag=len(self._in_flight),
+            metadata=self.positions.for_push(),
+            table_grads=tables[0],
+            ahead=tables[1],
         )
+        self._rows_waiting = 0
+        send = functools.partial(self._send, push, replica.take())
         if not self._most_in_flight:
             applied = send()
             replica.adopt(applied.received, applied.clock)
@@ -314,22 +376,20 @@ class PSTrainer:
         replica.adopt(applied.received, count, statistics=False)
         self._give_back(applied)
 
-    def _send(
-        self,
-        pushed: dict[str, Array],
-        received: Received,
-        hyper: Hyper,
-        rows: tuple[int, int],
-        *,
-        lag: int,
-        metadata: AttachedMetadata | None,
-    ) -> AppliedPush:
-        """Push for the rows of this batch, and of this and those accumulated before it."""
-        newest, all_rows = rows
+    def _send(self, push: OutgoingPush, received: Received) -> AppliedPush:
         ack = self._client.push_pull(
-            pushed, received.arrays, hyper=hyper, rows=all_rows, lag=lag, metadata=metadata
+            push.grads,
+            received.arrays,
+            hyper=push.hyper,
+            rows=push.rows,
+            lag=push.lag,
+            metadata=push.metadata,
+            table_grads=push.table_grads or None,
+            next_rows=None if push.ahead is None else push.ahead.into(),
         )
-        return AppliedPush(received, ack.clock, newest)
+        if push.ahead is not None:
+            push.ahead.is_filled = True
+        return AppliedPush(received, ack.clock, push.newest_rows)
 
     def _give_back(self, applied: AppliedPush) -> None:
         _, replica = self._bound()

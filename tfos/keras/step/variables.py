@@ -33,7 +33,9 @@ from ps.manifest.manifest import (
     RuleConfig,
 )
 from tfos.errors import UnsupportedModel, VariablesChanged
+from tfos.keras.embedding.layer import Embedding
 from tfos.keras.step import optimizers
+from tfos.keras.step.table_specs import embeddings_of, table_specs
 
 MASTER_DTYPES = {
     "float32": "float32",
@@ -103,6 +105,8 @@ class Variables:
     """What a push and a pull move."""
     frozen: tuple[VariableGroup, ...]
     """What is pulled once."""
+    embeddings: tuple[Embedding, ...] = ()
+    """The layers whose rows live in tables."""
 
     @property
     def trainable(self) -> tuple[VariableGroup, ...]:
@@ -154,6 +158,7 @@ class Variables:
             specs.append(GroupSpec(group.name, group.dtype, rule, named, packing))
         return Manifest(
             groups=tuple(specs),
+            tables=table_specs(self.embeddings, optimizer),
             consistency=consistency,
             reduction=reduction,
             staleness_bound=staleness_bound,
@@ -167,7 +172,7 @@ class Variables:
             VariablesChanged: names the new and the missing variables.
         """
         bound = [v for group in self.trainable for v in group.variables]
-        now = model.trainable_variables
+        now = [v for v in model.trainable_variables if _has_values(v)]
         if {id(v) for v in bound} == {id(v) for v in now}:
             return
         added = [v.path for v in now if not any(v is b for b in bound)]
@@ -189,8 +194,9 @@ def collect(model: Any, optimizer: Any) -> Variables:
     Raises:
         UnsupportedModel: the servers cannot hold a variable, or there is none to train.
     """
-    trainable = list(model.trainable_variables)
-    if not trainable:
+    embeddings = embeddings_of(model)
+    trainable = [v for v in model.trainable_variables if _has_values(v)]
+    if not trainable and not any(layer.trainable for layer in embeddings):
         raise UnsupportedModel("the model has no trainable variables: nothing to distribute")
     for variable in trainable:
         _check_trainable(variable)
@@ -218,7 +224,12 @@ def collect(model: Any, optimizer: Any) -> Variables:
         for (kind, dtype), members in buckets.items()
     )
     moving = tuple(group for group in groups if not group.name.startswith("frozen"))
-    return Variables(moving, groups[len(moving) :])  # the frozen ones are the last
+    return Variables(moving, groups[len(moving) :], embeddings)  # the frozen ones are the last
+
+
+def _has_values(variable: Any) -> bool:
+    """Whether there is anything to hold; the anchor of an Embedding has no elements."""
+    return 0 not in variable.shape
 
 
 def _not_trainable(model: Any) -> tuple[list[Any], list[Any]]:

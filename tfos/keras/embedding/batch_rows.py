@@ -1,0 +1,184 @@
+"""Rows of a batch: its distinct keys, their rows as tensors, the sums of their gradients.
+
+Covers: one route per table and batch, positions per call, memory that TensorFlow reads without a
+copy, sums over equal keys.
+Does not: ask servers (tfos.keras.step.tables), trace steps (ids_ahead).
+Threads: one batch belongs to one thread at a time.
+
+    keys of all calls of a table ──route──► distinct keys ──► rows [distinct + padding, dim]
+                                               └──► positions of each call's keys in those rows
+
+The last row is zeros; the positions of padding name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfos.keras.aligned_memory import aligned
+from tfos.keras.embedding.ids_ahead import Call
+
+if TYPE_CHECKING:
+    from ps.tables.routing import RoutedIds
+    from tfos.keras.embedding.table_settings import TableSettings
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Route = Callable[[Mapping[str, Array]], "dict[str, RoutedIds]"]
+RowGradient = tuple[Any, Any]
+"""values [n, dim] and indices [n], as tf.IndexedSlices has them."""
+
+
+@dataclass(slots=True)
+class BatchRows:
+    """The rows of one batch, by table, and where each call finds its own."""
+
+    calls: Sequence[Call]
+    routed: dict[str, RoutedIds]
+    arrays: dict[str, Array]
+    """[distinct + 1 or more, dim] float32; the rows from `distinct` on are zeros."""
+    tensors: dict[str, Any]
+    """The same memory."""
+    positions: list[Any]
+    """Of each call that is ahead: [n] int32, places in the table's rows."""
+    is_filled: bool = False
+    """Whether the rows have arrived."""
+
+    def into(self) -> dict[str, tuple[RoutedIds, Array]]:
+        """Return by table the distinct keys and the array [distinct, dim] that their rows fill."""
+        return {
+            name: (ids, self.arrays[name][: ids.unique.size]) for name, ids in self.routed.items()
+        }
+
+
+class RowPlanner:
+    """Makes the BatchRows of one model's batches, and the sums of their gradients.
+
+    Args:
+        layers: the model's Embeddings.
+        route: checks and deduplicates keys, as `client.tables.route`.
+        pads: fill rows up to a power of two, so that XLA compiles few shapes.
+    """
+
+    def __init__(self, layers: Sequence[Any], route: Route, *, pads: bool) -> None:
+        self._tables = {layer.table: layer.settings for layer in layers}
+        self._route = route
+        self._pads = pads
+
+    def plan(self, calls: Sequence[Call], keys: Sequence[Array]) -> BatchRows:
+        """Route the keys of a batch and take memory for its rows.
+
+        Args:
+            calls: of the batch's kind.
+            keys: [n] int64 of each call that is ahead.
+
+        Raises:
+            IdError: names table, value and position.
+        """
+        ahead = [call for call in calls if call.is_ahead]
+        of_table: dict[str, list[int]] = {}
+        for at, call in enumerate(ahead):
+            of_table.setdefault(call.layer.table, []).append(at)
+        positions: list[Any] = [None] * len(ahead)
+        routed: dict[str, RoutedIds] = {}
+        for name, places in of_table.items():
+            own = [(keys[at], _is_id(keys[at], ahead[at].layer.pad_key)) for at in places]
+            kept = [flat if mask is None else flat[mask] for flat, mask in own]
+            ids = self._routed(name, kept[0] if len(kept) == 1 else np.concatenate(kept), routed)
+            routed[name] = ids
+            start = 0
+            for at, (flat, mask) in zip(places, own, strict=True):
+                count = flat.size if mask is None else int(np.count_nonzero(mask))
+                inverse = ids.inverse[start : start + count]
+                start += count
+                positions[at] = _with_padding(inverse, mask, ids.unique.size)
+        return self._with_memory(calls, routed, positions)
+
+    def sums(
+        self, batch: BatchRows, gradients: Sequence[tuple[str, RowGradient]]
+    ) -> dict[str, tuple[RoutedIds, Array]]:
+        """Return by table its distinct keys and their summed gradients [distinct, dim].
+
+        Args:
+            batch: whose step gave the gradients.
+            gradients: table and gradient of each layer; several of one table are added.
+        """
+        from ps.tables import kernels
+
+        inside = {call.layer.table for call in batch.calls if not call.is_ahead}
+        found: dict[str, tuple[RoutedIds, Array]] = {}
+        looked_up: dict[str, list[tuple[Array, Array]]] = {}
+        for name, (values, indices) in gradients:
+            given, places = np.asarray(memoryview(values)), np.asarray(memoryview(indices))
+            if name in inside:
+                looked_up.setdefault(name, []).append((given, places))
+                continue
+            if name not in found:
+                ids = batch.routed[name]
+                found[name] = ids, np.zeros((ids.unique.size, given.shape[1]), given.dtype)
+            kernels.sum_equal(given, places.astype(np.int32), found[name][1])
+        for name, parts in looked_up.items():
+            keys = np.concatenate([keys for _, keys in parts])
+            found[name] = self.merged(name, keys, np.concatenate([values for values, _ in parts]))
+        return found
+
+    def merged(self, name: str, keys: Array, values: Array) -> tuple[RoutedIds, Array]:
+        """Return distinct keys and the sums of their values, in the order given.
+
+        Args:
+            name: of the table.
+            keys: [n] int64.
+            values: [n, dim].
+        """
+        ids = self._routed(name, keys, {})
+        return ids, ids.summed(values)
+
+    def _routed(self, name: str, keys: Array, others: Mapping[str, RoutedIds]) -> RoutedIds:
+        settings = self._tables[name]
+        for other, ids in others.items():  # dim 16 and dim 1 of the same ids: one route for both
+            if _routes_alike(settings, self._tables[other]) and _is_route_of(ids, keys):
+                return ids
+        given = keys.view(np.uint64) if settings.id_kind == "uint64" else keys
+        return self._route({name: given})[name]
+
+    def _with_memory(
+        self, calls: Sequence[Call], routed: dict[str, RoutedIds], positions: list[Any]
+    ) -> BatchRows:
+        import tensorflow as tf
+
+        arrays, tensors = {}, {}
+        for name, ids in routed.items():
+            count = ids.unique.size
+            size = 1 << count.bit_length() if self._pads else count + 1
+            dim = self._tables[name].dim
+            arrays[name] = aligned(size * dim, "float32").reshape(size, dim)
+            arrays[name][count:] = 0.0
+            tensors[name] = tf.experimental.dlpack.from_dlpack(arrays[name].__dlpack__())
+        return BatchRows(calls, routed, arrays, tensors, [tf.constant(at) for at in positions])
+
+
+def _is_id(keys: Array, pad_key: int | None) -> Array | None:
+    """Return [n] bool, False for padding; None if there is none."""
+    if pad_key is None:
+        return None
+    mask = keys != pad_key
+    return None if mask.all() else mask
+
+
+def _routes_alike(one: TableSettings, other: TableSettings) -> bool:
+    return (one.id_kind, one.max_id) == (other.id_kind, other.max_id)
+
+
+def _is_route_of(ids: RoutedIds, keys: Array) -> bool:
+    return ids.inverse.size == keys.size and bool((ids.unique[ids.inverse] == keys).all())
+
+
+def _with_padding(inverse: Array, mask: Array | None, padding: int) -> Array:
+    if mask is None:
+        return inverse
+    positions = np.full(mask.size, padding, np.int32)
+    positions[mask] = inverse
+    return positions

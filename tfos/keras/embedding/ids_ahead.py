@@ -1,0 +1,182 @@
+"""Ids ahead of the step: a function of the batch alone that gives the keys of each layer's call.
+
+Covers: recording the calls of a step, which of them depend on the batch alone, the pruned function.
+Does not: look rows up (batch_rows), run the step (tfos.keras.step.train_step).
+Threads: that of the step.
+
+The model's own step is traced once with layers that record their keys and return zeros. What the
+keys are made of is cut out of that graph, so every class of model works. A call whose keys depend
+on more than the batch (a parameter, a random number, another lookup, a loop) looks its rows up
+inside the step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.keras.embedding import row_flow
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a layer in a step."""
+
+    layer: Any
+    why_inside: str
+    """Why its rows are looked up inside the step; empty: they are looked up ahead of it."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the keys are known before the step."""
+        return not self.why_inside
+
+
+@dataclass(frozen=True, slots=True)
+class IdsAhead:
+    """The calls of one kind of batch, in order, and the keys of those that are ahead."""
+
+    calls: tuple[Call, ...]
+    keys: Callable[[Any], Sequence[Any]]
+    """From a batch the keys, [n] int64, of the calls that are ahead."""
+
+
+class _Recording:
+    """The flow that notes each call's keys."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any]] = []
+        self.zeros: list[Any] = []
+
+    def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
+        """Return zeros; see RowFlow."""
+        import tensorflow as tf
+
+        keys = tf.identity(keys)
+        self.calls.append((layer, keys))
+        rows = tf.zeros(tf.stack([tf.size(keys), layer.dim]))
+        self.zeros.append(rows)
+        return rows, keys
+
+
+def record(step: Callable[[Any], Any], packed: Any, trained: Sequence[Any]) -> IdsAhead:
+    """Return the ids that a step asks for.
+
+    Args:
+        step: runs the model's own step on a batch.
+        packed: the batch, as nested tensor specs.
+        trained: the variables that training changes.
+    """
+    import tensorflow as tf
+
+    recording = _Recording()
+
+    def recorded(data: Any) -> None:
+        recording.calls.clear()  # a first trace that makes variables is repeated
+        with row_flow.flowing(recording):
+            step(data)
+
+    graph = tf.function(recorded, autograph=False).get_concrete_function(packed).graph
+    changed = _changed(graph, trained) | {rows.op for rows in recording.zeros if _in(rows, graph)}
+    calls = tuple(Call(layer, _why_inside(keys, graph, changed)) for layer, keys in recording.calls)
+    # As in the step: one layer's calls name their gradients' rows in one way.
+    inside = {call.layer.table: call.why_inside for call in calls if not call.is_ahead}
+    calls = tuple(Call(call.layer, inside.get(call.layer.table, "")) for call in calls)
+    for call in dict.fromkeys(call for call in calls if not call.is_ahead):
+        logger.warning(
+            "layer %r looks its rows up inside the step, which is slower: %s. Let the ids be a "
+            "function of the batch alone, so that the rows of the next batch are asked for early",
+            call.layer.name,
+            call.why_inside,
+        )
+    pairs = zip(calls, recording.calls, strict=True)
+    wanted = [keys for call, (_, keys) in pairs if call.is_ahead]
+    return IdsAhead(calls, _pruned(graph, wanted, packed))
+
+
+def all_inside(layers: Sequence[Any], why: str) -> IdsAhead:
+    """Return that every layer looks its rows up inside the step.
+
+    Args:
+        layers: of the model.
+        why: the reason, for a message.
+    """
+    return IdsAhead(tuple(Call(layer, why) for layer in layers), lambda _: ())
+
+
+def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], Sequence[Any]]:
+    """Return a compiled function of the batch that computes these tensors of a graph alone."""
+    import tensorflow as tf
+
+    if not wanted:
+        return lambda _: ()
+    definition = graph.as_graph_def()
+    kept = {op.name for tensor in wanted for op in _ancestors(tensor.op)}
+    for at in reversed(range(len(definition.node))):
+        if definition.node[at].name not in kept:
+            del definition.node[at]
+    captured = [(outer, inner) for outer, inner in graph.captures if inner.op.name in kept]
+    given = [each for each in graph.inputs if all(each is not inner for _, inner in graph.captures)]
+
+    def keys(data: Any) -> Any:
+        leaves = [
+            leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None
+        ]
+        feeds = {
+            place.name: leaf
+            for place, leaf in zip(given, leaves, strict=True)
+            if place.op.name in kept
+        }
+        feeds |= {inner.name: outer for outer, inner in captured}
+        return tf.graph_util.import_graph_def(
+            definition, feeds, [tensor.name for tensor in wanted], name="ids"
+        )
+
+    compiled = tf.function(keys, autograph=False)
+    return compiled.get_concrete_function(packed)  # type: ignore[no-any-return]  # no types
+
+
+def _changed(graph: Any, trained: Sequence[Any]) -> set[Any]:
+    """Return the captured handles of variables that differ between steps."""
+    handles = {id(variable.value.handle) for variable in trained}
+    changed = set()
+    for outer, inner in graph.captures:
+        writes = any("Assign" in op.type or "Apply" in op.type for op in inner.consumers())
+        if id(outer) in handles or writes:
+            changed.add(inner.op)
+    return changed
+
+
+def _why_inside(keys: Any, graph: Any, changed: set[Any]) -> str:
+    """Return why keys cannot be computed ahead of the step; empty: they can."""
+    if not _in(keys, graph):
+        return "it is called inside a loop, a map or another tf.function"
+    for op in _ancestors(keys.op):
+        if op in changed:
+            return "its ids depend on a variable that training changes, or on rows of a table"
+        if op.op_def.is_stateful and not _is_constant(op.type):
+            return f"its ids depend on {op.type} ({op.name}), whose result may change"
+    return ""
+
+
+def _is_constant(kind: str) -> bool:
+    return kind in ("Placeholder", "ReadVariableOp", "ResourceGather") or "LookupTable" in kind
+
+
+def _in(tensor: Any, graph: Any) -> bool:
+    return getattr(tensor, "graph", None) is graph
+
+
+def _ancestors(op: Any) -> Iterator[Any]:
+    seen, waiting = {op}, [op]
+    while waiting:
+        newest = waiting.pop()
+        yield newest
+        for before in (*(each.op for each in newest.inputs), *newest.control_inputs):
+            if before not in seen:
+                seen.add(before)
+                waiting.append(before)

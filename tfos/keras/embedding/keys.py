@@ -1,0 +1,102 @@
+"""Keys: what a layer's input names in its table, as one flat int64 tensor.
+
+Covers: integers of any width, strings and bytes by a hash, dense and ragged shapes, padding.
+Does not: look anything up (row_flow), combine rows (layer).      Pure functions of tensors.
+
+A string's key is `tf.strings.to_hash_bucket_fast(text, 2**63 - 1)`: FarmHash Fingerprint64 of its
+bytes modulo 2^63 - 1. It is the same on every machine and in an exported graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.errors import UnsupportedModel
+
+STRING_KEYS = 2**63 - 1
+"""Number of keys that strings are hashed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one call of a layer."""
+
+    flat: Any
+    """[n] int64: the ids; those of uint64 as bits."""
+    source: Any
+    """The dense or ragged input that they come from."""
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the rows of the input have different lengths."""
+        import tensorflow as tf
+
+        return isinstance(self.source, tf.RaggedTensor)
+
+    def with_rows(self, rows: Any) -> Any:
+        """Return `rows` [n, dim] in the input's shape: [*shape, dim], or ragged."""
+        import tensorflow as tf
+
+        if self.is_ragged:
+            return self.source.with_flat_values(rows)
+        shape = tf.concat([tf.shape(self.source), tf.shape(rows)[1:]], 0)
+        shaped = tf.reshape(rows, shape)
+        shaped.set_shape([*self.source.shape, rows.shape[1]])
+        return shaped
+
+
+def keys_of(ids: Any, name: str) -> Keys:
+    """Return the keys of a layer's input.
+
+    Args:
+        ids: integers or strings, dense of any shape or ragged.
+        name: of the layer, for messages.
+
+    Raises:
+        UnsupportedModel: floats, bools, or a sparse tensor.
+    """
+    import tensorflow as tf
+
+    if isinstance(ids, tf.SparseTensor):
+        raise UnsupportedModel(
+            f"layer {name!r} got a SparseTensor; give it a RaggedTensor "
+            "(tf.RaggedTensor.from_sparse), or pad the ids and name the padding by pad_id"
+        )
+    if not isinstance(ids, tf.RaggedTensor):
+        ids = tf.convert_to_tensor(ids)
+    values = ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids
+    if values.dtype == tf.string:
+        flat = hashed(values)
+    elif values.dtype.is_integer:
+        flat = (
+            tf.bitcast(values, tf.int64) if values.dtype == tf.uint64 else tf.cast(values, tf.int64)
+        )
+    else:
+        raise UnsupportedModel(
+            f"layer {name!r} got ids of dtype {values.dtype.name}: it takes integers, which floats "
+            "round above 2^24, or strings. Declare the input, also of a Sequential: "
+            "keras.Input(shape, dtype='int64') or dtype='string'"
+        )
+    return Keys(tf.reshape(flat, [-1]), ids)
+
+
+def hashed(texts: Any) -> Any:
+    """Return the keys of strings: int64 of the same shape."""
+    import tensorflow as tf
+
+    return tf.strings.to_hash_bucket_fast(texts, STRING_KEYS)
+
+
+def pad_key(pad_id: int | str | bytes | None) -> int | None:
+    """Return the key of the id that stands for nothing; None: there is none.
+
+    Args:
+        pad_id: as the user gave it.
+    """
+    import tensorflow as tf
+
+    if isinstance(pad_id, str | bytes):
+        with tf.init_scope():  # a layer may ask while a step is traced
+            return int(hashed(pad_id))
+    return None if pad_id is None else int(pad_id)

@@ -1,0 +1,293 @@
+"""Layer `tfos.keras.Embedding`: an embedding without a vocabulary, whose rows live in a table.
+
+Covers: the layer's arguments, its call (rows, masks, combiners), shapes, config.
+Does not: hold rows or look them up (row_flow, sources), train them (tfos.keras.step.tables).
+Threads: as every Keras layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+
+from ps.manifest.table_spec import Admission
+from tfos.errors import SettingsError, UnsupportedModel
+from tfos.keras.embedding import row_flow
+from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
+from tfos.keras.embedding.keys import Keys, keys_of, pad_key
+from tfos.keras.embedding.sources import NO_ROWS, RowSource, looked_up
+from tfos.keras.embedding.table_settings import (
+    TableSettings,
+    admission_given,
+    initializer_given,
+    rule_given,
+    unseen_given,
+)
+
+
+@keras.saving.register_keras_serializable(package="tfos")
+class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Vectors by id, for ids without a vocabulary; in the place of `keras.layers.Embedding`.
+
+    The rows live in a table: under `ctx.distribute` on the parameter servers, otherwise in this
+    process. A row exists from the first training step with its id. Its first values depend on
+    the table's `seed` and the id alone.
+
+    Ids are integers of any dtype, from 0, or strings and bytes, whose key is
+    `tf.strings.to_hash_bucket_fast(id, 2**63 - 1)`. They have any shape; tf.RaggedTensor is one.
+    Without a combiner the result is [*shape of the ids, dim]. With one, the last axis of the ids is
+    reduced: [batch, n] gives [batch, dim], and a list without ids gives zeros.
+
+    Call: `layer(ids)`, or with a combiner `layer(ids, weights)` or `layer([ids, weights])`, where
+    weights are floats of the ids' shape.
+
+    Args:
+        dim: elements of a row.
+        table: name of the table; layers of one name share their rows. None: the layer's name.
+        combiner: None, "sum", "mean" (the sum through the sum of the weights) or "sqrtn" (through
+            the root of the sum of their squares).
+        initializer: first values of a row: "uniform" (±0.05), a Keras initializer that needs no
+            number of rows, or one of `ps.initializers`.
+        seed: of the initializer.
+        pad_id: an id that stands for nothing: its vector is zeros, and combiners leave it out.
+        mask_zero: pad_id=0, and later layers get the mask `ids != 0`.
+        unseen: the vector of an id without a row, in evaluation, inference and exports: a number
+            for all elements, or `dim` numbers.
+        rule: update rule of `ps.rules`; None: that of the model's optimizer. It acts on the rows of
+            a batch alone, and each row has its own slots.
+        learning_rate_multiplier: factor of the optimizer's learning rate for this table.
+        row_steps: Adam, AdamW and Adamax: count each row's own updates.
+        max_rows: rows of the whole table; None: no limit.
+        max_bytes: the same in bytes, with all that a row needs.
+        when_full: "refuse" fails the step that needs more; "lru" drops the oldest rows.
+        ttl_s: seconds after which a row is dropped that no step contained; None: never.
+        admission: which unknown ids get a row (`ps.Admission`); None: all.
+        id_kind: "uint64" where ids above 2^63 - 1 occur.
+        max_id: largest id; None: the largest of `id_kind`.
+        trainable: False only looks up.
+        **kwargs: `name` and `dtype`, as of every layer.
+
+    Raises:
+        SettingsError: an argument that cannot work.
+    """
+
+    def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
+        self,
+        dim: int,
+        *,
+        table: str | None = None,
+        combiner: Combiner | None = None,
+        initializer: Any = "uniform",
+        seed: int = 0,
+        pad_id: int | str | bytes | None = None,
+        mask_zero: bool = False,
+        unseen: float | Sequence[float] = 0.0,
+        rule: Any = None,
+        learning_rate_multiplier: float = 1.0,
+        row_steps: bool = False,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        when_full: Literal["refuse", "lru"] = "refuse",
+        ttl_s: float | None = None,
+        admission: Admission | Mapping[str, Any] | None = None,
+        id_kind: Literal["int64", "uint64"] = "int64",
+        max_id: int | None = None,
+        trainable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(trainable=trainable, **kwargs)
+        if combiner is not None and combiner not in COMBINERS:
+            raise SettingsError(f"combiner={combiner!r} must be None or one of {COMBINERS}")
+        if mask_zero and pad_id not in (None, 0):
+            raise SettingsError(f"mask_zero=True means pad_id=0, got pad_id={pad_id!r}")
+        if mask_zero and combiner is not None:
+            raise SettingsError(
+                f"mask_zero=True with combiner={combiner!r}: no axis is left to mask; use pad_id=0"
+            )
+        self.autocast = False
+        # XLA cannot compile the lookup inside a call; a distributed training compiles its steps.
+        self.supports_jit = False
+        self.supports_masking = mask_zero
+        self.combiner = combiner
+        self.mask_zero = mask_zero
+        self.pad_id = 0 if mask_zero else pad_id
+        self._has_own_table = table is None
+        self.settings = TableSettings(
+            name=self.name if table is None else table,
+            dim=dim,
+            rule=rule_given(rule),
+            learning_rate_multiplier=float(learning_rate_multiplier),
+            row_steps=row_steps,
+            initializer=initializer_given(initializer),
+            seed=seed,
+            id_kind=id_kind,
+            max_id=max_id,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            when_full=when_full,
+            ttl_s=ttl_s,
+            admission=admission_given(admission),
+            unseen=unseen_given(unseen, dim),
+        )
+        self.settings.spec(None)  # refuses what cannot work
+        self._pad_key: int | None = None
+        self.source: RowSource = NO_ROWS
+        self.anchor: Any = None
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self.settings.dim
+
+    @property
+    def table(self) -> str:
+        """Name of the table."""
+        return self.settings.name
+
+    @property
+    def pad_key(self) -> int | None:
+        """The key of `pad_id`; None: there is none."""
+        if self.pad_id is not None and self._pad_key is None:
+            self._pad_key = pad_key(self.pad_id)
+        return self._pad_key
+
+    def bind(self, source: RowSource) -> None:
+        """Look rows up there from now on, outside of training steps."""
+        self.source = source
+
+    def build(self, input_shape: Any = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Create the anchor (row_flow)."""
+        self.anchor = self.add_weight(
+            shape=(0, self.dim), initializer="zeros", dtype="float32", name="rows"
+        )
+        self.built = True
+
+    def call(self, ids: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Return the rows of the ids, combined if the layer has a combiner.
+
+        Args:
+            ids: integers or strings of any shape, dense or ragged; or [ids, weights].
+            weights: floats of the same shape, for a combiner.
+            training: Keras' own: whether a training step calls.
+        """
+        import tensorflow as tf
+
+        ids, weights = _split(ids, weights)
+        if weights is not None and self.combiner is None:
+            raise UnsupportedModel(
+                f"layer {self.name!r} got weights but has no combiner; give it "
+                'combiner="sum", "mean" or "sqrtn"'
+            )
+        keys = keys_of(ids, self.name)
+        rows = self._rows(keys, training)
+        if self.combiner is not None:
+            rows = combined(rows, keys, weights, self.combiner, self._is_id(keys.flat))
+        else:
+            rows = keys.with_rows(rows)
+        if isinstance(rows, tf.RaggedTensor):
+            return rows.with_flat_values(tf.cast(rows.flat_values, self.compute_dtype))
+        return tf.cast(rows, self.compute_dtype)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:  # noqa: ARG002
+        """Return `ids != 0` with mask_zero, else None."""
+        if not self.mask_zero:
+            return None
+        ids, _ = _split(inputs, None)
+        return keras.ops.not_equal(ids, 0)
+
+    def compute_output_shape(
+        self,
+        ids_shape: Any,
+        weights_shape: Any = None,  # noqa: ARG002
+    ) -> Any:
+        """Return the shape of the result.
+
+        Args:
+            ids_shape: of the ids, or of [ids, weights].
+            weights_shape: of the weights.
+
+        Raises:
+            UnsupportedModel: a combiner has no axis to reduce.
+        """
+        if ids_shape and isinstance(ids_shape[0], list | tuple):
+            ids_shape = ids_shape[0]
+        if self.combiner is None:
+            return (*ids_shape, self.dim)
+        if len(ids_shape) < 2:
+            raise UnsupportedModel(
+                f"layer {self.name!r} has combiner={self.combiner!r}, which reduces the last axis "
+                f"of ids [batch, n], and got ids of shape {tuple(ids_shape)}; drop the combiner"
+            )
+        return (*ids_shape[:-1], self.dim)
+
+    def compute_output_spec(
+        self,
+        ids: Any,
+        weights: Any = None,
+        training: Any = None,  # noqa: ARG002
+    ) -> Any:
+        """Return the result's shape and dtype; nothing is looked up."""
+        ids, _ = _split(ids, weights)
+        shape = self.compute_output_shape(tuple(ids.shape))
+        ragged = bool(getattr(ids, "ragged", False)) and self.combiner is None
+        return keras.KerasTensor(shape, self.compute_dtype, ragged=ragged)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the layer's arguments, as JSON has them."""
+        config = self.settings.config()
+        name = config.pop("name")
+        pad_id = self.pad_id
+        return {
+            **super().get_config(),
+            **config,
+            "table": None if self._has_own_table else name,
+            "combiner": self.combiner,
+            "pad_id": pad_id.decode() if isinstance(pad_id, bytes) else pad_id,
+            "mask_zero": self.mask_zero,
+        }
+
+    def _rows(self, keys: Keys, training: bool | None) -> Any:
+        flow = row_flow.current()
+        if flow is not None and training is not False:  # a train_step may call self(x)
+            rows, indices = flow.rows(self, keys.flat)
+        else:
+            rows, indices = looked_up(self, keys.flat, training=bool(training)), None
+        rows.set_shape([None, self.dim])
+        return row_flow.anchored(rows, indices, self.anchor) if self.trainable else rows
+
+    def _is_id(self, flat: Any) -> Any:
+        """Return [n] bool, False for padding; None where nothing is padding."""
+        return None if self.pad_key is None else flat != self.pad_key
+
+
+def _split(ids: Any, weights: Any) -> tuple[Any, Any]:
+    if isinstance(ids, list | tuple):
+        if len(ids) != 2 or weights is not None:
+            raise UnsupportedModel(
+                f"an Embedding takes ids, or [ids, weights]; got a list of {len(ids)}"
+            )
+        return ids[0], ids[1]
+    return ids, weights
+
+
+def _training_here(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' make_train_function, which first gives a lone model's tables a place."""
+
+    @functools.wraps(original)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        is_lone = "_tfos_trainer" not in vars(self)
+        if is_lone and any(isinstance(layer, Embedding) for layer in self._flatten_layers()):
+            # By name: what trains stands above the layers, which work without it.
+            importlib.import_module("tfos.keras.fit.local").train_here(self)
+            return self.make_train_function(force)
+        return original(self, force)
+
+    return make_train_function
+
+
+# A layer hears nothing of a training before its first step, and Keras asks only the model.
+keras.Model.make_train_function = _training_here(keras.Model.make_train_function)

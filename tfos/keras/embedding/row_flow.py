@@ -1,0 +1,88 @@
+"""Row flow: where a layer's call gets its rows from, and how their gradient leaves the step.
+
+Covers: the three sources of rows (a recording, the rows of a prepared batch, a lookup in the call),
+which of them holds for the running thread, the anchor.
+Does not: look up (tfos.keras.embedding.sources), prepare batches (batch_rows).
+Threads: a flow belongs to the thread that entered it.
+
+A layer's trainable weight is its *anchor*, of shape (0, dim): the rows themselves are in a table.
+Rows enter the step as a constant, and the step's own tape gives the anchor their gradient, as
+tf.IndexedSlices: `values` [n, dim], one per id, and `indices` [n], which name the rows. So every
+`train_step` that trains its model's variables brings the gradient to `optimizer.apply`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from tfos.errors import UnsupportedModel
+
+_NO_ROWS = 0
+"""Rows that an anchor claims to have; nothing makes it dense."""
+
+
+class RowFlow(Protocol):
+    """Gives the rows of a layer's calls, in the order of the calls."""
+
+    def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
+        """Return the rows of one call.
+
+        Args:
+            layer: the Embedding.
+            keys: [n] int64.
+
+        Returns:
+            Rows [n, dim] of the table's dtype, and the indices [n] of their gradient.
+        """
+
+
+_running = threading.local()
+
+
+def current() -> RowFlow | None:
+    """Return the flow of this thread; None: each call looks its rows up."""
+    return getattr(_running, "flow", None)
+
+
+@contextmanager
+def flowing(flow: RowFlow) -> Iterator[None]:
+    """Let the calls of the block get their rows from this flow."""
+    before = current()
+    _running.flow = flow
+    try:
+        yield
+    finally:
+        _running.flow = before
+
+
+def anchored(rows: Any, indices: Any, anchor: Any) -> Any:
+    """Return the rows, whose gradient reaches the anchor.
+
+    Args:
+        rows: [n, dim]; no gradient goes further back.
+        indices: [n] int32 or int64: what the gradient's slices are called; None: outside of a
+            training that brings it to the table.
+        anchor: the layer's weight, [0, dim].
+    """
+    import tensorflow as tf
+
+    dim = rows.shape[1]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    def joined(given: Any, _: Any) -> tuple[Any, Any]:
+        def gradient(upstream: Any) -> tuple[None, Any]:
+            if indices is None:
+                raise UnsupportedModel(
+                    "a gradient of an Embedding's rows was asked for outside of fit and "
+                    "train_on_batch, which bring it to the table; train through them, with a "
+                    "train_step of your own if need be"
+                )
+            shape = tf.constant([_NO_ROWS, dim], indices.dtype)
+            return None, tf.IndexedSlices(upstream, indices, shape)
+
+        return tf.identity(given), gradient
+
+    return joined(rows, tf.convert_to_tensor(anchor))

@@ -1,0 +1,189 @@
+"""Settings of a layer's table, before the model's optimizer is known.
+
+Covers: the settings by which two layers share a table, their conversion from and to Keras' config,
+the table's entry in the manifest.
+Does not: hold rows, know layers (tfos.keras.embedding.layer).      Pure; no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import msgspec
+
+from ps.errors import PSSettingsError
+from ps.manifest.initializer_spec import (
+    Constant,
+    Initializer,
+    RandomNormal,
+    RandomUniform,
+    TruncatedNormal,
+)
+from ps.manifest.rule_spec import SGD, RuleConfig
+from ps.manifest.table_spec import Admission, TableSpec
+from tfos.errors import SettingsError
+
+_INITIALIZERS: dict[type, type[Initializer]] = {
+    keras.initializers.Zeros: Constant,
+    keras.initializers.Ones: Constant,
+    keras.initializers.Constant: Constant,
+    keras.initializers.RandomUniform: RandomUniform,
+    keras.initializers.RandomNormal: RandomNormal,
+    keras.initializers.TruncatedNormal: TruncatedNormal,
+}
+
+_UNIFORM = RandomUniform()
+_ALL = Admission()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSettings:
+    """What all layers of one table have in common; the meanings are those of `ps.TableSpec`."""
+
+    name: str
+    dim: int
+    rule: RuleConfig | None = None
+    """None: the rule of the model's optimizer, for the rows of a push alone."""
+    learning_rate_multiplier: float = 1.0
+    row_steps: bool = False
+    initializer: Initializer = _UNIFORM
+    seed: int = 0
+    id_kind: Literal["int64", "uint64"] = "int64"
+    max_id: int | None = None
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    when_full: Literal["refuse", "lru"] = "refuse"
+    ttl_s: float | None = None
+    admission: Admission = _ALL
+    unseen: tuple[float, ...] = ()
+    """The vector of an id without a row, in evaluation and inference; empty: zeros."""
+
+    def spec(self, default_rule: RuleConfig | None) -> TableSpec:
+        """Return the table's entry in the manifest.
+
+        Args:
+            default_rule: that of the model's optimizer; None where any rule will do.
+
+        Raises:
+            SettingsError: a setting that cannot work.
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        rule = self.rule if self.rule is not None else default_rule
+        if rule is None:
+            del values["rule"]
+            rule = _ANY_RULE
+        try:
+            known = {k: v for k, v in values.items() if k in TableSpec.__struct_fields__}  # TODO
+            return TableSpec(**{**known, "rule": rule})
+        except PSSettingsError as error:
+            raise SettingsError(str(error)) from error
+
+    def differences(self, other: TableSettings) -> str:
+        """Return how another layer's settings differ: "seed 1 and 2, …"; empty: not at all."""
+        pairs = (
+            (field.name, getattr(self, field.name), getattr(other, field.name))
+            for field in dataclasses.fields(self)
+        )
+        return ", ".join(
+            f"{name} {ours!r} and {theirs!r}" for name, ours, theirs in pairs if ours != theirs
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings as JSON has them, for the layer's `get_config`."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["rule"] = None if self.rule is None else msgspec.to_builtins(self.rule)
+        values["initializer"] = msgspec.to_builtins(self.initializer)
+        values["admission"] = msgspec.to_builtins(self.admission)
+        values["unseen"] = list(self.unseen)
+        return values
+
+
+_ANY_RULE = SGD()
+
+
+def rule_given(rule: Any) -> RuleConfig | None:
+    """Return a table's own rule from what a user may give.
+
+    Args:
+        rule: None, a rule of `ps.rules`, or what `get_config` made of one.
+
+    Raises:
+        SettingsError: something else.
+    """
+    wanted = "a rule of ps.rules, such as rules.Adagrad()"
+    found: RuleConfig | None = _converted(rule, RuleConfig, "rule", wanted)
+    return found
+
+
+def admission_given(admission: Any) -> Admission:
+    """Return an admission policy from one, its config, or None for the default."""
+    found = _converted(admission, Admission, "admission", "a ps.Admission")
+    return Admission() if found is None else found
+
+
+def initializer_given(initializer: Any) -> Initializer:
+    """Return the table's initializer from one of `ps.initializers`, its config, or Keras' own.
+
+    Args:
+        initializer: "uniform", a Keras initializer, an initializer of `ps`, or None for the
+            default.
+
+    Raises:
+        SettingsError: one that a table does not have.
+    """
+    if initializer is None:
+        return RandomUniform()
+    if isinstance(initializer, Initializer):
+        return initializer
+    if isinstance(initializer, Mapping) and "initializer" in initializer:
+        return msgspec.convert(dict(initializer), Initializer)  # type: ignore[no-any-return]
+    try:
+        found = keras.initializers.get(initializer)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"initializer={initializer!r}: {error}") from error
+    if type(found) not in _INITIALIZERS:
+        raise SettingsError(
+            f"initializer={initializer!r} depends on a number of rows, which a table does not have "
+            "by itself; use one of zeros, ones, uniform, normal, truncated_normal or constant, or "
+            "ps.initializers.variance_scaling(dim=…, num_rows=…) with a number of your own"
+        )
+    return _of_keras(found)
+
+
+def unseen_given(unseen: float | Sequence[float], dim: int) -> tuple[float, ...]:
+    """Return the vector of an id without a row: empty for zeros, else `dim` numbers.
+
+    Args:
+        unseen: one number for all elements, or `dim` numbers.
+        dim: elements of a row.
+
+    Raises:
+        SettingsError: another number of numbers.
+    """
+    numbers = [float(unseen)] * dim if isinstance(unseen, int | float) else list(map(float, unseen))
+    if len(numbers) not in (0, dim):
+        raise SettingsError(
+            f"unseen has {len(numbers)} numbers, a row has {dim}; give one number, or {dim}"
+        )
+    return tuple(numbers) if any(numbers) else ()
+
+
+def _of_keras(found: Any) -> Initializer:
+    kind = _INITIALIZERS[type(found)]
+    if kind is Constant:
+        ones = isinstance(found, keras.initializers.Ones)
+        return Constant(float(getattr(found, "value", 1.0 if ones else 0.0)))
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    return kind(**{name: float(getattr(found, name)) for name in names})
+
+
+def _converted(given: Any, kind: Any, name: str, wanted: str) -> Any:
+    if given is None or isinstance(given, kind):
+        return given
+    if isinstance(given, Mapping):
+        return msgspec.convert(dict(given), kind)
+    raise SettingsError(f"{name}={given!r} is not {wanted}")

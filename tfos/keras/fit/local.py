@@ -1,0 +1,97 @@
+"""Training without a cluster: a model with tables, whose parameter server is in this process.
+
+Covers: when a model gets one, its worker's context.
+Does not: train (tfos.keras.fit.distribute, in mode sync with one worker).
+Threads: the server's own; it ends with the model.
+
+So a model is developed in a notebook with the numbers of a cluster of one worker. Everything but
+the transport is what a cluster runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from tfos.keras.fit.distribute import distribute
+from tfos.worker.epoch_reports import EpochReports
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class LocalContext:
+    """The part of `ctx` that a training uses, for one worker and one server in this process."""
+
+    num_workers = 1
+    worker_rank = 0
+    is_chief = True
+    is_local = True
+    log_dir: str | None = None
+    feed_channel: Any = None
+    micro_batches: Any = None
+
+    def __init__(self) -> None:
+        from ps.client.client import PSClient
+        from ps.config import ServerSettings
+        from ps.server.server import PSServer
+        from rpc.auth.handshake import Credentials, Identity, Role
+
+        credentials = Credentials.generate()
+        self.epochs = EpochReports(lambda _: None)
+        self._server = PSServer(ServerSettings(rank=0, num_servers=1, num_workers=1), credentials)
+        self._server.bind_inproc(f"local-{uuid.uuid4().hex}")
+        self._server.start()
+        self._client = PSClient(
+            [self._server.endpoint], credentials, Identity(Role.WORKER, 0), num_workers=1
+        )
+
+    def ps_client(self) -> Any:
+        """Return the one client."""
+        return self._client
+
+    def report_progress(
+        self,
+        step: int,
+        rows: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Nobody listens."""
+
+    def close(self) -> None:
+        """End the server, and with it the tables. Idempotent."""
+        self._client.close()
+        self._server.close(CLOSE_TIMEOUT_S)
+
+
+def train_here(model: Any) -> Any:
+    """Put a compiled model's parameters on a server in this process; `fit` then trains there.
+
+    `fit` and `train_on_batch` call it for a model with Embeddings that is not distributed.
+
+    Args:
+        model: compiled, not distributed.
+
+    Returns:
+        The same model object.
+
+    Raises:
+        UnsupportedModel, UnsupportedOptimizer: what a cluster would refuse.
+    """
+    context = LocalContext()
+    try:
+        distribute(model, context, consistency="sync")
+    except BaseException:
+        context.close()
+        raise
+    weakref.finalize(model, context.close)
+    logger.info(
+        "the tables of %s live in this process; ctx.distribute(model) puts them on servers",
+        model.name,
+    )
+    return model

@@ -1,0 +1,83 @@
+"""Tables of a model: its Embedding layers, and their tables' entries in the manifest.
+
+Covers: which layers share a table, the rule that a table takes from the model's optimizer.
+Does not: hold rows (ps), train them (tfos.keras.step.tables).      Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ps.manifest.rule_spec import RuleConfig
+from ps.manifest.table_spec import TableSpec
+from tfos.errors import UnsupportedModel
+from tfos.keras.embedding.layer import Embedding
+from tfos.keras.step import optimizers
+
+
+def embeddings_of(model: Any) -> tuple[Embedding, ...]:
+    """Return the model's Embedding layers, nested ones included.
+
+    Raises:
+        UnsupportedModel: two layers of one table have different settings.
+    """
+    found = tuple(layer for layer in model._flatten_layers() if isinstance(layer, Embedding))
+    by_table: dict[str, Embedding] = {}
+    for layer in found:
+        other = by_table.setdefault(layer.table, layer)
+        if differing := other.settings.differences(layer.settings):
+            raise UnsupportedModel(
+                f"the layers {other.name!r} and {layer.name!r} share the table {layer.table!r} and "
+                f"differ in {differing}; give both the same settings, or another table"
+            )
+    return found
+
+
+def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec, ...]:
+    """Return the manifest's entry of each table, by name.
+
+    Args:
+        layers: of one model.
+        optimizer: the model's; its rule is that of tables without one of their own.
+
+    Raises:
+        UnsupportedModel: the optimizer has a setting that rows of a batch alone cannot follow.
+        SettingsError: a setting of a table that cannot work.
+    """
+    settings = {layer.table: layer.settings for layer in layers}
+    if any(each.rule is None for each in settings.values()):
+        _check_lazy(optimizer)
+    return tuple(
+        settings[name].spec(_rule_for_rows(optimizer) if settings[name].rule is None else None)
+        for name in sorted(settings)
+    )
+
+
+def _rule_for_rows(optimizer: Any) -> RuleConfig:
+    """Return the optimizer's rule with the clipping that a table's gradient gets."""
+    inner = optimizers.unwrap(optimizer)
+    rule = optimizers.rule_of(optimizer, consistency="async", decays=bool(inner.weight_decay))
+    limits = {
+        name: float(limit) for name in ("clipvalue", "clipnorm") if (limit := getattr(inner, name))
+    }
+    return msgspec.structs.replace(rule, **limits)
+
+
+def _check_lazy(optimizer: Any) -> None:
+    inner = optimizers.unwrap(optimizer)
+    kind = type(inner).__name__
+    if inner.global_clipnorm:
+        raise UnsupportedModel(
+            f"{kind}(global_clipnorm={inner.global_clipnorm}) needs the norm over all gradients, "
+            "and rows of tables are clipped by themselves; use clipnorm, which for a table is the "
+            "norm of its rows' gradients in a batch, or give each Embedding a rule of its own"
+        )
+    if inner.use_ema:
+        raise UnsupportedModel(
+            f"{kind}(use_ema=True) moves the averages of all rows at every step, and a table "
+            "updates the rows of a batch alone; drop use_ema, or give each Embedding a rule of "
+            "its own"
+        )

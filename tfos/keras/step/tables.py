@@ -1,0 +1,138 @@
+"""Tables in training: the rows of each batch before its step, and their gradients after it.
+
+Covers: preparing the next batches, which lookups go with which push, gradients of several batches
+in one push, the rows of calls outside of a step.
+Does not: trace (tfos.keras.embedding.ids_ahead), send (ps.client), read batches (lookahead).
+Threads: the thread that runs `fit`; `ServerRows` any.
+
+The rows of a batch come back with the push before it. Rows of the first batch, and of one that was
+not known when that push was sent, are looked up when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfos.keras.embedding.batch_rows import BatchRows, RowPlanner
+from tfos.keras.step.lookahead import Lookahead, TrainingData
+from tfos.keras.step.train_step import GradientStep, StepOutput
+
+if TYPE_CHECKING:
+    from ps.tables.routing import RoutedIds
+    from tfos.keras.embedding.layer import Embedding
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TableArrays = dict[str, tuple["RoutedIds", Array]]
+"""By table: distinct keys, and their rows or gradients [distinct, dim]."""
+
+
+class TableTraining:
+    """The tables of one model; without any, each call does nothing.
+
+    Args:
+        layers: the model's Embeddings.
+        step: its compiled step.
+        client: the process's PSClient, attached.
+        jit_compile: whether the step is compiled by XLA.
+        batches_per_push: of gradient accumulation; 1 without.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Embedding],
+        step: GradientStep,
+        client: Any,
+        *,
+        jit_compile: bool,
+        batches_per_push: int,
+    ) -> None:
+        self._step = step
+        self._client = client
+        self._batches_per_push = batches_per_push
+        self._waiting: list[TableArrays] = []
+        self._planner: RowPlanner | None = None
+        if layers:
+            self._planner = RowPlanner(layers, client.tables.route, pads=jit_compile)
+            source = ServerRows(client)
+            for layer in layers:
+                layer.bind(source)
+
+    def rows_of(self, batch: TrainingData) -> BatchRows | None:
+        """Return the rows of a batch whose turn has come; None: the model has no tables."""
+        rows = self._prepared(batch)
+        if rows is not None and not rows.is_filled:
+            self._client.tables.lookup_into(rows.into(), training=True)
+            rows.is_filled = True
+        return rows
+
+    def ahead(self, batches: Lookahead, place: int) -> BatchRows | None:
+        """Return the rows to ask for with a push: those of a later batch, if it is known by now.
+
+        Args:
+            batches: of the running epoch.
+            place: how many batches come before it.
+        """
+        if self._planner is None:
+            return None
+        batch = batches.peek(place)
+        rows = None if batch is None else self._prepared(batch)
+        return None if rows is None or rows.is_filled else rows
+
+    def gradients(self, rows: BatchRows | None, output: StepOutput) -> TableArrays:
+        """Return what a complete step pushes, with the batches that were accumulated before it."""
+        self.keep(rows, output)
+        parts, self._waiting = self._waiting, []
+        if self._planner is None or not parts:
+            return {}
+        if self._batches_per_push == 1:
+            return parts[0]
+        names = dict.fromkeys(name for part in parts for name in part)
+        return {name: self._mean(self._planner, name, parts) for name in names}
+
+    def keep(self, rows: BatchRows | None, output: StepOutput) -> None:
+        """Add a step's gradients to those that the next push brings."""
+        if self._planner is not None and rows is not None:
+            named = zip(self._step.trained_tables, output.row_gradients, strict=True)
+            self._waiting.append(self._planner.sums(rows, list(named)))
+
+    def _mean(
+        self, planner: RowPlanner, name: str, parts: Sequence[TableArrays]
+    ) -> tuple[RoutedIds, Array]:
+        own = [part[name] for part in parts if name in part]
+        keys = np.concatenate([ids.unique for ids, _ in own])
+        ids, sums = planner.merged(name, keys, np.concatenate([each for _, each in own]))
+        sums /= self._batches_per_push
+        return ids, sums
+
+    def _prepared(self, batch: TrainingData) -> BatchRows | None:
+        if batch.rows is None and self._planner is not None:
+            ids = self._step.ids_ahead(batch.values)
+            keys = [np.asarray(memoryview(flat)) for flat in ids.keys(batch.values)]
+            batch.rows = self._planner.plan(ids.calls, keys)
+        return batch.rows
+
+
+class ServerRows:
+    """Rows of the servers' tables, for calls outside of a prepared step (a RowSource).
+
+    Args:
+        client: the process's PSClient, attached.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._specs = {spec.name: spec for spec in client.manifest.tables}
+
+    def rows(self, table: str, keys: Array, *, training: bool = False) -> Array | None:
+        """Return the rows of keys, [n, dim]; see RowSource."""
+        tables = self._client.tables
+        spec = self._specs[table]
+        given = keys.view(np.uint64) if spec.id_kind == "uint64" else keys
+        ids = tables.route({table: given})[table]
+        found = np.empty((ids.unique.size, spec.dim), spec.dtype)
+        tables.lookup_into({table: (ids, found)}, training=training)
+        expanded: Array = ids.expand(found)
+        return expanded
