@@ -12,8 +12,6 @@ from ps.errors import PSError
 from tests.support.keras_training import blobs, serving
 from tfos.errors import SettingsError
 from tfos.keras.fit.distribute import distribute
-from tfos.keras.step.replica import Replica
-from tfos.keras.step.variables import VariableGroup
 
 tf = pytest.importorskip("tensorflow")
 
@@ -207,22 +205,3 @@ def test_what_cannot_be_pipelined_is_refused(cluster):
     for options in ({"consistency": "sync"}, {"consistency": "ssp", "staleness_bound": 2}):
         with pytest.raises(SettingsError, match="waits for its push"):
             distribute(make_model(), ctx, pipeline=1, **options)
-
-
-@pytest.mark.parametrize("shapes", [[(4, 16)], [(16,), (3,), (2, 8), (5, 5)]])
-def test_variables_share_no_memory_with_what_arrives(shapes):
-    variables = tuple(keras.Variable(np.zeros(shape, "float32")) for shape in shapes)
-    names = tuple(map(str, range(len(variables))))
-    group = VariableGroup("trainable", "float32", variables, names, trainable=True, decays=False)
-    replica = Replica([group], keras.optimizers.SGD())
-    received = replica.take()
-    for turn in range(3):
-        values = np.arange(sum(group.sizes), dtype="float32") + turn
-        received.arrays["trainable"][:] = values
-        replica.adopt(received, turn)
-        received.arrays["trainable"][:] = -1
-        np.testing.assert_array_equal(group.values(), values)
-        held = [variable.value.read_value() for variable in variables]
-        replica.adopt(received, turn)
-        flat = np.concatenate([value.numpy().ravel() for value in held])
-        np.testing.assert_array_equal(flat, values)

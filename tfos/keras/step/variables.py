@@ -84,17 +84,18 @@ class VariableGroup:
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
     def assign(self, flat: Any) -> None:
-        """Assign copies of the parts of a tensor of shape [elements]; for compiled functions."""
+        """Assign the parts of a tensor of shape [elements]; for compiled functions.
+
+        The variables share memory with `flat` wherever TensorFlow allows it: parts of their own
+        dtype that begin and end at multiples of 64 bytes.
+        """
         import tensorflow as tf
 
         start = 0
         for variable, size in zip(self.variables, self.sizes, strict=True):
             part = tf.reshape(flat[start : start + size], variable.shape)
             start += size
-            dtype = variable.value.dtype
-            # A slice shares memory with `flat`, and an assigned variable would with the slice.
-            copy = tf.raw_ops.DeepCopy(x=part) if part.dtype == dtype else tf.cast(part, dtype)
-            variable.value.assign(copy, read_value=False)
+            variable.value.assign(tf.cast(part, variable.value.dtype), read_value=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,194 @@
+"""Variables that share memory with what arrived: nothing that somebody kept changes under him."""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+
+from tfos.keras.step.replica import ALIGNMENT, MAX_SHARED, Replica
+from tfos.keras.step.variables import VariableGroup
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = pytest.mark.tf
+
+ALIGNED = [(8, 16), (16,), (32, 4)]
+ODD = [(3,), (5, 5), (16,), (1,)]
+
+
+def make_group(shapes, dtype="float32", *, trainable=True):
+    variables = tuple(keras.Variable(np.zeros(shape), dtype=dtype) for shape in shapes)
+    names = tuple(map(str, range(len(shapes))))
+    name = "trainable" if trainable else "statistics"
+    flat = "float64" if dtype == "float64" else "float32"
+    return VariableGroup(name, flat, variables, names, trainable=trainable, decays=False)
+
+
+def values_of(group, turn):
+    return np.arange(sum(group.sizes), dtype=group.dtype) / 7 + turn
+
+
+def receive(replica, groups, turn, **options):
+    """One step's answer: taken, filled, adopted, given back."""
+    received = replica.take()
+    for group in groups:
+        received.arrays[group.name][:] = values_of(group, turn)
+    replica.adopt(received, turn, **options)
+    replica.give(received)
+    return received
+
+
+def parts(group, flat):
+    cut = np.split(flat, np.cumsum(group.sizes)[:-1])
+    return [part.reshape(v.shape) for part, v in zip(cut, group.variables, strict=True)]
+
+
+def address(tensor):
+    return np.asarray(memoryview(tensor)).ctypes.data
+
+
+@pytest.fixture
+def optimizer():
+    return keras.optimizers.SGD()
+
+
+@pytest.mark.parametrize("shapes", [ALIGNED, ODD, [(4, 16)], [(7,)]])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_values_are_those_received_and_what_was_kept_stays(shapes, dtype, optimizer):
+    group = make_group(shapes, dtype)
+    replica = Replica([group], optimizer)
+    kept = []
+    for turn in range(MAX_SHARED + 4):
+        receive(replica, [group], turn)
+        expected = [
+            part.astype(keras.backend.standardize_dtype(dtype) if dtype != "bfloat16" else None)
+            for part in parts(group, values_of(group, turn))
+        ]
+        if dtype == "bfloat16":
+            expected = [tf.cast(part, "bfloat16").numpy() for part in expected]
+        for variable, part in zip(group.variables, expected, strict=True):
+            assert variable.numpy().tobytes() == part.tobytes()
+        assert int(optimizer.iterations) == turn
+        kept.append(
+            (
+                expected,
+                [v.value.read_value() for v in group.variables],
+                [tf.identity(v.value) for v in group.variables],
+                [v.numpy() for v in group.variables],
+                [np.asarray(memoryview(v.value.read_value())) for v in group.variables]
+                if dtype != "bfloat16"
+                else [],
+            )
+        )
+    for expected, *copies in kept:
+        for copy in filter(None, copies):
+            for tensor, part in zip(copy, expected, strict=True):
+                assert np.asarray(tensor).tobytes() == part.tobytes()
+
+
+def test_aligned_variables_are_the_received_memory(optimizer):
+    group = make_group(ALIGNED)
+    replica = Replica([group], optimizer)
+    received = receive(replica, [group], 1)
+    first = received.arrays["trainable"].ctypes.data
+    assert first % ALIGNMENT == 0
+    starts = first + 4 * np.cumsum([0, *group.sizes[:-1]])
+    assert [address(v.value.read_value()) for v in group.variables] == list(starts)
+
+
+def test_two_buffers_serve_any_number_of_steps(optimizer):
+    group = make_group(ALIGNED)
+    replica = Replica([group], optimizer)
+    seen = {id(receive(replica, [group], turn)) for turn in range(200)}
+    assert len(seen) == 2
+    assert len(replica._given) == 2
+
+
+def test_kept_tensors_hold_a_bounded_number_of_buffers(optimizer):
+    group = make_group(ALIGNED)
+    replica = Replica([group], optimizer)
+    kept = []
+    for turn in range(50):
+        receive(replica, [group], turn)
+        kept.append(group.variables[1].value.read_value())
+    assert len(replica._given) <= MAX_SHARED + 1
+    for turn, tensor in enumerate(kept):
+        np.testing.assert_array_equal(tensor, parts(group, values_of(group, turn))[1])
+    kept.clear()
+    del tensor
+    gc.collect()
+    receive(replica, [group], 50)
+    assert sum(given.is_shared for given in replica._given) == 1
+
+
+def test_a_buffer_under_way_is_not_handed_out_again(optimizer):
+    group = make_group(ALIGNED)
+    replica = Replica([group], optimizer)
+    receive(replica, [group], 0)
+    in_flight = [replica.take() for _ in range(3)]
+    assert len({id(each) for each in in_flight}) == 3
+    for turn, each in enumerate(in_flight):
+        each.arrays["trainable"][:] = values_of(group, turn)
+        replica.adopt(each, turn, statistics=False)
+        replica.give(each)
+        np.testing.assert_array_equal(group.values(), values_of(group, turn))
+    assert replica.take() is not in_flight[-1], "the variables are its memory"
+
+
+@pytest.mark.parametrize("shapes", [ALIGNED, [(4, 16)]])
+def test_no_write_to_a_variable_reaches_received_memory(shapes, optimizer):
+    """Also not from the only variable that still uses it, which TensorFlow may write in place."""
+    group = make_group(shapes)
+    replica = Replica([group], optimizer)
+    received = receive(replica, [group], 1)
+    before = received.arrays["trainable"].copy()
+    for variable in group.variables[1:]:
+        variable.assign(np.full(variable.shape, -1.0))
+    last = group.variables[0]
+    last.value.assign_add(tf.ones(last.shape))
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=last.value.handle, alpha=0.5, delta=tf.ones(last.shape)
+    )
+    tf.raw_ops.ResourceScatterUpdate(
+        resource=last.value.handle, indices=[0], updates=tf.zeros((1, *last.shape[1:]))
+    )
+    expected = parts(group, before)[0] + np.float32(1) - np.float32(0.5)
+    expected[0] = 0
+    np.testing.assert_array_equal(last.numpy(), expected)
+    np.testing.assert_array_equal(received.arrays["trainable"], before)
+    receive(replica, [group], 2)
+    np.testing.assert_array_equal(group.values(), values_of(group, 2))
+
+
+def test_a_variable_that_took_the_memory_over_keeps_its_values(optimizer):
+    group = make_group(ALIGNED)
+    replica = Replica([group], optimizer)
+    receive(replica, [group], 1)
+    target = keras.Variable(np.zeros(ALIGNED[0]), dtype="float32")
+    target.assign(group.variables[0])  # as a target network does: TensorFlow shares the memory
+    for turn in range(2, 6):
+        receive(replica, [group], turn)
+    np.testing.assert_array_equal(target.numpy(), parts(group, values_of(group, 1))[0])
+    target.value.assign_add(tf.ones(target.shape))
+    for turn in range(6, 9):
+        receive(replica, [group], turn)
+        np.testing.assert_array_equal(group.values(), values_of(group, turn))
+    np.testing.assert_array_equal(target.numpy(), parts(group, values_of(group, 1))[0] + 1)
+
+
+def test_statistics_are_copied_and_may_be_left_alone(optimizer):
+    trainable, statistics = make_group(ALIGNED), make_group(ALIGNED, trainable=False)
+    groups = [trainable, statistics]
+    replica = Replica(groups, optimizer)
+    received = receive(replica, groups, 1)
+    flat = received.arrays["statistics"]
+    inside = range(flat.ctypes.data, flat.ctypes.data + flat.nbytes)
+    assert all(address(v.value.read_value()) not in inside for v in statistics.variables)
+    for variable in statistics.variables:
+        variable.value.assign_add(tf.ones(variable.shape))
+    np.testing.assert_array_equal(flat, values_of(statistics, 1))
+    moved = statistics.values()
+    receive(replica, groups, 2, statistics=False)
+    np.testing.assert_array_equal(statistics.values(), moved)
+    np.testing.assert_array_equal(trainable.values(), values_of(trainable, 2))
