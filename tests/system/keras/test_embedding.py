@@ -1,0 +1,518 @@
+"""Models with tables under `fit`: the numbers of Keras, all kinds of models, modes, faults."""
+
+from __future__ import annotations
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+from ps import rules
+from ps.errors import IdError
+from tests.support.keras_training import serving, together
+from tfos.errors import NotDistributed, UnsupportedModel
+from tfos.keras import Embedding
+from tfos.keras.fit.distribute import distribute
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+STEPS = 50
+BATCH = 32
+IDS = 200
+DIM = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_written():
+    """Without the rewrite of x / sqrt(y) to x * rsqrt(y), which rounds otherwise."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    yield
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True} | before)
+
+
+def data(num_rows=STEPS * BATCH, width=3, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.integers(0, IDS, (num_rows, width))
+    return x, (random.normal(size=IDS)[x].sum(1) > 0).astype("float32")
+
+
+class DenseGradients(keras.Model):
+    """Keras, with the gradients of equal ids summed before its rule, as every rule means them."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        variables = self.trainable_variables
+        gradients = map(tf.convert_to_tensor, tape.gradient(loss, variables))
+        self.optimizer.apply(list(gradients), variables)
+        return {"loss": loss}
+
+
+def make_model(embedding, optimizer, kind=keras.Model, **compiling):
+    keras.utils.set_random_seed(7)
+    ids = keras.Input((3,), dtype="int64")
+    hidden = keras.layers.Dense(8, "relu")(keras.layers.Flatten()(embedding(ids)))
+    model = kind(ids, keras.layers.Dense(1, "sigmoid")(hidden))
+    model.compile(optimizer, "binary_crossentropy", **{"jit_compile": False} | compiling)
+    return model
+
+
+def initial_rows(cluster, table="user", count=IDS):
+    return cluster.contexts[0].client.tables.lookup({table: np.arange(count)})[table]
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.5),
+        lambda: keras.optimizers.Adagrad(0.1),
+        lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 5, 0.9)),
+    ],
+    ids=["sgd", "adagrad", "schedule"],
+)
+def test_one_sync_worker_equals_kerass_embedding_bit_for_bit(optimizer, num_servers):
+    x, y = data()
+    with serving(num_servers=num_servers) as cluster:
+        model = make_model(Embedding(DIM, table="user"), optimizer())
+        distribute(model, cluster.contexts[0], consistency="sync")
+        weights = initial_rows(cluster)
+        plain = make_model(
+            keras.layers.Embedding(IDS, DIM, weights=weights), optimizer(), DenseGradients
+        )
+        ours = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        theirs = plain.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        np.testing.assert_array_equal(initial_rows(cluster), plain.layers[1].get_weights()[0])
+        for mine, keras_own in zip(model.weights[1:], plain.weights[1:], strict=True):
+            np.testing.assert_array_equal(mine.numpy(), keras_own.numpy())
+        assert ours.history["loss"][-1] == pytest.approx(theirs.history["loss"][-1], rel=0.2)
+        np.testing.assert_array_equal(
+            model.predict(x[:64], verbose=0), plain.predict(x[:64], verbose=0)
+        )
+
+
+def lazy_adam(rows, batches, rate=0.01, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    """Adam on the rows of each batch alone; t counts the batches. Yields nothing of other rows."""
+    m, v = np.zeros_like(rows), np.zeros_like(rows)
+    for t, (ids, gradient) in enumerate(batches, 1):
+        powers = [
+            np.float32(tf.pow(tf.constant(b, tf.float32), tf.constant(float(t))))
+            for b in (beta_1, beta_2)
+        ]
+        one = np.float32(1)
+        alpha = np.float32(rate) * np.sqrt(one - powers[1]) / (one - powers[0])
+        g = gradient
+        m[ids] = m[ids] + (g - m[ids]) * np.float32(1 - beta_1)
+        v[ids] = v[ids] + (g * g - v[ids]) * np.float32(1 - beta_2)
+        rows[ids] = rows[ids] - (m[ids] * alpha) / (np.sqrt(v[ids]) + np.float32(epsilon))
+    return rows
+
+
+def test_adam_is_the_lazy_rule_written_out():
+    """A model whose row gradients are known: the loss is the sum of c times the rows."""
+    x, _ = data(STEPS * BATCH, width=1)
+    c = np.random.default_rng(1).normal(size=(len(x), 1)).astype("float32")
+
+    class Linear(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows = Embedding(DIM, table="user", combiner="sum")
+            self.scale = keras.layers.Dense(1, kernel_initializer="ones", trainable=False)
+
+        def call(self, x):
+            return self.scale(self.rows(x))
+
+        def compute_loss(self, x=None, y=None, y_pred=None, **_):
+            return tf.reduce_sum(y * y_pred)
+
+    with serving() as cluster:
+        model = Linear()
+        model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+        model(x[:2])
+        distribute(model, cluster.contexts[0], consistency="sync")
+        rows = initial_rows(cluster)
+        model.fit(x, c, batch_size=BATCH, shuffle=False, verbose=0)
+        batches = []
+        for start in range(0, len(x), BATCH):
+            ids, places = np.unique(x[start : start + BATCH, 0], return_inverse=True)
+            g = np.zeros((ids.size, DIM), "float32")
+            for place, value in zip(places, c[start : start + BATCH], strict=True):
+                g[place] += value
+            batches.append((ids, g))
+        np.testing.assert_array_equal(initial_rows(cluster), lazy_adam(rows, batches))
+
+
+def test_two_sync_workers_equal_one_process_that_reduces_in_rank_order():
+    shards = [data(10 * BATCH, seed=rank) for rank in range(2)]
+    with serving(num_workers=2) as cluster:
+        models = [
+            make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.5)) for _ in range(2)
+        ]
+
+        def train(rank):
+            model = distribute(models[rank], cluster.contexts[rank], consistency="sync")
+            if rank == 0:
+                first.append(initial_rows(cluster))
+            model.fit(*shards[rank], batch_size=BATCH, shuffle=False, verbose=0)
+
+        first = []
+        together(train, 2)
+        plain = make_model(keras.layers.Embedding(IDS, DIM), keras.optimizers.SGD(0.5))
+        plain.layers[1].set_weights(first)
+        plain.optimizer.build(plain.trainable_variables)
+
+        @tf.function(autograph=False, jit_compile=False)
+        def gradient(x, y):
+            with tf.GradientTape() as tape:
+                loss = plain.compute_loss(x, y[:, None], plain(x, training=True))
+            return [tf.convert_to_tensor(g) for g in tape.gradient(loss, plain.trainable_variables)]
+
+        for step in range(10):
+            own = slice(step * BATCH, (step + 1) * BATCH)
+            parts = [gradient(tf.constant(x[own]), tf.constant(y[own])) for x, y in shards]
+            mean = [a * 0.5 + b * 0.5 for a, b in zip(*parts, strict=True)]
+            plain.optimizer.apply(mean, plain.trainable_variables)
+        np.testing.assert_array_equal(initial_rows(cluster), plain.layers[1].get_weights()[0])
+        for mine, keras_own in zip(models[0].weights[1:], plain.weights[1:], strict=True):
+            np.testing.assert_array_equal(mine.numpy(), keras_own.numpy())
+
+
+MODES = {
+    "async": {},
+    "pipeline": {"pipeline": 2},
+    "ssp": {"staleness_bound": 2},
+    "hybrid": {},
+    "sync": {},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_learns_with_two_workers(mode):
+    x, y = data(2048)
+    consistency = "async" if mode == "pipeline" else mode
+    with serving(num_workers=2, num_servers=2) as cluster:
+
+        def train(rank):
+            model = make_model(
+                Embedding(DIM, table="user"), keras.optimizers.Adagrad(0.3), metrics=["accuracy"]
+            )
+            distribute(model, cluster.contexts[rank], consistency=consistency, **MODES[mode])
+            history = model.fit(x[rank::2], y[rank::2], batch_size=BATCH, epochs=8, verbose=0)
+            return history.history["accuracy"][-1]
+
+        assert min(together(train, 2)) > 0.85
+        stats = [server.stats() for server in cluster.servers]
+        assert sum(table.rows for each in stats for table in each.tables) == IDS
+        assert cluster.pushes == 2 * 8 * 1024 // BATCH
+
+
+def test_evaluation_and_inference_create_no_rows_and_read_one_vector():
+    x, y = data(256)
+    layer = Embedding(DIM, table="user", unseen=0.25)
+    with serving() as cluster:
+        model = make_model(layer, keras.optimizers.SGD(0.1))
+        distribute(model, cluster.contexts[0])
+        x = x % 50
+        model.fit(x, y, batch_size=BATCH, verbose=0, validation_data=(x + 100, y))
+        model.evaluate(x + 100, y, verbose=0)
+        model.predict(x + 100, verbose=0)
+        (table,) = cluster.servers[0].stats().tables
+        assert table.rows == 50
+        np.testing.assert_array_equal(layer(tf.constant([150])), np.full((1, DIM), 0.25))
+        trained = initial_rows(cluster, count=50)
+        np.testing.assert_array_equal(layer(tf.constant([7])), trained[[7]])
+
+
+def test_gradient_accumulation_pushes_the_mean_of_its_batches():
+    x, y = data(8 * BATCH)
+    with serving() as cluster:
+        optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=4)
+        model = make_model(Embedding(DIM, table="user"), optimizer)
+        distribute(model, cluster.contexts[0], consistency="sync")
+        weights = initial_rows(cluster)
+        plain = make_model(
+            keras.layers.Embedding(IDS, DIM, weights=weights),
+            keras.optimizers.SGD(0.5),
+            DenseGradients,
+        )
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        plain.fit(x, y, batch_size=4 * BATCH, shuffle=False, verbose=0)
+        assert cluster.pushes == 2
+        np.testing.assert_allclose(
+            initial_rows(cluster), plain.layers[1].get_weights()[0], rtol=0, atol=1e-6
+        )
+
+
+def test_a_short_last_batch_and_changing_numbers_of_ids_trace_once():
+    x, y = data(5 * BATCH + 9)
+    x[BATCH : 2 * BATCH] = 7
+    with serving() as cluster:
+        model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+        distribute(model, cluster.contexts[0])
+        model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        trainer = model._tfos_trainer
+        assert len(trainer._step._traces._found) == 1
+        assert trainer.steps == 12
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    x, y = data(1024)
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = make_model(
+            Embedding(DIM, table="user"), keras.optimizers.Adagrad(0.3), metrics=["accuracy"]
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        history = model.fit(x, y, batch_size=BATCH, epochs=8, verbose=0)
+        assert history.history["accuracy"][-1] > 0.85
+        assert initial_rows(cluster).dtype == np.float32
+
+
+def test_jit_compile_pads_to_few_shapes():
+    x, y = data(1024)
+    with serving() as cluster:
+        model = make_model(
+            Embedding(DIM, table="user"),
+            keras.optimizers.Adagrad(0.3),
+            metrics=["accuracy"],
+            jit_compile=True,
+        )
+        distribute(model, cluster.contexts[0])
+        history = model.fit(x, y, batch_size=BATCH, epochs=6, verbose=0, validation_data=(x, y))
+        assert history.history["val_accuracy"][-1] > 0.85
+
+
+class Tower(keras.Model):
+    """A subclassed model that calls one layer twice and has a train_step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = Embedding(DIM, table="user", combiner="mean")
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.out(self.rows(x[:, :2]) * self.rows(x[:, 1:]))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            loss += 0.1 * self.compute_loss(x=x, y=y, y_pred=self(x[::-1], training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def functional_with_dicts():
+    user = keras.Input((), dtype="string", name="user")
+    items = keras.Input((None,), dtype="int64", name="items")
+    tower = keras.Sequential([keras.Input((DIM,)), keras.layers.Dense(4)])
+    joined = keras.layers.Concatenate()(
+        [
+            tower(Embedding(DIM, table="user")(user)),
+            tower(Embedding(DIM, table="item", combiner="mean", pad_id=0)(items)),
+            Embedding(1, table="item_bias", combiner="sum", pad_id=0)(items),
+        ]
+    )
+    return keras.Model(
+        {"user": user, "items": items}, {"a": keras.layers.Dense(1, name="a")(joined)}
+    )
+
+
+def sequential_over_time():
+    return keras.Sequential(
+        [
+            keras.Input((4, 2), dtype="int64"),
+            keras.layers.TimeDistributed(Embedding(DIM, table="user", combiner="sum")),
+            keras.layers.LSTM(4),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def ragged():
+    ids = keras.Input((None,), dtype="int64", ragged=True)
+    return keras.Model(ids, keras.layers.Dense(1)(Embedding(DIM, table="u", combiner="sqrtn")(ids)))
+
+
+def batches_for(model, name, random):
+    x = random.integers(1, 40, (64, 4, 2))
+    y = random.normal(size=(64, 1)).astype("float32")
+    if name == "dicts":
+        texts = np.array([f"u{n % 7}" for n in range(64)])
+        return {"user": texts, "items": x[:, :, 0]}, {"a": y}
+    if name == "ragged":
+        lists = [list(range(n % 5)) for n in range(64)]
+        return tf.ragged.constant(lists, dtype="int64"), y
+    return (x if name == "time" else x[:, :, 0]), y
+
+
+MODELS = {
+    "subclass": Tower,
+    "dicts": functional_with_dicts,
+    "time": sequential_over_time,
+    "ragged": ragged,
+}
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_kinds_of_models(name, steps_per_execution):
+    model = MODELS[name]()
+    x, y = batches_for(model, name, np.random.default_rng(0))
+    model.compile(
+        keras.optimizers.Adagrad(0.2),
+        "mse",
+        steps_per_execution=steps_per_execution,
+        jit_compile=False,
+    )
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0], consistency="sync")
+        rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+        history = model.fit(rows, epochs=15, verbose=0)
+        assert history.history["loss"][-1] < 0.9 * history.history["loss"][0]
+        assert np.isfinite(model.evaluate(rows, verbose=0)).all()
+        assert cluster.servers[0].stats().tables[0].rows > 0
+
+
+class FromTheMiddle(keras.Model):
+    """Ids that depend on what the model computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Embedding(DIM, table="first", name="early")
+        self.second = Embedding(DIM, table="second", name="late")
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        found = self.first(x)
+        chosen = keras.ops.cast(keras.ops.argmax(found, -1), "int64")
+        return self.out(keras.ops.sum(found + self.second(chosen), 1))
+
+
+def test_ids_from_the_middle_of_a_model_are_looked_up_inside_the_step_and_said_once(caplog):
+    x, y = data(512)
+    with serving() as cluster, caplog.at_level(logging.WARNING):
+        model = FromTheMiddle()
+        model.compile(keras.optimizers.Adagrad(0.3), "mse", jit_compile=False)
+        distribute(model, cluster.contexts[0])
+        history = model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0)
+        assert history.history["loss"][-1] < history.history["loss"][0]
+        tables = {each.name: each.rows for each in cluster.servers[0].stats().tables}
+        assert tables["first"] > 150
+        assert 1 < tables["second"] <= DIM
+    said = [record.getMessage() for record in caplog.records if "inside the step" in record.message]
+    assert len(said) == 1
+    assert "layer 'late'" in said[0]
+
+
+def test_eager_steps_look_rows_up_inside():
+    x, y = data(128)
+    with serving() as cluster:
+        model = make_model(
+            Embedding(DIM, table="user"), keras.optimizers.SGD(0.1), run_eagerly=True
+        )
+        distribute(model, cluster.contexts[0])
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        assert cluster.servers[0].stats().tables[0].rows == len(np.unique(x))
+
+
+def test_a_frozen_layer_only_looks_up():
+    x, y = data(128)
+    with serving() as cluster:
+        model = make_model(
+            Embedding(DIM, table="user", trainable=False, unseen=0.5), keras.optimizers.SGD(0.1)
+        )
+        distribute(model, cluster.contexts[0])
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        assert cluster.servers[0].stats().tables[0].rows == 0
+
+
+def test_two_layers_of_one_table_share_rows_and_settings():
+    ids = keras.Input((2,), dtype="int64")
+    pair = [Embedding(DIM, table="x", seed=seed)(ids) for seed in (1, 2)]
+    model = keras.Model(ids, keras.layers.Dense(1)(pair[0] + pair[1]))
+    model.compile("sgd", "mse")
+    with serving() as cluster, pytest.raises(UnsupportedModel, match="differ in seed 1 and 2"):
+        distribute(model, cluster.contexts[0])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0), r"global_clipnorm=1.0\) needs"),
+        (lambda: keras.optimizers.SGD(0.1, use_ema=True), r"use_ema=True\) moves the averages"),
+    ],
+)
+def test_what_rows_alone_cannot_follow_is_refused_by_name(optimizer, message):
+    with serving() as cluster:
+        model = make_model(Embedding(DIM, table="user"), optimizer())
+        with pytest.raises(UnsupportedModel, match=message):
+            distribute(model, cluster.contexts[0])
+        own = make_model(Embedding(DIM, table="user", rule=rules.Adagrad()), optimizer())
+        distribute(own, cluster.contexts[0])
+
+
+def test_an_id_out_of_range_names_table_value_and_position():
+    x, y = data(64)
+    x[5, 1] = -3
+    with serving() as cluster:
+        model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+        distribute(model, cluster.contexts[0])
+        with pytest.raises(IdError, match=r"table 'user' takes int64 ids 0.*got -3 at position 16"):
+            model.fit(x, y, batch_size=64, verbose=0)
+
+
+def test_another_workers_tables_are_compared_in_words():
+    with serving(num_workers=2) as cluster:
+        first = make_model(Embedding(DIM, table="user", seed=1), keras.optimizers.SGD(0.1))
+        distribute(first, cluster.contexts[0])
+        second = make_model(Embedding(DIM, table="user", seed=2), keras.optimizers.SGD(0.1))
+        with pytest.raises(UnsupportedModel, match=r"table 'user' .* differ: seed 2 and 1"):
+            distribute(second, cluster.contexts[1])
+        third = make_model(Embedding(DIM, table="item"), keras.optimizers.SGD(0.1))
+        with pytest.raises(
+            UnsupportedModel, match=r"\['item'\], .* \['user'\]; .* name the tables"
+        ):
+            distribute(third, cluster.contexts[1])
+
+
+def test_without_a_cluster_the_numbers_are_those_of_one_sync_worker():
+    x, y = data(512)
+    with serving() as cluster:
+        model = make_model(Embedding(DIM, table="user"), keras.optimizers.Adam(0.01))
+        distribute(model, cluster.contexts[0], consistency="sync")
+        alone = make_model(Embedding(DIM, table="user"), keras.optimizers.Adam(0.01))
+        for each in (model, alone):
+            each.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        for mine, its in zip(alone.weights, model.weights, strict=True):
+            np.testing.assert_array_equal(mine.numpy(), its.numpy())
+        np.testing.assert_array_equal(alone.predict(x, verbose=0), model.predict(x, verbose=0))
+        with pytest.raises(UnsupportedModel, match="was trained in this process"):
+            distribute(alone, cluster.contexts[0])
+
+
+def test_fit_without_distribute_on_a_cluster_is_still_refused():
+    from tfos.keras.data.running_fit import running_fit
+
+    x, y = data(64)
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            seen.append(running_fit().is_lone)
+
+    model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+    for _ in range(2):
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[Look()])
+    assert seen == [True, True]
+    assert issubclass(NotDistributed, Exception)

@@ -1,0 +1,255 @@
+"""The layer by itself: ids of every kind, combiners, padding, masks, settings, config."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from ps import Admission, rules
+from tfos.errors import SettingsError, UnsupportedModel
+from tfos.keras import Embedding
+from tfos.keras.embedding.keys import hashed, keys_of
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+DIM = 3
+
+
+class Rows:
+    """A source in which the row of key k is [k, 2k, 3k], and keys above 99 are unseen."""
+
+    def rows(self, table, keys, *, training=False):
+        known = np.where(keys <= 99, keys, 0)
+        return np.outer(known, np.arange(1, DIM + 1)).astype("float32")
+
+
+def bound(**settings):
+    layer = Embedding(DIM, **settings)
+    layer.bind(Rows())
+    return layer
+
+
+def row(*ids):
+    return np.array([[i, 2 * i, 3 * i] for i in ids], "float32")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"])
+def test_integers_of_any_width(dtype):
+    ids = np.array([[1, 7], [7, 2]], dtype)
+    found = bound()(tf.constant(ids))
+    assert found.shape == (2, 2, DIM)
+    np.testing.assert_array_equal(found[0], row(1, 7))
+
+
+def test_a_vector_and_a_scalar_of_ids():
+    np.testing.assert_array_equal(bound()(tf.constant([5, 1])), row(5, 1))
+    np.testing.assert_array_equal(bound()(tf.constant(5)), row(5)[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_floats_and_bools_are_refused_with_the_next_step(dtype):
+    with pytest.raises(UnsupportedModel, match=f"layer 'user' got ids of dtype {dtype}: .*int64"):
+        bound(name="user")(tf.cast([1, 0], dtype))
+
+
+def test_sparse_ids_are_refused_with_the_next_step():
+    with pytest.raises(UnsupportedModel, match=r"SparseTensor; give it a RaggedTensor"):
+        bound()(tf.sparse.from_dense([[1, 2]]))
+
+
+def test_the_key_of_a_string_is_farmhash_as_in_an_exported_graph():
+    texts = [b"", b"a", "é".encode(), b"\xff\xfe\x00", b"x" * 1000]
+    texts += [np.random.default_rng(n).bytes(n) for n in range(1, 40)]
+    keys = hashed(tf.constant(texts)).numpy()
+    assert (keys >= 0).all()
+    layer = keras.layers.Hashing(num_bins=2**63 - 1)
+    np.testing.assert_array_equal(keys, layer(tf.constant(texts)).numpy())
+    # FarmHash Fingerprint64 of "hello" and of the empty string, modulo 2^63 - 1
+    assert hashed(tf.constant([b"", b"hello"])).numpy().tolist() == [
+        0x9AE16A3B2F90404F % (2**63 - 1),
+        13009744463427800296 % (2**63 - 1),
+    ]
+
+
+def test_strings_are_looked_up_by_their_keys():
+    asked = []
+
+    class Noting(Rows):
+        def rows(self, table, keys, *, training=False):
+            asked.append(keys.copy())
+            return super().rows(table, keys)
+
+    layer = Embedding(DIM, pad_id="")
+    layer.bind(Noting())
+    layer(tf.constant([["a", ""], ["b", "a"]]))
+    np.testing.assert_array_equal(asked[0], hashed(tf.constant(["a", "b", "a"])).numpy())
+
+
+def test_ids_of_64_bits_are_bits():
+    keys = keys_of(tf.constant([2**64 - 1, 5], tf.uint64), "x")
+    assert keys.flat.numpy().tolist() == [-1, 5]
+
+
+COMBINED = {
+    "sum": lambda r, w: (r * w[:, None]).sum(0),
+    "mean": lambda r, w: (r * w[:, None]).sum(0) / w.sum(),
+    "sqrtn": lambda r, w: (r * w[:, None]).sum(0) / np.sqrt((w * w).sum()),
+}
+
+
+@pytest.mark.parametrize("combiner", COMBINED)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_combiners_of_dense_ids(combiner, weighted):
+    ids = np.array([[1, 2, 4], [3, 3, 9]])
+    weights = np.array([[0.5, 1, 2], [1, 3, 0.25]], "float32")
+    layer = bound(combiner=combiner)
+    found = layer([ids, weights] if weighted else ids)
+    given = weights if weighted else np.ones((2, 3), "float32")
+    expected = [COMBINED[combiner](row(*own), w) for own, w in zip(ids, given, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("combiner", COMBINED)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_combiners_of_ragged_ids_and_empty_lists(combiner, weighted):
+    lists = [[1, 2], [], [5]]
+    ids = tf.ragged.constant(lists, dtype="int64")
+    weights = tf.ragged.constant([[2.0, 0.5], [], [4.0]])
+    found = bound(combiner=combiner)(ids, weights if weighted else None).numpy()
+    assert found.shape == (3, DIM)
+    np.testing.assert_array_equal(found[1], 0)
+    w = np.array([2.0, 0.5] if weighted else [1, 1], "float32")
+    np.testing.assert_allclose(found[0], COMBINED[combiner](row(1, 2), w), rtol=1e-6)
+
+
+def test_ragged_ids_without_a_combiner_stay_ragged():
+    found = bound()(tf.ragged.constant([[1, 2], [], [5]], dtype="int64"))
+    assert found.row_lengths().numpy().tolist() == [2, 0, 1]
+    np.testing.assert_array_equal(found.flat_values, row(1, 2, 5))
+
+
+def test_nested_ragged_ids_reduce_their_innermost_axis():
+    ids = tf.ragged.constant([[[1, 2], [3]], [[]]], dtype="int64")
+    found = bound(combiner="sum")(ids)
+    assert found.row_lengths().numpy().tolist() == [2, 1]
+    np.testing.assert_array_equal(found.flat_values, [row(1, 2).sum(0), row(3)[0], [0, 0, 0]])
+
+
+def test_padding_is_no_id():
+    ids = np.array([[4, -1, 2], [-1, -1, -1]])
+    plain = bound(pad_id=-1)(ids)
+    np.testing.assert_array_equal(plain[0], row(4, 0, 2))
+    mean = bound(pad_id=-1, combiner="mean")(ids)
+    np.testing.assert_array_equal(mean, [row(4, 2).mean(0), [0, 0, 0]])
+
+
+def test_mask_zero_masks_like_keras():
+    ids = np.array([[4, 0, 2], [0, 0, 1]])
+    layer = bound(mask_zero=True)
+    np.testing.assert_array_equal(layer.compute_mask(tf.constant(ids)), ids != 0)
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int64"), layer, keras.layers.GlobalAveragePooling1D()]
+    )
+    np.testing.assert_array_equal(model(ids)[0], row(4, 2).mean(0))
+
+
+def test_weights_need_a_combiner_and_the_same_shape():
+    with pytest.raises(UnsupportedModel, match="got weights but has no combiner"):
+        bound()([tf.constant([[1]]), tf.constant([[1.0]])])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="another number of weights than ids"):
+        bound(combiner="sum")([tf.constant([[1, 2]]), tf.constant([[1.0]])])
+    with pytest.raises(UnsupportedModel, match="ids are ragged and their weights dense"):
+        bound(combiner="sum")(tf.ragged.constant([[1]], dtype="int64"), tf.constant([[1.0]]))
+
+
+def test_an_unbound_layer_gives_the_vector_of_unseen_ids():
+    np.testing.assert_array_equal(Embedding(2)(tf.constant([1])), [[0, 0]])
+    np.testing.assert_array_equal(Embedding(2, unseen=0.5)(tf.constant([1])), [[0.5, 0.5]])
+    np.testing.assert_array_equal(Embedding(2, unseen=[1, 2])(tf.constant([1])), [[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"combiner": "max"}, r"combiner='max' must be None or one of \('sum', 'mean', 'sqrtn'\)"),
+        ({"mask_zero": True, "pad_id": 5}, "mask_zero=True means pad_id=0, got pad_id=5"),
+        ({"mask_zero": True, "combiner": "sum"}, "no axis is left to mask"),
+        ({"unseen": [1.0]}, "unseen has 1 numbers, a row has 3"),
+        ({"initializer": "glorot_uniform"}, "depends on a number of rows"),
+        ({"initializer": "nothing"}, "initializer='nothing'"),
+        ({"rule": 5}, "rule=5 is not a rule of ps.rules"),
+        ({"seed": -1}, "seed must be in 0"),
+        ({"when_full": "lru"}, "needs a limit; set max_rows or max_bytes"),
+        ({"learning_rate_multiplier": -1.0}, "learning_rate_multiplier must be in 0"),
+        ({"rule": rules.Adagrad(), "row_steps": True}, "row_steps=True is for Adam"),
+        ({"rule": rules.SGD(global_clipnorm=1.0)}, "global_clipnorm=1.0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(settings, message):
+    with pytest.raises(SettingsError, match=message):
+        Embedding(DIM, **settings)
+
+
+def test_the_config_is_json_and_makes_the_same_layer():
+    layer = Embedding(
+        DIM,
+        table="user",
+        combiner="mean",
+        initializer=keras.initializers.TruncatedNormal(0.0, 0.1),
+        seed=3,
+        pad_id=-1,
+        unseen=[1, 2, 3],
+        rule=rules.RowWiseAdagrad(epsilon=1e-5),
+        learning_rate_multiplier=0.5,
+        max_rows=1000,
+        when_full="lru",
+        ttl_s=60.0,
+        admission=Admission(min_count=3),
+        id_kind="uint64",
+        name="users",
+    )
+    config = json.loads(json.dumps(layer.get_config()))
+    again = Embedding.from_config(config)
+    assert again.settings == layer.settings
+    assert (again.name, again.combiner, again.pad_id) == ("users", "mean", -1)
+    assert again.get_config() == layer.get_config()
+
+
+def test_a_cloned_model_has_layers_of_the_same_tables():
+    ids = keras.Input((2,), dtype="int64")
+    model = keras.Model(ids, Embedding(DIM, table="x", combiner="sum")(ids))
+    twin = keras.models.clone_model(model)
+    assert twin.layers[1].settings == model.layers[1].settings
+    assert model.count_params() == 0
+    assert [each.shape for each in model.get_weights()] == [(0, DIM)]
+    model.set_weights(model.get_weights())
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_rows_are_cast_to_the_compute_dtype(policy):
+    layer = bound(dtype=policy)
+    assert layer(tf.constant([1])).dtype == keras.DTypePolicy(policy).compute_dtype
+
+
+def test_shapes_are_known_before_any_row():
+    ids = keras.Input((4, 2), dtype="int64")
+    assert Embedding(DIM)(ids).shape == (None, 4, 2, DIM)
+    assert Embedding(DIM, combiner="sum")(ids).shape == (None, 4, DIM)
+    ragged = Embedding(DIM)(keras.Input((None,), dtype="int64", ragged=True))
+    assert ragged.shape == (None, None, DIM)
+    assert ragged.ragged
+    with pytest.raises(UnsupportedModel, match="reduces the last axis"):
+        Embedding(DIM, combiner="sum")(keras.Input((), dtype="int64"))
+
+
+def test_a_gradient_outside_of_fit_is_refused():
+    layer = bound()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1]), training=True))
+    with pytest.raises(UnsupportedModel, match="outside of fit"):
+        tape.gradient(loss, layer.trainable_variables[0].value)
