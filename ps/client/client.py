@@ -26,6 +26,7 @@ from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.dense import DenseClient
+from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.client.server_group import Answer, ServerGroup, check_serving, joined
 from ps.client.tables import TableClient
@@ -134,7 +135,8 @@ class PSClient:
         self._servers = ServerGroup(
             endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
         )
-        self.tables = TableClient(self._servers, self._lock, timeout_s)
+        self._exchanger = RowExchanger(self._servers)
+        self.tables = TableClient(self._servers, self._lock, timeout_s, self._exchanger.batches)
         self._dense = DenseClient(
             self._servers,
             num_workers=num_workers,
@@ -298,7 +300,7 @@ class PSClient:
         with self._lock:
             return self._dense.push(grads, None, hyper, rows, metadata=metadata)
 
-    def push_pull(
+    def push_pull(  # noqa: PLR0913 - one keyword per part of a push
         self,
         grads: Mapping[str, Array],
         into: Mapping[str, Array],
@@ -307,8 +309,15 @@ class PSClient:
         rows: int,
         lag: int = 0,
         metadata: AttachedMetadata | None = None,
+        table_grads: Rows | None = None,
+        next_rows: Rows | None = None,
     ) -> Ack:
         """Push, and fill `into` with the values after it, in one round trip. Raises as push().
+
+        The push may take gradients of rows along and bring further rows back: the same round trip,
+        number and clock, so in sync both are reduced and applied at the clock; elsewhere rows are
+        applied on arrival. What refuses a push of rows (TableClient.push) refuses this one; it
+        counts as present.
 
         Args:
             grads: by group name a flat array [num_elements] of the group's dtype.
@@ -318,22 +327,43 @@ class PSClient:
             lag: earlier pushes of this client, 0 to 64, that the parameters of the gradients did
                 not contain.
             metadata: kept with the parameters from this push on.
+            table_grads: by name of the table: what `tables.route` made of the ids, and their summed
+                gradients [num_unique, dim] of the table's dtype in C order, as RoutedIds.summed
+                returns them. In hybrid the batch whose rows were looked up with these very routed
+                ids ends. None: the push is no step of any table.
+            next_rows: by name of the table: routed ids, and an array [num_unique, dim], filled with
+                their rows as they are after this push (in sync: after its clock), as
+                `tables.lookup_into(training=True)` fills it. In hybrid they begin a batch, which
+                takes the permit over from the one that ends.
 
         Returns:
             The servers' clock after it, and how stale the gradient was.
         """
-        with self._lock:
-            return self._dense.push(grads, into, hyper, rows, lag, metadata)
+        if table_grads is None and next_rows is None:
+            with self._lock:
+                return self._dense.push(grads, into, hyper, rows, lag, metadata)
+        with self._lock, self._exchanger.exchange(table_grads, next_rows) as tables:
+            return self._dense.push(grads, into, hyper, rows, lag, metadata, tables)
 
-    def push_null(self, *, rows: int = 0, into: Mapping[str, Array] | None = None) -> Ack:
+    def push_null(
+        self,
+        *,
+        rows: int = 0,
+        into: Mapping[str, Array] | None = None,
+        next_rows: Rows | None = None,
+    ) -> Ack:
         """Push nothing, so that a barrier stays whole and ssp's clock goes on. Raises as push().
 
         Args:
             rows: rows that were left out, for the counters.
             into: filled with the values after it, as by `push_pull`; None: nothing is pulled.
+            next_rows: as of `push_pull`.
         """
-        with self._lock:
-            return self._dense.push(None, into, None, rows)
+        if next_rows is None:
+            with self._lock:
+                return self._dense.push(None, into, None, rows)
+        with self._lock, self._exchanger.exchange(None, next_rows) as tables:
+            return self._dense.push(None, into, None, rows, tables=tables)
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Replace the values, as set_weights does; optimizer slots stay. Chief only.
@@ -542,6 +572,7 @@ class PSClient:
     def _adopt(self, manifest: Manifest) -> None:
         digest = manifest.hash()
         self.tables.adopt(manifest, digest)
+        self._exchanger.adopt(manifest)
         self._dense.adopt(manifest, digest)
         is_replacement = self.identity.role is Role.WORKER and self.identity.generation > 0
         if is_replacement and manifest.consistency == "ssp":  # at a barrier, joining would wait

@@ -3,7 +3,7 @@
 Covers: what follows from a manifest at the client, slicing, clipping and packing before a push,
 combining the servers' answers.
 Does not: number, repeat or wait for requests (ps.client.server_group, ps.client.retry), tables
-(ps.client.tables).
+(ps.client.tables) or what of them travels with a push (ps.client.row_exchange).
 Runs in: worker processes.
 Threads: one at a time; ps.client holds its lock around every call.
 """
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ps.client.channel import OutgoingCall
 from ps.client.error_feedback import ErrorFeedback
+from ps.client.row_exchange import OutgoingRows
 from ps.client.server_group import ServerGroup, joined
 from ps.client.slices import Slice, check_arrays, slice_by_server, views_per_server
 from ps.client.two_round_push import ClippedPush
@@ -154,7 +157,7 @@ class DenseClient:
         ]
         self._servers.answers(calls, Ack, timeout_s=timeout_s)
 
-    def push(
+    def push(  # noqa: PLR0913 - one for each part of a push
         self,
         grads: Mapping[str, Array] | None,
         into: Mapping[str, Array] | None,
@@ -162,6 +165,7 @@ class DenseClient:
         rows: int,
         lag: int = 0,
         metadata: AttachedMetadata | None = None,
+        tables: OutgoingRows | None = None,
     ) -> Ack:
         """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push.
 
@@ -172,12 +176,16 @@ class DenseClient:
             rows: rows that the gradient is the mean of.
             lag: steps computed since the values were pulled.
             metadata: saved with the parameters that contain this push; None: none.
+            tables: rows that the push takes along and brings back; None: none.
         """
         digest = self._hash or self.known_hash()
         pulls, is_null = into is not None, grads is None
+        part = msgspec.UNSET if tables is None else tables.part
 
         def request(number: Number) -> messages.Changing:
-            return messages.Push(digest, number, rows, hyper, pulls, is_null, 0.0, lag, metadata)
+            return messages.Push(
+                digest, number, rows, hyper, pulls, is_null, 0.0, lag, metadata, part
+            )
 
         payloads: Sequence[Sequence[Buffer]] = ()
         if grads is not None:
@@ -188,14 +196,24 @@ class DenseClient:
         if into is not None:
             check_arrays(self.layout, into, "into", writable=True)
             intos = views_per_server(into, self.pieces)
+        packer = self._packer if grads is not None else None
+        if grads is not None:
+            payloads = (
+                views_per_server(grads, self.pieces)
+                if packer is None
+                else self._packed(packer, grads, tables)
+            )
         change = self._clipped_push.change if self._clipped_push else self._servers.change
-        if self._packer is not None and grads is not None:
-            payloads = self._packed(self._packer, grads)
-            with self._packer.sending(self._servers.links):
+        if tables is not None:
+            payloads = tables.around(payloads)
+            if self._clipped_push is None:
+                intos = tables.behind(intos)
+            else:
+                change = partial(self._clipped_push.change, behind=tables.intos)
+        if packer is not None:
+            with packer.sending(self._servers.links):
                 acks = change(request, timeout_s=self._timeout_s, payloads=payloads, intos=intos)
         else:
-            if grads is not None:
-                payloads = views_per_server(grads, self.pieces)
             acks = change(request, timeout_s=self._timeout_s, payloads=payloads, intos=intos)
         return acks[0] if len(acks) == 1 else joined(acks)
 
@@ -210,13 +228,13 @@ class DenseClient:
         )
 
     def _packed(
-        self, packer: ErrorFeedback, grads: Mapping[str, Array]
+        self, packer: ErrorFeedback, grads: Mapping[str, Array], tables: OutgoingRows | None
     ) -> Sequence[Sequence[memoryview]]:
         """Pack; a gradient that cannot be packed counts as a null push, so barriers stay whole."""
         try:
             packer.pack(grads)
         except NonFiniteGradient:
             with contextlib.suppress(PSError):  # the refusal is the news
-                self.push(None, None, None, rows=0)
+                self.push(None, None, None, 0, tables=tables and tables.given_up())
             raise
         return packer.payloads(grads)

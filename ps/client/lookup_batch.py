@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +27,45 @@ Array = np.ndarray[Any, Any]
 
 
 class OpenBatches:
-    """The numbers of one client's batches that are under way."""
+    """The numbers of one client's batches that are under way.
+
+    A batch without an object of its own is known by its routed ids: the push that brings those ends
+    it, and it is over as well once nobody holds them any more.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
-        self._open: set[int] = set()
+        self._open: dict[int, tuple[weakref.ref[RoutedIds], ...]] = {}
 
-    def begin(self) -> tuple[int, tuple[int, ...]]:
-        """Return a new batch's number, and those of all that are under way with it."""
+    def begin(self, known_by: Iterable[RoutedIds] = ()) -> tuple[int, tuple[int, ...]]:
+        """Return a new batch's number, and those of all that are under way with it.
+
+        Args:
+            known_by: its routed ids; none: it is under way until `end`.
+        """
         with self._lock:
+            for number, ids in tuple(self._open.items()):
+                if ids and not any(each() is not None for each in ids):
+                    del self._open[number]
             self._last += 1
-            self._open.add(self._last)
-            return self._last, tuple(sorted(self._open))
+            self._open[self._last] = tuple(map(weakref.ref, known_by))
+            return self._last, tuple(self._open)
 
-    def end(self, number: int) -> None:
-        """The batch is over; later lookups report it to the servers that missed it."""
+    def of(self, ids: Iterable[RoutedIds]) -> int | None:
+        """Return the oldest batch that is known by these ids, perhaps among others."""
+        wanted = set(map(id, ids))
         with self._lock:
-            self._open.discard(number)
+            for number, known_by in self._open.items():
+                if wanted and wanted <= {id(each()) for each in known_by}:
+                    return number
+        return None
+
+    def end(self, number: int | None) -> None:
+        """The batch, if there is one, is over; later lookups tell servers that missed it."""
+        with self._lock:
+            if number is not None:
+                self._open.pop(number, None)
 
 
 Push = Callable[[Mapping[str, tuple[Any, Array]], Hyper, BatchName | None], Ack]

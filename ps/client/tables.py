@@ -1,12 +1,13 @@
-"""Table client: `client.tables.batch`, `.lookup`, `.push` and `.scan`.
+"""Table client: `client.tables.lookup_into`, `.batch`, `.lookup`, `.push` and `.scan`.
 
 Covers: the public calls, one request per server for any number of tables.
-Does not: deduplicate (ps.tables.routing), number or repeat requests (ps.client.server_group,
-ps.client.retry).
+Does not: put rows into pushes to the groups (ps.client.row_exchange), deduplicate
+(ps.tables.routing), number or repeat requests (ps.client.server_group, ps.client.retry).
 Runs in: worker processes, and drivers for lookup and scan.      Imports numba only when the
 manifest has tables.
-Threads: any; the client's lock makes one call wait for another. In hybrid `batch` has connections
-and a lock of its own: it may wait for a permit that a push of another thread gives back.
+Threads: any; the client's lock makes one call wait for another. `lookup_into`, and in hybrid
+`batch`, have connections and a lock of their own: they may wait for a permit that a push of another
+thread gives back.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from numpy.typing import ArrayLike
 
 from ps.client.channel import Channel, OutgoingCall
 from ps.client.lookup_batch import OpenBatches, TrainingBatch
+from ps.client.row_exchange import Rows, check_rows, ids_of, no_table, rows_of
 from ps.client.server_group import ServerGroup, joined
-from ps.errors import ManifestMismatch, ServerPhaseError, ShapeError
+from ps.errors import (
+    ServerPhaseError,
+    ShapeError,
+)
 from ps.manifest.manifest import Hyper, Manifest
 from ps.manifest.table_spec import MAX_INT64, TableSpec
 from ps.optim.clipping import clipped
 from ps.protocol import messages
 from ps.protocol.messages import Ack, BatchName, Number, Scanned
 from ps.tables.ids import from_bits
-from rpc.client.connection import Buffer
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds, Router
@@ -43,16 +47,19 @@ class TableClient:
         servers: the links to the servers.
         lock: held during each call.
         timeout_s: of each call.
+        batches: those that are under way, of pushes too.
     """
 
-    def __init__(self, servers: ServerGroup, lock: threading.RLock, timeout_s: float) -> None:
+    def __init__(
+        self, servers: ServerGroup, lock: threading.RLock, timeout_s: float, batches: OpenBatches
+    ) -> None:
         self._servers = servers
         self._lock = lock
         self._timeout_s = timeout_s
         self._hash = ""
         self._has_permits = False
         self._lookup_lock = threading.Lock()
-        self._batches = OpenBatches()
+        self._batches = batches
         self._numbers: dict[str, int] = {}
         self._routers: dict[str, Router] = {}
 
@@ -101,9 +108,41 @@ class TableClient:
             IdError, ManifestMismatch: as `route`.
         """
         routed = self._routed(ids)
+        found = self._empty(routed)
         request = messages.Lookup(self._known_hash(), self._order(routed))
         with self._lock:
-            return self._rows(self._servers, routed, request, timeout_s=self._timeout_s)
+            self._fill(self._servers, found, request, timeout_s=self._timeout_s)
+        return _expanded(found)
+
+    def lookup_into(self, into: Mapping[str, tuple[RoutedIds, Array]], *, training: bool) -> None:
+        """Fill arrays with the rows of distinct ids; changes nothing on the servers.
+
+        It has connections of its own, so it waits for no call of another thread but lookups.
+
+        Args:
+            into: by name of the table: what `route` made of the ids, and a writable array
+                [num_unique, dim] of the table's dtype in C order, filled in the order of
+                `RoutedIds.unique`.
+            training: an id without a row reads as the row that it would get, as in `lookup`. In
+                hybrid the rows begin a batch: it waits for a permit, as `batch` does, and the push
+                with these routed ids as its `table_grads` ends it. False: such an id, also one that
+                is not admitted yet, reads as the table's `unseen`.
+
+        Raises:
+            ManifestMismatch: there is no such table.
+            PSSettingsError, ShapeError: not routed ids, or another array; nothing was sent.
+            RequestTimeout, ServerPhaseError, StaleGeneration, WorkerLost: as `batch`.
+        """
+        for name, (ids, rows) in into.items():
+            check_rows(self._spec(name), ids, rows, "into", fills=True)
+        routed = {name: ids for name, (ids, _) in into.items()}
+        if training and self._has_permits:
+            self._begin_batch(routed, into, self._timeout_s, known_by=list(routed.values()))
+            return
+        request = messages.Lookup(self._known_hash(), self._order(routed), training)
+        servers = self._servers.separate("lookups")
+        with self._lookup_lock:
+            self._fill(servers, into, request, timeout_s=self._timeout_s)
 
     def batch(
         self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
@@ -130,22 +169,11 @@ class TableClient:
         if not self._has_permits:
             return TrainingBatch(routed, self.lookup(routed), self._push)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        servers = self._servers.separate("lookups")
-        with self._lookup_lock:
-            number, still_open = self._batches.begin()
-            named, order = Number(servers.session, number), self._order(routed)
-            try:
-                rows = self._rows(
-                    servers,
-                    routed,
-                    messages.LookupBatch(self._hash, named, order, still_open),
-                    timeout_s=limit_s,
-                )
-            except BaseException:
-                self._batches.end(number)
-                raise
-        name = BatchName(servers.session, number)
-        return TrainingBatch(routed, rows, self._push, name, lambda: self._batches.end(number))
+        found = self._empty(routed)
+        name = self._begin_batch(routed, found, limit_s)
+        return TrainingBatch(
+            routed, _expanded(found), self._push, name, lambda: self._batches.end(name.sequence)
+        )
 
     def push(
         self, grads: Mapping[str, tuple[ArrayLike | RoutedIds, Array]], *, hyper: Hyper
@@ -197,36 +225,54 @@ class TableClient:
                     if batch[0].size:
                         yield batch
 
-    def _rows(
+    def _begin_batch(
+        self,
+        routed: Mapping[str, RoutedIds],
+        into: Rows,
+        timeout_s: float,
+        known_by: Sequence[RoutedIds] = (),
+    ) -> BatchName:
+        """Wait for a permit and look the rows up; return the batch's name."""
+        servers = self._servers.separate("lookups")
+        with self._lookup_lock:
+            number, still_open = self._batches.begin(known_by)
+            named, order = Number(servers.session, number), self._order(routed)
+            request = messages.LookupBatch(self._known_hash(), named, order, still_open)
+            try:
+                self._fill(servers, into, request, timeout_s=timeout_s)
+            except BaseException:
+                self._batches.end(number)
+                raise
+        return BatchName(servers.session, number)
+
+    def _empty(self, routed: Mapping[str, RoutedIds]) -> Rows:
+        return {
+            name: (ids, np.empty((ids.unique.size, self._spec(name).dim), self._spec(name).dtype))
+            for name, ids in routed.items()
+        }
+
+    def _fill(
         self,
         servers: ServerGroup,
-        routed: Mapping[str, RoutedIds],
+        into: Rows,
         request: messages.Lookup | messages.LookupBatch,
         *,
         timeout_s: float,
-    ) -> dict[str, Array]:
+    ) -> None:
         """Ask the servers that hold the ids."""
-        found = {
-            name: np.empty((batch.unique.size, self._spec(name).dim), self._spec(name).dtype)
-            for name, batch in routed.items()
-        }
+        routed = [ids for ids, _ in into.values()]
         calls = [
             OutgoingCall(
                 link,
                 request,
-                _ids_of(routed, link),
-                [
-                    _bytes(found[name][batch.own(link.server)])
-                    for name, batch in routed.items()
-                    if batch.num_own(link.server)
-                ],
+                ids_of(routed, link.server),
+                rows_of(into, link.server),
                 waits=isinstance(request, messages.LookupBatch),
             )
             for link in servers.links
-            if any(batch.num_own(link.server) for batch in routed.values())
+            if any(ids.num_own(link.server) for ids in routed)
         ]
         servers.answers(calls, Ack, timeout_s=timeout_s)
-        return {name: routed[name].expand(values) for name, values in found.items()}
 
     def _push(
         self,
@@ -238,17 +284,13 @@ class TableClient:
         for name, (_, given) in grads.items():
             self._check_gradients(self._spec(name), routed[name], given)
         summed = {
-            name: clipped(self._spec(name).rule, routed[name].summed(given))
+            name: (routed[name], clipped(self._spec(name).rule, routed[name].summed(given)))
             for name, (_, given) in grads.items()
         }
-
-        payloads: list[Sequence[Buffer]] = []
-        for link in self._servers.links:
-            parts = [summed[name][routed[name].own(link.server)] for name in routed]
-            payloads.append(
-                [*_ids_of(routed, link), *[_bytes(part) for part in parts if part.size]]
-            )
-
+        payloads = [
+            [*ids_of(list(routed.values()), link.server), *rows_of(summed, link.server)]
+            for link in self._servers.links
+        ]
         with self._lock:
             digest, order = self._known_hash(), self._order(routed)
             acks = self._servers.change(
@@ -290,8 +332,7 @@ class TableClient:
     def _router(self, name: str) -> Router:
         self._known_hash()
         if name not in self._routers:
-            known = ", ".join(map(repr, self._routers)) or "none"
-            raise ManifestMismatch(f"no table {name!r}; the manifest has {known}")
+            raise no_table(name, self._routers)
         return self._routers[name]
 
     def _spec(self, name: str) -> TableSpec:
@@ -318,14 +359,5 @@ class TableClient:
         )
 
 
-def _ids_of(routed: Mapping[str, RoutedIds], link: Channel) -> list[Buffer]:
-    """Return counts and ids as they travel to one server."""
-    counts = np.array(
-        [(ids.num_own(link.server), ids.given(link.server)) for ids in routed.values()], np.int64
-    )
-    own = [ids.unique[ids.own(link.server)] for ids in routed.values()]
-    return [_bytes(array) for array in (counts, *own) if array.size]
-
-
-def _bytes(array: Array) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
+def _expanded(found: Rows) -> dict[str, Array]:
+    return {name: ids.expand(values) for name, (ids, values) in found.items()}

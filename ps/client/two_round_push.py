@@ -57,6 +57,7 @@ class ClippedPush:
         timeout_s: float,
         payloads: Sequence[Buffers],
         intos: Sequence[Sequence[memoryview]],
+        behind: Sequence[Sequence[memoryview]] = (),
     ) -> list[Ack]:
         """Push as ServerGroup.change does; `timeout_s` holds for each round. Raises as that.
 
@@ -65,12 +66,18 @@ class ClippedPush:
             timeout_s: seconds for each round.
             payloads: per server the gradient's views.
             intos: per server the views that receive fresh values.
+            behind: per server the views that receive rows; those come with the first round, in
+                which they are updated.
         """
+        no_rows: Sequence[Sequence[memoryview]] = [()] * len(self._parts)
         acks = self._servers.change(
             lambda number: msgspec.structs.replace(request(number), pull=True),
             timeout_s=timeout_s,
             payloads=payloads,
-            intos=[[part.data.cast("B")] for part in self._parts],
+            intos=[
+                [part.data.cast("B"), *rows]
+                for part, rows in zip(self._parts, behind or no_rows, strict=True)
+            ],
         )
         # A server without squares refused its part, or got nothing but null pushes: then the whole
         # gradient is dropped, everywhere.

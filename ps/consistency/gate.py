@@ -46,15 +46,30 @@ from ps.consistency.waiting import (
 )
 from ps.consistency.waits import Waited, wait_until
 from ps.errors import (
-    NonFiniteGradient,
     PSError,
     PSSettingsError,
+    PushError,
+    RequestTimeout,
     ServerError,
     ServerGone,
     ServerPhaseError,
 )
 from ps.exactly_once import CompletionLog, RequestId, Ticket, Verdict
 from ps.manifest.manifest import WorkerRank
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LookupTurn:
+    """A lookup of rows to train on, which may have to wait for a permit."""
+
+    batch: RequestId
+    """Its name."""
+    still_open: Collection[int]
+    """See ps.consistency.hybrid."""
+    deadline_s: float
+    """Monotonic."""
+    is_gone: Callable[[], bool]
+    """Whether nobody waits for the answer any more."""
 
 
 class RowGate:
@@ -70,23 +85,11 @@ class RowGate:
         self._policy = policy
         self._hybrid = policy if isinstance(policy, Hybrid) else None
 
-    def look_up(
-        self,
-        batch: RequestId,
-        still_open: Collection[int],
-        deadline_s: float,
-        is_gone: Callable[[], bool],
-    ) -> None:
+    def look_up(self, lookup: LookupTurn) -> None:
         """Wait until a batch may have its rows.
 
-        Args:
-            batch: the name of its lookup.
-            still_open: see ps.consistency.hybrid.
-            deadline_s: monotonic.
-            is_gone: whether nobody waits for the answer any more.
-
         Raises:
-            RequestTimeout: not before `deadline_s`; the worker's older batches are still under way.
+            RequestTimeout: not before its deadline; the worker's older batches are under way.
             ServerGone: the sender is gone; its retry queues anew.
             PSError: the worker has left, was replaced or lost, or the gate is closed.
         """
@@ -94,34 +97,59 @@ class RowGate:
         with gate.changed:
             if hybrid is None:
                 return
-            ticket = gate.begin(batch)
+            ticket = gate.begin(lookup.batch)
             if ticket.verdict is Verdict.DUPLICATE:
                 return
-            with gate.lookups.entered(batch) as wait:
-                try:
-                    with refusing(ticket):
-                        actions = hybrid.on_lookup(batch, still_open)
-                    gate.execute(actions)
-
-                    def is_granted() -> bool:
-                        if wait.is_granted:
-                            return True
-                        gate.refuse_closed()
-                        ticket.check()
-                        if wait.is_recalled:
-                            with refusing(ticket):
-                                raise self._why_recalled(hybrid, batch)
-                        return False
-
-                    waited = wait_until(gate.changed, is_granted, deadline_s, is_gone)
-                    if waited is Waited.OVERDUE:
-                        raise no_permit(batch.worker, hybrid.permits.bound)
-                    if waited is Waited.GONE:
-                        raise sender_gone(batch.worker)
-                finally:
-                    if wait.num_copies == 1:
-                        gate.execute(hybrid.on_lookup_ended(batch))
+            try:
+                self._wait_in_line(hybrid, ticket, lookup)
+            except (RequestTimeout, ServerGone):
+                raise
+            except PSError as error:
+                ticket.refuse(error)
+                raise
             ticket.complete()
+
+    def look_up_next(self, push: Ticket, lookup: LookupTurn) -> None:
+        """Wait until the batch that a push begins may have its rows. Raises as `look_up`.
+
+        A late copy of a push whose session has gone on waits for nothing: that batch is over.
+
+        Args:
+            push: arrived before, with the name of the batch.
+            lookup: the batch, usually with the permit of the one that the push has ended.
+        """
+        with self._gate.changed:
+            if self._hybrid is not None and push.session.sequence == push.id.sequence:
+                self._wait_in_line(self._hybrid, push, lookup)
+
+    def _wait_in_line(self, hybrid: Hybrid, ticket: Ticket, lookup: LookupTurn) -> None:
+        gate, batch = self._gate, lookup.batch
+        with gate.lookups.entered(batch) as wait:
+            try:
+                gate.execute(hybrid.on_lookup(batch, lookup.still_open))
+
+                def is_granted() -> bool:
+                    if wait.is_granted:
+                        return True
+                    gate.refuse_closed()
+                    ticket.check()
+                    if wait.is_recalled:
+                        raise self._why_recalled(hybrid, batch)
+                    return False
+
+                waited = wait_until(gate.changed, is_granted, lookup.deadline_s, lookup.is_gone)
+                if waited is Waited.OVERDUE:
+                    raise no_permit(batch.worker, hybrid.permits.bound)
+                if waited is Waited.GONE:
+                    raise sender_gone(batch.worker)
+            finally:
+                if wait.num_copies == 1:
+                    gate.execute(hybrid.on_lookup_ended(batch))
+
+    @property
+    def has_permits(self) -> bool:
+        """Whether lookups to train on need permits; then rows do not wait for the barrier."""
+        return self._hybrid is not None
 
     def permits_of(self, worker: WorkerRank) -> frozenset[RequestId]:
         """The worker's batches that are under way; none where lookups need no permit."""
@@ -141,11 +169,30 @@ class RowGate:
         """
         with self._gate.changed, refusing(ticket):
             self._policy.admit(ticket.id.worker)
-        if batch is None and self._hybrid is not None:
+        self.check_batch(batch)
+
+    def check_batch(self, batch: RequestId | None) -> None:
+        """Refuse gradients of rows that are of no batch, where nothing else bounds their age.
+
+        Args:
+            batch: the lookup that the rows were trained from; None: none.
+        """
+        if batch is None and self.has_permits:
             raise PSSettingsError(
                 "hybrid takes gradients of rows only for a batch that was looked up to train on; "
                 "use tables.batch(ids) and its push()"
             )
+
+    def end_batch(self, batch: RequestId | None, following: RequestId | None = None) -> None:
+        """A batch is over: its gradients are applied, refused or given up.
+
+        Args:
+            batch: the name of its lookup; None: there is none.
+            following: see ps.consistency.hybrid.
+        """
+        if batch is not None and self._hybrid is not None:
+            with self._gate.changed:
+                self._gate.execute(self._hybrid.on_batch_over(batch, following))
 
     def applied(self, ticket: Ticket, batch: RequestId | None, *, is_update: bool = True) -> bool:
         """A push is done, and its batch over; False when that was known.
@@ -162,7 +209,7 @@ class RowGate:
             if not self._gate.is_to_do(ticket):
                 return False
             ticket.complete(is_update=is_update)
-            self._end(batch)
+            self.end_batch(batch)
             return True
 
     def refused(self, ticket: Ticket, batch: RequestId | None, error: PSError) -> None:
@@ -182,11 +229,7 @@ class RowGate:
             if self._gate.is_to_do(ticket):
                 ticket.refuse(error)
                 ticket.complete()
-            self._end(batch)
-
-    def _end(self, batch: RequestId | None) -> None:
-        if batch is not None and self._hybrid is not None:
-            self._gate.execute(self._hybrid.on_batch_over(batch))
+            self.end_batch(batch)
 
     def _why_recalled(self, hybrid: Hybrid, batch: RequestId) -> PSError:
         try:
@@ -321,6 +364,8 @@ class Gate(Generic[Gradient]):
                 raise
             if push.decision is not PushDecision.STAGE:
                 self._arriving[id(push)] = push
+                if push.metadata is not None:
+                    ticket.attach(push.metadata)
             # After the admission, so that two pushes that arrive together each see the other.
             push.staleness = self.staleness_of(worker, lag)
             return None
@@ -386,7 +431,9 @@ class Gate(Generic[Gradient]):
                 push.ticket.check()
                 return waiting
             if not self.is_to_do(push.ticket):
-                return dataclasses.replace(push, gradient=None, clock=self._policy.clock)
+                late = dataclasses.replace(push, gradient=None, clock=self._policy.clock)
+                late.ticket = push.ticket
+                return late
             self._enter(push)
         return push
 
@@ -626,7 +673,7 @@ class Gate(Generic[Gradient]):
         staged = self._waiting.staged(action)
         try:
             self._updates.reduce(staged, self._policy.clock)
-        except NonFiniteGradient as error:  # finite gradients whose sum is not
+        except PushError as error:  # finite gradients whose sum is not, or a full table
             self._waiting.fail(staged, error)
         except Exception as error:  # whatever it is, the waiting workers must get it
             _logger.exception("reducing clock %d failed", self._policy.clock)

@@ -65,9 +65,10 @@ class Permits:
             return [Grant(batch)]
 
         def is_over(other: RequestId) -> bool:
-            is_same_session = other[:3] == batch[:3]
+            # A later one may arrive first: lookups and pushes have connections of their own.
+            is_older = other[:3] == batch[:3] and other.sequence < batch.sequence
             return other.generation != batch.generation or (
-                is_same_session and other.sequence not in still_open
+                is_older and other.sequence not in still_open
             )
 
         held.difference_update([one for one in held if is_over(one)])
@@ -85,9 +86,18 @@ class Permits:
             line.remove(batch)
         return []
 
-    def on_batch_over(self, batch: RequestId) -> list[Action]:
-        """Its gradients are applied, refused or given up: serve the next in line."""
-        self._held.get(batch.worker, set()).discard(batch)
+    def on_batch_over(self, batch: RequestId, following: RequestId | None = None) -> list[Action]:
+        """Its gradients are applied, refused or given up: serve the next in line.
+
+        Args:
+            batch: its name.
+            following: the batch that takes its permit over, before any in line: the push that ends
+                the one begins the other, and is answered only then. None: there is none.
+        """
+        held = self._held.get(batch.worker, set())
+        if batch in held:
+            held.remove(batch)
+            held.update(() if following is None else (following,))
         return self._serve(batch.worker)
 
     def on_gone(self, worker: WorkerRank) -> list[Action]:
@@ -144,9 +154,9 @@ class Hybrid(BSP):
         """As Permits."""
         return self.permits.on_lookup_ended(batch)
 
-    def on_batch_over(self, batch: RequestId) -> list[Action]:
+    def on_batch_over(self, batch: RequestId, following: RequestId | None = None) -> list[Action]:
         """As Permits."""
-        return self.permits.on_batch_over(batch)
+        return self.permits.on_batch_over(batch, following)
 
     def on_leave(self, worker: WorkerRank) -> list[Action]:
         """Wait for it no more, and take its permits back."""

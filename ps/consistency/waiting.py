@@ -110,6 +110,8 @@ class PendingPush(Generic[Gradient]):
     """The newest clock that its sender had an ack of; a staged push is for the next one."""
     metadata: AttachedMetadata | None = None
     """What is kept once it is part of the parameters."""
+    tables: object = None
+    """What it brings for tables and asks of them, which only the shard looks into."""
     ticket: Ticket = field(init=False)
     """What of it is left to do."""
     decision: PushDecision = field(init=False)
@@ -152,7 +154,7 @@ class Updates(Protocol[Gradient]):
             clock: the one that they complete.
 
         Raises:
-            NonFiniteGradient: refused; nothing is applied.
+            PushError: refused; what is applied is not acknowledged.
         """
 
     def applied(self, push: PendingPush[Gradient]) -> None:

@@ -109,12 +109,17 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a row."""
     rule: RuleConfig
     """Update rule of pushed rows; weight decay acts on pushed rows only."""
+    learning_rate_multiplier: float = 1.0
+    """The table's rate is the rate of the push times this; step scalars that come with a push
+    (Hyper.scalars) are used as they are."""
     row_steps: bool = False
     """Adam, AdamW, AMSGrad, Adamax: t counts the pushes that contained this row, not those to the
     table; one more number per row. See ps.optim.row_rules.counting."""
     dtype: DType = "float32"
     initializer: Initializer = RandomUniform()
     """A row's first values; they depend on `seed` and the id alone."""
+    unseen: tuple[float, ...] = ()
+    """What a lookup with training=False reads for an id without a row, [dim]; empty: zeros."""
     seed: int = 0
     id_kind: Literal["int64", "uint64"] = "int64"
     """int64: ids 0..2^63-1. uint64: also those above, as hashes of 64 bits need."""
@@ -154,6 +159,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
                 f"table {self.name!r}: when_full='lru' needs a limit; set max_rows or max_bytes"
             )
         self._check_rule()
+        self._check_numbers()
 
     @property
     def largest_id(self) -> int:
@@ -177,6 +183,24 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise PSSettingsError(
                 f"table {self.name!r}: {field} must be in {low}..{high}, got {value}"
             )
+
+    def _check_numbers(self) -> None:
+        rate = self.learning_rate_multiplier
+        if not 0 <= rate <= MAX_SCALAR:  # also true for NaN
+            raise PSSettingsError(
+                f"table {self.name!r}: learning_rate_multiplier must be in 0..{MAX_SCALAR:g}, got "
+                f"{rate!r}; 1.0 uses the rate of the push as it is"
+            )
+        if len(self.unseen) not in (0, self.dim):
+            raise PSSettingsError(
+                f"table {self.name!r}: unseen has {len(self.unseen)} numbers, a row has "
+                f"{self.dim}; give one vector of that size, or () for zeros"
+            )
+        for value in self.unseen:
+            if not abs(value) <= MAX_SCALAR:
+                raise PSSettingsError(
+                    f"table {self.name!r}: unseen must be finite in float32, got {value!r}"
+                )
 
     def _check_rule(self) -> None:
         rule = self.rule

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ps.errors import PSSettingsError
@@ -71,12 +72,25 @@ def row_starts(spec: TableSpec) -> Array:
     return np.concatenate([slots, np.array(rule.row_starts, spec.dtype)])
 
 
+def row_hyper(spec: TableSpec, hyper: Hyper) -> Hyper:
+    """Return the push's hyper-parameters at the table's own rate.
+
+    Args:
+        spec: the table.
+        hyper: learning rate and scalars of the push.
+    """
+    if spec.learning_rate_multiplier == 1.0:
+        return hyper
+    rate = hyper.learning_rate * spec.learning_rate_multiplier
+    return msgspec.structs.replace(hyper, learning_rate=rate)
+
+
 def row_scalars(spec: TableSpec, hyper: Hyper, step: int) -> Array:
     """Return the scalars of a push for the rule's kernel over rows: [num_scalars].
 
     Args:
         spec: the table.
-        hyper: learning rate and scalars of the push.
+        hyper: what `row_hyper` returns.
         step: pushes to the segment, this one included; the t of rules whose rows do not count.
 
     Raises:

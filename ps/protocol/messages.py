@@ -10,6 +10,7 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     Seed           manifest, then values            Description
     Pull                                            Ack            values
     Push           gradient, none if `null`         Ack            fresh values if `pull`
+      with tables  counts, ids; gradient; rows'     Ack            fresh values if `pull`; rows
     Settle         squares of all servers, or none  Ack            fresh values if `pull`
     Assign         values                           Ack
     Lookup         counts, ids                      Ack            values of the rows
@@ -25,6 +26,10 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     Restore        manifest                         Description
     FetchStats                                      Description    ServerStats, msgpack
     Fence, Lose, StopServer                         Description
+
+Of a Push `tables` says whose ids come first: of the tables that it brings gradients of rows for,
+then of those that it asks for rows of. The rows' gradients come behind the groups', and the rows
+behind the values.
 
 "Values" and "gradient" are the bytes of the server's own buckets, ascending, without padding; in
 groups with compression a gradient's buckets are packed as ps.compression.format says. Where
@@ -54,6 +59,9 @@ MAX_KEY_LENGTH = 256
 MAX_OPEN_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 16 << 20
 """100,000 parameters with names of 150 characters."""
+MAX_STAGED_BYTES = 1 << 30
+"""Gradients of rows that one push may leave at a server until its clock: 16 million rows of 16
+float32."""
 MAX_WAIT_S = 86_400.0
 MAX_PATH_LENGTH = 4096
 MAX_REASON_LENGTH = 1024
@@ -135,6 +143,28 @@ class PullFrozen(msgspec.Struct, frozen=True, tag="pull_frozen"):
     frozen_hash: Digest
 
 
+OpenNumbers = Annotated[tuple[Sequence, ...], msgspec.Meta(max_length=MAX_PERMITS + 1)]
+"""Numbers of a client's batches that are under way; see ps.consistency.hybrid."""
+
+
+class RowExchange(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one push: gradients that it brings, and rows that it asks for.
+
+    The payload begins with int64 [ids here, ids that they stand for] for each of `pushed`, then of
+    `wanted`, and the ids of each in the same order, int64, arranged as ps.tables.routing says.
+    """
+
+    pushed: TableNumbers = ()
+    wanted: TableNumbers = ()
+    """Tables whose rows come back as they are when the push is answered."""
+    batch: BatchName | None = None
+    """hybrid: what the pushed rows were looked up for; over with this push."""
+    next_batch: BatchName | None = None
+    """hybrid: the batch that the rows which are asked for begin."""
+    still_open: OpenNumbers = ()
+    """hybrid: of the client's batches, the next one included."""
+
+
 class Push(msgspec.Struct, frozen=True, tag="push"):
     """Bring a gradient; `wait_s` bounds the wait for other workers (sync, ssp)."""
 
@@ -150,6 +180,8 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     ps.consistency.staleness."""
     metadata: AttachedMetadata | None = msgspec.field(default=None, name="note")
     """To keep once the gradient is part of the parameters: both are in a checkpoint, or neither."""
+    tables: RowExchange | msgspec.UnsetType = msgspec.UNSET
+    """Left out on the wire by a push without rows."""
 
 
 class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
@@ -161,6 +193,8 @@ class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
 
     manifest_hash: Digest
     tables: TableNumbers
+    training: bool = True
+    """False: an id without a row reads as its table's `unseen`."""
 
 
 class LookupBatch(msgspec.Struct, frozen=True, tag="lookup_batch"):
@@ -170,9 +204,8 @@ class LookupBatch(msgspec.Struct, frozen=True, tag="lookup_batch"):
     number: Number
     """Names the batch, by a number that is the same at all servers."""
     tables: TableNumbers
-    still_open: Annotated[tuple[Sequence, ...], msgspec.Meta(max_length=MAX_PERMITS + 1)] = ()
-    """Numbers of the session's batches that are under way, this one included; see
-    ps.consistency.hybrid."""
+    still_open: OpenNumbers = ()
+    """This one included."""
     wait_s: Seconds = 0.0
 
 

@@ -1,7 +1,7 @@
 """Reduction of a completed barrier: reduce in rank order, clip by norm if asked, apply once.
 
-Covers: the weighted sum in rank order; the reduced gradient between the two rounds that clipping by
-norm takes with several servers.
+Covers: the weighted sum in rank order, of rows too (ps.server.row_updates); the reduced gradient
+between the two rounds that clipping by norm takes with several servers.
 Does not: decide when (ps.consistency.bsp), stage (ps.server.shard), know the other servers.
 Runs in: PS processes.
 Threads: `reduce` and `settle` are called under the gate's lock; nothing else changes the state.
@@ -31,10 +31,11 @@ from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.waiting import StagedPushes
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
-from ps.errors import NonFiniteGradient, NonFiniteUpdate
+from ps.errors import NonFiniteGradient, NonFiniteUpdate, PushError
 from ps.manifest.manifest import Hyper
 from ps.optim import kernels
 from ps.optim.clipping import Norms, servers_take_norms
+from ps.server.row_updates import PushedRows, RowUpdates
 from ps.stats.counters import Counters
 
 _logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Reduction:
         pool: gives the memory for a reduced gradient.
         counters: where to count.
         on_failed: called with the reason why the shard cannot go on.
+        tables: applies the rows of the same pushes.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class Reduction:
         pool: StagingPool,
         counters: Counters,
         on_failed: Callable[[str], None],
+        tables: RowUpdates,
     ) -> None:
         self._dense = dense
         self._guard = guard
         self._pool = pool
         self._counters = counters
         self._on_failed = on_failed
+        self._tables = tables
         self._norms = Norms(dense.manifest)
         self._is_mean = dense.manifest.reduction == "mean"
         self._clips = servers_take_norms(dense.manifest, num_workers=dense.num_workers)
@@ -104,6 +108,8 @@ class Reduction:
     def reduce(self, staged: StagedPushes[StagedGradient], clock: int) -> None:
         """Reduce in the given order, and apply unless other servers' squares are needed.
 
+        Rows are applied at once: their workers have clipped them.
+
         Args:
             staged: pushes of one clock, by rank.
             clock: the one that they complete.
@@ -112,14 +118,25 @@ class Reduction:
             NonFiniteUpdate: the update overflows; see ps.errors.
             NonFiniteGradient: finite gradients have an infinite sum; those buckets are unchanged,
                 with clipping by norm all of them.
+            TableFull, IdError: some rows are unchanged.
         """
         started_s = time.perf_counter()
+        refused: PushError | None = None
         try:
             hyper = staged[0].hyper or Hyper(0.0)
-            if self._clips:
-                self._keep(staged, hyper, clock)
-            else:
-                self._apply_each(staged, hyper)
+            try:
+                if self._clips:
+                    self._keep(staged, hyper, clock)
+                else:
+                    self._apply_each(staged, hyper)
+            except NonFiniteGradient as error:
+                refused = error
+            for push in staged:
+                if push.tables is not None:
+                    refused = self._apply_rows(staged, hyper) or refused
+                    break
+            if refused is not None:
+                raise refused
         finally:
             self._counters.applied(time.perf_counter() - started_s)
 
@@ -168,6 +185,15 @@ class Reduction:
                 refused = refused or error
         if refused is not None:
             raise _after_reduction(refused)
+
+    def _apply_rows(self, staged: StagedPushes[StagedGradient], hyper: Hyper) -> PushError | None:
+        _, shares, ones = _weighed(staged)
+        rows = [push.tables if isinstance(push.tables, PushedRows) else None for push in staged]
+        # In hybrid they were applied as they arrived, so nothing is kept of them.
+        if not any(each is not None and each.gradients for each in rows):
+            return None
+        refused = self._tables.reduce(rows, shares if self._is_mean else ones, hyper)
+        return _after_reduction(refused) if isinstance(refused, NonFiniteGradient) else refused
 
     def _keep(self, staged: StagedPushes[StagedGradient], hyper: Hyper, clock: int) -> None:
         """Reduce into memory of its own, and take the squares."""
@@ -228,4 +254,5 @@ def _weighed(
 
 
 def _after_reduction(error: NonFiniteGradient) -> NonFiniteGradient:
+    """Say that the gradients themselves were finite."""
     return type(error)(f"after the reduction, {error.message}", error.details)

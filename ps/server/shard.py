@@ -38,13 +38,16 @@ from ps.consistency.waiting import PendingPush
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import (
+    IdError,
     ManifestMismatch,
     NonFiniteGradient,
     NonFiniteUpdate,
     PackingError,
     PSError,
     PSSettingsError,
+    PushError,
     ShapeError,
+    TableFull,
 )
 from ps.exactly_once import CompletionLog, SessionRecord, Verdict
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
@@ -55,16 +58,21 @@ from ps.protocol.messages import Ack
 from ps.server.receive import Intake
 from ps.server.reduction import Reduction
 from ps.server.request import Incoming, request_id
+from ps.server.row_updates import PushedRows
 from ps.server.snapshot_trigger import SnapshotTrigger
 from ps.server.table_handlers import TableLog, TableRequest, TableServing
 from ps.stats.counters import Counters
 from ps.tables.table import Table
 from rpc.auth.handshake import Role
+from rpc.client.connection import Buffer
 
 Array = np.ndarray[Any, Any]
 
 SEND_BYTES = 4 << 20
 """A part of a push_pull's reply; smaller parts cost a header and a system call each."""
+
+REFUSALS = (NonFiniteGradient, PackingError, TableFull, IdError)
+"""For what is in a push: it counts as present, so barriers stay whole."""
 
 
 class ServingShard:
@@ -106,8 +114,12 @@ class ServingShard:
         self.metadata = Metadata(is_kept=dense.rank == 0)
         self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
         table_log = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
-        self.tables = TableServing(tables, table_log, counters)
-        self.reduction = Reduction(dense, self._guard, self._pool, counters, on_failed)
+        # In hybrid a permit bounds the age of rows, so they wait for nobody.
+        stages_rows = dense.manifest.consistency == "sync"
+        self.tables = TableServing(tables, table_log, counters, waits=stages_rows)
+        self.reduction = Reduction(
+            dense, self._guard, self._pool, counters, on_failed, self.tables.updates
+        )
         self.reduce = self.reduction.reduce
         self.snapshots = SnapshotTrigger(self._guard, self.gate, lambda: self.reduction.is_settled)
 
@@ -167,7 +179,7 @@ class ServingShard:
             call: the request at the listener, which is answered.
             request: its decoded meta.
         """
-        self._check_push(call, request)
+        rows, worker, sent = self._check_push(call, request), WorkerRank(call.peer.rank), 0
         deadline_s, number, gate = time.monotonic() + request.wait_s, request.number, self.gate
         push: PendingPush[StagedGradient] = PendingPush(
             request_id(call.peer, number),
@@ -175,8 +187,8 @@ class ServingShard:
             None if request.null else request.hyper,
             acked_clock=number.acked_clock,
             metadata=request.metadata,
+            tables=rows,
         )
-        worker, sent = push.id.worker, 0
         try:
             known = gate.begin_push(push, number.acknowledged, number.acked_updates, request.lag)
             if known is not None:
@@ -187,18 +199,15 @@ class ServingShard:
                 self._counters.count(worker, null_pushes=1)
                 push = gate.arrive(push)
             elif push.decision is PushDecision.STAGE:
-                push = self._stage(call, push, deadline_s)
+                push = self._stage(call, push, rows, deadline_s)
             else:
-                if request.metadata is not None:
-                    push.ticket.attach(request.metadata)
-                early = request.pull and push.decision is PushDecision.APPLY
-                sent = self._apply_arriving(call, push, deadline_s, answers_early=early)
+                sent = self._apply_arriving(call, push, rows, deadline_s, pulls=request.pull)
                 push = gate.arrive(push)
             clock = push.clock
             if clock is None or push.error is not None:
                 with self._counters.waiting(worker):
                     clock = gate.wait(push, deadline_s, call.peer_gone)
-        except (NonFiniteGradient, PackingError) as error:
+        except REFUSALS as error:
             # It counts as present: the worker's next push is for the clock after this one.
             error.details[messages.WORKER_CLOCK] = str(gate.clock_of(worker))
             raise
@@ -211,11 +220,14 @@ class ServingShard:
             push.staleness,
             worker_clock=gate.clock_of(worker) if self._counts_workers else clock,
         )
+        answer: Sequence[Buffer] = self._values[sent:] if request.pull else ()
         if self.reduction.in_rounds:
-            self._reply_squares(call, request, ack)
-            return
-        call.reply(messages.encode(ack), self._values[sent:] if request.pull else ())
-        if request.pull:
+            ack, answer = self._squares(ack, pulls=request.pull)
+        if rows is None:
+            call.reply(messages.encode(ack), answer)
+        else:
+            self.tables.reply(call, ack, answer, rows, push)
+        if request.pull and not self.reduction.in_rounds:
             self._counters.add_sent(self.dense.value_nbytes)
             gate.pulled(worker, clock)
 
@@ -285,6 +297,10 @@ class ServingShard:
             self._pool.give(push.gradient)
             push.gradient = None
         self._counters.count_push(push.id.worker, push.rows, push.staleness)
+        if isinstance(push.tables, PushedRows):
+            push.tables.gradients.clear()
+            if push.tables.parts:
+                self._counters.count(push.id.worker, table_pushes=1)
         if push.metadata is not None:
             self.metadata.put(push.metadata.name, push.metadata.text)
 
@@ -293,11 +309,12 @@ class ServingShard:
         if self.snapshots.wanted is not None:
             self.snapshots.check()
 
-    def _reply_squares(self, call: Incoming, request: messages.Push, ack: Ack) -> None:
+    def _squares(self, ack: Ack, *, pulls: bool) -> tuple[Ack, Sequence[Buffer]]:
+        """Return what answers the first of two rounds, in the place of values."""
         squares = self.reduction.squares(ack.clock)
         ack = msgspec.structs.replace(ack, has_squares=squares is not None)
         sent = np.zeros(self.reduction.num_squares) if squares is None else squares
-        call.reply(messages.encode(ack), [sent] if request.pull else ())
+        return ack, [sent] if pulls else ()
 
     def _read_squares(self, call: Incoming) -> Array | None:
         if not call.payload_bytes:
@@ -312,14 +329,14 @@ class ServingShard:
         self.reduction.check(squares)
         return squares
 
-    def _check_push(self, call: Incoming, request: messages.Push) -> None:
+    def _check_push(self, call: Incoming, request: messages.Push) -> PushedRows | None:
+        """Refuse what fits no manifest; return the rows that the push brings and asks for."""
         if request.manifest_hash != self.manifest_hash:
             self.check_manifest(request.manifest_hash)
+        tables = request.tables
         if request.null:
-            if call.payload_bytes:
-                raise ShapeError(f"a null push takes no payload, got {call.payload_bytes} bytes")
-            return
-        if call.payload_bytes != self._gradients_in.nbytes:
+            return self._check_null(call, request)
+        if tables is msgspec.UNSET and call.payload_bytes != self._gradients_in.nbytes:
             self._gradients_in.check_size(call.payload_bytes, "push")
         hyper = request.hyper
         if hyper is None:
@@ -330,6 +347,16 @@ class ServingShard:
             self.metadata.check_room(request.metadata.name, request.metadata.text)
         if hyper.scalars:
             self._check_scalars(hyper)
+        if tables is msgspec.UNSET:
+            return None
+        return self.tables.begin(call, request, tables, self._gradients_in.nbytes)
+
+    def _check_null(self, call: Incoming, request: messages.Push) -> PushedRows | None:
+        if request.tables is not msgspec.UNSET and not request.tables.pushed:
+            return self.tables.begin(call, request, request.tables, 0)
+        if call.payload_bytes:
+            raise ShapeError(f"a null push takes no payload, got {call.payload_bytes} bytes")
+        return None
 
     def _check_scalars(self, hyper: Hyper) -> None:
         """Refuse scalars that do not fit rule or mode, before anything is applied."""
@@ -345,20 +372,21 @@ class ServingShard:
         self,
         call: Incoming,
         push: PendingPush[StagedGradient],
+        rows: PushedRows | None,
         deadline_s: float,
         *,
-        answers_early: bool,
+        pulls: bool,
     ) -> int:
-        """Apply each bucket when it is here; returns how many buckets' values were sent back.
+        """Apply each bucket when it is here, then rows; returns how many values were sent back.
 
         Raises:
-            NonFiniteGradient, PackingError: the push is refused.
+            PushError: the push is refused.
         """
         ticket, hyper = push.ticket, push.hyper or Hyper(0.0)
-        if self._is_staleness_aware:
-            hyper = slowed(hyper, push.staleness)
+        hyper = slowed(hyper, push.staleness) if self._is_staleness_aware else hyper
+        answers_early = pulls and push.decision is PushDecision.APPLY
         dense, guard, intake = self.dense, self._guard, self._gradients_in
-        ticket.expect(len(dense.buckets))
+        ticket.expect(len(dense.buckets) + (0 if rows is None else len(rows.units)))
         scratch, unpacked = intake.scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0
         overflow: NonFiniteUpdate | None = None
@@ -384,23 +412,32 @@ class ServingShard:
                 if answers_early and unsent_bytes >= SEND_BYTES:
                     call.send(self._values[sent : run.buckets.stop])
                     sent, unsent_bytes = run.buckets.stop, 0
+            if rows is not None:
+                apply_s += self.tables.updates.apply(call, rows, ticket, hyper)
+                overflow, rows.overflow = overflow or rows.overflow, None
             if overflow is not None:
                 raise overflow
-        except (NonFiniteGradient, PackingError) as error:
+        except REFUSALS as error:
             self._refuse(call, push, error, deadline_s)
         finally:
             self._counters.applied(apply_s, call.payload_bytes)
         return sent
 
     def _stage(
-        self, call: Incoming, push: PendingPush[StagedGradient], deadline_s: float
+        self,
+        call: Incoming,
+        push: PendingPush[StagedGradient],
+        rows: PushedRows | None,
+        deadline_s: float,
     ) -> PendingPush[StagedGradient]:
         """Receive a whole gradient and bring it to the barrier."""
         staged = self._pool.take()
         try:
             self._gradients_in.stage(call, staged)
+            if rows is not None:
+                self._take_rows(call, push, rows)
             self._counters.add_received(call.payload_bytes)
-        except (NonFiniteGradient, PackingError) as error:
+        except REFUSALS as error:
             self._pool.give(staged)
             self._refuse(call, push, error, deadline_s)
         push.gradient = staged
@@ -409,11 +446,24 @@ class ServingShard:
             self._pool.give(staged)
         return taken
 
+    def _take_rows(
+        self, call: Incoming, push: PendingPush[StagedGradient], rows: PushedRows
+    ) -> None:
+        """Receive the rows of a push whose groups wait for the barrier; hybrid's do not."""
+        if self.tables.waits:
+            self.tables.updates.stage(call, rows)
+            return
+        ticket, hyper = push.ticket, push.hyper or Hyper(0.0)
+        # One more than can be marked: the barrier is what completes it.
+        ticket.expect(len(self.dense.buckets) + len(rows.units) + 1)
+        self._counters.applied(self.tables.updates.apply(call, rows, ticket, hyper))
+        self.tables.end_batch(rows)
+
     def _refuse(
         self,
         call: Incoming,
         push: PendingPush[StagedGradient],
-        error: NonFiniteGradient | PackingError,
+        error: PushError,
         deadline_s: float,
     ) -> None:
         """Drain and refuse; a barrier counts the push as null.
@@ -424,10 +474,17 @@ class ServingShard:
         call.discard_rest()
         buckets = range(len(self.dense.buckets))
         changed = push.ticket.num_marked(buckets)
+        details = {**error.details, "worker": str(worker), "changed_buckets": str(changed)}
+        of_tables = ""
+        if isinstance(push.tables, PushedRows):
+            segments = push.tables.units
+            details["changed_segments"] = str(push.ticket.num_marked(segments))
+            of_tables = f" and {details['changed_segments']} of the {len(segments)} segments"
+            self.tables.end_batch(push.tables, is_refused=True)
         refused = type(error)(
             f"{error.message} (worker:{worker}, request {sequence}, which has changed {changed} of "
-            f"the {len(buckets)} buckets of ps:{self.dense.rank})",
-            {**error.details, "worker": str(worker), "changed_buckets": str(changed)},
+            f"the {len(buckets)} buckets{of_tables} of ps:{self.dense.rank})",
+            details,
         )
         self._counters.count(worker, refused=1)
         null = self.gate.refuse(push, refused)

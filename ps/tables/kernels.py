@@ -22,7 +22,7 @@ import numpy as np
 from numba import types
 
 from ps.jit.cache import CACHE, kernel
-from ps.jit.intrinsics import prefetch
+from ps.jit.intrinsics import flush_denormals, prefetch, restore
 from ps.tables import hash_index, initializers
 from ps.tables.hash_index import keyed, mix, relink, unlink
 
@@ -251,6 +251,38 @@ def sum_equal(grads: Array, inverse: Array, out: Array) -> None:
 
 
 @kernel
+def add_weighted(  # a compiled loop takes arrays, not objects
+    grads: Array, inverse: Array, weight: Array, last: Array, number: int, out: Array
+) -> int:
+    """Add row i of `grads` times weight[0] to row inverse[i] of `out`: one term of a weighted sum.
+
+    Args:
+        grads: [n, dim] of the table's dtype.
+        inverse: [n] int32.
+        weight: [1] of the table's dtype.
+        last: [num_unique] int32, the number of the term that was added last; changed.
+        number: of this term; no other term has it.
+        out: [num_unique, dim] of the table's dtype, at first zeros; changed.
+
+    Returns:
+        -1, or the position of the first row that occurs twice in this term, or is out of range.
+    """
+    factor = weight[0]
+    bad = -1
+    mode = flush_denormals()
+    for i in range(inverse.size):
+        row = inverse[i]
+        if row < 0 or row >= out.shape[0] or last[row] == number:
+            bad = i
+            break
+        last[row] = number
+        for j in range(out.shape[1]):
+            out[row, j] += grads[i, j] * factor
+    restore(mode)
+    return bad
+
+
+@kernel
 def count_up(sketch: Array, ids: Array, counts: Array) -> int:
     """Count each id once more in a count-min sketch.
 
@@ -313,6 +345,7 @@ _CLIENT = (
 _SERVER = (
     (check_parts, (_IDS, _PARTS, types.int64, types.int64, _NUMBERS)),
     (find_parts, (_IDS, _PARTS, _INVERSE)),
+    *_CLIENT,
     (mark, (_NUMBERS, _IDS, types.int64)),
     (count_up, (types.Array(types.uint16, 2, "C"), _IDS, _NUMBERS)),
     (draw, (_IDS, types.int64, types.int64, types.Array(types.boolean, 1, "C"))),
@@ -324,6 +357,10 @@ _load_lock = threading.Lock()
 def _matrices(dtype: str) -> tuple[Any, Any]:
     element = numba.from_dtype(np.dtype(dtype))
     return types.Array(element, 2, "C", readonly=True), types.Array(element, 2, "C")
+
+
+def _weights(dtype: str) -> Any:
+    return types.Array(numba.from_dtype(np.dtype(dtype)), 1, "C")
 
 
 def warm_client(dtypes: Iterable[str]) -> int:
@@ -343,6 +380,7 @@ def warm_server(dtypes: Iterable[str]) -> int:
         found += [
             (gather, (read, _IDS, write)),
             (evict, (_SLOTS, _NUMBERS, types.uint64, _NUMBERS, write, _IDS)),
+            (add_weighted, (read, _INVERSE, _weights(dtype), _INVERSE, types.int64, write)),
             *initializers.signatures(dtype),
         ]
     return _load(found)

@@ -46,8 +46,29 @@ def parts_of_buckets(num_servers: int, num_segments: int) -> Array:
     return parts
 
 
+def arranged(ids: Array, parts: Array, ends: Array, key: np.uint64) -> tuple[Array, Array]:
+    """Return the distinct ids sorted by part, and where each given id is among them.
+
+    Args:
+        ids: [n] int64.
+        parts: [4096] int32, part of each virtual bucket.
+        ends: [num_parts] int64; filled with the end of each part.
+        key: any, of ps.tables.hash_index.new_key.
+
+    Returns:
+        [num_unique] int64, in each part in the order of their first occurrence; [n] int32.
+    """
+    inverse = np.empty(ids.size, np.int32)
+    found = np.empty(ids.size, np.int64)
+    heads = np.full(1 << (2 * ids.size).bit_length(), -1, np.int32)
+    unique = found[: kernels.distinct(ids, key, heads, inverse, found)]
+    out = np.empty(unique.size, np.int64)
+    kernels.arrange(unique, parts, inverse, ends, out)
+    return out, inverse
+
+
 @with_field_texts
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class RoutedIds:
     """Distinct ids of one table's batch, in the order of servers and segments.
 
@@ -114,12 +135,7 @@ class Router:
         """
         bits = as_bits(self.spec, ids)
         flat = np.ascontiguousarray(bits.reshape(-1))
-        inverse = np.empty(flat.size, np.int32)
-        found = np.empty(flat.size, np.int64)
-        heads = np.full(1 << (2 * flat.size).bit_length(), -1, np.int32)
-        unique = found[: kernels.distinct(flat, self._key, heads, inverse, found)]
-        arranged = np.empty(unique.size, np.int64)
         ends = np.empty(self._num_parts, np.int64)
-        kernels.arrange(unique, self._parts, inverse, ends, arranged)
+        unique, inverse = arranged(flat, self._parts, ends, self._key)
         last = self.spec.segments
-        return RoutedIds(bits.shape, arranged, inverse, tuple(ends[last - 1 :: last].tolist()))
+        return RoutedIds(bits.shape, unique, inverse, tuple(ends[last - 1 :: last].tolist()))

@@ -87,6 +87,7 @@ class Segment:
         self._recipe = recipe_of(spec.initializer, spec.dim)
         self._key = key_of(spec.seed)
         self._reads_zeros = spec.admission.is_selective and spec.admission.unknown == "zeros"
+        self._unseen = np.array(spec.unseen or 0.0, spec.dtype)
         self._slab = GrowingArray(np.dtype(spec.dtype), spec.dim + slots.size)
         self._ids = GrowingArray(np.dtype(np.int64))
         self._versions = GrowingArray(np.dtype(np.int64))
@@ -117,15 +118,16 @@ class Segment:
         """Go on from the counts of a checkpoint, [n] uint16. Raises as AdmissionFilter.load."""
         self._admission_filter.load(counts)
 
-    def lookup(self, ids: Array, out: Array) -> int:
+    def lookup(self, ids: Array, out: Array, *, training: bool = True) -> int:
         """Write the values of these ids to `out`; change no row.
 
-        An id without a row gets its initial values, or zeros if the table has an admission filter
-        with `unknown="zeros"`.
+        For training, an id without a row gets its initial values, or zeros if the table has an
+        admission filter with `unknown="zeros"`. Else it gets the table's `unseen`.
 
         Args:
             ids: [n] int64.
             out: [n, dim] of the table's dtype; filled.
+            training: whether the rows are looked up to train on them.
 
         Returns:
             Number of ids without a row.
@@ -135,7 +137,9 @@ class Segment:
         kernels.gather(self._slab.rows, rows, out)
         if missing:
             (places,) = np.nonzero(rows < 0)
-            if self._reads_zeros:
+            if not training:
+                out[places] = self._unseen
+            elif self._reads_zeros:
                 out[places] = 0
             else:
                 initialize(out, places, ids[places], self._recipe, self._key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,15 +21,16 @@ from ps.errors import IdError, NonFiniteGradient, NonFiniteUpdate
 from ps.manifest.manifest import Hyper, Manifest, TableSpec
 from ps.manifest.rule_spec import Moments
 from ps.optim import kernels
-from ps.optim.row_rules import row_scalars, row_starts, row_width
+from ps.optim.row_rules import row_hyper, row_scalars, row_starts, row_width
 from ps.optim.rules import stands_still
 from ps.stats.server_stats import TableStats
 from ps.tables import kernels as table_kernels
 from ps.tables.eviction import lru_victims
+from ps.tables.hash_index import new_key
 from ps.tables.ids import shown
 from ps.tables.kernels import NUM_BUCKETS
 from ps.tables.quota import Elsewhere, NoRoom, Quota
-from ps.tables.routing import parts_of_buckets
+from ps.tables.routing import arranged, parts_of_buckets
 from ps.tables.rows import ROWS_AT_ONCE, RowBatch
 from ps.tables.segment import EVICTED_SHARE, Pushed, Segment
 
@@ -77,6 +78,7 @@ class Table:
         self.segments = tuple(
             Segment(spec, row_starts(spec), self._quota, clock) for _ in range(spec.segments)
         )
+        self._key = new_key()
         self._count_lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._last_scalars: tuple[float, Array] | None = None
@@ -109,17 +111,30 @@ class Table:
         starts = [0, *ends[:-1].tolist()]
         return [slice(*pair) for pair in zip(starts, ends.tolist(), strict=True)]
 
-    def lookup(self, at: int, ids: Array, out: Array) -> None:
+    def merged(self, ids: Sequence[Array]) -> tuple[Array, Array]:
+        """Return the distinct ids of several requests, sorted by part, and where each one is.
+
+        Args:
+            ids: [n] int64 each, of this server.
+
+        Returns:
+            [num_unique] int64; [sum of n] int32, positions in it.
+        """
+        ends = np.empty(int(self._parts[-1]) + 1, np.int64)
+        return arranged(np.concatenate(ids), self._parts, ends, self._key)
+
+    def lookup(self, at: int, ids: Array, out: Array, *, training: bool = True) -> None:
         """Write the values of ids of segment number `at` to `out`; change no row.
 
         Args:
             at: number of the segment.
             ids: [n] int64, ids of this segment.
             out: [n, dim] of the table's dtype; filled.
+            training: False: an id without a row reads as the table's `unseen`.
         """
         segment = self.segments[at]
         with segment.lock:
-            missed = segment.lookup(ids, out)
+            missed = segment.lookup(ids, out, training=training)
         self.count(looked_up=ids.size, missed=missed)
 
     def push(
@@ -147,7 +162,8 @@ class Table:
             NoRoom: the rows are unchanged, and `room_elsewhere` may help.
         """
         segment = self.segments[at]
-        self._check_finite(ids, grads)
+        self.check_finite(ids, grads)
+        hyper = row_hyper(self.spec, hyper)
         scalars = self._scalars(hyper, segment.version + 1)
 
         left = 0
@@ -192,7 +208,25 @@ class Table:
 
     def check_hyper(self, hyper: Hyper) -> None:
         """Refuse scalars that do not fit the rule, before anything is applied."""
-        row_scalars(self.spec, hyper, 1)
+        row_scalars(self.spec, row_hyper(self.spec, hyper), 1)
+
+    def check_finite(self, ids: Array, grads: Array) -> None:
+        """Raise NonFiniteGradient, naming the first id, unless all values are finite.
+
+        Args:
+            ids: [n] int64.
+            grads: [n, dim] of the table's dtype.
+        """
+        count = kernels.count_nonfinite(grads.reshape(-1))
+        if not count:
+            return
+        row = int(np.argmin(np.isfinite(grads).all(axis=1)))
+        number = shown(self.spec, ids[row])
+        raise NonFiniteGradient(
+            f"{count} of {grads.size} values pushed to table {self.spec.name!r} are NaN or "
+            f"infinite, the first for id {number}; its segment is unchanged",
+            {"table": self.spec.name, "id": str(number), "count": str(count)},
+        )
 
     def dump_some(self, at: int, stop: int, max_nbytes: int) -> tuple[RowBatch, int]:
         """Copy rows of segment number `at` below `stop`; return them and the next stop, or 0.
@@ -318,18 +352,6 @@ class Table:
         if is_plain:
             self._last_scalars = (hyper.learning_rate, scalars)
         return scalars
-
-    def _check_finite(self, ids: Array, grads: Array) -> None:
-        count = kernels.count_nonfinite(grads.reshape(-1))
-        if not count:
-            return
-        row = int(np.argmin(np.isfinite(grads).all(axis=1)))
-        number = shown(self.spec, ids[row])
-        raise NonFiniteGradient(
-            f"{count} of {grads.size} values pushed to table {self.spec.name!r} are NaN or "
-            f"infinite, the first for id {number}; its segment is unchanged",
-            {"table": self.spec.name, "id": str(number), "count": str(count)},
-        )
 
     def _bad_id(self, bits: np.int64, place: int) -> IdError:
         spec = self.spec

@@ -31,9 +31,8 @@ def table(name: str = "user", rule: RuleConfig | None = None, **settings: Any) -
 
 def with_tables(*tables: TableSpec, size: int = 30, **settings: Any) -> Manifest:
     """A dense group beside the tables."""
-    mode = {
-        name: settings.pop(name) for name in ("consistency", "staleness_bound") if name in settings
-    }
+    modes = ("consistency", "staleness_bound", "staleness_aware", "reduction")
+    mode = {name: settings.pop(name) for name in modes if name in settings}
     dense = make_manifest(size, **settings)
     return Manifest(groups=dense.groups, tables=tables, bucket_bytes=dense.bucket_bytes, **mode)
 

@@ -332,7 +332,7 @@ def test_rows_and_record_are_one_cut_while_pushes_go_on(tmp_path: Path, consiste
             shard = server._service.life.loaded()
             for number, segment in enumerate(shard.tables.tables[0].segments):
                 batch, _ = segment.dump(1000, 1000)
-                unit = shard.tables._first_units[0] + number
+                unit = shard.tables._intake._first_units[0] + number
                 cut = shard._log.snapshot()
                 cut.note(unit)
                 (session,) = cut.sessions()

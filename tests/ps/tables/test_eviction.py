@@ -121,8 +121,8 @@ def test_a_save_has_the_rows_that_went_from_other_segments_after_its_cut():
         for at in (0, 3):
             push(client, [*last[at : at + 3], first[at]])
         before = values(client)
-        cut = ShardSnapshot(serving._guard, 0, "cut")
-        serving._guard.open(cut)
+        cut = ShardSnapshot(serving.updates._guard, 0, "cut")
+        serving.updates._guard.open(cut)
         push(client, first[10:17])  # before its turn comes, the last segment gives up its rows
         assert len(before.keys() & values(client).keys()) == 1
         found = {
@@ -132,7 +132,7 @@ def test_a_save_has_the_rows_that_went_from_other_segments_after_its_cut():
             if isinstance(batch, RowBatch)
             for number, row in zip(batch.ids, batch.rows, strict=True)
         }
-        serving._guard.close()
+        serving.updates._guard.close()
     assert found == before
 
 
