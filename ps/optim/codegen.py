@@ -40,8 +40,14 @@ def {name}(slab, rows, grads, s):
     left = 0
     dim = grads.shape[1]
     c = np.empty({num_computed}, slab.dtype)
+    flat = slab.reshape(slab.size)
+    width = slab.shape[1]
     mode = flush_denormals()
     for k in range(rows.size):
+        if k + {ahead} < rows.size:
+            at = rows[k + {ahead}] * width
+            for line in range(at, at + width, {line} // slab.itemsize):
+                prefetch(flat, line)
         row = slab[rows[k]]
         g = grads[k]
         {views}
@@ -57,6 +63,11 @@ def {name}(slab, rows, grads, s):
     restore(mode)
     return left
 """
+
+
+_AHEAD = 12
+"""Distance of the prefetch of rows, in rows: a cache miss lasts about as long."""
+_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +107,7 @@ class Loop:
         return len(self.rule.slots)
 
     def source(self) -> str:
-        """Return the function's text; it needs its formulas, np, flush_denormals and restore."""
+        """Return the function's text; it needs its formulas, np and three intrinsics."""
         values = ["v", *(f"slot_{k}" for k in range(self.num_slots))]
         names = list(self.rule.scalar_names)
         operands = [f"{slot}[i]" for slot in values[1:]] + list(self.rule.element_scalars)
@@ -108,6 +119,8 @@ class Loop:
         once, own = self._once(len(values))
         return (_ROWS if self.over_rows else _BUCKET).format(
             name=self.name,
+            ahead=_AHEAD,
+            line=_LINE_BYTES,
             values=", ".join(values),
             views="; ".join(views),
             once=once or "pass",

@@ -23,7 +23,7 @@ from numba import types
 
 from ps.errors import ShapeError
 from ps.jit.cache import CACHE, inlined, kernel, kernel_of_distinct_arrays
-from ps.jit.intrinsics import flush_denormals, restore
+from ps.jit.intrinsics import flush_denormals, prefetch, restore
 from ps.manifest.manifest import Manifest
 from ps.manifest.rule_spec import Descent, RuleConfig
 from ps.optim import formulas
@@ -267,6 +267,7 @@ def _dispatcher(name: str) -> Any:
         "decay": _inlined(formulas.decay),
         "flush_denormals": flush_denormals,
         "restore": restore,
+        "prefetch": prefetch,
     }
     exec(compile(loop.source(), "kernels.py", "exec"), namespace)
     return kernel_of_distinct_arrays(namespace[name])

@@ -1,7 +1,8 @@
 """Growable arrays: memory whose pages move instead of being copied.
 
-Covers: a 1-d or 2-d array whose first axis grows.      Does not: lock (ps.tables.segment).
-Runs in: PS processes, on Linux (mremap).
+Covers: a 1-d or 2-d array whose first axis grows.
+Does not: lock (ps.tables.segment), map memory (ps.tables.pages).
+Runs in: PS processes, on Linux.
 Threads: none; the owner of the array serialises `reserve` with every use of a view.
 
 Growth remaps pages instead of copying them, so even gigabytes take a moment, and pages that were
@@ -10,18 +11,15 @@ never written take no memory.
 
 from __future__ import annotations
 
-import mmap
 from typing import Any
 
 import numpy as np
 
+from ps.tables.pages import Pages
+
 Array = np.ndarray[Any, Any]
 
 _GROWTH = 1.5
-_MIN_BYTES = mmap.PAGESIZE
-_HUGE_PAGES_FROM_BYTES = 32 << 20
-"""Above this size huge pages reduce TLB misses; below it half-empty huge pages would waste
-memory."""
 
 
 class GrowingArray:
@@ -38,7 +36,7 @@ class GrowingArray:
         self._dtype = dtype
         self._row_shape = () if width is None else (width,)
         self.row_nbytes = dtype.itemsize * (1 if width is None else width)
-        self._memory = _new_memory(max(_MIN_BYTES, self.row_nbytes))
+        self._pages = Pages(self.row_nbytes)
         self.rows: Array = self._view()
         """[capacity] or [capacity, width]; after `reserve` it is another array."""
 
@@ -55,31 +53,14 @@ class GrowingArray:
         """
         if num_rows <= self.capacity:
             return
-        nbytes = max(num_rows * self.row_nbytes, int(len(self._memory) * _GROWTH))
-        nbytes += -nbytes % mmap.PAGESIZE
-        self.rows = np.empty(0, self._dtype)  # memory with a view cannot move
+        nbytes = max(num_rows * self.row_nbytes, int(self._pages.array.nbytes * _GROWTH))
+        self.rows = np.empty(0, self._dtype)  # memory with a view is copied
         try:
-            self._grow(nbytes)
-            if nbytes >= _HUGE_PAGES_FROM_BYTES:
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError as error:
-            raise MemoryError(f"no memory for {nbytes} bytes of table rows: {error}") from error
+            self._pages.grow(nbytes)
         finally:
             self.rows = self._view()
 
-    def _grow(self, nbytes: int) -> None:
-        try:
-            self._memory.resize(nbytes)
-        except BufferError:  # a view exists, in a traceback for example: it keeps its memory
-            larger = _new_memory(nbytes)
-            larger[: len(self._memory)] = self._memory[:]
-            self._memory = larger
-
     def _view(self) -> Array:
-        num_rows = len(self._memory) // self.row_nbytes
-        flat = np.frombuffer(self._memory, np.uint8, count=num_rows * self.row_nbytes)
-        return flat.view(self._dtype).reshape((num_rows, *self._row_shape))
-
-
-def _new_memory(nbytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flat = self._pages.array
+        num_rows = flat.nbytes // self.row_nbytes
+        return flat[: num_rows * self.row_nbytes].view(self._dtype).reshape(-1, *self._row_shape)

@@ -4,17 +4,18 @@ Covers: finding, adding and removing ids; the compiled loops of it.
 Does not: hold rows (ps.tables.segment), lock. Runs in: PS processes; imports numba.
 Threads: none; a segment's lock serialises all calls. Loops run without the GIL.
 
-A slot is 64 bits: 0 when empty, else 32 bits of the id's keyed hash and 32 bits of row + 1. The
-ids are stored once, with the rows (`row_ids`), and confirm a match of the 32 bits of hash. At most
-three quarters of the slots are used: 11 to 21 bytes a row.
+A slot is 64 bits: 0 when empty, else the upper 32 bits of the id's keyed hash and 32 bits of
+row + 1. The first bits of the hash are the slot where a search begins. The ids are stored once,
+with the rows (`row_ids`), and confirm a match of the 32 bits. At most three quarters of the slots
+are used: 11 to 21 bytes a row.
 
-Growth allocates an empty array of twice the size and moves the rows in their order, a bounded
-number with every `add`; meanwhile a search continues in the old array.
+Growth has two parts, a bounded piece of each with every `add`: an array of twice the size gets its
+memory, then the entries move to it in the order of their slots. Meanwhile a search continues in the
+old array.
 """
 
 from __future__ import annotations
 
-import mmap
 import secrets
 from typing import Any
 
@@ -23,20 +24,24 @@ from numba import types
 
 from ps.jit.cache import inlined, kernel
 from ps.jit.intrinsics import prefetch
+from ps.tables.pages import HUGE_PAGE_BYTES, Pages
 
 Array = np.ndarray[Any, Any]
 
-MAX_ROWS = (1 << 32) - 2
+MAX_SLOTS = 1 << 32
+"""Homes are within the 32 bits of hash: 3.2 billion rows."""
 MIN_SLOTS = 64
-MOVED_AT_ONCE = 1 << 12
-"""Rows that one `add` moves to the new array at least: a few milliseconds with the new pages."""
+MOVED_AT_ONCE = 1 << 14
+"""Slots whose entries one `add` moves to the new array at least: a tenth of a millisecond."""
+_TOUCHED_PER_ROW = 256
+"""Bytes of the next array that get memory for each added row: all of it, when the rows that
+still fit have come."""
 
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT_1 = np.uint64(30)
 _SHIFT_2 = np.uint64(27)
 _SHIFT_3 = np.uint64(31)
-_TAG_SHIFT = np.uint64(20)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _ONE = np.uint64(1)
@@ -72,19 +77,42 @@ def new_key() -> np.uint64:
 
 
 @inlined
+def _shift_of(slots: Array) -> Any:
+    """Return how far 64 bits of hash are shifted to the right to be their home: a slot's number."""
+    shift = 64
+    while slots.size >> (64 - shift) > 1:
+        shift -= 1
+    return np.uint64(shift)
+
+
+@inlined
 def _slot_of(slots: Array, row_ids: Array, bits: Any, wanted: Any) -> Any:
     """Return the slot that holds the id with these bits, or -1."""
     mask = np.uint64(slots.size - 1)
-    tag = (bits >> _TAG_SHIFT) & _LOW
-    position = bits & mask
+    position = bits >> _shift_of(slots)
     for _ in range(slots.size):
         slot = slots[position]
         if slot == 0:
             return -1
-        if slot >> _HALF == tag:
+        if (slot ^ bits) >> _HALF == 0:
             row = np.int64(slot & _LOW) - 1
             if row < row_ids.size and row_ids[row] == wanted:
                 return np.int64(position)
+        position = (position + _ONE) & mask
+    return -1
+
+
+@inlined
+def _candidate(slots: Array, shift: Any, bits: Any) -> Any:
+    """Return the row of the first slot with the upper half of these bits, or -1."""
+    mask = np.uint64(slots.size - 1)
+    position = bits >> shift
+    for _ in range(slots.size):
+        slot = slots[position]
+        if slot == 0:
+            return -1
+        if (slot ^ bits) >> _HALF == 0:
+            return np.int64(slot & _LOW) - 1
         position = (position + _ONE) & mask
     return -1
 
@@ -93,7 +121,8 @@ def _slot_of(slots: Array, row_ids: Array, bits: Any, wanted: Any) -> Any:
 def find(slots: Array, row_ids: Array, key: int, wanted: Array, rows: Array) -> int:
     """Write the row of each wanted id to `rows`, -1 for unknown ones; return how many are unknown.
 
-    Slots are prefetched some ids ahead, so that many cache misses overlap.
+    Three steps for each id, some ids apart, so that many cache misses overlap: its slot is
+    prefetched; the slot's row is read and the row's id prefetched; that id is compared.
 
     Args:
         slots: [power of 2] uint64, the index.
@@ -102,24 +131,29 @@ def find(slots: Array, row_ids: Array, key: int, wanted: Array, rows: Array) -> 
         wanted: [n] int64.
         rows: [n] int64; filled.
     """
-    mask = np.uint64(slots.size - 1)
+    shift = _shift_of(slots)
     ahead = np.empty(_AHEAD, np.uint64)  # the bits of the next ids, mixed once
     missing = 0
-    for i in range(min(_AHEAD, wanted.size)):
-        ahead[i] = keyed(wanted[i], key)
-        prefetch(slots, np.int64(ahead[i] & mask))
-    for i in range(wanted.size):
-        bits = ahead[i % _AHEAD]
-        if i + _AHEAD < wanted.size:
-            following = keyed(wanted[i + _AHEAD], key)
-            ahead[i % _AHEAD] = following
-            prefetch(slots, np.int64(following & mask))
-        position = _slot_of(slots, row_ids, bits, wanted[i])
-        if position < 0:
-            rows[i] = -1
-            missing += 1
-        else:
-            rows[i] = np.int64(slots[position] & _LOW) - 1
+    for i in range(wanted.size + 2 * _AHEAD):
+        last = i - 2 * _AHEAD
+        if last >= 0:
+            row = rows[last]
+            if row >= 0 and (row >= row_ids.size or row_ids[row] != wanted[last]):
+                # Another id with the same upper half: one of some billions.
+                at = _slot_of(slots, row_ids, keyed(wanted[last], key), wanted[last])
+                row = np.int64(slots[at] & _LOW) - 1 if at >= 0 else -1
+                rows[last] = row
+            missing += row < 0
+        middle = i - _AHEAD
+        if 0 <= middle < wanted.size:
+            row = _candidate(slots, shift, ahead[middle % _AHEAD])
+            rows[middle] = row
+            if row >= 0:
+                prefetch(row_ids, row)
+        if i < wanted.size:
+            bits = keyed(wanted[i], key)
+            ahead[i % _AHEAD] = bits
+            prefetch(slots, np.int64(bits >> shift))
     return missing
 
 
@@ -134,16 +168,41 @@ def insert(slots: Array, row_ids: Array, key: int, start: int, stop: int) -> Non
         start: first row to enter.
         stop: end of the rows to enter.
     """
-    mask = np.uint64(slots.size - 1)
+    shift = _shift_of(slots)
     for row in range(start, stop):
         if row + _AHEAD < stop:
-            prefetch(slots, np.int64(keyed(row_ids[row + _AHEAD], key) & mask))
+            prefetch(slots, np.int64(keyed(row_ids[row + _AHEAD], key) >> shift))
         bits = keyed(row_ids[row], key)
-        tag = (bits >> _TAG_SHIFT) & _LOW
-        position = bits & mask
-        while slots[position] != 0:
-            position = (position + _ONE) & mask
-        slots[position] = (tag << _HALF) | np.uint64(row + 1)
+        _enter(slots, shift, (bits & ~_LOW) | np.uint64(row + 1))
+
+
+@inlined
+def _enter(slots: Array, shift: Any, entry: Any) -> None:
+    """Write an entry to the first empty slot from its home on."""
+    mask = np.uint64(slots.size - 1)
+    position = entry >> shift
+    while slots[position] != 0:
+        position = (position + _ONE) & mask
+    slots[position] = entry
+
+
+@kernel
+def move(old: Array, new: Array, start: int, stop: int) -> None:
+    """Enter the slots [start, stop) of a smaller index into a larger one.
+
+    An entry's upper half is that of its hash, whose first bits are its home: no id is read, and
+    both arrays are passed through in order.
+
+    Args:
+        old: [power of 2] uint64, the slots of an index.
+        new: [larger power of 2] uint64, another one; changed.
+        start: first slot to move.
+        stop: end of the slots to move.
+    """
+    shift = _shift_of(new)
+    for position in range(max(0, start), min(stop, old.size)):
+        if old[position] != 0:
+            _enter(new, shift, old[position])
 
 
 @inlined
@@ -178,6 +237,7 @@ def unlink(slots: Array, row_ids: Array, key: Any, row: Any) -> None:
     if found < 0:
         return
     mask = np.uint64(slots.size - 1)
+    shift = _shift_of(slots)
     hole = np.uint64(found)
     position = hole
     for _ in range(slots.size):
@@ -185,20 +245,11 @@ def unlink(slots: Array, row_ids: Array, key: Any, row: Any) -> None:
         slot = slots[position]
         if slot == 0:
             break
-        home = keyed(row_ids[np.int64(slot & _LOW) - 1], key) & mask
+        home = slot >> shift
         if ((position - home) & mask) >= ((position - hole) & mask):
             slots[hole] = slot
             hole = position
     slots[hole] = 0
-
-
-def _empty_slots(size: int) -> Array:
-    """Return [size] uint64 zeros on small pages, which Linux zeroes one by one at first use.
-
-    numpy requests huge pages, and the first few thousand rows would touch all of them at once.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, 8 * size, flags=flags), np.uint64)
 
 
 class HashIndex:
@@ -212,15 +263,19 @@ class HashIndex:
         """For the loops that remove rows."""
         self._slots: Array = np.zeros(MIN_SLOTS, np.uint64)
         self._num_rows = 0
+        self._larger: Array | None = None
+        """Of twice the size: its memory is touched step by step before it is used."""
+        self._touched = 0
         self._old: Array | None = None
-        self._num_old = 0
-        """Rows in the old array; those below `_moved` are also in the new one."""
+        """Of half the size: its entries move to the new one."""
         self._moved = 0
+        """Slots of the old array whose entries are also in the new one."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the slots."""
-        return self._slots.nbytes + (0 if self._old is None else self._old.nbytes)
+        arrays = (self._slots, self._old, self._larger)
+        return sum(each.nbytes for each in arrays if each is not None)
 
     def find(self, row_ids: Array, wanted: Array, rows: Array) -> int:
         """Write the rows of the wanted ids, -1 for an unknown one; return how many are unknown.
@@ -249,39 +304,62 @@ class HashIndex:
         Raises:
             MemoryError: no memory for more slots; the index is unchanged.
         """
-        self._move(row_ids, max(4 * (stop - self._num_rows), MOVED_AT_ONCE))
-        if 4 * stop > 3 * self._slots.size:
-            self._grow(row_ids, stop)
+        added = stop - self._num_rows
+        self._move(max(4 * added, MOVED_AT_ONCE))
+        self._prepare(stop, max(added * _TOUCHED_PER_ROW, HUGE_PAGE_BYTES))
+        while 4 * stop > 3 * self._slots.size:
+            self._grow()
         insert(self._slots, row_ids, self.key, self._num_rows, stop)
         self._num_rows = stop
 
-    def settled(self, row_ids: Array) -> Array:
+    def settled(self) -> Array:
         """Finish a growth in progress and return the slots, for a loop that removes rows."""
-        self._move(row_ids, self._num_old)
+        if self._old is not None:
+            self._move(self._old.size)
         return self._slots
 
     def removed(self, num_rows: int) -> None:
         """Record that a loop has removed all rows from `num_rows` on."""
         self._num_rows = num_rows
 
-    def _grow(self, row_ids: Array, num_rows: int) -> None:
-        self.settled(row_ids)
-        size = self._slots.size
-        while 4 * num_rows > 3 * size:
-            size *= 2
-        self._old, self._slots = self._slots, _empty_slots(size)
-        self._num_old, self._moved = self._num_rows, 0
-        self._move(row_ids, MOVED_AT_ONCE)
+    def _prepare(self, num_rows: int, nbytes: int) -> None:
+        """Touch `nbytes` more of the next array, soon before `num_rows` need it.
 
-    def _move(self, row_ids: Array, num_rows: int) -> None:
-        """Enter `num_rows` more of the old array's rows into the new one."""
+        New rows hash to all of it: at its first use they would touch every page at once.
+        """
+        if self._larger is None:
+            if 16 * num_rows <= 11 * self._slots.size:
+                return
+            self._larger, self._touched = _empty_slots(2 * self._slots.size), 0
+        step = HUGE_PAGE_BYTES // 8
+        stop = self._touched + nbytes // 8
+        self._larger[self._touched : stop : step] = 0
+        self._touched = stop
+
+    def _grow(self) -> None:
+        larger, self._larger = self._larger, None
+        if larger is None:
+            larger = _empty_slots(2 * self._slots.size)
+        self.settled()
+        self._old, self._slots, self._moved = self._slots, larger, 0
+        self._move(MOVED_AT_ONCE)
+
+    def _move(self, num_slots: int) -> None:
+        """Enter the entries of `num_slots` more slots of the old array into the new one."""
         if self._old is None:
             return
-        stop = min(self._num_old, self._moved + num_rows)
-        insert(self._slots, row_ids, self.key, self._moved, stop)
+        stop = min(self._old.size, self._moved + num_slots)
+        move(self._old, self._slots, self._moved, stop)
         self._moved = stop
-        if stop == self._num_old:
+        if stop == self._old.size:
             self._old = None
+
+
+def _empty_slots(size: int) -> Array:
+    """Return [size] uint64 zeros, which take memory when they are touched."""
+    if size > MAX_SLOTS:
+        raise MemoryError(f"an index has at most {MAX_SLOTS} slots, {size} are needed")
+    return Pages(8 * size).array[: 8 * size].view(np.uint64)
 
 
 _SLOTS = types.Array(types.uint64, 1, "C")
@@ -292,5 +370,6 @@ _ROWS = types.Array(types.int64, 1, "C")
 SIGNATURES: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (find, (_READ_SLOTS, _IDS, types.uint64, _IDS, _ROWS)),
     (insert, (_SLOTS, _IDS, types.uint64, types.int64, types.int64)),
+    (move, (_READ_SLOTS, _SLOTS, types.int64, types.int64)),
 )
 """Each kernel with the one signature that it is compiled for."""

@@ -121,6 +121,13 @@ def normal_quantile(probability: Any) -> Any:
     return -x if q < 0.0 else x
 
 
+@inlined
+def _unit_of(stream: Any, j: Any) -> Any:
+    """Return number j of a stream: the middle of one of 2^53 equal parts of (0, 1)."""
+    bits = mix(stream + np.uint64(j) * _GOLDEN)
+    return (np.float64(bits >> _SHIFT) + 0.5) * _UNIT
+
+
 @kernel
 def initialize(out: Array, at: Array, ids: Array, recipe: Array, key: int) -> None:
     """Write the initial values of `ids` to the rows `at` of `out`, in its first columns.
@@ -132,25 +139,27 @@ def initialize(out: Array, at: Array, ids: Array, recipe: Array, key: int) -> No
         recipe: [4] float64: dim, kind, and its two parameters; see `recipe_of`.
         key: see `key_of`.
     """
-    dim, kind, one, other = int(recipe[0]), int(recipe[1]), recipe[2], recipe[3]
+    kind, one, other = int(recipe[1]), recipe[2], recipe[3]
+    dim = min(int(recipe[0]), out.shape[1])
     for i in range(ids.size):
         row = at[i]
         if row < 0 or row >= out.shape[0]:
             continue
         stream = mix(np.uint64(ids[i]) ^ np.uint64(key))
-        for j in range(min(dim, out.shape[1])):
-            if kind == _CONSTANT:
+        # A loop per kind: LLVM vectorizes the first two.
+        if kind == _UNIFORM:
+            for j in range(dim):
+                out[row, j] = one + (other - one) * _unit_of(stream, j)
+        elif kind == _CONSTANT:
+            for j in range(dim):
                 out[row, j] = one
-                continue
-            # The middle of one of 2^53 equal parts of (0, 1).
-            bits = mix(stream + np.uint64(j) * _GOLDEN)
-            u = (np.float64(bits >> _SHIFT) + 0.5) * _UNIT
-            if kind == _UNIFORM:
-                out[row, j] = one + (other - one) * u
-            elif kind == _NORMAL:
+        elif kind == _NORMAL:
+            for j in range(dim):
+                out[row, j] = one + other * normal_quantile(_unit_of(stream, j))
+        else:
+            for j in range(dim):
+                u = _CUT + (1.0 - 2.0 * _CUT) * _unit_of(stream, j)
                 out[row, j] = one + other * normal_quantile(u)
-            else:
-                out[row, j] = one + other * normal_quantile(_CUT + (1.0 - 2.0 * _CUT) * u)
 
 
 def recipe_of(initializer: Initializer, dim: int) -> Array:

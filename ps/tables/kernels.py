@@ -79,6 +79,8 @@ def mark(versions: Array, rows: Array, version: int) -> int:
         -1, or the position in `rows` of the first row that occurs twice or does not exist.
     """
     for i in range(rows.size):
+        if i + _AHEAD < rows.size and 0 <= rows[i + _AHEAD] < versions.size:
+            prefetch(versions, rows[i + _AHEAD])
         row = rows[i]
         if row >= versions.size or (row >= 0 and versions[row] == version):
             return i
@@ -188,6 +190,26 @@ def distinct(ids: Array, key: int, heads: Array, inverse: Array, unique: Array) 
             found += 1
         inverse[i] = heads[position]
     return found
+
+
+@kernel
+def first_repeated(ids: Array, key: int, heads: Array) -> int:
+    """Return the position of the first id that occurred before, or -1.
+
+    Args:
+        ids: [n] int64.
+        key: random, uint64; the result does not depend on it.
+        heads: [power of 2, > 2 n] int32, scratch, all -1: a hash table of positions in `ids`.
+    """
+    mask = np.uint64(heads.size - 1)
+    for i in range(ids.size):
+        position = keyed(ids[i], key) & mask
+        while heads[position] >= 0:
+            if ids[heads[position]] == ids[i]:
+                return i
+            position = (position + np.uint64(1)) & mask
+        heads[position] = i
+    return -1
 
 
 @kernel
@@ -347,6 +369,7 @@ _SERVER = (
     (find_parts, (_IDS, _PARTS, _INVERSE)),
     *_CLIENT,
     (mark, (_NUMBERS, _IDS, types.int64)),
+    (first_repeated, (_IDS, types.uint64, _INVERSE)),
     (count_up, (types.Array(types.uint16, 2, "C"), _IDS, _NUMBERS)),
     (draw, (_IDS, types.int64, types.int64, types.Array(types.boolean, 1, "C"))),
     *hash_index.SIGNATURES,

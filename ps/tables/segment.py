@@ -189,9 +189,10 @@ class Segment:
                     # The second attempt must neither count nor draw these ids again.
                     error.refused = np.setdiff1d(unknown, wanted)
                 raise
-            # Again for all: eviction moves rows, and the new ones have just been appended.
-            refused = self._index.find(self._ids.rows, ids, rows)
-            if refused:
+            if not evicted and added == missing:
+                rows[rows < 0] = np.arange(self.num_rows - added, self.num_rows)
+            # Else again for all: eviction moves rows.
+            elif self._index.find(self._ids.rows, ids, rows):
                 rows, grads = rows[rows >= 0], grads[rows >= 0]
         update(self._slab.rows, rows, grads)
         return Pushed(added, missing - added, evicted)
@@ -350,7 +351,7 @@ class Segment:
         if not victims.size:
             return 0
         self._keep(victims)
-        slots = self._index.settled(self._ids.rows)
+        slots = self._index.settled()
         stop = self.num_rows
         ids, versions = self._ids.rows[:stop], self._versions.rows[:stop]
         self.drops.add(ids[victims])
@@ -366,9 +367,9 @@ class Segment:
             self.snapshot.keep(rows, (self._ids.rows, self._slab.rows, self._versions.rows))
 
     def _refuse_repeated_missing(self, missing: Array) -> None:
-        ordered, counts = np.unique(missing, return_counts=True)
-        if ordered.size < missing.size:
-            self._refuse_repeated(ordered, int(counts.argmax()))
+        heads = np.full(1 << (2 * missing.size).bit_length(), -1, np.int32)
+        place = kernels.first_repeated(missing, self._index.key, heads)
+        self._refuse_repeated(missing, place)
 
     def _refuse_repeated(self, ids: Array, place: int) -> None:
         if place >= 0:

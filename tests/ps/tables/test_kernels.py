@@ -13,7 +13,8 @@ from ps.tables.routing import parts_of_buckets
 KEY = hash_index.new_key()
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80)
 KERNELS = (
-    *("gather", "mark", "evict", "check_parts", "distinct", "arrange", "expand", "sum_equal"),
+    *("gather", "mark", "evict", "check_parts", "distinct", "first_repeated", "arrange"),
+    *("expand", "sum_equal"),
     *("count_up", "draw"),
 )
 
@@ -49,6 +50,15 @@ def test_distinct_ids_come_once_and_in_order_of_appearance(numbers):
     unique, inverse = deduplicated(ids)
     assert unique.tolist() == list(dict.fromkeys(ids.tolist()))
     assert np.array_equal(unique[inverse], ids)
+
+
+@settings(max_examples=50)
+@given(IDS, IDS)
+def test_the_first_repeated_id_is_found(numbers, more):
+    ids = np.array([*dict.fromkeys(numbers), *more], np.int64)
+    everything = ids.tolist()
+    repeated = (i for i, number in enumerate(everything) if number in everything[:i])
+    assert kernels.first_repeated(ids, KEY, heads_for(ids)) == next(repeated, -1)
 
 
 @settings(max_examples=50)
@@ -137,10 +147,11 @@ def guarded(array):
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same loops as plain Python."""
-    for module, names in ((kernels, KERNELS), (hash_index, ("find", "insert"))):
+    for module, names in ((kernels, KERNELS), (hash_index, ("find", "insert", "move"))):
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name).py_func)
-    for name in ("_slot_of", "relink", "unlink", "keyed", "mix"):
+    inside = ("_slot_of", "_candidate", "_enter", "_shift_of", "relink", "unlink", "keyed", "mix")
+    for name in inside:
         function = getattr(hash_index, name).py_func
         monkeypatch.setattr(hash_index, name, function)
         if hasattr(kernels, name):
@@ -163,8 +174,12 @@ def test_no_loop_leaves_its_arrays(interpreted, seed: int):
     versions = guarded(np.zeros(90, np.int64))
     slab = guarded(np.zeros((90, 4), np.float32))
     kernels.check_parts(unique, parts, 1, np.int64(-1), guarded(np.empty(1, np.int64)))
+    assert kernels.first_repeated(unique, KEY, guarded(heads_for(out))) == -1
     np.asarray(row_ids)[: out.size] = out
     hash_index.insert(slots, row_ids, KEY, 0, out.size)
+    larger = guarded(np.zeros(256, np.uint64))
+    hash_index.move(slots, larger, 0, 128)
+    assert hash_index.find(larger, row_ids, KEY, unique, rows) == 0
     assert hash_index.find(slots, row_ids, KEY, unique, rows) == 0
     assert kernels.mark(versions, rows, 1) == -1
     hostile = guarded(np.array([5, -1, -(2**63), 90], np.int64))
