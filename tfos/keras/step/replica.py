@@ -1,15 +1,15 @@
 """The worker's local copy of the servers' parameters, and of their moving averages (`use_ema`).
 
-Covers: receive buffers that become the variables' memory, when one may be filled again, the
-compiled assign; the local optimizer's averages, filled at every pull, so that Keras's own code
-finds them (the end of `fit`, the callback SwapEMAWeights, saved optimizers).
+Covers: receive buffers that become the variables' memory, when one may be filled again; the local
+optimizer's averages, filled at every pull, so that Keras's own code finds them (the end of `fit`,
+the callback SwapEMAWeights, saved optimizers).
 Does not: receive (ps.client), decide when (trainer), compute averages (ps.dense.ema).
 Threads: a `Received` belongs to its caller; a `Replica` to the thread that trains.
 
     socket ──recv_into──► Received.arrays = variables ──read, kept──► tensors of anybody
 
-A buffer is filled again only when no tensor uses its memory: TensorFlow holds a reference to the
-exported array for as long as it does.
+A buffer is filled again only when no tensor uses its memory: each tensor holds a reference to the
+array that was exported to TensorFlow.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tfos.keras.step import optimizers
 from tfos.keras.step.variables import VariableGroup
 
 ALIGNMENT = 64
-"""Alignment in bytes that TensorFlow's kernels require."""
+"""Alignment in bytes that TensorFlow's kernels require: another one ends the process."""
 
 MAX_SHARED = 4
-"""Buffers whose memory TensorFlow may hold. Beyond it the variables get copies: a small tensor that
+"""Buffers whose memory tensors may hold. Beyond it the variables get copies: a small tensor that
 somebody keeps holds the memory of all parameters."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,25 +45,61 @@ class Received:
 
     @property
     def is_shared(self) -> bool:
-        """Whether a tensor uses this memory, a variable's included."""
+        """Whether somebody uses an array of `export`, or a part of it."""
         self._exported = [exported for exported in self._exported if exported() is not None]
         return bool(self._exported)
 
-    def tensors(self, groups: Sequence[VariableGroup]) -> list[Any]:
-        """Return new tensors that share the memory of these groups."""
+    def export(self, name: str) -> Array:
+        """Return a new array over a group's memory, to be used by others."""
+        array = self.arrays[name]
+        # Over a memoryview, so that its parts refer to it and not to the array behind both.
+        exported = np.frombuffer(array.data, array.dtype)
+        self._exported.append(weakref.ref(exported))
+        return exported
+
+
+class Destination:
+    """A variable of a group and the part of the flat array that is its value.
+
+    Args:
+        variable: a Keras variable.
+        start: its first element in the flat array.
+        itemsize: bytes of an element there.
+    """
+
+    def __init__(self, variable: Any, start: int, itemsize: int) -> None:
+        self._is_aligned = start * itemsize % ALIGNMENT == 0
+        self._shape = tuple(variable.shape)
+        self._range = slice(start, start + int(np.prod(self._shape, dtype=np.int64)))
+        self._dtype = variable.value.dtype
+        self._handle = variable.value.handle
+
+    def assign(self, flat: Array, *, copies: bool) -> Any:
+        """Give the variable its part, and return the assigned tensor.
+
+        Args:
+            flat: values of the group, of shape [elements].
+            copies: whether the variable gets memory of its own, as it does if the part is not
+                aligned.
+        """
         import tensorflow as tf
 
-        found = []
-        for group in groups:
-            # Of its own, so that it lives exactly as long as TensorFlow uses the memory.
-            exported = self.arrays[group.name].view()
-            self._exported.append(weakref.ref(exported))
-            found.append(tf.experimental.dlpack.from_dlpack(exported.__dlpack__()))
-        return found
+        part = flat[self._range].reshape(self._shape)
+        if copies or not self._is_aligned:
+            tensor = tf.constant(part)
+        else:
+            tensor = tf.experimental.dlpack.from_dlpack(part.__dlpack__())
+        if tensor.dtype != self._dtype:
+            tensor = tf.cast(tensor, self._dtype)
+        tf.raw_ops.AssignVariableOp(resource=self._handle, value=tensor)
+        return tensor
 
 
 class Replica:
     """Keeps a model's variables at the values of the servers.
+
+    Variables are assigned one by one, without a compiled function: the threads that TensorFlow
+    would wake for it cost more than the work, up to about 60 variables.
 
     Args:
         groups: the variables that the servers hold.
@@ -73,16 +109,11 @@ class Replica:
 
     def __init__(self, groups: Sequence[VariableGroup], optimizer: Any) -> None:
         self._groups = tuple(groups)
-        self._trainable = tuple(group for group in groups if group.trainable)
+        self._destinations = {group.name: _destinations(group) for group in groups}
         self._iterations = optimizers.unwrap(optimizer)._iterations.value
         self._batches_per_update = optimizers.batches_per_update(optimizer)
         self._given: list[Received] = []
         self._adopted: list[Any] = []
-        self._assign = {
-            (statistics, copies): self._compile_assign(groups, copies=copies)
-            for statistics, groups in ((True, self._groups), (False, self._trainable))
-            for copies in (False, True)
-        }
 
     def take(self) -> Received:
         """Return a buffer that nobody uses, with arbitrary content."""
@@ -96,48 +127,48 @@ class Replica:
         self._given.append(received)
 
     def adopt(self, received: Received, iterations: int, *, statistics: bool = True) -> None:
-        """Let the variables have received values; they share memory with the buffer.
+        """Let the variables have received values; the trainable ones share the buffer's memory.
 
         Args:
             received: values of all groups; not to be written before `take` returns it again.
             iterations: new value of the optimizer's `iterations`.
             statistics: whether to assign the layers' statistics as well.
         """
-        import tensorflow as tf
-
-        groups = self._groups if statistics else self._trainable
-        copies = sum(given.is_shared for given in self._given) >= MAX_SHARED
-        flats = received.tensors(groups)
-        assign = self._assign[statistics, copies]
-        assign(tf.constant(iterations, tf.int64), *flats)
-        # Held until the next ones are assigned. So TensorFlow writes no variable in place, and the
-        # memory that they leave is released here, not under a variable's lock, where releasing it
-        # could wait for a thread that has the GIL and waits for the variable.
-        self._adopted = [] if copies else flats
+        is_full = sum(given.is_shared for given in self._given) >= MAX_SHARED
+        adopted: list[Any] = []
+        for group in self._groups:
+            if not group.trainable and not statistics:
+                continue
+            flat = received.export(group.name)
+            copies = is_full or not group.trainable  # layers update statistics themselves
+            tensors = [
+                destination.assign(flat, copies=copies)
+                for destination in self._destinations[group.name]
+            ]
+            adopted += [] if copies else tensors
+        # Held until the next ones are assigned: releasing memory takes the GIL, and under the lock
+        # of a variable it would wait for a thread that holds the GIL and waits for that lock.
+        self._adopted = adopted
+        self.count(iterations)
 
     def count(self, iterations: int) -> None:
         """Set the optimizer's counter alone."""
-        self._set_iterations(iterations)
-
-    def _set_iterations(self, iterations: Any) -> None:
         import tensorflow as tf
 
-        waiting = tf.math.floormod(self._iterations, self._batches_per_update)
-        count = tf.cast(iterations, self._iterations.dtype) * self._batches_per_update
-        self._iterations.assign(count + waiting)
+        count = iterations * self._batches_per_update
+        if self._batches_per_update > 1:
+            count += int(self._iterations) % self._batches_per_update
+        value = tf.constant(count, self._iterations.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self._iterations.handle, value=value)
 
-    def _compile_assign(self, groups: Sequence[VariableGroup], *, copies: bool) -> Any:
-        import tensorflow as tf
 
-        @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def assign(count: Any, *flats: Any) -> None:
-            for group, flat in zip(groups, flats, strict=True):
-                # Layers update statistics themselves.
-                is_shared = group.trainable and not copies
-                group.assign(flat if is_shared else tf.raw_ops.DeepCopy(x=flat))
-            self._set_iterations(count)
-
-        return assign
+def _destinations(group: VariableGroup) -> list[Destination]:
+    ends = np.cumsum(group.sizes).tolist()
+    itemsize = np.dtype(group.dtype).itemsize
+    return [
+        Destination(variable, end - size, itemsize)
+        for variable, size, end in zip(group.variables, group.sizes, ends, strict=True)
+    ]
 
 
 def _aligned(num_elements: int, dtype: str) -> Array:

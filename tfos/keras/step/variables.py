@@ -84,11 +84,7 @@ class VariableGroup:
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
     def assign(self, flat: Any) -> None:
-        """Assign the parts of a tensor of shape [elements]; for compiled functions.
-
-        The variables share memory with `flat` wherever TensorFlow allows it: parts of their own
-        dtype that begin and end at multiples of 64 bytes.
-        """
+        """Assign the parts of a tensor of shape [elements], which may share its memory."""
         import tensorflow as tf
 
         start = 0
