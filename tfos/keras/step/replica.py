@@ -8,8 +8,8 @@ Threads: a `Received` belongs to its caller; a `Replica` to the thread that trai
 
     socket ──recv_into──► Received.arrays = variables ──read, kept──► tensors of anybody
 
-A buffer is filled again only when no tensor uses its memory: each tensor holds a reference to the
-array that was exported to TensorFlow.
+A buffer is filled again only when no tensor uses its memory: TensorFlow holds a reference to the
+array that it was given, as long as a tensor shares the array's memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tfos.keras.step import optimizers
 from tfos.keras.step.variables import VariableGroup
 
 ALIGNMENT = 64
-"""Alignment in bytes that TensorFlow's kernels require: another one ends the process."""
+"""Bytes at whose multiples an array begins that TensorFlow shares; it copies others."""
 
 MAX_SHARED = 4
 """Buffers whose memory tensors may hold. Beyond it the variables get copies: a small tensor that
@@ -64,35 +64,31 @@ class Destination:
     Args:
         variable: a Keras variable.
         start: its first element in the flat array.
-        itemsize: bytes of an element there.
     """
 
-    def __init__(self, variable: Any, start: int, itemsize: int) -> None:
-        self._is_aligned = start * itemsize % ALIGNMENT == 0
+    def __init__(self, variable: Any, start: int) -> None:
         self._shape = tuple(variable.shape)
         self._range = slice(start, start + int(np.prod(self._shape, dtype=np.int64)))
         self._dtype = variable.value.dtype
         self._handle = variable.value.handle
 
-    def assign(self, flat: Array, *, copies: bool) -> Any:
-        """Give the variable its part, and return the assigned tensor.
+    def assign(self, flat: Array, *, copies: bool) -> None:
+        """Give the variable its part.
 
         Args:
             flat: values of the group, of shape [elements].
-            copies: whether the variable gets memory of its own, as it does if the part is not
-                aligned.
+            copies: whether the variable gets memory of its own; else it shares that of `flat`,
+                where the alignment allows it.
         """
         import tensorflow as tf
 
         part = flat[self._range].reshape(self._shape)
-        if copies or not self._is_aligned:
-            tensor = tf.constant(part)
-        else:
-            tensor = tf.experimental.dlpack.from_dlpack(part.__dlpack__())
-        if tensor.dtype != self._dtype:
-            tensor = tf.cast(tensor, self._dtype)
-        tf.raw_ops.AssignVariableOp(resource=self._handle, value=tensor)
-        return tensor
+        value = part.copy() if copies else part
+        if value.dtype != self._dtype:
+            value = tf.cast(value, self._dtype)
+        # An op takes an array as it is. `tf.constant` would copy it; a tensor by DLPack needs the
+        # GIL when it is released, which happens under the lock of a variable.
+        tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
 
 
 class Replica:
@@ -113,7 +109,6 @@ class Replica:
         self._iterations = optimizers.unwrap(optimizer)._iterations.value
         self._batches_per_update = optimizers.batches_per_update(optimizer)
         self._given: list[Received] = []
-        self._adopted: list[Any] = []
 
     def take(self) -> Received:
         """Return a buffer that nobody uses, with arbitrary content."""
@@ -135,20 +130,13 @@ class Replica:
             statistics: whether to assign the layers' statistics as well.
         """
         is_full = sum(given.is_shared for given in self._given) >= MAX_SHARED
-        adopted: list[Any] = []
         for group in self._groups:
             if not group.trainable and not statistics:
                 continue
             flat = received.export(group.name)
             copies = is_full or not group.trainable  # layers update statistics themselves
-            tensors = [
+            for destination in self._destinations[group.name]:
                 destination.assign(flat, copies=copies)
-                for destination in self._destinations[group.name]
-            ]
-            adopted += [] if copies else tensors
-        # Held until the next ones are assigned: releasing memory takes the GIL, and under the lock
-        # of a variable it would wait for a thread that holds the GIL and waits for that lock.
-        self._adopted = adopted
         self.count(iterations)
 
     def count(self, iterations: int) -> None:
@@ -158,15 +146,14 @@ class Replica:
         count = iterations * self._batches_per_update
         if self._batches_per_update > 1:
             count += int(self._iterations) % self._batches_per_update
-        value = tf.constant(count, self._iterations.dtype)
+        value = np.array(count, self._iterations.dtype.as_numpy_dtype)
         tf.raw_ops.AssignVariableOp(resource=self._iterations.handle, value=value)
 
 
 def _destinations(group: VariableGroup) -> list[Destination]:
     ends = np.cumsum(group.sizes).tolist()
-    itemsize = np.dtype(group.dtype).itemsize
     return [
-        Destination(variable, end - size, itemsize)
+        Destination(variable, end - size)
         for variable, size, end in zip(group.variables, group.sizes, ends, strict=True)
     ]
 
