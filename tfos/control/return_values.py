@@ -224,8 +224,22 @@ def _unpacked(code: int, data: memoryview) -> Any:
     dtype = np.dtype(name)
     if dtype.kind not in _NUMPY_KINDS or dtype.itemsize * math.prod(shape) != len(content):
         raise ValueError(f"{len(content)} bytes are no array {shape} of dtype {dtype}")
+    if dtype.kind == "U":
+        _check_text(content, dtype)
     array = np.ndarray(tuple(shape), dtype, content).copy()
     return array[()] if code == _SCALAR else array
+
+
+def _check_text(content: bytes, dtype: np.dtype[Any]) -> None:
+    """Refuse numbers that are no characters: numpy raises SystemError where it makes a str of one.
+
+    Args:
+        content: the bytes of an array.
+        dtype: of the array, of kind U: four bytes a character.
+    """
+    largest = int(np.frombuffer(content, f"{dtype.str[0]}u4").max(initial=0))
+    if largest > sys.maxunicode:
+        raise ValueError(f"{largest:#x} is no character, the last one is {sys.maxunicode:#x}")
 
 
 def _place(root: object, keys: Keys) -> str:

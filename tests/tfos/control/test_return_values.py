@@ -225,8 +225,11 @@ def test_damaged_bytes_are_a_value_or_refused(data):
         return_values._extension(2, [[[1]], [2]]),
         return_values._extension(2, [[1], []]),
         return_values._extension(9, []),
+        return_values._extension(4, ["<U1", [1], b"\0\0\x11\0"]),
+        return_values._extension(5, [">U1", [], b"\0\x11\0\0"]),
+        return_values._extension(5, ["<U1", [], b"\xff\xff\xff\xff"]),
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_bytes_that_no_worker_sends_are_refused(data):
     sent = data if isinstance(data, bytes) else msgspec.msgpack.encode(data)
