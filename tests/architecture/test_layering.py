@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from scripts.test_groups import GROUPS, names_for
+from tests.support.sources import IDS, MODULES, ROOMS, ROOT, dotted, nodes, tree
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("rpc", "ps", "feeding", "tfos")
 NAMED_FOR_SPARK = "pyspark_tfrecord"  # one name that Spark looks for; no room
 MAY_IMPORT = {
     "rpc": {"rpc", "msgspec", "numpy", "numba", "cryptography"},
@@ -100,9 +100,6 @@ MAY_LOOK = {  # how old a restored cut is; from when a certificate is valid
     "tfos/control/authority.py",
 }
 
-MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-IDS = [str(path.relative_to(ROOT)) for path in MODULES]
-
 
 def every_module(rule: Callable[[Path], None]) -> Callable[[], None]:
     """Make a rule for one module the test of all: a case for each would take most of its time."""
@@ -120,11 +117,6 @@ def every_module(rule: Callable[[Path], None]) -> Callable[[], None]:
     return test
 
 
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def _room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0]
 
@@ -138,15 +130,17 @@ def _names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
 
 
 def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in {
+    return isinstance(node, ast.If) and dotted(node.test) in {
         "TYPE_CHECKING",
         "typing.TYPE_CHECKING",
     }
 
 
-def _imports(tree: ast.AST, at_module_level: bool) -> Iterator[tuple[str, int]]:
+def _imports(parent: ast.AST, at_module_level: bool) -> Iterator[tuple[str, int]]:
     """Imported top-level names with their line; imports for type checkers only are not imports."""
-    for node in ast.iter_child_nodes(tree):
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.expr):
+            continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((name, node.lineno) for name in _names(node))
         elif _is_type_checking(node):
@@ -162,7 +156,7 @@ def test_all_four_rooms_have_modules():
 @every_module
 def test_arrows_only_point_down(path):
     allowed = MAY_IMPORT[_room(path)] | set(sys.stdlib_module_names)
-    wrong = [(name, line) for name, line in _imports(_tree(path), False) if name not in allowed]
+    wrong = [(name, line) for name, line in _imports(tree(path), False) if name not in allowed]
     assert not wrong, f"{_room(path)} may not import these (name, line): {wrong}"
 
 
@@ -177,7 +171,7 @@ def _unit(parts: tuple[str, ...]) -> str | None:
 def _own_imports(path: Path) -> Iterator[tuple[str, ...]]:
     """Yield the modules of its own room that a module imports, in functions too."""
     room = _room(path)
-    for node in ast.walk(_tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -218,7 +212,7 @@ def test_packages_have_a_docstring_and_few_files():
 def test_no_class_name_stands_for_two_things():
     homes: dict[str, list[str]] = {}
     for name, path in zip(IDS, MODULES, strict=True):
-        for node in _tree(path).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name)
     assert not {name: files for name, files in homes.items() if len(files) > 1}
@@ -231,17 +225,16 @@ def test_heavy_packages_are_imported_inside_functions(path):
     if path.name != "__init__.py":
         # Loaded by ctx.distribute, after the user's own import; loaded by Spark itself.
         heavy = heavy - {{"keras": "keras", "datasource": "pyspark"}.get(subpackage, "")}
-    found = [(name, line) for name, line in _imports(_tree(path), True) if name in heavy]
+    found = [(name, line) for name, line in _imports(tree(path), True) if name in heavy]
     assert not found, f"import these inside the function that needs them (name, line): {found}"
 
 
 @every_module
 def test_modules_are_documented_and_functions_stay_small(path):
-    tree = _tree(path)
-    assert ast.get_docstring(tree), "a module says what it covers"
+    assert ast.get_docstring(tree(path)), "a module says what it covers"
     long = [
         f"{node.name}, line {node.lineno}"
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
     ]
@@ -259,21 +252,22 @@ def test_no_module_without_a_subject(path):
     assert not BANNED_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def _without_main(tree: ast.Module) -> list[ast.stmt]:
-    return [
-        node
-        for node in tree.body
-        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'")
-    ]
+def _lines_of_main(path: Path) -> set[int]:
+    return {
+        line
+        for node in tree(path).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
 
 
 @every_module
 def test_library_code_neither_prints_nor_exits(path):
+    as_main = _lines_of_main(path)
     calls = [
-        (ast.unparse(node.func), node.lineno)
-        for statement in _without_main(_tree(path))
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call)
+        (dotted(node.func), node.lineno)
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and node.lineno not in as_main
     ]
     banned = {"print", "sys.exit", "exit", "quit", "logging.basicConfig", "signal.alarm"}
     if str(path.relative_to(ROOT)) in OWN_PROCESS:
@@ -281,29 +275,51 @@ def test_library_code_neither_prints_nor_exits(path):
     assert not [call for call in calls if call[0] in banned]
 
 
-def _modules_after(statement: str) -> set[str]:
-    code = f"{statement}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+SUPERVISOR = "import tfos.node.supervisor.supervisor, tfos.control.client"
+CLIENT = "import ps.client.client"
+FACE = "import tfos, tfos.cluster, tfos.worker.context"
+SERVER = "import ps.server.server, tfos.node.ps_process"
+DATA_SOURCE = f"import {NAMED_FOR_SPARK}"
+
+
+@functools.cache
+def _loaded() -> dict[str, set[str]]:
+    """Return the packages in a process after each of these, one after the other.
+
+    What is not loaded after several is loaded by none of them, so one process tells of all.
+    """
+    code = (
+        "import json, sys\nfound = {}\n"
+        "for statement in sys.argv[1:]:\n"
+        "    exec(statement)\n"
+        "    found[statement] = sorted({name.split('.')[0] for name in sys.modules})\n"
+        "print(json.dumps(found))"
+    )
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, SUPERVISOR, CLIENT, FACE, SERVER, DATA_SOURCE],
         capture_output=True,
         text=True,
         check=True,
         cwd=ROOT,
         timeout=60,
     )
-    return set(result.stdout.split())
+    return {statement: set(names) for statement, names in json.loads(result.stdout).items()}
 
 
-def test_import_tfos_loads_neither_tensorflow_nor_pyspark():
-    assert not IN_FUNCTIONS_ONLY & _modules_after("import tfos, tfos.cluster, tfos.worker.context")
-
-
-def test_a_parameter_server_process_loads_neither_tensorflow_nor_pyspark():
-    assert not IN_FUNCTIONS_ONLY & _modules_after("import ps.server.server, tfos.node.ps_process")
+def test_a_supervisor_stays_small():
+    assert not (IN_FUNCTIONS_ONLY | {"numba", "numpy"}) & _loaded()[SUPERVISOR]
 
 
 def test_a_client_of_dense_parameters_does_not_load_numba():
-    assert "numba" not in _modules_after("import ps.client.client")
+    assert "numba" not in _loaded()[CLIENT]
+
+
+def test_import_tfos_loads_neither_tensorflow_nor_pyspark():
+    assert not IN_FUNCTIONS_ONLY & _loaded()[FACE]
+
+
+def test_a_parameter_server_process_loads_neither_tensorflow_nor_pyspark():
+    assert not IN_FUNCTIONS_ONLY & _loaded()[SERVER]
 
 
 def test_only_the_command_knows_the_benchmarks():
@@ -317,30 +333,22 @@ def test_only_the_command_knows_the_benchmarks():
 
 def test_what_spark_looks_for_is_one_name_and_loads_no_tensorflow():
     (module,) = (ROOT / NAMED_FOR_SPARK).rglob("*.py")
-    assert {name for name, _ in _imports(_tree(module), False)} == {"tfos"}
-    assert not {"keras", "tensorflow", "hdfs_native"} & _modules_after(f"import {NAMED_FOR_SPARK}")
+
+    assert {name for name, _ in _imports(ast.parse(module.read_text()), False)} == {"tfos"}
+    assert not {"keras", "tensorflow", "hdfs_native"} & _loaded()[DATA_SOURCE]
 
 
-def test_a_supervisor_stays_small():
-    loaded = _modules_after("import tfos.node.supervisor.supervisor, tfos.control.client")
-    assert not (IN_FUNCTIONS_ONLY | {"numba", "numpy"}) & loaded
+def _import_s() -> float:
+    code = "import time; t = time.process_time(); import tfos; print(time.process_time() - t)"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)
+    return float(run.stdout)
 
 
 def test_import_tfos_takes_less_than_the_budget():
-    code = "import time; t = time.process_time(); import tfos; print(time.process_time() - t)"
-    seconds = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", code],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=ROOT,
-                timeout=60,
-            ).stdout
-        )
-        for _ in range(5)
-    ]
+    seconds: list[float] = []
+    while len(seconds) < 5 and min(seconds, default=IMPORT_BUDGET_S) >= IMPORT_BUDGET_S:
+        seconds.append(_import_s())
     assert min(seconds) < IMPORT_BUDGET_S, f"import tfos took {sorted(seconds)}"
 
 
@@ -365,7 +373,7 @@ def test_no_wait_and_no_sign_of_life_looks_at_the_wall_clock():
     looking = {
         name
         for name, path in zip(IDS, MODULES, strict=True)
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCK
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and dotted(node) in WALL_CLOCK
     }
     assert looking == MAY_LOOK
