@@ -13,8 +13,8 @@ from rpc.lazy import lazy_names
 if TYPE_CHECKING:
     from ps import errors as errors
     from ps.checkpoint.fencing import Generation, GenerationFence
-    from ps.checkpoint.format import Score
     from ps.checkpoint.restore import RestoreOptions
+    from ps.checkpoint.score import Score
     from ps.checkpoint.storage import Storage
     from ps.client.channel_stats import LinkStats
     from ps.client.client import PSClient
@@ -101,7 +101,7 @@ _HOMES = {
     "RestoreOptions": "ps.checkpoint.restore",
     "RoutedIds": "ps.tables.routing",
     "SaveOptions": "ps.client.saver",
-    "Score": "ps.checkpoint.format",
+    "Score": "ps.checkpoint.score",
     "ServerPhase": "ps.protocol.permissions",
     "ServerSettings": "ps.config",
     "ServerStats": "ps.stats.server_stats",

@@ -13,9 +13,11 @@ import math
 import os
 from dataclasses import dataclass, fields
 from os.path import isabs
-from typing import Literal
+from typing import Literal, get_args
 
 from feeding.filesystem.location import LOCAL, shown
+from ps.checkpoint.score import METRIC_NAME, is_metric_name
+from rpc.auth.handshake import Integrity
 from rpc.field_texts import with_field_texts
 from tfos.errors import SettingsError
 from tfos.files import paths
@@ -97,14 +99,11 @@ class Checkpoints:
     def _check_best(self) -> None:
         if self.best_mode not in ("auto", "min", "max"):
             raise SettingsError(f"best_mode must be 'auto', 'min' or 'max', got {self.best_mode!r}")
-        metric: object = self.keep_best
+        metric = self.keep_best
         if metric is None:
             return
-        if not isinstance(metric, str) or not metric.isprintable() or not 0 < len(metric) <= 200:
-            raise SettingsError(
-                "keep_best must be the name of a metric, such as 'val_loss', of at most 200 "
-                f"characters, got {metric!r}"
-            )
+        if not is_metric_name(metric):
+            raise SettingsError(f"keep_best must be {METRIC_NAME}, got {metric!r}")
         if self.best_mode == "auto" and higher_is_better(metric) is None:
             raise SettingsError(
                 f"keep_best={metric!r} is no name that Keras gives: pass best_mode='max' if larger "
@@ -175,7 +174,7 @@ class ClusterConfig:
     """Accept speculative execution although it starts nodes twice."""
     checkpoints: Checkpoints | None = None
     """Where and when parameters are saved; None: never, and a dead server fails the cluster."""
-    integrity: Literal["auto", "header", "payload"] = "auto"
+    integrity: Integrity = "auto"
     """Authenticated bytes on TCP between workers, servers and feed tasks. `header`: frames' headers
     and metas; a changed tensor or row is not detected. `payload`: every byte. `auto`: every byte
     between two hosts. It costs about 0.25 s of processor time per GB at each end; `header` is for
@@ -229,7 +228,7 @@ class ClusterConfig:
                 raise SettingsError(f"{each.name} must be True or False, got {value!r}.")
 
     def _check_data_plane(self) -> None:
-        if self.integrity not in ("auto", "header", "payload"):
+        if self.integrity not in get_args(Integrity):
             raise SettingsError(
                 f"integrity must be 'auto', 'header' or 'payload', got {self.integrity!r}."
             )

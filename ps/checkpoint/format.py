@@ -20,7 +20,6 @@ Covers: names, records and their encoding.      Does not: write (ps.checkpoint.w
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated, Any
 
@@ -29,12 +28,12 @@ import numpy as np
 
 from ps import codec
 from ps.checkpoint.digest import Count, Digest, digest
+from ps.checkpoint.score import Score
 from ps.checkpoint.table_format import SegmentRecord
 from ps.codec import UNREADABLE
-from ps.errors import CheckpointError, PSSettingsError
+from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
 from ps.optim.rules import rule_of
-from rpc.field_texts import with_field_texts
 
 Array = np.ndarray[Any, Any]
 
@@ -46,7 +45,6 @@ STAGING_PREFIX = ".tmp-"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_INDEX_BYTES = 256 << 20
 _STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,18})")
-_METRIC_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,200}")
 _SAVE_ID = re.compile(r"[0-9a-z-]{1,64}")
 
 
@@ -75,50 +73,6 @@ class ShardIndex(msgspec.Struct, frozen=True):
     extra_digest: Digest
     tables: tuple[SegmentRecord, ...] = ()
     """Every segment of every table, in the manifest's order."""
-
-
-@with_field_texts
-class Score(msgspec.Struct, frozen=True):
-    """What a checkpoint's parameters were measured at, by whoever saved it.
-
-    Of all scored steps in a directory the best of each metric is kept; see writer.keep_newest.
-    """
-
-    metric: str
-    """Its name, such as `val_loss`."""
-    value: float
-    """Finite."""
-    higher_is_better: bool
-    """As of an accuracy."""
-
-    def __post_init__(self) -> None:
-        metric: object = self.metric
-        if not (isinstance(metric, str) and _METRIC_NAME.fullmatch(metric)):
-            raise PSSettingsError(
-                f"metric must be a name of 1 to 200 printable characters, got {self.metric!r}"
-            )
-        value: object = self.value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(self.value):
-            raise PSSettingsError(
-                f"value of {self.metric!r} must be a finite number, got {value!r}; a checkpoint "
-                "without a score needs none"
-            )
-        if not isinstance(self.higher_is_better, bool):
-            raise PSSettingsError(
-                f"higher_is_better must be True or False, got {self.higher_is_better!r}"
-            )
-
-    @property
-    def kind(self) -> tuple[str, bool]:
-        """Scores of one kind can be compared."""
-        return self.metric, self.higher_is_better
-
-    def beats(self, other: Score | None) -> bool:
-        """Whether it is better than another of its kind; an equal one is not."""
-        if other is None:
-            return True
-        return self.value > other.value if self.higher_is_better else self.value < other.value
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ps import codec
-from ps.checkpoint.format import Checkpoint, Score
+from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.lease import LEASE_NAME, read_holder
 from ps.checkpoint.reader import (
     Root,
@@ -28,6 +28,7 @@ from ps.checkpoint.reader import (
     steps_passed_over,
 )
 from ps.checkpoint.restore import read_extra, read_values, verify_files
+from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, read_small, storage_at
 from ps.checkpoint.table_format import segment_nbytes
 from ps.checkpoint.table_reader import read_rows

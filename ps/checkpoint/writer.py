@@ -27,7 +27,6 @@ from ps.checkpoint.format import (
     FORMAT,
     MANIFEST_NAME,
     Checkpoint,
-    Score,
     ShardIndex,
     ShardRecord,
     encode_manifest,
@@ -46,6 +45,7 @@ from ps.checkpoint.reader import (
     read_step,
     steps_on_disk,
 )
+from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, storage_at, typed_errors
 from ps.checkpoint.table_format import SegmentSource, segment_nbytes, write_segment
 from ps.dense.frozen import FrozenValues

@@ -14,11 +14,12 @@ import argparse
 import os
 import stat
 from pathlib import Path
+from typing import get_args
 
 from ps.cli import CLUSTER_ID_HELP, SECRET_FILE_HELP
 from ps.errors import PSSettingsError
 from rpc.auth.certificates import TlsCredentials
-from rpc.auth.handshake import Credentials
+from rpc.auth.handshake import Credentials, Integrity
 
 MIN_SECRET_BYTES = 16
 MAX_SECRET_BYTES = 4096
@@ -62,7 +63,7 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster-id", required=True, help=CLUSTER_ID_HELP)
     parser.add_argument(
         "--integrity",
-        choices=("auto", "header", "payload"),
+        choices=get_args(Integrity),
         default="auto",
         help="What is authenticated on TCP, the same for all processes: headers, all bytes, or all "
         "bytes between two hosts (default: auto).",

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ps.checkpoint.format import Score, step_of
+from ps.checkpoint.format import step_of
+from ps.checkpoint.score import Score
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions
 from ps.errors import ManifestMismatch, PSError, PSSettingsError, ServerUnavailable
 from rpc.errors import RpcError

@@ -38,7 +38,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -129,7 +129,7 @@ class Credentials:
                     "integrity='payload' and TLS authenticate every byte twice; leave integrity "
                     "at 'auto' with TLS"
                 )
-        if self.integrity not in ("auto", "header", "payload"):
+        if self.integrity not in get_args(Integrity):
             raise ValueError(
                 f"integrity must be 'auto', 'header' or 'payload', got {self.integrity!r}"
             )

@@ -17,7 +17,7 @@ from feeding.filesystem.config import FileSystemConfig
 from feeding.formats.csv.options import CsvRequest
 from feeding.formats.text.lines import LineLimits
 from feeding.reading.bad_records import BadData
-from ps.checkpoint.format import Score
+from ps.checkpoint.score import Score
 from ps.client.saver import SaveOptions
 from ps.config import ServerSettings
 from ps.errors import PSSettingsError

@@ -27,9 +27,7 @@ OF_TYPE: dict[str, Any] = {
     "bool": st.booleans(),
     "str": st.just("hdfs:///runs/7"),
     "str | None": st.sampled_from([None, "/shared/saves", Path("/shared/saves")]),
-    "Literal['auto', 'header', 'payload']": st.sampled_from(
-        ["auto", "header"]
-    ),  # not "payload", which TLS excludes
+    "Integrity": st.sampled_from(["auto", "header"]),  # not "payload", which TLS excludes
     "Literal['auto', 'min', 'max']": st.sampled_from(["auto", "min", "max"]),
     "Literal['hmac', 'tls']": st.sampled_from(["hmac", "tls"]),
 }

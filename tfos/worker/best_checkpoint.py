@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 
-from ps.checkpoint.format import Score
+from ps.checkpoint.score import Score
 from tfos.config import Checkpoints
 from tfos.control.messages import BestSaved, EpochTrained
 from tfos.worker.saver import ChiefSaver

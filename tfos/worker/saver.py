@@ -13,8 +13,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ps.checkpoint.format import Checkpoint, Score, step_name
+from ps.checkpoint.format import Checkpoint, step_name
 from ps.checkpoint.reader import best, latest, steps_on_disk
+from ps.checkpoint.score import Score
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.client.saver import SaveOptions

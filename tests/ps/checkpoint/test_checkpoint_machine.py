@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ps.checkpoint import reader, restore, writer
-from ps.checkpoint.format import MANIFEST_NAME, Score, staging_name, step_name
+from ps.checkpoint.format import MANIFEST_NAME, staging_name, step_name
 from ps.checkpoint.lease import LEASE_NAME, Lease, this_holder
+from ps.checkpoint.score import Score
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec

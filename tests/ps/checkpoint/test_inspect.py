@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps.checkpoint.format import Score
 from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.score import Score
 from ps.checkpoint.writer import commit, write_shard
 from ps.cli.main import main
 from ps.client.saver import SaveOptions

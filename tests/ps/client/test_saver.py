@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import reader as reading
-from ps.checkpoint.format import Checkpoint, Score
+from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.lease import Silence
 from ps.checkpoint.restore import RestoreOptions, verify
+from ps.checkpoint.score import Score
 from ps.checkpoint.storage import LocalStorage, Storage, storage_at
 from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_shard
 from ps.client.client import PSClient

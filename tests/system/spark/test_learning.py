@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from ps.checkpoint.format import Score
 from ps.checkpoint.reader import latest, read_manifest
+from ps.checkpoint.score import Score
 from tests.support.plain_steps import PlainSteps
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
