@@ -49,14 +49,14 @@ class FeedHandler:
             call.fail(error.code, str(error)[:MAX_TEXT_CHARS])
 
     def disconnected(self, peer: Identity) -> None:
-        """End the inference session of a feeder whose connection has ended."""
+        """End the inference sessions of a feeder's connection that has ended."""
         if peer.role is not Role.FEEDER or not peer.generation:
             return
         state = self._state
         with state.changed:
             for feed, answers in state.answers.items():
-                if answers.drop(peer.generation):
-                    state.queues[feed].abandon(peer.generation)
+                for session in answers.disconnected(peer.generation):
+                    state.queues[feed].abandon(session)
             state.changed.notify_all()
 
     def _answer(self, call: Call) -> None:
@@ -140,7 +140,7 @@ class FeedHandler:
             queue, answers = state.queue(meta.feed), state.answers_of(meta.feed)
             position = queue.offer(chunk, request.attempt)
             if meta.mode == "inference":
-                answers.fed(chunk)
+                answers.fed(chunk, call.peer.generation)
                 if queue.draining:
                     answers.end()
             state.changed.notify_all()
@@ -187,7 +187,10 @@ class FeedHandler:
     def _fetch(self, request: Fetch) -> tuple[Chunk, FeedStatus]:
         with self._state.changed:
             self._state.check_open()
-            session = self._state.answers_of(request.feed).session(request.session)
+            answers = self._state.answers_of(request.feed)
+            session = answers.session(request.session)
             if not session.ready:
                 raise FeedError(f"{self._state.worker}: no results are ready; Wait announces them")
-            return session.ready.popleft(), self._status(request.feed, request.session)
+            chunk, status = session.ready.popleft(), self._status(request.feed, request.session)
+            answers.drop_fetched(request.session)
+            return chunk, status

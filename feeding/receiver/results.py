@@ -4,8 +4,9 @@ Covers: which rows were read, results per session, the check of their number.
 Does not: lock or wait (channel), talk to feeders (handler).
 Threads: pure; the caller serialises all calls.
 
-A session is one partition from one feeder. `main_fun` answers each batch before it reads the next
-one, so at most one batch is open.
+A session is one partition from one feeder. It ends when the feeder takes its last result, or with
+the connection that its rows came on, which may bring further sessions. `main_fun` answers each
+batch before it reads the next one, so at most one batch is open.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ class InferenceSession:
     """One partition's rows and results; `error` fails the session for its feeder."""
 
     packer: ArrayPacker
+    connection: int
+    """Generation of its feeder's connection, with which it ends."""
+    is_fed: bool = False
+    """Whether the last rows of the partition have come."""
     fed_rows: int = 0
     answered_rows: int = 0
     ready: deque[Chunk] = field(default_factory=deque)
@@ -50,8 +55,13 @@ class InferenceResults:
         self._open_rows = 0
         self._open_results = 0
 
-    def fed(self, chunk: Chunk) -> None:
-        """Count rows that a feeder sent in its session."""
+    def fed(self, chunk: Chunk, connection: int) -> None:
+        """Count rows that a feeder sent in its session.
+
+        Args:
+            chunk: the rows.
+            connection: generation of the feeder's connection.
+        """
         meta = chunk.meta
         session = self._sessions.get(meta.session)
         if session is None:
@@ -62,8 +72,9 @@ class InferenceResults:
                 mode="inference",
                 session=meta.session,
             )
-            session = self._sessions[meta.session] = InferenceSession(packer)
+            session = self._sessions[meta.session] = InferenceSession(packer, connection)
         session.fed_rows += chunk.num_rows
+        session.is_fed = meta.last_in_partition
 
     def session(self, number: int) -> InferenceSession:
         """Return a session.
@@ -126,10 +137,18 @@ class InferenceResults:
             raise
         session.answered_rows += len(results)
 
-    def drop(self, number: int) -> bool:
-        """Drop a disconnected feeder's session; return whether it had unanswered rows."""
-        session = self._sessions.pop(number, None)
-        return session is not None and session.answered_rows < session.fed_rows
+    def drop_fetched(self, number: int) -> None:
+        """Drop a session whose last result its feeder takes: its connection goes on."""
+        session = self.session(number)
+        if session.is_fed and session.answered_rows == session.fed_rows and not session.ready:
+            del self._sessions[number]
+
+    def disconnected(self, connection: int) -> list[int]:
+        """Drop the sessions of a connection that has ended; return those with unanswered rows."""
+        ended = {n: each for n, each in self._sessions.items() if each.connection == connection}
+        for number in ended:
+            del self._sessions[number]
+        return [n for n, each in ended.items() if each.answered_rows < each.fed_rows]
 
     def end(self) -> ResultCountError | None:
         """Fail all unanswered rows: the consumer has stopped; return the open batch's error."""

@@ -11,7 +11,6 @@ Threads: one.
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 import time
 from collections import deque
@@ -38,7 +37,7 @@ from feeding.sender.worker_link import (
     hold_s,
     wait_links,
 )
-from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials
 
 
 class Selection:
@@ -248,8 +247,7 @@ class Feeder:
         self._send_hello(msgspec.structs.replace(hello, greets_all=True), links)
 
     def _send_hello(self, hello: Hello, links: list[WorkerLink]) -> None:
-        identity = Identity(Role.FEEDER, os.getpid())
-        greet(links, identity, self._credentials, hello, self._config.connect_timeout_s)
+        greet(links, self._credentials, hello, self._config.connect_timeout_s)
 
     def _purpose(self, link: WorkerLink) -> Purpose:
         return Purpose(self._credentials, link.target.endpoint, self._feed)

@@ -2,7 +2,7 @@
 
 Covers: choosing the worker, sending ahead while results come back, time limits.
 Does not: pack (encode.packer), make rows or Arrow arrays of results (columnar.rows, arrow.results),
-hold the connection (worker_link).
+hold the connection (worker_link) or keep it for the next partition (connection_pool).
 Runs in: a Spark task.
 Threads: one.
 
@@ -22,9 +22,10 @@ from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError
 from feeding.protocol.messages import Hello, Wait
+from feeding.sender.connection_pool import Purpose
 from feeding.sender.feeder import Stall, no_worker_left_text
 from feeding.sender.worker_link import FeedTarget, WorkerLink, greet, hold_s, wait_links
-from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.auth.handshake import Credentials
 from rpc.errors import RpcError
 
 
@@ -72,9 +73,7 @@ class InferenceFeeder:
         self._config = config
         self._feed = feed
         self._partition = partition
-        # 0 means "no session". The connection's generation is the session's number: the worker
-        # ends the session with the connection.
-        self._session = secrets.randbits(62) + 1
+        self._session = secrets.randbits(62) + 1  # 0 means "no session"
         self._packer = make_packer(
             config, feed=feed, partition=partition, mode="inference", session=self._session
         )
@@ -94,10 +93,7 @@ class InferenceFeeder:
         if first is None:
             return
         try:
-            identity = Identity(Role.FEEDER, self._partition, self._session)
-            hello = Hello(self._feed, first.meta.schema, greets_all=True)
-            greet(self._links, identity, self._credentials, hello, self._config.connect_timeout_s)
-            link = self._choose()
+            link = self._begin(first)
             sent = 0
             for chunk in itertools.chain([first], chunks):
                 yield from self._put(link, chunk)
@@ -106,12 +102,30 @@ class InferenceFeeder:
             while self._received < sent:
                 self._ask(link, stall, None)
                 yield from self._results(link, stall)
-        finally:
+            link.keep(self._purpose(link))
+        finally:  # of the worker's connection, if the session has not come to its end
             for link in self._links:
                 link.close()
 
+    def _begin(self, first: Chunk) -> WorkerLink:
+        """Greet all workers, choose one, and keep the connections to the others."""
+        for link in self._links:
+            link.take_kept(self._purpose(link))
+            if link.pending is not None:  # a Wait, whose reply would delay this partition
+                link.close()
+        hello = Hello(self._feed, first.meta.schema, greets_all=True)
+        greet(self._links, self._credentials, hello, self._config.connect_timeout_s)
+        chosen = self._choose()
+        for link in self._links:
+            if link is not chosen:
+                link.keep(self._purpose(link))
+        return chosen
+
+    def _purpose(self, link: WorkerLink) -> Purpose:
+        return Purpose(self._credentials, link.target.endpoint, self._feed)
+
     def _choose(self) -> WorkerLink:
-        """Return the worker with the fewest unread bytes; close the other connections."""
+        """Return the worker with the fewest unread bytes."""
         alive = [link for link in self._links if link.alive]
         if not alive:
             raise NoWorkerLeft(no_worker_left_text(self._links, f"partition {self._partition}"))
@@ -122,11 +136,7 @@ class InferenceFeeder:
                 "main_fun has returned or called terminate() on all of them"
             )
         turn = self._partition % len(wanted)
-        best = min(wanted[turn:] + wanted[:turn], key=lambda link: link.status.unread_bytes)
-        for link in self._links:
-            if link is not best:
-                link.close()
-        return best
+        return min(wanted[turn:] + wanted[:turn], key=lambda link: link.status.unread_bytes)
 
     def _put(self, link: WorkerLink, chunk: Chunk) -> Iterator[Chunk]:
         """Send a chunk, and yield results until the next chunk may be sent."""

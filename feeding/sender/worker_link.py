@@ -10,6 +10,8 @@ Threads: one.
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -138,18 +140,19 @@ class WorkerLink:
         self.connection = self.pending = None
         POOL.give(purpose, idle)
 
-    def open(self, identity: Identity, credentials: Credentials, timeout_s: float) -> None:
+    def open(self, credentials: Credentials, timeout_s: float) -> None:
         """Connect if not connected; a failure makes the worker lost.
 
         Args:
-            identity: of this feeder.
             credentials: of the cluster.
-            timeout_s: for connecting.
+            timeout_s: for connecting, in seconds.
         """
         if self.is_kept and self.connection is not None and self.connection.peer_closed():
             self.close()
         if self.connection is not None:
             return
+        # The worker tells connections apart by it: a session ends with the one that it came on.
+        identity = Identity(Role.FEEDER, os.getpid(), secrets.randbits(62) + 1)
         try:
             self.connection = connect(
                 self.target.endpoint,
@@ -353,7 +356,6 @@ def wait_links(links: list[WorkerLink], timeout_s: float) -> list[WorkerLink]:
 
 def greet(
     links: list[WorkerLink],
-    identity: Identity,
     credentials: Credentials,
     hello: Request,
     timeout_s: float,
@@ -362,7 +364,6 @@ def greet(
 
     Args:
         links: to the workers.
-        identity: of this feeder.
         credentials: of the cluster.
         hello: the first request.
         timeout_s: per worker for connecting, then for all answers together.
@@ -373,7 +374,7 @@ def greet(
     waiting = links
     while waiting:
         for link in waiting:
-            link.open(identity, credentials, timeout_s)
+            link.open(credentials, timeout_s)
             link.ask(hello, timeout_s)
         deadline = time.monotonic() + timeout_s
         while any(link.pending for link in waiting):

@@ -22,7 +22,7 @@ def fill(channel, *epochs, chunk_rows=4, mode="train"):
                 with channel._state.changed:
                     channel._state.queue("input").offer(chunk)
                     if session:
-                        channel._state.answers_of("input").fed(chunk)
+                        channel._state.answers_of("input").fed(chunk, 1)
         channel.flush("input", epoch)
     channel.finish("input")
 
@@ -83,7 +83,7 @@ def test_rows_of_two_partitions_never_share_a_batch_of_inference():
         for pair in zip(*chunks, strict=True):
             for chunk in pair:
                 channel._state.queue("input").offer(chunk)
-                channel._state.answers_of("input").fed(chunk)
+                channel._state.answers_of("input").fed(chunk, 1)
     feed = DataFeed(channel)
     batch = feed.next_batch(4)
     assert batch == [0, 1, 2, 3]

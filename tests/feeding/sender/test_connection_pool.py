@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from feeding.columnar.schema import ColumnSpec, Schema
-from feeding.errors import RowError
+from feeding.errors import NoWorkerLeft, RowError
 from feeding.protocol.messages import FeedStatus, Hello, encode
 from feeding.receiver.channel import FeedChannel
 from feeding.sender import connection_pool
@@ -26,8 +27,10 @@ from tests.support.feed import (
     CREDENTIALS,
     Background,
     Worker,
+    answer_all,
     eventually,
     feed_task,
+    inference_task,
     read_epochs,
     workers,
 )
@@ -85,6 +88,55 @@ def test_the_partitions_of_a_process_share_a_connection_per_worker(transport):
         read = [rows_of(each) for each in reading]
         assert sorted(v for values in read for v in values) == sorted(2 * list(range(800)))
         assert min(map(len, read)) > 0, "each gets a share"
+
+
+def answer_doubled(worker):
+    return answer_all(worker, lambda rows: [2 * row for row in rows])
+
+
+def sessions(some):
+    return [len(worker.channel._state.answers_of("input")._sessions) for worker in some]
+
+
+@pytest.mark.parametrize("transport", ["inproc", "unix", "tcp"])
+def test_partitions_of_inference_share_a_connection_per_worker(transport):
+    with workers(3, transport=transport) as some:
+        answering = [answer_doubled(worker) for worker in some]
+        for partition in range(20):
+            rows = list(range(partition, partition + 40))
+            assert list(inference_task(some)(partition, iter(rows))) == [2 * r for r in rows]
+            assert sessions(some) == [0, 0, 0], "a session ends with its last result"
+        assert accepted(some) == [1, 1, 1]
+        assert len(POOL) == 3
+        for worker in some:
+            worker.channel.finish("input")
+        for each in answering:
+            each.result()
+
+
+def test_a_session_that_its_feeder_leaves_ends_with_the_kept_connection():
+    with workers(1) as (worker,):
+        answering = answer_doubled(worker)
+        for _ in range(3):
+            results: Any = inference_task([worker])(0, iter(range(10_000)))
+            assert next(results) == 0
+            results.close()
+            eventually(lambda: sessions([worker]) == [0], "the session has ended")
+            assert list(inference_task([worker])(1, iter(range(40)))) == list(range(0, 80, 2))
+        assert accepted([worker]) == [4], "the one that is left is closed, the other one is kept"
+        worker.channel.finish("input")
+        answering.result()
+
+
+def test_inference_uses_the_connections_that_feeding_has_left():
+    with workers(2) as both:
+        run(feed_task(both), 0, range(16))
+        before = accepted(both)
+        for worker in both:
+            worker.channel.drain()
+        with pytest.raises(NoWorkerLeft, match="no worker takes rows for inference"):
+            list(inference_task(both)(0, iter(range(4))))
+        assert accepted(both) == before
 
 
 def test_a_worker_is_connected_to_when_a_chunk_first_goes_there():
@@ -373,7 +425,7 @@ def test_a_feeder_sends_nothing_to_a_worker_of_another_rank():
     """An endpoint that another worker has taken over, or that a roster has wrong."""
     with workers(1) as (worker,):
         link = WorkerLink(FeedTarget(worker.rank + 1, "worker:1", worker.listener.endpoint))
-        link.open(Identity(Role.FEEDER, 0), CREDENTIALS, 5.0)
+        link.open(CREDENTIALS, 5.0)
         assert link.connection is None
         assert link.lost is not None
         assert "expected worker:1 generation 0" in link.lost.reason
