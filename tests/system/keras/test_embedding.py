@@ -85,12 +85,11 @@ def test_one_sync_worker_equals_kerass_embedding_bit_for_bit(optimizer, num_serv
         plain = make_model(
             keras.layers.Embedding(IDS, DIM, weights=weights), optimizer(), DenseGradients
         )
-        ours = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-        theirs = plain.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        for each in (model, plain):
+            each.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
         np.testing.assert_array_equal(initial_rows(cluster), plain.layers[1].get_weights()[0])
         for mine, keras_own in zip(model.weights[1:], plain.weights[1:], strict=True):
             np.testing.assert_array_equal(mine.numpy(), keras_own.numpy())
-        assert ours.history["loss"][-1] == pytest.approx(theirs.history["loss"][-1], rel=0.2)
         np.testing.assert_array_equal(
             model.predict(x[:64], verbose=0), plain.predict(x[:64], verbose=0)
         )
@@ -127,7 +126,7 @@ def test_adam_is_the_lazy_rule_written_out():
         def call(self, x):
             return self.scale(self.rows(x))
 
-        def compute_loss(self, x=None, y=None, y_pred=None, **_):
+        def compute_loss(self, x=None, y=None, y_pred=None, *_, **__):
             return tf.reduce_sum(y * y_pred)
 
     with serving() as cluster:
@@ -378,7 +377,7 @@ def test_kinds_of_models(name, steps_per_execution):
     with serving() as cluster:
         distribute(model, cluster.contexts[0], consistency="sync")
         rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
-        history = model.fit(rows, epochs=15, verbose=0)
+        history = model.fit(rows, epochs=15, shuffle=False, verbose=0)
         assert history.history["loss"][-1] < 0.9 * history.history["loss"][0]
         assert np.isfinite(model.evaluate(rows, verbose=0)).all()
         assert cluster.servers[0].stats().tables[0].rows > 0
@@ -469,7 +468,7 @@ def test_an_id_out_of_range_names_table_value_and_position():
         model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
         distribute(model, cluster.contexts[0])
         with pytest.raises(IdError, match=r"table 'user' takes int64 ids 0.*got -3 at position 16"):
-            model.fit(x, y, batch_size=64, verbose=0)
+            model.fit(x, y, batch_size=64, shuffle=False, verbose=0)
 
 
 def test_another_workers_tables_are_compared_in_words():

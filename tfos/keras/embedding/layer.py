@@ -109,8 +109,6 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 f"mask_zero=True with combiner={combiner!r}: no axis is left to mask; use pad_id=0"
             )
         self.autocast = False
-        # XLA cannot compile the lookup inside a call; a distributed training compiles its steps.
-        self.supports_jit = False
         self.supports_masking = mask_zero
         self.combiner = combiner
         self.mask_zero = mask_zero
@@ -274,13 +272,35 @@ def _split(ids: Any, weights: Any) -> tuple[Any, Any]:
     return ids, weights
 
 
+def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' make_test_function or make_predict_function, which does not use XLA.
+
+    XLA cannot compile the lookup inside a call. Training steps have their rows before they begin.
+    """
+
+    @functools.wraps(original)
+    def make_function(self: Any, force: bool = False) -> Any:
+        if not _has_tables(self):
+            return original(self, force)
+        compiled, self.jit_compile = self.jit_compile, False
+        try:
+            return original(self, force)
+        finally:
+            self.jit_compile = compiled
+
+    return make_function
+
+
+def _has_tables(model: Any) -> bool:
+    return any(isinstance(layer, Embedding) for layer in model._flatten_layers())
+
+
 def _training_here(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return Keras' make_train_function, which first gives a lone model's tables a place."""
 
     @functools.wraps(original)
     def make_train_function(self: Any, force: bool = False) -> Any:
-        is_lone = "_tfos_trainer" not in vars(self)
-        if is_lone and any(isinstance(layer, Embedding) for layer in self._flatten_layers()):
+        if "_tfos_trainer" not in vars(self) and _has_tables(self):
             # By name: what trains stands above the layers, which work without it.
             importlib.import_module("tfos.keras.fit.local").train_here(self)
             return self.make_train_function(force)
@@ -289,5 +309,7 @@ def _training_here(original: Callable[..., Any]) -> Callable[..., Any]:
     return make_train_function
 
 
-# A layer hears nothing of a training before its first step, and Keras asks only the model.
+# A layer hears nothing of a training before its first step: Keras asks only the model.
 keras.Model.make_train_function = _training_here(keras.Model.make_train_function)
+keras.Model.make_test_function = _without_xla(keras.Model.make_test_function)
+keras.Model.make_predict_function = _without_xla(keras.Model.make_predict_function)

@@ -77,8 +77,7 @@ class TableSettings:
             del values["rule"]
             rule = _ANY_RULE
         try:
-            known = {k: v for k, v in values.items() if k in TableSpec.__struct_fields__}  # TODO
-            return TableSpec(**{**known, "rule": rule})
+            return TableSpec(**{**values, "rule": rule})
         except PSSettingsError as error:
             raise SettingsError(str(error)) from error
 

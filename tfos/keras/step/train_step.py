@@ -127,7 +127,15 @@ class GradientStep:
         if self._model.run_eagerly:
             return all_inside(self._variables.embeddings, "run_eagerly=True")
         trained = [v for group in self._variables.trainable for v in group.variables]
-        return record(self._own_step, data, trained)
+        ids = record(self._own_step, data, trained)
+        inside = next((call for call in ids.calls if not call.is_ahead), None)
+        if inside is not None and self._model.jit_compile:
+            raise UnsupportedModel(
+                f"layer {inside.layer.name!r} looks its rows up inside the step, because "
+                f"{inside.why_inside}, and XLA cannot compile that; compile the model with "
+                "jit_compile=False"
+            )
+        return ids
 
     def _own_step(self, data: Any) -> tuple[Any, Captured]:
         with intercepted(self._optimizer) as captured:
