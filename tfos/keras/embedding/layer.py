@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from ps.manifest.table_spec import Admission
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras.embedding import row_flow
 from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
 from tfos.keras.embedding.keys import Keys, keys_of, pad_key
-from tfos.keras.embedding.sources import NO_ROWS, RowSource, looked_up
+from tfos.keras.embedding.sources import NO_ROWS, LoadedRows, RowSource, looked_up
 from tfos.keras.embedding.table_settings import (
     TableSettings,
     admission_given,
@@ -27,6 +28,10 @@ from tfos.keras.embedding.table_settings import (
     rule_given,
     unseen_given,
 )
+
+
+MAX_SAVED_BYTES = 2 << 30
+"""Rows of one table in a `.keras` file."""
 
 
 @keras.saving.register_keras_serializable(package="tfos")
@@ -247,6 +252,34 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             "pad_id": pad_id.decode() if isinstance(pad_id, bytes) else pad_id,
             "mask_zero": self.mask_zero,
         }
+
+    def save_own_variables(self, store: Any) -> None:
+        """Put the table's rows into a `.keras` or `.weights.h5` file.
+
+        Raises:
+            UnsupportedModel: they are more than MAX_SAVED_BYTES.
+        """
+        found = self.source.dump(self.table, MAX_SAVED_BYTES)
+        if found is not None:
+            store["keys"], store["rows"] = found
+
+    def load_own_variables(self, store: Any) -> None:
+        """Take the rows of a file, to look them up; a table on servers takes none.
+
+        Raises:
+            UnsupportedModel: the table is on servers.
+        """
+        if "keys" not in store:
+            return
+        if not (self.source is NO_ROWS or isinstance(self.source, LoadedRows)):
+            raise UnsupportedModel(
+                f"the rows of layer {self.name!r} are on parameter servers, and load_weights does "
+                "not replace them; load the file before the model is distributed or trained to "
+                "predict with it, or resume from a checkpoint: reserve(checkpoints=…)"
+            )
+        unseen = np.zeros(self.dim, np.float32)
+        unseen[:] = self.settings.unseen or 0.0
+        self.bind(LoadedRows(np.array(store["keys"]), np.array(store["rows"]), unseen))
 
     def _rows(self, keys: Keys, training: bool | None) -> Any:
         flow = row_flow.current()

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfos.errors import UnsupportedModel
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -31,11 +33,72 @@ class RowSource(Protocol):
         """
 
 
+    def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array] | None:
+        """Return all rows of a table, ascending by key: [n] int64 and [n, dim]; None: it has none.
+
+        Args:
+            table: its name.
+            limit_bytes: of the rows.
+
+        Raises:
+            UnsupportedModel: they are more.
+        """
+
+
 class _NoRows:
     """The source of a layer whose table does not exist yet."""
 
     def rows(self, table: str, keys: Array, *, training: bool = False) -> Array | None:  # noqa: ARG002
         return None
+
+    def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array] | None:  # noqa: ARG002
+        return None
+
+
+class LoadedRows:
+    """Rows that a file held; they do not change.
+
+    Args:
+        keys: [n] int64, ascending.
+        rows: [n, dim] float32.
+        unseen: [dim], of a key without a row.
+    """
+
+    def __init__(self, keys: Array, rows: Array, unseen: Array) -> None:
+        self._keys = keys
+        self._rows = np.concatenate([rows, unseen[None]])
+
+    def rows(self, table: str, keys: Array, *, training: bool = False) -> Array:  # noqa: ARG002
+        """Return the rows of keys, [n, dim]; see RowSource."""
+        places = np.searchsorted(self._keys, keys)
+        places[places == self._keys.size] = 0
+        if self._keys.size:
+            places[self._keys[places] != keys] = self._keys.size
+        return self._rows[places]
+
+    def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array]:
+        """Return all rows; see RowSource."""
+        check_size(table, self._rows.nbytes, limit_bytes)
+        return self._keys, self._rows[:-1]
+
+
+def check_size(table: str, num_bytes: int, limit_bytes: int) -> None:
+    """Refuse rows that are too many for one file.
+
+    Args:
+        table: for the message.
+        num_bytes: of its rows.
+        limit_bytes: of the file.
+
+    Raises:
+        UnsupportedModel: holds both numbers and the other ways.
+    """
+    if num_bytes > limit_bytes:
+        raise UnsupportedModel(
+            f"table {table!r} has {num_bytes} bytes of rows or more, the limit of one file is "
+            f"{limit_bytes}; write them beside the model: ctx.export(model, directory, "
+            'tables="beside"), or keep checkpoints: reserve(checkpoints=…)'
+        )
 
 
 NO_ROWS: RowSource = _NoRows()

@@ -205,6 +205,7 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         arguments = bound.arguments
         dataset = arguments.get("x")
         _check_arguments(arguments)
+        _check_callbacks(arguments, trainer)
         validation.check(arguments)
         name = f"fit/{next(fits)}"
         passes = validation.ValidationPasses(trainer, arguments, name)
@@ -255,6 +256,19 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
                 f"fit(ctx.dataset(...), {name}=...): the rows of a feed contain their targets "
                 "and weights, (x, y, weight), and ctx.dataset(batch_size) sets the size; drop "
                 f"{name}, or compute it in map_fn"
+            )
+
+
+def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
+    """Refuse a callback that would bring back the dense weights and leave the rows as they are."""
+    for callback in _as_list(arguments.get("callbacks")):
+        restores = isinstance(callback, keras.callbacks.EarlyStopping)
+        if restores and callback.restore_best_weights and trainer.has_tables:
+            raise SettingsError(
+                "EarlyStopping(restore_best_weights=True) would bring back the dense weights of the "
+                "best epoch with the rows of the last one; drop restore_best_weights and keep the "
+                "best epoch as a checkpoint, which has both: Checkpoints(…, "
+                "keep_best='val_loss')"
             )
 
 

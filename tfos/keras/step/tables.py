@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.batch_rows import BatchRows, RowPlanner
+from tfos.keras.embedding.sources import LoadedRows, check_size
 from tfos.keras.step.lookahead import Lookahead, TrainingData
 from tfos.keras.step.train_step import GradientStep, StepOutput
 
@@ -56,6 +58,7 @@ class TableTraining:
         self._planner: RowPlanner | None = None
         if layers:
             self._planner = RowPlanner(layers, client.tables.route, pads=jit_compile)
+            refuse_loaded_rows(layers)
             source = ServerRows(client)
             for layer in layers:
                 layer.bind(source)
@@ -115,6 +118,21 @@ class TableTraining:
         return batch.rows
 
 
+def refuse_loaded_rows(layers: Sequence[Embedding]) -> None:
+    """Refuse layers that have rows of a file, which the servers would not have.
+
+    Raises:
+        UnsupportedModel: names the first.
+    """
+    for layer in layers:
+        if isinstance(layer.source, LoadedRows):
+            raise UnsupportedModel(
+                f"the layer {layer.name!r} has rows from a file, and the servers' table "
+                f"{layer.table!r} would begin without them. Resume from a checkpoint of the "
+                "cluster instead: reserve(checkpoints=…); the loaded model itself predicts as it is"
+            )
+
+
 class ServerRows:
     """Rows of the servers' tables, for calls outside of a prepared step (a RowSource).
 
@@ -136,3 +154,19 @@ class ServerRows:
         tables.lookup_into({table: (ids, found)}, training=training)
         expanded: Array = ids.expand(found)
         return expanded
+
+    def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array]:
+        """Return all rows of a table; see RowSource."""
+        num_bytes, parts = 0, []
+        for ids, rows in self._client.tables.scan(table):
+            num_bytes += rows.nbytes
+            check_size(table, num_bytes, limit_bytes)
+            parts.append((ids.view(np.int64), rows))
+        spec = self._specs[table]
+        if not parts:
+            return np.empty(0, np.int64), np.empty((0, spec.dim), spec.dtype)
+        keys = np.concatenate([ids for ids, _ in parts])
+        # An id may come twice where rows are evicted meanwhile: the later one is newer.
+        unique, last = np.unique(keys[::-1], return_index=True)
+        found = np.concatenate([rows for _, rows in parts])[::-1][last]
+        return unique, np.ascontiguousarray(found)

@@ -32,7 +32,7 @@ from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.embedding.batch_rows import BatchRows
 from tfos.keras.protocols import WorkerContext
-from tfos.keras.step import optimizers, variables
+from tfos.keras.step import optimizers, table_specs, variables
 from tfos.keras.step.attach import adopt_frozen, check_same, with_buckets
 from tfos.keras.step.lookahead import Lookahead, TrainingData
 from tfos.keras.step.pipeline import InFlight
@@ -140,6 +140,11 @@ class PSTrainer:
     def is_local(self) -> bool:
         """Whether the servers are in this process, for this model alone."""
         return getattr(self.ctx, "is_local", False)
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether the model has Embeddings, whose rows the servers hold."""
+        return bool(table_specs.embeddings_of(self.model))
 
     @property
     def attached(self) -> bool:
