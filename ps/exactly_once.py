@@ -125,17 +125,13 @@ class LogSnapshot:
             for live, _, seen in self._pairs
         )
 
-    def attached(self, num_buckets: int) -> Iterator[AttachedMetadata]:
-        """Yield what pushes bring that had changed all buckets without being completed.
-
-        Args:
-            num_buckets: of the shard.
-        """
+    def attached(self) -> Iterator[AttachedMetadata]:
+        """Yield what pushes bring that had changed all they ever will without being completed."""
         for live, _, seen in self._pairs:
             if live.attached is None:
                 continue
             sequence, attached = live.attached
-            if sequence == live.sequence and self._has_all(live, seen, num_buckets):
+            if sequence == live.sequence and self._is_whole(live, seen):
                 yield attached
 
     def sessions(self) -> tuple[SessionRecord, ...]:

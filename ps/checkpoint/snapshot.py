@@ -242,7 +242,7 @@ class ShardSnapshot:
         """The metadata by name, once all buckets were copied; also of a push that all contain."""
         found = Metadata()
         found.fill(self._metadata)
-        for attached in self._record.attached(len(self.buckets)):
+        for attached in self._record.attached():
             found.put(attached.name, attached.text)
         return found.texts()
 

@@ -52,14 +52,25 @@ class OpenBatches:
             self._open[self._last] = tuple(map(weakref.ref, known_by))
             return self._last, tuple(self._open)
 
-    def of(self, ids: Iterable[RoutedIds]) -> int | None:
-        """Return the oldest batch that is known by these ids, perhaps among others."""
+    def known_by(self, ids: Iterable[RoutedIds]) -> int | None:
+        """Return the oldest batch that is known by any of these ids; None: there is none."""
         wanted = set(map(id, ids))
         with self._lock:
             for number, known_by in self._open.items():
-                if wanted and wanted <= {id(each()) for each in known_by}:
+                if not wanted.isdisjoint(id(each()) for each in known_by):
                     return number
         return None
+
+    def of(self, ids: Iterable[RoutedIds]) -> int | None:
+        """Return the batch that gradients for these ids end; None: none is under way.
+
+        Gradients of several batches may have ids of their own: those end the oldest.
+        """
+        found = self.known_by(ids)
+        if found is None:
+            with self._lock:
+                found = next((number for number, refs in self._open.items() if refs), None)
+        return found
 
     def end(self, number: int | None) -> None:
         """The batch, if there is one, is over; later lookups tell servers that missed it."""

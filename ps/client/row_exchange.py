@@ -126,12 +126,12 @@ class RowExchanger:
     @contextlib.contextmanager
     def _turned(self, grads: Rows, wanted: Rows) -> Iterator[BatchTurn]:
         """Name the batch that a push ends, and the one that it begins."""
-        ended = self.batches.of(ids for ids, _ in grads.values())
+        ended = self.batches.of(ids for ids, _ in grads.values()) if grads else None
         if grads and ended is None:
             raise PSSettingsError(
-                "hybrid takes gradients of rows for the batch that they were looked up for, and "
-                f"the ids given for {sorted(grads)} are of none that is under way; give the routed "
-                "ids that lookup_into(training=True) or next_rows got"
+                f"hybrid takes gradients of rows ({', '.join(grads)}) only for a batch that was "
+                "looked up to train on, and none is under way: look up by "
+                "tables.lookup_into(training=True), or by next_rows of the push before"
             )
         begun: int | None = None
         still_open: tuple[int, ...] = ()

@@ -144,6 +144,18 @@ class TableClient:
         with self._lookup_lock:
             self._fill(servers, into, request, timeout_s=self._timeout_s)
 
+    def give_up(self, ids: Mapping[str, RoutedIds]) -> None:
+        """Give a batch of `lookup_into` or `next_rows` up: its gradients will not come.
+
+        In hybrid its permit is free with the next lookup, which tells the servers. A batch is given
+        up as well once nobody holds its routed ids, which tracebacks of errors may do for a while.
+
+        Args:
+            ids: by name of the table: the routed ids of the batch.
+        """
+        if self._has_permits:
+            self._batches.end(self._batches.known_by(ids.values()))
+
     def batch(
         self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
     ) -> TrainingBatch:

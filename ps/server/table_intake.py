@@ -90,7 +90,7 @@ class TableIntake:
                 f"{call.payload_bytes}"
             )
         read_array(call, counts)
-        _check_counts(tables, counts, len(pushed), call.payload_bytes - others_nbytes)
+        _check_counts(tables, counts, len(pushed), (call.payload_bytes, others_nbytes))
         ids = np.empty(int(counts[:, 0].sum()), np.int64)
         read_array(call, ids)
         parts: list[TablePart] = []
@@ -112,11 +112,12 @@ def read_array(call: Incoming, array: Array) -> None:
 
 
 def _check_counts(
-    tables: Sequence[Table], counts: Array, num_pushed: int, payload_bytes: int
+    tables: Sequence[Table], counts: Array, num_pushed: int, payload: tuple[int, int]
 ) -> None:
     """Refuse counts that are out of range or do not fit the payload, before memory is taken."""
     sizes: list[int] = counts[:, 0].tolist()
-    expected = counts.nbytes
+    payload_bytes, others_nbytes = payload
+    expected = counts.nbytes + others_nbytes
     for at, (table, (size, given)) in enumerate(zip(tables, counts.tolist(), strict=True)):
         if not 0 <= size <= MAX_IDS or not 0 <= given <= MAX_IDS:
             raise ShapeError(
@@ -126,6 +127,7 @@ def _check_counts(
         expected += size * (8 + (at < num_pushed) * table.spec.value_nbytes)
     if payload_bytes != expected:
         raise ShapeError(
-            f"{sizes} ids of {len(tables)} tables take {expected} bytes, the payload has "
+            f"{sizes} ids of {len(tables)} tables take {expected} bytes"
+            f"{f' with {others_nbytes} of the groups' if others_nbytes else ''}, the payload has "
             f"{payload_bytes}"
         )

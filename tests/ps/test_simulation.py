@@ -52,6 +52,7 @@ def test_many_schedules_keep_every_promise():
         seen["crashes"] += bool(simulation.lost)
         seen["visits"] += plan.visits
         seen["rows"] += plan.has_rows
+        seen["exchanges"] += plan.exchanges
         seen["restarts"] += simulation.gone is not None
         seen["refused"] += sum(worker.ended_by is not None for worker in simulation.workers)
 
@@ -60,6 +61,7 @@ def test_many_schedules_keep_every_promise():
         min(seen[mode] for mode in ("async", "sync", "ssp", "hybrid", "rows", "visits", "restarts"))
         > 12
     )
+    assert seen["exchanges"] > 12
     assert seen["cuts"] > 500
     assert min(seen["crashes"], seen["refused"]) > 5
 

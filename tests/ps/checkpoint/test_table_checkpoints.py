@@ -208,6 +208,31 @@ def test_a_reset_optimizer_keeps_values_and_drops_slots(tmp_path: Path, num_serv
         np.testing.assert_allclose(after, values["item"][sorted(ids)] - 0.1, rtol=1e-12, atol=1e-12)
 
 
+def test_a_table_goes_on_at_another_rate_and_with_another_vector_for_unseen_ids(tmp_path: Path):
+    saved = with_tables(table(rule=SGD()))
+    spec = msgspec.structs.replace(
+        saved.tables[0], learning_rate_multiplier=0.5, unseen=(1.0, 2.0, 3.0, 4.0)
+    )
+    asked = msgspec.structs.replace(saved, tables=(spec,))
+    with cluster() as bed:
+        (client,) = bed.workers(saved, filled(saved))
+        client.tables.push({"user": ([1], ones([1]))}, hyper=HYPER)
+        client.save(tmp_path, 1)
+    with cluster() as bed:
+        client = bed.client()
+        client.restore(tmp_path, like=RestoreOptions(manifest=asked))
+        client.seed(asked, filled(asked))
+        client.tables.push({"user": ([1], ones([1]))}, hyper=HYPER)
+        ids = client.tables.route({"user": [1, 2]})["user"]
+        found = np.empty((2, 4), np.float32)
+        client.tables.lookup_into({"user": (ids, found)}, training=False)
+        rate = HYPER.learning_rate
+        assert ids.expand(found).tolist() == [
+            pytest.approx([-1.5 * rate] * 4),
+            list(spec.unseen),
+        ]
+
+
 @pytest.mark.fault("F42")
 @pytest.mark.parametrize(
     ("changes", "message"),

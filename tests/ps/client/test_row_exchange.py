@@ -530,18 +530,48 @@ def test_batches_that_nobody_holds_any_more_give_their_permits_back():
         exchange(client, batch.grads())
 
 
+def test_a_batch_that_is_given_up_gives_its_permit_back():
+    manifest = with_tables(table(), rule=ADD, consistency="hybrid", staleness_bound=1)
+    with cluster(num_servers=2) as bed:
+        (client,) = started(bed, manifest)
+        held = [Rows(client, user=IDS) for _ in range(4)]
+        for batch in held[:2]:
+            batch.looked_up(client)
+            client.tables.give_up(batch.ids)
+            client.tables.give_up(batch.ids)
+        exchange(client, None, held[2])
+        client.tables.give_up(held[2].ids)
+        exchange(client, held[3].looked_up(client).grads())
+
+
 def test_hybrid_takes_rows_of_a_batch_only():
     manifest = with_tables(table(), rule=ADD, **MODES["hybrid"])
     with cluster(num_servers=2) as bed:
         (client,) = started(bed, manifest)
         batch = Rows(client, user=IDS)
         for looked_up in (batch, batch.looked_up(client, training=False)):
-            with pytest.raises(PSSettingsError, match="routed ids that lookup_into"):
+            with pytest.raises(PSSettingsError, match=r"rows \(user\) only for a batch .*none is"):
                 exchange(client, looked_up.grads())
         batch.looked_up(client)
         exchange(client, batch.grads())
-        with pytest.raises(PSSettingsError, match="of none that is under way"):
+        with pytest.raises(PSSettingsError, match="none is under way"):
             exchange(client, batch.grads())
+
+
+def test_gradients_of_several_batches_end_the_oldest_and_the_others_go_with_their_ids():
+    manifest = with_tables(table(), rule=ADD, **MODES["hybrid"])
+    with cluster(num_servers=2) as bed:
+        (client,) = started(bed, manifest)
+        for step in range(3):
+            held = [Rows(client, user=IDS[:20]), Rows(client, user=IDS[10:])]
+            for batch in held:
+                batch.looked_up(client)
+            exchange(client, Rows(client, user=IDS).grads())
+            assert set(
+                Rows(client, user=IDS).looked_up(client, training=False)["user"].ravel()
+            ) == {step + 1}
+            held.clear()
+            del batch
 
 
 def test_the_same_ids_may_be_in_several_batches_at_once():

@@ -372,6 +372,14 @@ def test_a_manifest_may_have_tables_alone():
         ({"rule": Adam(ema_momentum=0.9)}, r"averages of rows outside a push"),
         ({"rule": Nadam(), "row_steps": True}, r"row_steps=True is for Adam, .* got Nadam"),
         ({"name": ""}, "characters"),
+        ({"unseen": (1.0,)}, r"unseen has 1 numbers, a row has 4; give one vector"),
+        ({"unseen": (0.0, 0.0, 0.0, 1e39)}, r"unseen must be finite in float32, got 1e\+39"),
+        ({"unseen": (float("nan"),) * 4}, "unseen must be finite in float32, got nan"),
+        (
+            {"learning_rate_multiplier": -0.1},
+            r"multiplier must be in 0\.\..*, got -0\.1; 1\.0 uses",
+        ),
+        ({"learning_rate_multiplier": float("nan")}, "learning_rate_multiplier .* got nan"),
     ],
 )
 def test_impossible_tables_are_refused_with_the_setting(changes, sentence):

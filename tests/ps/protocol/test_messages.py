@@ -18,6 +18,7 @@ from ps.protocol.messages import (
     Number,
     Push,
     Request,
+    RowExchange,
     decode_reply,
     decode_request,
     encode,
@@ -67,6 +68,14 @@ def test_the_wire_format_of_a_push_is_fixed():
         "d0000000000000a470756c6cc3a46e756c6cc2a6776169745f73cb4000000000000000a36c616700a46e6f7465"
         "c0"
     )
+
+
+def test_the_rows_of_a_push_are_the_last_field_and_left_out_where_there_are_none():
+    part = RowExchange((0, 2), (2,), BatchName(5, 6), BatchName(5, 7), (6, 7))
+    with_rows = encode(Push("ab", Number(5, 7), 32, tables=part))
+    assert with_rows.hex().endswith("a67461626c6573" + "959200029102920506920507920607")
+    assert decode_request(with_rows) == Push("ab", Number(5, 7), 32, tables=part)
+    assert b"tables" not in encode(Push("ab", Number(5, 7), 32))
 
 
 @pytest.mark.attack("A07")
@@ -136,6 +145,15 @@ def test_hostile_bytes_are_a_typed_error_on_both_sides(meta: bytes):
             "number": [1, 1],
             "rows": 1,
             "hyper": {"learning_rate": math.nan},
+        },
+        {"type": "push", "manifest_hash": "h", "number": [1, 1], "rows": 1, "tables": [[-1]]},
+        {"type": "push", "manifest_hash": "h", "number": [1, 1], "rows": 1, "tables": [[0] * 1025]},
+        {
+            "type": "push",
+            "manifest_hash": "h",
+            "number": [1, 1],
+            "rows": 1,
+            "tables": [[], [], None, [1, 1], [1] * 1026],
         },
         {"type": "join", "number": [-1, 1]},
         {"type": "join", "number": [1, 1, -1]},

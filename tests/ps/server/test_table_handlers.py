@@ -22,7 +22,7 @@ __all__ = ["table_kernels_loaded"]
 pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]
 
 HYPER = Hyper(1.0)
-MANIFEST = with_tables(table("user", max_id=10**6), table("item", dim=3))
+MANIFEST = with_tables(table("user", max_id=10**6), table("item", dim=3), bucket_bytes=64)
 HASH = MANIFEST.hash()
 FIRST, SECOND, FOREIGN = 0, 3, 4  # ps:0's, in its order, and one of ps:1
 
@@ -111,6 +111,77 @@ def test_the_ids_of_these_tests_are_of_the_servers_that_they_name():
     routed = Router(MANIFEST.tables[0], 2).route([FOREIGN, FIRST, SECOND])
     assert routed.unique[routed.own(0)].tolist() == [FIRST, SECOND]
     assert routed.unique[routed.own(1)].tolist() == [FOREIGN]
+
+
+DENSE = bytes(64)  # the bucket of ps:0
+
+
+def exchange(part: messages.RowExchange, **changes: Any) -> messages.Push:
+    return msgspec.structs.replace(
+        messages.Push(HASH, Number(1, 1), 1, HYPER, pull=True, tables=part), **changes
+    )
+
+
+BOTH = messages.RowExchange((0,), (0,))
+PUSHED = messages.RowExchange((0,))
+REFUSED |= {
+    "a push without counts": (exchange(BOTH), [DENSE[:16]], "shape", "take 32 bytes, the payload"),
+    "a push without its groups": (
+        exchange(BOTH),
+        [counts((1, 1), (1, 1)), ids_of(FIRST, FIRST), GRADIENT],
+        "shape",
+        "take 128 bytes with 64 of the groups, the payload has 64",
+    ),
+    "a push without rows": (
+        exchange(PUSHED),
+        [counts((1, 1)), ids_of(FIRST), DENSE],
+        "shape",
+        "take 104 bytes with 64 of the groups, the payload has 88",
+    ),
+    "gradients of what is asked for": (
+        exchange(messages.RowExchange((), (0,))),
+        [counts((1, 1)), ids_of(FIRST), DENSE, GRADIENT],
+        "shape",
+        "take 88 bytes with 64 of the groups, the payload has 104",
+    ),
+    "2^62 ids in a push": (exchange(BOTH), [counts((2**62, 1), (0, 0)), DENSE], "shape", "461168"),
+    "asks for another's id": (
+        exchange(BOTH),
+        [counts((0, 0), (1, 1)), ids_of(FOREIGN), DENSE],
+        "id",
+        f"id {FOREIGN} at position 0 .* is not ps:0's",
+    ),
+    "asks for a table twice": (
+        exchange(messages.RowExchange((), (1, 1))),
+        [counts((0, 0), (0, 0)), DENSE],
+        "shape",
+        "occurs twice",
+    ),
+    "asks for no table": (
+        exchange(messages.RowExchange((), (7,))),
+        [counts((0, 0)), DENSE],
+        "manifest_mismatch",
+        "2 tables, asked was number 7",
+    ),
+    "a null push of rows": (
+        exchange(PUSHED, null=True),
+        [counts((1, 1)), ids_of(FIRST), GRADIENT],
+        "shape",
+        "a null push takes no payload, got 40 bytes",
+    ),
+    "a NaN in a push": (
+        exchange(PUSHED),
+        [counts((1, 1)), ids_of(FIRST), DENSE, NAN],
+        "non_finite",
+        r"has changed 1 of the 1 buckets and \d of the 2 segments of ps:0",
+    ),
+    "an id twice in a push": (
+        exchange(PUSHED),
+        [counts((2, 2)), ids_of(FIRST, FIRST), DENSE, GRADIENT * 2],
+        "id",
+        f"id {FIRST} occurs twice in one push",
+    ),
+}
 
 
 @pytest.mark.fault("F47")

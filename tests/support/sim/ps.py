@@ -37,6 +37,7 @@ from ps.server import (
     lifecycle,
     receive,
     rendezvous,
+    row_updates,
     shard,
     snapshot_trigger,
     table_handlers,
@@ -50,8 +51,8 @@ from tests.support.sim.world import Task, World, end_runners
 from tests.support.tables import ones, table
 
 MODULES = (
-    table_handlers, retry, gate, waits, lifecycle, channel, client, rendezvous, handlers,
-    shard, snapshot_trigger,
+    table_handlers, row_updates, retry, gate, waits, lifecycle, channel, client, rendezvous,
+    handlers, shard, snapshot_trigger,
 )  # fmt: skip
 BUCKET_ELEMENTS = 16
 TIMEOUT_S = 60.0
@@ -77,6 +78,8 @@ class Plan:
     """Whether workers leave and join."""
     has_rows: bool
     """Whether each step looks rows up, and pushes them after the groups; always in hybrid."""
+    exchanges: bool
+    """Whether those pushes take them along and bring the next ones back."""
     restarts: bool
     """Whether one server dies and is started again from a save."""
     clips: bool
@@ -102,10 +105,12 @@ class Plan:
             crashes=dice.random() < 0.3,
             visits=dice.random() < 0.3,
             has_rows=consistency == "hybrid" or dice.random() < 0.2,
+            exchanges=random.Random(f"exchanges {seed}").random() < 0.6,
             restarts=dice.random() < 0.3,
             clips=consistency in ("sync", "hybrid") and dice.random() < 0.3,
             refuses=random.Random(f"refuses {seed}").random() < 0.2,
         )
+        plan.exchanges &= plan.has_rows
         plan.refuses &= not (plan.restarts and plan.clips)
         return plan
 
@@ -128,6 +133,31 @@ def ids_of(rank: int) -> list[int]:
     return [100 * rank + number for number in range(8)]
 
 
+SHARED_IDS = range(5000, 5004)
+"""Rows that all workers count their pushes in, where those take rows along."""
+
+
+class Batch:
+    """Rows to train on that come and go with pushes."""
+
+    def __init__(self, client: PSClient, rank: int) -> None:
+        ids = [*ids_of(rank), *SHARED_IDS]
+        self.routed = client.tables.route({"user": ids})["user"]
+        self.values = np.full((len(ids), 4), np.nan, np.float32)
+
+    @property
+    def into(self) -> dict[str, Any]:
+        return {"user": (self.routed, self.values)}
+
+    @property
+    def grads(self) -> dict[str, Any]:
+        return {"user": (self.routed, np.ones_like(self.values))}
+
+    @property
+    def own(self) -> Any:
+        return self.routed.expand(self.values)[: -len(SHARED_IDS)]
+
+
 @dataclass
 class Worker:
     """What one worker did and read, for the invariants."""
@@ -147,6 +177,8 @@ class Worker:
     ended_by: BaseException | None = None
     seen: Any = None
     """Its rows at the end."""
+    batch: Batch | None = None
+    """The rows that its next push takes along, if they do."""
 
 
 class Simulation:
@@ -158,6 +190,8 @@ class Simulation:
         self.workers = [Worker(rank) for rank in range(plan.num_workers)]
         self.lost: set[int] = set()
         self.values = np.empty(0)
+        self.shared: Any = None
+        """The rows of all workers at the end."""
         self.restart: Restart | None = None
         self.network: Network
 
@@ -272,6 +306,9 @@ class Simulation:
                 with contextlib.suppress(NonFiniteGradient):  # else a restore has undone its clock
                     client.push({"g": np.full_like(mine["g"], np.inf)}, hyper=HYPER, rows=1)
                 self.network.note("pushed what is refused")
+            if plan.exchanges:
+                self._exchange(client, worker, mine, dice)
+                continue
             batch = self._look_up(client, worker) if plan.has_rows else None
             worker.unknown += 1
             self._push(client, worker, mine, dice)
@@ -284,6 +321,40 @@ class Simulation:
             client.leave()
             client.rendezvous("end", b"", timeout_s=TIMEOUT_S)
         client.finish()
+
+    def _exchange(self, client: PSClient, worker: Worker, mine: Any, dice: random.Random) -> None:
+        """One step whose push takes rows along, and perhaps brings the next ones."""
+        if worker.batch is None:
+            worker.batch = Batch(client, worker.rank)
+            client.tables.lookup_into(worker.batch.into, training=True)
+        own = worker.batch.own
+        assert self.gone is not None or (own == worker.rows).all(), (
+            f"worker {worker.rank} pushed {worker.rows}, reads {own}"
+        )
+        if dice.random() < 0.1:
+            client.tables.give_up({"user": worker.batch.routed})
+            worker.batch = None
+        following = Batch(client, worker.rank) if dice.random() < 0.7 else None
+        into = {"g": np.full_like(mine["g"], np.nan)}
+        has_rows = worker.batch is not None
+        worker.unknown += 1
+        worker.unknown_rows += has_rows
+        ack = client.push_pull(
+            mine,
+            into,
+            hyper=HYPER,
+            rows=1,
+            table_grads=None if worker.batch is None else worker.batch.grads,
+            next_rows=None if following is None else following.into,
+        )
+        worker.batch = following
+        worker.unknown -= 1
+        worker.unknown_rows -= has_rows
+        worker.rows += has_rows
+        self.network.note(f"pushed, clock {ack.clock}, rows {has_rows}")
+        worker.clocks.append(ack.clock)
+        self._check_read(worker, into["g"].reshape(-1, BUCKET_ELEMENTS))
+        worker.acknowledged += 1
 
     def _look_up(self, client: PSClient, worker: Worker) -> TrainingBatch:
         """In hybrid with one permit this waits for ever if an earlier one was lost on the way."""
@@ -355,6 +426,7 @@ class Simulation:
         if self.plan.has_rows:
             for worker in self.workers:
                 worker.seen = client.tables.lookup({"user": ids_of(worker.rank)})["user"]
+            self.shared = client.tables.lookup({"user": SHARED_IDS})["user"]
 
     # -- what must hold at the end
 
@@ -384,8 +456,19 @@ class Simulation:
                 assert worker.clocks == sorted(worker.clocks), f"clocks go back: {worker.clocks}"
             if self.plan.manifest.has_barrier:
                 assert len(set(worker.clocks)) == len(worker.clocks), "two pushes in one barrier"
+        if self.plan.exchanges and self.shared is not None:
+            self._check_shared()
         if len(buckets):
             self._check_stats(services)
+
+    def _check_shared(self) -> None:
+        """Each clock, or each push, has added up what all workers brought."""
+        some = sum(worker.rows for worker in self.workers)
+        all_ = some + sum(worker.unknown_rows for worker in self.workers)
+        assert self.gone is not None or self.shared.min() >= some, (
+            f"shared rows: {some} done, some lost: {self.shared}"
+        )
+        assert self.shared.max() <= all_, f"shared rows: {all_} sent, doubled: {self.shared}"
 
     def _check_restarted(self, restart: Restart, buckets: Any, services: Sequence[Service]) -> None:
         """What was saved is there, and what was pushed since; one push may have been under way."""
@@ -410,12 +493,15 @@ class Simulation:
 
     def _check_told(self, restart: Restart, found: Any, services: Sequence[Service]) -> None:
         """What is missing of workers that came back is told, and nothing that is there."""
-        missing = [worker.acknowledged - found[:, worker.rank].min() for worker in self.workers]
-        if self.plan.has_rows:
-            for worker in self.workers:
-                missing[worker.rank] += worker.rows - worker.seen.min()
+        of_groups = [worker.acknowledged - found[:, worker.rank].min() for worker in self.workers]
+        of_rows = [
+            worker.rows - worker.seen.min() if self.plan.has_rows else 0 for worker in self.workers
+        ]
+        missing = [sum(pair) for pair in zip(of_groups, of_rows, strict=True)]
+        # One push may lack groups and rows.
+        least = list(map(max, of_groups, of_rows)) if self.plan.exchanges else missing
         of_living = [
-            number for number, is_over in zip(missing, restart.ending, strict=True) if not is_over
+            number for number, is_over in zip(least, restart.ending, strict=True) if not is_over
         ]
         told = services[restart.rank].life.loaded().lost_updates
         assert sum(of_living) <= told <= sum(missing), f"missing: {missing}, told: {told}"
