@@ -46,6 +46,7 @@ WITHOUT_SPARK = {
     "scaling": ["P17", "steps", "steps"],
     "small": ["P05"],
     "sparse": ["P06", "P07"],
+    "table_size": ["P24n", "P24n", "P24", "P24c", "P24f", "P24d", "P24r"],
 }
 ON_HDFS = {"hdfs": ["P12"]}
 """Run by tests/system/hdfs/test_benchmark.py, beside the other tests that have an HDFS."""
