@@ -22,6 +22,7 @@ CACHE = KernelCache(
         *("optim/formulas.py", "optim/codegen.py", "optim/kernels.py"),
         *("tables/hash_index.py", "tables/initializers.py", "tables/kernels.py"),
         *("compression/format.py", "compression/kernels.py"),
+        "sorted_rows/search.py",
         *("jit/cache.py", "jit/intrinsics.py"),
     ),
 )

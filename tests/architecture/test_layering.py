@@ -54,7 +54,7 @@ LEVELS = {
         ("manifest",),
         ("exactly_once", "optim", "stats"),
         ("consistency", "dense", "tables"),
-        ("config",),
+        ("config", "sorted_rows"),
         ("checkpoint",),
         ("protocol",),
         ("client", "server"),
