@@ -20,6 +20,7 @@ TFOSError                        every error of every room
 │   └── FeedJobError         the Spark job that feeds rows failed         → the data, the executors
 ├── PSError                  ps.errors: parameter servers, checkpoints, tables
 ├── RpcError                 rpc.errors: the data plane below both
+├── ExportError              an export or index is damaged or another one → the text names the file
 ├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
 ├── ControlError             the control plane between driver and nodes
 │   ├── ControlUnavailable   transient: no reply in time                  → retried by the caller
@@ -117,6 +118,7 @@ __all__ = [
     "ControlUnavailable",
     "DataError",
     "DeadlineExceeded",
+    "ExportError",
     "FeedClosed",
     "FeedEndedWarning",
     "FeedError",
@@ -229,6 +231,10 @@ class NoResultError(TFOSError):
 
 class FeedJobError(FeedError):
     """The Spark job that feeds rows failed, without a failed node."""
+
+
+class ExportError(TFOSError):
+    """An export cannot be written, read or served; the text names the file and the reason."""
 
 
 class ShutdownTimeout(TFOSError):

@@ -40,7 +40,11 @@ class End(NamedTuple):
 
 
 def read_rows(
-    root: Root, checkpoint: Checkpoint, *, servers: Collection[int] | None = None
+    root: Root,
+    checkpoint: Checkpoint,
+    *,
+    servers: Collection[int] | None = None,
+    above: int | None = None,
 ) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
     """Yield the tables' rows, of each id the newest first, with one piece in memory at a time.
 
@@ -48,6 +52,7 @@ def read_rows(
         root: the checkpoint directory.
         checkpoint: one that `read_manifest` returned.
         servers: ranks of the servers whose files to read; None: all.
+        above: read only the steps of the chain that are newer than this one; None: all.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -55,17 +60,43 @@ def read_rows(
     if not checkpoint.manifest.tables:
         return
     storage = storage_at(root)
-    chain = [(each, load_indexes(storage, each)) for each in load_chain(storage, checkpoint.step)]
+    chain = [
+        (each, load_indexes(storage, each))
+        for each in load_chain(storage, checkpoint.step)
+        if above is None or each.step > above
+    ]
     first = _first_links(chain)
     for link, (each, indexes) in enumerate(chain):
         for server, (name, index) in enumerate(indexes):
             if servers is not None and server not in servers:
                 continue
             for place, piece in _read_shard(storage, each, (server, name), index):
-                if link <= first[server, *place.record.place] and (
-                    link == 0 or not isinstance(piece, End)
-                ):
+                is_older = link > first.get((server, *place.record.place), link)
+                if not is_older and (link == 0 or not isinstance(piece, End)):
                     yield place, piece
+
+
+def adds_changes_only(root: Root, checkpoint: Checkpoint, base: Checkpoint) -> bool:
+    """Return whether the steps of a chain above `base` hold just what has changed since.
+
+    Not if the chain does not contain `base`, or a segment was written whole since: then nobody
+    knows which of its rows are gone.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: one that `read_manifest` returned.
+        base: an older one.
+    """
+    storage = storage_at(root)
+    chain = load_chain(storage, checkpoint.step)
+    if all((each.step, each.save_id) != (base.step, base.save_id) for each in chain):
+        return False
+    newer = [each for each in chain if each.step > base.step]
+    return all(
+        each.is_delta and not any(record.is_whole for record in index.tables)
+        for each in newer
+        for _, index in load_indexes(storage, each)
+    )
 
 
 def check_step_rows(storage: Storage, checkpoint: Checkpoint) -> None:

@@ -6,21 +6,41 @@ Does not: hash or deduplicate (ps.tables.routing).      Threads: none.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ps.errors import IdError
-from ps.manifest.table_spec import TableSpec
 
 Array = np.ndarray[Any, Any]
+
+
+class IdRange(Protocol):
+    """The ids that a table accepts: a TableSpec, or the record of an exported table."""
+
+    @property
+    def name(self) -> str:
+        """The table's name, for messages."""
+
+    @property
+    def id_kind(self) -> str:
+        """int64 or uint64."""
+
+    @property
+    def max_id(self) -> int | None:
+        """The largest id, if the table names one."""
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id in any case."""
+
 
 MAX_IDS = 1 << 24
 """Ids of one table in one call: 128 MiB of them."""
 
 
-def as_bits(spec: TableSpec, ids: ArrayLike) -> Array:
+def as_bits(spec: IdRange, ids: ArrayLike) -> Array:
     """Return ids as int64 in the same shape; of a table of uint64 ids the same bits.
 
     No id is rounded, wrapped or truncated: a value that is no integer of the table's range is
@@ -49,7 +69,7 @@ def as_bits(spec: TableSpec, ids: ArrayLike) -> Array:
     return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64, copy=False)
 
 
-def from_bits(spec: TableSpec, bits: Array) -> Array:
+def from_bits(spec: IdRange, bits: Array) -> Array:
     """Return ids as users see them: int64 or uint64, in the same shape.
 
     Args:
@@ -59,7 +79,7 @@ def from_bits(spec: TableSpec, bits: Array) -> Array:
     return bits.view(np.uint64) if spec.id_kind == "uint64" else bits
 
 
-def _as_array(spec: TableSpec, ids: ArrayLike) -> Array:
+def _as_array(spec: IdRange, ids: ArrayLike) -> Array:
     if isinstance(ids, np.ndarray):
         return ids
     try:
@@ -71,7 +91,7 @@ def _as_array(spec: TableSpec, ids: ArrayLike) -> Array:
     return array if array.size else array.astype(np.int64)
 
 
-def _bits_of_objects(spec: TableSpec, array: Array) -> Array:
+def _bits_of_objects(spec: IdRange, array: Array) -> Array:
     """Convert Python's integers, which may exceed numpy's range."""
     values = array.reshape(-1).tolist()
     for place, value in enumerate(values):
@@ -82,7 +102,7 @@ def _bits_of_objects(spec: TableSpec, array: Array) -> Array:
     return np.array(values, np.uint64).view(np.int64).reshape(array.shape)
 
 
-def shown(spec: TableSpec, bits: np.int64) -> int:
+def shown(spec: IdRange, bits: np.int64) -> int:
     """Return one id as users see it, for a message.
 
     Args:
@@ -92,7 +112,7 @@ def shown(spec: TableSpec, bits: np.int64) -> int:
     return int(bits) % 2**64 if spec.id_kind == "uint64" else int(bits)
 
 
-def _check_range(spec: TableSpec, array: Array) -> None:
+def _check_range(spec: IdRange, array: Array) -> None:
     if not array.size:
         return
     # Compared as Python integers: numpy would wrap or round where dtypes differ.
@@ -107,7 +127,7 @@ def _check_range(spec: TableSpec, array: Array) -> None:
     raise _out_of_range(spec, int(flat[place]), place)
 
 
-def _out_of_range(spec: TableSpec, value: object, place: int) -> IdError:
+def _out_of_range(spec: IdRange, value: object, place: int) -> IdError:
     hint = ""
     if spec.id_kind == "int64" and spec.max_id is None:
         hint = "; for hashes of 64 bits declare the table with id_kind='uint64'"
@@ -118,7 +138,7 @@ def _out_of_range(spec: TableSpec, value: object, place: int) -> IdError:
     )
 
 
-def _not_integers(spec: TableSpec, array: Array, place: int = 0) -> IdError:
+def _not_integers(spec: IdRange, array: Array, place: int = 0) -> IdError:
     shown = f"{array.reshape(-1)[place]!r} at position {place}" if array.size else "none"
     return IdError(
         f"table {spec.name!r} takes {spec.id_kind} ids, got {shown} in {array.dtype}"

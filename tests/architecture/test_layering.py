@@ -72,7 +72,7 @@ LEVELS = {
         ("errors",),
         ("files", "phases", "topology"),
         ("config", "datasource", "keras"),
-        ("control", "keras.data", "keras.embedding"),
+        ("control", "keras.data", "keras.embedding", "serving"),
         ("keras.step", "monitor", "node", "reading", "spark"),
         ("dfutil", "driver", "keras.fit", "node.supervisor"),
         ("feed", "worker"),

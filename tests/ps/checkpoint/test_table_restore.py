@@ -5,12 +5,11 @@ What is expected comes from dictionaries of the rows at the moment of the save.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,27 +19,20 @@ from hypothesis import strategies as st
 
 from ps.checkpoint.inspect import table_arrays
 from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.snapshot import NO_BASE, CopyOnWrite, ShardSnapshot, UnitKey
 from ps.checkpoint.table_restore import restore_tables
-from ps.checkpoint.writer import Base, Origin, Portion, commit, write_shard
 from ps.config import ServerSettings
-from ps.dense.shard import DenseShard
 from ps.errors import TableFull
-from ps.exactly_once import CompletionLog
-from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
+from ps.manifest.manifest import Adagrad, TableSpec
 from ps.manifest.table_spec import Admission
 from ps.tables import table as table_module
 from ps.tables.eviction import RowAges, lru_victims
-from ps.tables.quota import NoRoom
-from ps.tables.routing import Router
 from ps.tables.rows import RowBatch
 from ps.tables.table import Table
-from tests.support.tables import ones, table, table_kernels_loaded
+from tests.support.saved_tables import SavedTables
+from tests.support.tables import table, table_kernels_loaded
 
 __all__ = ["table_kernels_loaded"]
 pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
-
-HYPER = Hyper(0.1)
 
 
 class Row(NamedTuple):
@@ -48,60 +40,6 @@ class Row(NamedTuple):
 
     version: int
     numbers: bytes
-
-
-class Servers:
-    """A table's shares, which are pushed to and saved."""
-
-    def __init__(self, spec: TableSpec, num_servers: int) -> None:
-        self.manifest = Manifest(groups=(), tables=(spec,))
-        self.now_s = 1000.0
-        self.tables = [
-            Table(spec, rank=rank, num_servers=num_servers, clock=lambda: self.now_s)
-            for rank in range(num_servers)
-        ]
-        self._guards = [self._guard(rank, share) for rank, share in enumerate(self.tables)]
-        self._versions: list[dict[UnitKey, int]] = [{} for _ in self.tables]
-        self._base: Base | None = None
-
-    def push(self, ids: Any = (), value: float = 1.0) -> None:
-        """Push the same gradient to all; what a segment refuses is left out."""
-        routed = Router(self.tables[0].spec, len(self.tables)).route(
-            np.unique(ids).astype(np.int64)
-        )
-        for rank, share in enumerate(self.tables):
-            own = routed.unique[routed.own(rank)]
-            for at, part in enumerate(share.split(own)):
-                arguments = at, own[part], ones(own[part], value=value), HYPER
-                for unit in range(len(share.segments)):
-                    self._guards[rank].before(unit)
-                with contextlib.suppress(TableFull):
-                    try:
-                        with share.segments[at].lock:
-                            share.push(*arguments)
-                    except NoRoom as error:
-                        with share.locked():
-                            share.push(*arguments, share.room_elsewhere(error, own))
-
-    def save(self, root: Path, step: int, *, full: bool = False) -> None:
-        """Save a full checkpoint, or a delta where there is a base."""
-        base = None if full else self._base
-        save_id, records = f"save-{step}", []
-        for rank, guard in enumerate(self._guards):
-            cut = ShardSnapshot(
-                guard, 0, save_id, NO_BASE if base is None else self._versions[rank]
-            )
-            portion = Portion(segments=cut.segments)
-            records.append(write_shard(root, save_id, rank=rank, shard=cut, portion=portion))
-            self._versions[rank] = cut.versions()
-            cut.release()
-        origin = Origin(base=base)
-        commit(root, save_id, step=step, manifest=self.manifest, shards=records, origin=origin)
-        self._base = Base(step, save_id)
-
-    def _guard(self, rank: int, share: Table) -> CopyOnWrite:
-        dense = DenseShard(self.manifest, rank=rank, num_servers=len(self.tables), num_workers=1)
-        return CopyOnWrite(dense, [share], CompletionLog(len(share.segments)))
 
 
 def restored(
@@ -183,7 +121,7 @@ def test_what_was_saved_is_restored(given_spec, saves, servers, changes, reset: 
     """Saves are pushes, then a full checkpoint (0) or a delta."""
     num_saved, num_restored = servers
     spec = table(rule=Adagrad(), **given_spec)
-    made = Servers(spec, num_saved)
+    made = SavedTables(spec, num_saved)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for step, (pushes, kind) in enumerate(saves):
@@ -223,7 +161,7 @@ def test_what_was_saved_is_restored(given_spec, saves, servers, changes, reset: 
 @pytest.mark.fault("F42")
 def test_rows_that_took_the_place_of_dropped_ones_fit_again(tmp_path: Path):
     """In a delta one segment's new rows stand before the next one's dropped ids."""
-    made = Servers(table(max_rows=200, ttl_s=64.0, segments=4), 1)
+    made = SavedTables(table(max_rows=200, ttl_s=64.0, segments=4), 1)
     made.push(range(200))
     made.save(tmp_path, 1)
     made.now_s += 70.0
@@ -236,7 +174,7 @@ def test_rows_that_took_the_place_of_dropped_ones_fit_again(tmp_path: Path):
 
 
 def test_an_id_that_was_dropped_and_came_again_is_there(tmp_path: Path):
-    made = Servers(table(max_rows=20, when_full="lru", segments=1), 1)
+    made = SavedTables(table(max_rows=20, when_full="lru", segments=1), 1)
     made.push(range(20))
     made.save(tmp_path, 1)
     made.push(range(100, 120))
@@ -257,7 +195,7 @@ def test_an_id_that_was_dropped_and_came_again_is_there(tmp_path: Path):
 def test_a_full_table_of_the_newest_rows_is_restored_by_any_number_of_servers(
     tmp_path: Path, num_servers: int
 ):
-    made = Servers(table(max_rows=400, when_full="lru"), 2)
+    made = SavedTables(table(max_rows=400, when_full="lru"), 2)
     for number in range(0, 2000, 20):
         made.push(range(number, number + 20))
         if number % 400 == 0:
@@ -272,7 +210,7 @@ def test_a_full_table_of_the_newest_rows_is_restored_by_any_number_of_servers(
 def test_a_lowered_limit_keeps_what_was_pushed_last(
     tmp_path: Path, reset_optimizer: bool, caplog: pytest.LogCaptureFixture
 ):
-    made = Servers(table(rule=Adagrad(), segments=3), 1)
+    made = SavedTables(table(rule=Adagrad(), segments=3), 1)
     made.push(range(100))
     made.push(range(40, 60))
     made.save(tmp_path, 1)
@@ -300,7 +238,7 @@ def test_a_table_never_holds_many_more_rows_than_it_may(
     """Where another table, or fewer servers, would hold far more."""
     monkeypatch.setattr("ps.checkpoint.snapshot.ROWS_AT_ONCE", 16)
     monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 16)
-    made = Servers(table(), 3)
+    made = SavedTables(table(), 3)
     for number in range(10):
         made.push(range(100 * number, 100 * number + 150))
         made.save(tmp_path, number, full=number == 0)

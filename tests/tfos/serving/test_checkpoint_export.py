@@ -1,0 +1,145 @@
+"""Exports of checkpoint directories: whole states and deltas, against the rows that were saved."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.exports import values
+from tests.support.saved_tables import SavedTables
+from tests.support.tables import table, table_kernels_loaded
+from tfos.errors import CheckpointError, ExportError
+from tfos.serving import export_tables, load, read_rows
+from tfos.serving.export_format import ExportManifest
+
+__all__ = ["table_kernels_loaded"]
+pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> SavedTables:
+    """Steps 1, 2 and 3: whole, delta, delta; ids 0..9 are gone in the last one."""
+    made = SavedTables(table(ttl_s=64.0), 2)
+    root = tmp_path / "saves"
+    made.push(range(100))
+    made.save(root, 1)
+    made.now_s += 40
+    made.push(range(10, 100))
+    made.push(range(200, 220))
+    made.save(root, 2)
+    made.now_s += 40
+    made.push(range(50, 60))
+    made.push()
+    made.save(root, 3)
+    return made
+
+
+EXPECTED = {
+    1: dict.fromkeys(range(100), 1.0),
+    2: {**dict.fromkeys(range(10), 1.0), **dict.fromkeys(range(10, 100), 2.0)}
+    | dict.fromkeys(range(200, 220), 1.0),
+    3: {**dict.fromkeys(range(10, 100), 2.0), **dict.fromkeys(range(50, 60), 3.0)}
+    | dict.fromkeys(range(200, 220), 1.0),
+}
+
+
+def export(tmp_path: Path, name: str = "e", **options: Any) -> ExportManifest:
+    return export_tables(tmp_path / "saves", tmp_path / name, progress=False, **options)
+
+
+def rows_at(path: Path) -> dict[int, float]:
+    return {
+        one: value
+        for ids, rows in read_rows(str(path), "user")
+        for one, value in zip(ids.tolist(), values(rows), strict=True)
+    }
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("step", [1, 2, 3, None])
+def test_each_step_is_exported_as_it_was(tmp_path, step):
+    manifest = export(tmp_path, step=step)
+    assert rows_at(tmp_path / "e") == EXPECTED[step or 3]
+    assert manifest.step == (step or 3)
+    assert manifest.base is None
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("is_by_path", [True, False])
+@pytest.mark.parametrize(("since", "step"), [(1, 2), (2, 3), (1, 3), (3, 3)])
+def test_a_delta_of_a_chain_holds_what_has_changed(tmp_path, since, step, is_by_path):
+    export(tmp_path, "old", step=since)
+    export(tmp_path, "d", step=step, since=tmp_path / "old" if is_by_path else since)
+    check_delta(tmp_path, EXPECTED[step])
+    changed = [one for one in EXPECTED[since] if EXPECTED[since][one] != EXPECTED[step].get(one)]
+    new = EXPECTED[step].keys() - EXPECTED[since].keys()
+    delta = export(tmp_path, "d", step=step, since=since).tables[0]
+    assert delta.num_rows + delta.num_removed == len(changed) + len(new)
+
+
+def check_delta(tmp_path: Path, expected: dict[int, float]) -> None:
+    """Serve the older export, refresh it with the delta, look every id up."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    served = load(tmp_path / "old", cache, progress=False)
+    served.refresh(tmp_path / "d")
+    found = values(served.lookup("user", np.arange(300)))
+    assert found == [expected.get(one, 0.0) for one in range(300)]
+
+
+@pytest.mark.parametrize("since", [1, 2, 3])
+def test_a_delta_over_a_whole_save_compares_both(tmp_path, saved, since):
+    saved.push(range(90, 110))
+    saved.save(tmp_path / "saves", 4, full=True)
+    export(tmp_path, "old", step=since)
+    export(tmp_path, "d", since=since)
+    expected = dict(EXPECTED[3])
+    for one in range(90, 110):
+        expected[one] = expected.get(one, 0.0) + 1.0
+    check_delta(tmp_path, expected)
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_delta_to_an_older_step_goes_back(tmp_path):
+    export(tmp_path, "old", step=3)
+    export(tmp_path, "d", step=1, since=3)
+    check_delta(tmp_path, EXPECTED[1])
+
+
+def test_a_step_that_is_gone_is_refused(tmp_path, saved):
+    export(tmp_path, "old", step=2)
+    export(tmp_path, "delta", step=3, since=2)
+    saved.save(tmp_path / "saves", 4, full=True)
+    for step in (1, 2, 3):
+        shutil.rmtree(tmp_path / "saves" / f"step-{step}")
+    with pytest.raises(ExportError, match="no delta since step 2: it is gone from"):
+        export(tmp_path, "d", since=2)
+    with pytest.raises(ExportError, match="no delta since step 3: it is gone from"):
+        export(tmp_path, "d", since=tmp_path / "delta")
+    export(tmp_path, "d", since=tmp_path / "old")  # compares with the export's own rows
+    check_delta(tmp_path, EXPECTED[3])
+    with pytest.raises(CheckpointError, match="step 7"):
+        export(tmp_path, step=7)
+
+
+@pytest.mark.usefixtures("saved")
+def test_rows_that_exceed_memory_wait_in_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfos.serving.checkpoint_export.DEFAULT_MEMORY_BYTES", 500)
+    (tmp_path / "staging").mkdir()
+    export(tmp_path, staging_dir=tmp_path / "staging")
+    assert rows_at(tmp_path / "e") == EXPECTED[3]
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_other_tables_are_refused(tmp_path, saved):
+    export(tmp_path, "old", step=3)
+    shutil.rmtree(tmp_path / "saves")
+    wider = SavedTables(table(dim=5), 1)
+    wider.save(tmp_path / "saves", 1)
+    with pytest.raises(ExportError, match=r"'user', 4.*step 1 has.*'user', 5.*whole export"):
+        export(tmp_path, since=tmp_path / "old")
+    assert saved is not wider

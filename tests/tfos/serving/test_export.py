@@ -1,0 +1,177 @@
+"""Exports: what other programs read, what is refused, and that nothing half-written counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ps.manifest.rule_spec import Add
+from ps.manifest.table_spec import TableSpec
+from ps.sorted_rows.order import SortedBatch, hashed
+from tests.support.exports import USER, write_export
+from tfos.errors import ExportError, SettingsError
+from tfos.serving import read_rows
+from tfos.serving.export_format import decode_export, encode_with_digest, exported_table
+from tfos.serving.export_reader import ExportFiles
+from tfos.serving.export_writer import ExportWriter
+
+
+def read_all(path: Path, table: str = "user") -> dict[int, list[float]]:
+    return {
+        one: row
+        for ids, rows in read_rows(str(path), table)
+        for one, row in zip(ids.tolist(), rows.tolist(), strict=True)
+    }
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_other_programs_read_plain_parquet(tmp_path):
+    write_export(tmp_path / "e", {7: 1.0, 8: 2.0})
+    table = pq.read_table(tmp_path / "e" / "tables" / "user" / "part-00000.parquet")
+    assert dict(zip(table["id"].to_pylist(), table["row"].to_pylist(), strict=True)) == {
+        7: [1.0] * 4,
+        8: [2.0] * 4,
+    }
+    assert str(table.schema.field("row").type).startswith("fixed_size_list<element: float")
+    manifest = json.loads((tmp_path / "e" / "export.json").read_text())
+    assert manifest["tables"][0]["num_rows"] == 2
+    assert "to_hash_bucket_fast" in manifest["tables"][0]["strings"]
+
+
+def test_rows_are_read_back(tmp_path):
+    rows = {one: float(one) for one in range(500)}
+    write_export(tmp_path / "e", rows)
+    assert read_all(tmp_path / "e") == {one: [value] * 4 for one, value in rows.items()}
+
+
+def test_ids_above_int64_keep_their_bits(tmp_path):
+    spec = TableSpec(name="user", dim=4, rule=Add(), id_kind="uint64")
+    write_export(tmp_path / "e", {2**64 - 1: 1.0}, spec=spec)
+    assert read_all(tmp_path / "e") == {2**64 - 1: [1.0] * 4}
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "ü ber", "x" * 200, "A%2e"])
+def test_any_name_of_a_table_is_a_safe_directory(tmp_path, name):
+    write_export(tmp_path / "e", {1: 1.0}, spec=TableSpec(name=name, dim=4, rule=Add()))
+    assert read_all(tmp_path / "e", name) == {1: [1.0] * 4}
+    assert {each.name for each in tmp_path.iterdir()} == {"e"}
+
+
+def test_large_tables_have_several_files_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfos.serving.export_writer.FILE_BYTES", 1)
+    monkeypatch.setattr("tfos.serving.export_writer._GROUP_ROWS", 100)
+    ids = np.arange(1000)
+    ids = ids[np.argsort(hashed(ids))]
+    rows = np.repeat(ids[:, None], 4, 1).astype(np.float32)
+    whole = SortedBatch(ids, rows, np.zeros(1000, np.bool_))
+    with ExportWriter(str(tmp_path / "e")) as writer:
+        parts = (whole.part(start, start + 100) for start in range(0, 1000, 100))
+        table = writer.add_table(exported_table(USER), parts)
+        writer.commit(state="s", source="a test")
+    assert [file.num_rows for file in table.files] == [100] * 10
+    assert read_all(tmp_path / "e") == {one: [float(one)] * 4 for one in range(1000)}
+
+
+def test_an_export_replaces_an_export(tmp_path):
+    write_export(tmp_path / "e", {1: 1.0})
+    write_export(tmp_path / "e", {2: 2.0})
+    assert read_all(tmp_path / "e") == {2: [2.0] * 4}
+    assert [each.name for each in tmp_path.iterdir()] == ["e"]
+
+
+def test_an_export_that_fails_leaves_the_old_one(tmp_path):
+    write_export(tmp_path / "e", {1: 1.0})
+    with pytest.raises(ExportError, match=r"id 2 of table 'user'.*NaN"):
+        write_export(tmp_path / "e", {2: float("nan")})
+    assert read_all(tmp_path / "e") == {1: [1.0] * 4}
+    assert [each.name for each in tmp_path.iterdir()] == ["e"]
+
+
+@pytest.mark.parametrize("content", ["thesis.txt", "tables", "model.keras"])
+def test_what_is_no_export_is_never_replaced(tmp_path, content):
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / content).touch()
+    with pytest.raises(SettingsError, match=rf"'{content}' in it and no export"):
+        ExportWriter(str(tmp_path / "e"))
+    with pytest.raises(SettingsError, match="is a file"):
+        ExportWriter(str(tmp_path / "e" / content))
+    assert (tmp_path / "e" / content).exists()
+
+
+def test_a_directory_without_manifest_is_no_export(tmp_path):
+    with pytest.raises(ExportError, match=r"no complete export.*written last"):
+        ExportFiles(str(tmp_path))
+
+
+@pytest.mark.parametrize("at", [10, 100, 300, -20])
+def test_a_damaged_manifest_is_refused(tmp_path, at):
+    write_export(tmp_path / "e", {1: 1.0})
+    flip(tmp_path / "e" / "export.json", at)
+    with pytest.raises(ExportError, match=r"export\.json"):
+        ExportFiles(str(tmp_path / "e"))
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    write_export(tmp_path / "e", {1: 1.0, 2: 2.0})
+    file = tmp_path / "e" / "tables" / "user" / "part-00000.parquet"
+    flip(file, 60)
+    with pytest.raises(ExportError, match=r"part-00000\.parquet is damaged: its SHA-256"):
+        read_all(tmp_path / "e")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ExportError, match=r"part-00000\.parquet has \d+ bytes, the manifest says"):
+        read_all(tmp_path / "e")
+    file.unlink()
+    with pytest.raises(ExportError, match=r"part-00000\.parquet is missing"):
+        read_all(tmp_path / "e")
+
+
+def test_a_manifest_that_lies_is_refused(tmp_path):
+    manifest = write_export(tmp_path / "e", {1: 1.0})
+    table = manifest.tables[0]
+    for lie, message in (
+        ({"num_rows": 2}, "says 2 rows, its files have 1"),
+        ({"unseen": (0.0,)}, "unseen vector of 1 numbers, expected 4"),
+        ({"num_removed": 1, "removed": table.files}, "names no base"),
+        ({"dim": 5, "unseen": (0.0,) * 5}, "expected 5 x float"),
+    ):
+        changed = msgspec.structs.replace(table, **lie)
+        lying = msgspec.structs.replace(manifest, tables=(changed,))
+        (tmp_path / "e" / "export.json").write_bytes(encode_with_digest(lying))
+        with pytest.raises(ExportError, match=message):
+            read_all(tmp_path / "e")
+    newer = msgspec.structs.replace(manifest, format=2)
+    with pytest.raises(ExportError, match="has format 2, this version reads 1"):
+        decode_export(encode_with_digest(newer), "export.json")
+
+
+def test_rows_out_of_order_are_refused(tmp_path):
+    ids = np.arange(10)
+    ids = ids[np.argsort(hashed(ids))][::-1]
+    whole = SortedBatch(ids, np.zeros((10, 4), np.float32), np.zeros(10, np.bool_))
+    with ExportWriter(str(tmp_path / "e")) as writer:
+        writer.add_table(exported_table(USER), [whole])
+        writer.commit(state="s", source="a test")
+    with pytest.raises(ExportError, match="not in the order"):
+        read_all(tmp_path / "e")
+
+
+def test_an_unknown_table_is_refused_with_the_known_ones(tmp_path):
+    write_export(tmp_path / "e", {1: 1.0})
+    with pytest.raises(ExportError, match="no table 'item'; the export has 'user'"):
+        read_all(tmp_path / "e", "item")
+
+
+def test_a_delta_is_not_read_as_a_whole_export(tmp_path):
+    write_export(tmp_path / "e", {1: 1.0, 2: None}, base="first")
+    with pytest.raises(ExportError, match="is a delta of the state first"):
+        read_all(tmp_path / "e")

@@ -1,0 +1,146 @@
+"""Cache directory of indexes: where it is, that it is this user's alone, one builder at a time.
+
+Covers: the places, owner and mode, the lock of a builder, free space.
+Does not: know what an index holds (tfos.serving.index_files).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from feeding.errors import PathError
+from feeding.filesystem.location import LOCAL, parse
+from rpc.jit.cache_directory import why_unsafe
+from tfos.errors import ExportError, SettingsError
+
+CACHE_VARIABLE = "TFOS_SERVING_CACHE"
+BUILD_TIMEOUT_S = 3600.0
+"""For which a process waits while another one builds the same index."""
+_LOOK_S = 0.1
+
+
+def cache_directory(given: str | os.PathLike[str] | None) -> Path:
+    """Return the directory for indexes; it is made with mode 0700.
+
+    Args:
+        given: a directory of this host; None: $TFOS_SERVING_CACHE, else `tfos/serving` below
+            $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        SettingsError: it is no local directory, or other users could change it.
+    """
+    path = _local(given) if given is not None else _default()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"indexes cannot be kept in {path}: {error.strerror}; give load() a cache_dir on a "
+            "local disk"
+        ) from error
+    reason = why_unsafe(path, (os.geteuid(), 0))
+    if reason:
+        raise SettingsError(
+            f"indexes are not kept in {path}: {reason}; give load() a cache_dir of your own"
+        )
+    return path
+
+
+def _local(given: str | os.PathLike[str]) -> Path:
+    try:
+        location = parse(given)
+    except PathError as error:
+        raise SettingsError(f"cache_dir: {error}") from error
+    if location.scheme != LOCAL:
+        raise SettingsError(
+            f"cache_dir is mapped into memory and must be on a local disk, got {location}"
+        )
+    return Path(location.path).absolute()
+
+
+def _default() -> Path:
+    configured = os.environ.get(CACHE_VARIABLE)
+    if configured:
+        return _local(configured)
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise SettingsError(
+            f"this user has no home directory for indexes; give load() a cache_dir or set "
+            f"{CACHE_VARIABLE}"
+        ) from None
+    return home.absolute() / "tfos" / "serving"
+
+
+@contextmanager
+def only_builder(
+    directory: Path, name: str, on_wait: Callable[[], None], timeout_s: float = BUILD_TIMEOUT_S
+) -> Iterator[None]:
+    """Hold the lock of an index; the kernel releases it if this process ends.
+
+    Args:
+        directory: of the cache.
+        name: of the index.
+        on_wait: called once if another process has the lock.
+        timeout_s: how long to wait for it.
+
+    Raises:
+        ExportError: the other process did not finish in time.
+    """
+    path = directory / f".{name}.lock"
+    deadline_s = time.monotonic() + timeout_s
+    has_waited = False
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not has_waited:
+                    on_wait()
+                has_waited = True
+            if time.monotonic() > deadline_s:
+                raise ExportError(
+                    f"another process has built {directory / name} for more than {timeout_s:.0f} "
+                    f"s; end it, or remove {path}"
+                )
+            time.sleep(_LOOK_S)
+        yield
+
+
+def check_room(directory: Path, nbytes: int) -> None:
+    """Refuse an index for which the disk has no room.
+
+    Args:
+        directory: of the cache.
+        nbytes: that it will take.
+    """
+    free = shutil.disk_usage(directory).free
+    if nbytes > free:
+        raise no_room(directory, nbytes)
+
+
+def no_room(directory: Path, nbytes: int) -> ExportError:
+    """Return the error for a disk that is full.
+
+    Args:
+        directory: of the cache.
+        nbytes: that the index takes.
+    """
+    free = shutil.disk_usage(directory).free
+    return ExportError(
+        f"the index takes {nbytes / 1e6:.1f} MB in {directory}, where {free / 1e6:.1f} MB are "
+        "free; remove old indexes there, or give load() a cache_dir on another disk"
+    )
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether the disk or the user's share of it is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,332 @@
+"""Writer of exports: Parquet files of sorted rows beside the model, then the manifest.
+
+The export is written under a hidden name beside its own and renamed when it is complete. A reader
+sees the old export or the new one; where a store has no rename, the manifest comes last.
+
+Covers: files and their digests, commit, refusing what an export must not replace.
+Does not: know where rows come from, sort them (ps.sorted_rows).
+Memory: one row group; disk of this host: one file, where the target is remote.
+Threads: the caller's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feeding.errors import FeedError
+from feeding.filesystem.interface import FileSystem
+from feeding.filesystem.location import Location, parse
+from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.temp_files import staging_name
+from ps.sorted_rows.order import SortedBatch
+from tfos.errors import ExportError, SettingsError
+from tfos.files.transfer import file_pieces
+from tfos.serving.export_format import (
+    EXPORT_MANIFEST,
+    MODEL_NAME,
+    ExportedFile,
+    ExportedTable,
+    ExportManifest,
+    encode_with_digest,
+)
+
+FILE_BYTES = 128 << 20
+"""Rows of one file, about."""
+_GROUP_ROWS = 1 << 16
+
+
+class ExportWriter:
+    """Writes one export. A context manager: without `commit` nothing is left.
+
+    Args:
+        path: a directory or URL; an export that is there is replaced by `commit`.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._target = parse(path)
+            self._fs: FileSystem = filesystem_for(path)
+            refuse_other_content(self._fs, self._target)
+        except FeedError as error:
+            if isinstance(error, OSError):
+                raise
+            raise SettingsError(f"cannot export to {path}: {error}") from error
+        self._staged = self._target.sibling(staging_name(self._target.name))
+        self._tables: list[ExportedTable] = []
+        self._model: ExportedFile | None = None
+        self._is_committed = False
+
+    def __enter__(self) -> ExportWriter:
+        self._fs.mkdirs(str(self._staged))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_committed:
+            with suppress(OSError):
+                self._fs.delete(str(self._staged), recursive=True)
+
+    def add_table(self, table: ExportedTable, batches: Iterable[SortedBatch]) -> ExportedTable:
+        """Write a table's rows.
+
+        Args:
+            table: its record, without files.
+            batches: its rows in order, each id once.
+
+        Returns:
+            The record with its files.
+
+        Raises:
+            ExportError: a value is NaN or infinite.
+            OSError: the file system failed.
+        """
+        directory = self._staged.child(f"tables/{table.directory}")
+        rows = _FileSequence(self._fs, directory, "part", row_schema(table))
+        gone = _FileSequence(self._fs, directory, "gone", GONE_SCHEMA)
+        with rows, gone:
+            for batch in batches:
+                kept = batch.only(~batch.removed)
+                _refuse_nonfinite(table, kept)
+                rows.add([pa.array(kept.ids), _lists(kept.rows, table)])
+                gone.add([pa.array(batch.ids[batch.removed])])
+        found = msgspec.structs.replace(
+            table,
+            num_rows=rows.num_rows,
+            num_removed=gone.num_rows,
+            files=tuple(rows.files),
+            removed=tuple(gone.files),
+        )
+        self._tables.append(found)
+        return found
+
+    def add_model(self, file: Path) -> None:
+        """Put the dense model beside the tables.
+
+        Args:
+            file: a `.keras` file of this host.
+        """
+        digest = hashlib.sha256()
+        nbytes = 0
+        with self._fs.create(str(self._staged.child(MODEL_NAME))) as copy:
+            for piece in file_pieces(file):
+                digest.update(piece)
+                copy.write(piece)
+                nbytes += len(piece)
+        self._model = ExportedFile(MODEL_NAME, 0, nbytes, digest.hexdigest())
+
+    def commit(
+        self,
+        *,
+        state: str,
+        source: str,
+        base: str | None = None,
+        save_id: str = "",
+        step: int | None = None,
+    ) -> ExportManifest:
+        """Write the manifest and give the export its name.
+
+        Args:
+            state: see ExportManifest, as the others.
+            source: in words.
+            base: of a delta.
+            save_id: of a checkpoint.
+            step: of a checkpoint.
+
+        Raises:
+            OSError: the file system failed; what was there before is unchanged.
+        """
+        manifest = ExportManifest(
+            state=state,
+            base=base,
+            source=source,
+            save_id=save_id,
+            step=step,
+            tables=tuple(self._tables),
+            model=self._model,
+        )
+        self._fs.write(str(self._staged.child(EXPORT_MANIFEST)), encode_with_digest(manifest))
+        replace_directory(self._fs, self._staged, self._target)
+        self._is_committed = True
+        return manifest
+
+
+def refuse_other_content(fs: FileSystem, target: Location) -> None:
+    """Refuse a target that holds something else than an export: to replace it would remove that.
+
+    Args:
+        fs: its file system.
+        target: where an export shall be.
+
+    Raises:
+        SettingsError: it is a file, or a directory with other content.
+    """
+    try:
+        found = {entry.name for entry in fs.entries(str(target))}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise SettingsError(
+            f"{target} is a file, and an export is a directory; name another path"
+        ) from None
+    known = {EXPORT_MANIFEST, MODEL_NAME, "tables"}
+    if found and (EXPORT_MANIFEST not in found or found - known):
+        other = sorted(found - known) or sorted(found)
+        raise SettingsError(
+            f"{target} is a directory with {other[0]!a} in it and no export of tables alone, and "
+            "an export would replace all its content; name a path below it"
+        )
+
+
+def replace_directory(fs: FileSystem, staged: Location, target: Location) -> None:
+    """Rename a directory to `target`; what is there is moved aside first and then removed.
+
+    Args:
+        fs: of both.
+        staged: the new one.
+        target: its name.
+    """
+    if not fs.exists(str(target)):
+        fs.rename(str(staged), str(target))
+        return
+    refuse_other_content(fs, target)
+    old = target.sibling(staging_name(target.name))
+    fs.rename(str(target), str(old))
+    try:
+        fs.rename(str(staged), str(target))
+    except OSError:
+        fs.rename(str(old), str(target))
+        raise
+    with suppress(OSError):
+        fs.delete(str(old), recursive=True)
+
+
+GONE_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+
+
+def row_schema(table: ExportedTable) -> pa.Schema:
+    """Return the columns of a table's files.
+
+    Args:
+        table: its record.
+    """
+    element = pa.field("element", pa.from_numpy_dtype(np.dtype(table.dtype)), nullable=False)
+    row = pa.field("row", pa.list_(element, table.dim), nullable=False)
+    return pa.schema([*GONE_SCHEMA, row])
+
+
+def _lists(rows: Any, table: ExportedTable) -> pa.FixedSizeListArray:
+    flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, type=row_schema(table).field("row").type)
+
+
+def _refuse_nonfinite(table: ExportedTable, batch: SortedBatch) -> None:
+    is_finite = np.isfinite(batch.rows).all(axis=1)
+    if not is_finite.all():
+        bad = int(batch.ids[int(np.argmin(is_finite))])
+        raise ExportError(
+            f"not exported: the row of id {bad} of table {table.name!r} has a value that is NaN "
+            "or infinite; restore an earlier checkpoint"
+        )
+
+
+class _HashedFile:
+    """Counts and digests what is written to a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.nbytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        piece = memoryview(data)
+        self.digest.update(piece)
+        self.nbytes += piece.nbytes
+        self._file.write(piece)
+        return piece.nbytes
+
+    def flush(self) -> None:
+        """Nothing is kept here."""
+
+    def close(self) -> None:
+        """The file is closed by who opened it."""
+
+    def tell(self) -> int:
+        return self.nbytes
+
+
+class _FileSequence:
+    """Parquet files of one schema, each of about FILE_BYTES; none if there are no rows."""
+
+    def __init__(self, fs: FileSystem, directory: Location, stem: str, schema: pa.Schema) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._stem = stem
+        self._schema = schema
+        self._waiting: list[pa.Table] = []
+        self._num_waiting = 0
+        self._open: tuple[ExitStack, _HashedFile, pq.ParquetWriter] | None = None
+        self._in_file = 0
+        self.files: list[ExportedFile] = []
+        self.num_rows = 0
+
+    def __enter__(self) -> _FileSequence:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
+        if kind is None:
+            self._write_waiting()
+            self._end_file()
+        elif self._open is not None:
+            self._open[0].__exit__(kind, *details)  # the file does not appear
+
+    def add(self, columns: list[pa.Array]) -> None:
+        """Take rows, as the schema's columns."""
+        table = pa.Table.from_arrays(columns, schema=self._schema)
+        self._waiting.append(table)
+        self._num_waiting += table.num_rows
+        self.num_rows += table.num_rows
+        if self._num_waiting >= _GROUP_ROWS:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        count, self._num_waiting = self._num_waiting, 0
+        if not count:
+            return
+        table = pa.concat_tables(waiting)
+        if self._open is None:
+            self._open = self._begin_file()
+        self._open[2].write_table(table, row_group_size=_GROUP_ROWS)
+        self._in_file += count
+        if self._open[1].nbytes >= FILE_BYTES:
+            self._end_file()
+
+    def _begin_file(self) -> tuple[ExitStack, _HashedFile, pq.ParquetWriter]:
+        name = f"{self._stem}-{len(self.files):05d}.parquet"
+        stack = ExitStack()
+        file = _HashedFile(stack.enter_context(self._fs.create(str(self._directory.child(name)))))
+        # Weights do not become smaller by compression or dictionaries, only slower.
+        writer = pq.ParquetWriter(
+            file, self._schema, compression="none", use_dictionary=False, write_statistics=["id"]
+        )
+        return stack, file, writer
+
+    def _end_file(self) -> None:
+        if self._open is None:
+            return
+        stack, file, writer = self._open
+        self._open = None
+        with stack:
+            writer.close()
+        name = f"{self._stem}-{len(self.files):05d}.parquet"
+        self.files.append(ExportedFile(name, self._in_file, file.nbytes, file.digest.hexdigest()))
+        self._in_file = 0

@@ -1,0 +1,349 @@
+"""Index files: sorted ids, raw rows and a directory per table, built once and mapped by readers.
+
+    CACHE/index-KEY/0.ids       int64[n], sorted by hash (ps.sorted_rows.order)
+    CACHE/index-KEY/0.rows      [n, dim] of the table's dtype
+    CACHE/index-KEY/0.removed   bool[n]: ids without a row, whose rows are the unseen vector
+    CACHE/index-KEY/0.starts    uint32[2^k + 1]: the directory
+    CACHE/index-KEY/index.json  `IndexManifest`, written last
+
+The numbers are those of the host's byte order: an index belongs to its host. It is built under a
+hidden name and renamed. KEY is a digest of what it was built from, so an index is found by it and
+is never changed. All processes that map it share its pages.
+
+Covers: building, opening, digests.
+Does not: look up (tfos.serving.row_index), know exports (tfos.serving.export_reader).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ps.sorted_rows.order import MAX_SORTED_ROWS, Directory, SortedBatch, directory_bits, hashed
+from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
+from tfos.errors import ExportError
+from tfos.serving import cache_directory
+from tfos.serving.export_format import (
+    ExportedTable,
+    Sha256,
+    StateId,
+    decode_with_digest,
+    encode_with_digest,
+)
+
+Array = np.ndarray[Any, Any]
+
+INDEX_MANIFEST = "index.json"
+INDEX_FORMAT = 1
+_BATCH_ROWS = 1 << 16
+_DIGEST_BYTES = 8 << 20
+_COLUMNS = ("ids", "rows", "removed", "starts")
+
+
+class IndexedTable(msgspec.Struct, frozen=True):
+    """One table of an index."""
+
+    table: ExportedTable
+    """Without files."""
+    num_rows: int
+    """Entries, removed ids included."""
+    num_removed: int
+    bits: int
+    """Of a hash that name a bucket."""
+    digests: tuple[Sha256, ...]
+    """SHA-256 of ids, rows, removed and starts."""
+
+
+class IndexManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `index.json`."""
+
+    digest: str = ""
+    """SHA-256 of this file with an empty digest."""
+    format: int = INDEX_FORMAT
+    byte_order: str = sys.byteorder
+    key: str
+    state: StateId
+    """The export's, as it is with this index."""
+    tables: tuple[IndexedTable, ...]
+
+
+class MappedTable:
+    """One table of an index, mapped and read-only.
+
+    Args:
+        directory: of the index.
+        number: of the table in it.
+        record: its entry in the manifest.
+
+    Raises:
+        ExportError: a file has another size than the manifest says.
+    """
+
+    def __init__(self, directory: Path, number: int, record: IndexedTable) -> None:
+        table, count = record.table, record.num_rows
+        self.table = table
+        self.num_rows = count
+        self.num_removed = record.num_removed
+        self.paths = tuple(directory / f"{number}.{column}" for column in _COLUMNS)
+        ids, rows, removed, starts = self.paths
+        self.ids = _mapped(ids, "int64", (count,))
+        self.rows = _mapped(rows, table.dtype, (count, table.dim))
+        self.removed = _mapped(removed, "bool", (count,))
+        self.starts = _mapped(starts, "uint32", ((1 << record.bits) + 1,))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are mapped."""
+        return sum(each.nbytes for each in (self.ids, self.rows, self.removed, self.starts))
+
+    def batches(self) -> Iterator[SortedBatch]:
+        """Yield all entries in order."""
+        whole = SortedBatch(self.ids, self.rows, self.removed)
+        for start in range(0, self.num_rows, _BATCH_ROWS):
+            yield whole.part(start, min(start + _BATCH_ROWS, self.num_rows))
+
+
+class MappedIndex:
+    """An index that exists.
+
+    Args:
+        directory: of the index.
+        key: what it was built from.
+        verify: read everything and compare digests; this also brings it into memory.
+
+    Raises:
+        ExportError: it is damaged, or another one.
+    """
+
+    def __init__(self, directory: Path, key: str, *, verify: bool) -> None:
+        self.directory = directory
+        path = directory / INDEX_MANIFEST
+        self.manifest = decode_with_digest(path.read_bytes(), str(path), IndexManifest)
+        found = (self.manifest.format, self.manifest.byte_order, self.manifest.key)
+        expected = (INDEX_FORMAT, sys.byteorder, key)
+        if found != expected:
+            raise ExportError(f"{path} is another index: it is {found}, expected {expected}")
+        records = self.manifest.tables
+        self.tables: Mapping[str, MappedTable] = {
+            record.table.name: MappedTable(directory, number, record)
+            for number, record in enumerate(records)
+        }
+        if verify:
+            for record in records:
+                _verify(self.tables[record.table.name], record)
+
+    @property
+    def state(self) -> str:
+        """The state of the rows with this index."""
+        return self.manifest.state
+
+    @property
+    def key(self) -> str:
+        """What it was built from."""
+        return self.manifest.key
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are mapped."""
+        return sum(table.nbytes for table in self.tables.values())
+
+
+class TableSource(msgspec.Struct, frozen=True):
+    """What one table of an index is built from."""
+
+    table: ExportedTable
+    num_rows: int
+    """At most so many entries."""
+    batches: Callable[[], Iterator[SortedBatch]]
+
+
+def index_key(*parts: str) -> str:
+    """Return the key of an index that is built from what the parts name."""
+    return hashlib.sha256("\n".join((str(INDEX_FORMAT), *parts)).encode()).hexdigest()[:32]
+
+
+class IndexCache:
+    """The indexes in one directory of this host.
+
+    Args:
+        directory: of the cache; see cache_directory.
+        console: shows where an index is built, how large it is, and how far it is.
+        verify: compare the digests of indexes that are found.
+    """
+
+    def __init__(self, directory: Path, console: Console, *, verify: bool) -> None:
+        self.directory = directory
+        self._console = console
+        self._verify = verify
+
+    def index(self, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
+        """Return the index of a key, built if there is none or a damaged one.
+
+        Args:
+            key: of `index_key`.
+            state: of the rows with it.
+            sources: one per table.
+
+        Raises:
+            ExportError: an export is damaged, the disk is full, or another process builds for ever.
+            OSError: a file system failed.
+        """
+        target = self.directory / f"index-{key}"
+        found = self._existing(target, key)
+        if found is not None:
+            return found
+        wait = f"another process builds the index {target}; waiting for it"
+        with cache_directory.only_builder(
+            self.directory, target.name, lambda: self._console.line(wait)
+        ):
+            found = self._existing(target, key)  # by who had the lock before
+            if found is not None:
+                return found
+            for stale in self.directory.glob(f".{target.name}.*.building"):
+                shutil.rmtree(stale, ignore_errors=True)  # of a builder that was killed
+            self._build(target, key, state, sources)
+        return MappedIndex(target, key, verify=False)
+
+    def remove(self, index: MappedIndex) -> None:
+        """Remove an index's files; who has mapped them keeps them."""
+        shutil.rmtree(index.directory, ignore_errors=True)
+
+    def _existing(self, target: Path, key: str) -> MappedIndex | None:
+        try:
+            return MappedIndex(target, key, verify=self._verify)
+        except FileNotFoundError:
+            return None
+        except ExportError as error:
+            self._console.warn(f"the index is built again: {error}")
+            return None
+
+    def _build(self, target: Path, key: str, state: str, sources: list[TableSource]) -> None:
+        nbytes = sum(_expected_nbytes(source) for source in sources)
+        cache_directory.check_room(self.directory, nbytes)
+        num_rows = sum(source.num_rows for source in sources)
+        self._console.line(f"index of {num_rows:,} rows, {nbytes / 1e6:,.1f} MB, in {target}")
+        lines = ProgressLines(self._console)
+        staged = Path(
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".building", dir=self.directory)
+        )
+        try:
+            records: list[IndexedTable] = []
+            for number, source in enumerate(sources):
+                with _TableBuilder(staged, number, source) as builder:
+                    for done in builder.write():
+                        lines.show(f"index of {source.table.name!r}: {done:,} rows")
+                records.append(builder.record())
+            manifest = IndexManifest(key=key, state=state, tables=tuple(records))
+            (staged / INDEX_MANIFEST).write_bytes(encode_with_digest(manifest))
+            shutil.rmtree(target, ignore_errors=True)  # a damaged one
+            staged.rename(target)
+        except OSError as error:
+            if not cache_directory.is_full(error):
+                raise
+            shutil.rmtree(staged, ignore_errors=True)  # before its size is asked for
+            raise cache_directory.no_room(self.directory, nbytes) from error
+        finally:
+            self._console.end_progress()
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+class _TableBuilder:
+    """Writes the files of one table of an index."""
+
+    def __init__(self, directory: Path, number: int, source: TableSource) -> None:
+        if source.num_rows > MAX_SORTED_ROWS:
+            raise ExportError(
+                f"table {source.table.name!r} has {source.num_rows} rows, an index holds "
+                f"{MAX_SORTED_ROWS} at most; divide the table"
+            )
+        self._source = source
+        self._files = [(directory / f"{number}.{column}").open("xb") for column in _COLUMNS]
+        self._digests = [hashlib.sha256() for _ in _COLUMNS]
+        self._directory = Directory(source.num_rows)
+        self._num_rows = 0
+        self._num_removed = 0
+
+    def __enter__(self) -> _TableBuilder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
+
+    def write(self) -> Iterator[int]:
+        """Write all rows; yields how many are written."""
+        table = self._source.table
+        unseen = np.array(table.unseen, table.dtype)
+        for batch in self._source.batches():
+            rows = np.where(batch.removed[:, None], unseen, batch.rows)
+            self._directory.add(hashed(batch.ids))
+            self._num_rows += batch.ids.size
+            self._num_removed += int(np.count_nonzero(batch.removed))
+            self._write(batch.ids, rows, batch.removed)
+            yield self._num_rows
+        self._write(starts=self._directory.starts())
+
+    def record(self) -> IndexedTable:
+        """Return what the index's manifest says of the table."""
+        bare = msgspec.structs.replace(
+            self._source.table, files=(), removed=(), num_rows=0, num_removed=0
+        )
+        digests = tuple(digest.hexdigest() for digest in self._digests)
+        bits = self._directory.bits
+        return IndexedTable(bare, self._num_rows, self._num_removed, bits, digests)
+
+    def _write(
+        self,
+        ids: Array | None = None,
+        rows: Array | None = None,
+        removed: Array | None = None,
+        starts: Array | None = None,
+    ) -> None:
+        columns = (ids, rows, removed, starts)
+        for array, file, digest in zip(columns, self._files, self._digests, strict=True):
+            if array is not None:
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                file.write(data)
+                digest.update(data)
+
+
+def _expected_nbytes(source: TableSource) -> int:
+    directory = 4 * ((1 << directory_bits(source.num_rows)) + 1)
+    return source.num_rows * (9 + source.table.row_nbytes) + directory
+
+
+def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Map a file of this size; an empty one needs no mapping."""
+    expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    with path.open("rb") as file:
+        found = file.seek(0, 2)
+        if found != expected:
+            raise ExportError(f"{path} has {found} bytes, the index says {expected}")
+        if not expected:
+            return np.empty(shape, dtype)
+        mapped = mmap.mmap(file.fileno(), expected, access=mmap.ACCESS_READ)
+    return np.frombuffer(mapped, dtype).reshape(shape)
+
+
+def _verify(table: MappedTable, record: IndexedTable) -> None:
+    arrays = (table.ids, table.rows, table.removed, table.starts)
+    for path, array, expected in zip(table.paths, arrays, record.digests, strict=True):
+        digest = hashlib.sha256()
+        flat = array.reshape(-1).view(np.uint8)
+        for start in range(0, flat.size, _DIGEST_BYTES):
+            digest.update(flat[start : start + _DIGEST_BYTES].data)
+        if digest.hexdigest() != expected:
+            raise ExportError(
+                f"{path} is damaged: its SHA-256 is {digest.hexdigest()}, the index says {expected}"
+            )

@@ -1,0 +1,323 @@
+"""Served model: `load` an export, look rows up, predict, take in newer rows while serving.
+
+Covers: the public calls, the dense model and its layers, refreshing as one step.
+Does not: build indexes (tfos.serving.index_files), search (tfos.serving.row_index).
+Threads: any. A lookup uses the rows of one moment. A refresh prepares everything beside the
+readers and then waits until no predict is under way: none mixes two states.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ps.sorted_rows.merge import merged
+from tfos.console.console import Console
+from tfos.errors import ExportError
+from tfos.serving.cache_directory import cache_directory
+from tfos.serving.export_format import ExportManifest
+from tfos.serving.export_reader import ExportFiles
+from tfos.serving.index_files import IndexCache, MappedIndex, TableSource, index_key
+from tfos.serving.row_index import RowIndex
+
+Array = np.ndarray[Any, Any]
+
+SHARE_OF_BASE = 4
+"""An overlay with more than a quarter of the base's rows is merged with it: two searches per id
+are slower than one, and a merge writes the whole table again."""
+
+
+PREDICT_TIMEOUT_S = 600.0
+"""A refresh waits so long for predicts that are under way."""
+
+
+class RowSource(Protocol):
+    """Where the layers of a served model find their rows."""
+
+    def rows(self, table: str, ids: Array) -> Array:
+        """Return rows as they are in the export.
+
+        Args:
+            table: its name.
+            ids: [n] int64.
+
+        Returns:
+            [n, dim] of the table's dtype; the unseen vector for an id without a row.
+        """
+
+
+def load(
+    path: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None = None,
+    *,
+    verify: bool = True,
+    progress: bool = True,
+) -> ServedModel:
+    """Open an export for lookups and predictions; the first time on a host builds an index.
+
+    The index takes the bytes of all rows, and 9 to 11 more per row, in `cache_dir`. It is mapped:
+    several processes of a host share its pages. Remove it there when nobody needs it.
+
+    Args:
+        path: a directory or URL that ctx.export(..., tables="beside") or export_tables has written.
+        cache_dir: a directory of this user on a local disk; None: $TFOS_SERVING_CACHE, else
+            `tfos/serving` below the user's cache directory.
+        verify: compare the digests of an index that exists, which reads all of it once.
+        progress: say on standard error where the index is built and how far it is.
+
+    Raises:
+        ExportError: the export is incomplete or damaged, or is a delta; the disk is full.
+        SettingsError: a path is refused, or other users could change `cache_dir`.
+        OSError: a file system failed.
+    """
+    console = Console(enabled=progress)
+    files = ExportFiles(os.fspath(path))
+    if files.manifest.base is not None:
+        raise ExportError(
+            f"{files.path} is a delta of the state {files.manifest.base}; load that export, then "
+            "refresh() with this one"
+        )
+    cache = IndexCache(cache_directory(cache_dir), console, verify=verify)
+    return ServedModel(files, cache, RowIndex(_base_index(files, cache)))
+
+
+class ServedModel:
+    """An export that is served; made by `load`.
+
+    Args:
+        files: the export.
+        cache: where its indexes are.
+        index: its rows.
+    """
+
+    def __init__(self, files: ExportFiles, cache: IndexCache, index: RowIndex) -> None:
+        self._files = files
+        self._cache = cache
+        self._index = index
+        self._model: Any = None
+        self._refreshing = threading.Lock()
+        self._loading = threading.Lock()
+        self._changed = threading.Condition()
+        self._num_predicting = 0
+        self._is_swapping = False
+
+    @property
+    def state(self) -> str:
+        """Names the rows; see ExportManifest.state."""
+        return self._index.state
+
+    @property
+    def index_dirs(self) -> tuple[Path, ...]:
+        """Where the index is."""
+        return tuple(layer.directory for layer in self._index.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index."""
+        return self._index.nbytes
+
+    def num_rows(self, table: str) -> int:
+        """Return how many rows a table has; after a refresh at most so many.
+
+        Args:
+            table: its name.
+        """
+        self._index.table(table)
+        return self._index.num_rows(table)
+
+    def lookup(self, table: str, ids: Any, out: Array | None = None) -> Array:
+        """Return the rows of ids.
+
+        Args:
+            table: its name.
+            ids: integers of any shape; strings or bytes are hashed as the training did.
+            out: [*shape of the ids, dim] of the table's dtype to fill; None: a new array.
+
+        Returns:
+            [*shape of the ids, dim]: the unseen vector for an id that has no row.
+
+        Raises:
+            ExportError: there is no such table.
+            IdError: an id is out of the table's range, or no integer.
+            ShapeError: `out` does not fit.
+        """
+        return self._index.lookup(table, ids, out)
+
+    def rows(self, table: str, ids: Array) -> Array:
+        """Return rows; see RowSource.
+
+        Args:
+            table: its name.
+            ids: [n] int64.
+        """
+        return self._index.rows(table, ids)
+
+    @property
+    def model(self) -> Any:
+        """The dense Keras model, loaded at first use; its layers find their rows here.
+
+        Raises:
+            ExportError: the export holds tables alone.
+        """
+        with self._loading:
+            if self._model is None:
+                self._model = self._load_model(self._files)
+            return self._model
+
+    def predict(self, batch: Any) -> Any:
+        """Return the model's outputs for one batch, all rows of one state.
+
+        Args:
+            batch: what the model takes: an array, a list or a dict of arrays.
+
+        Returns:
+            As keras.Model.predict_on_batch: numpy arrays.
+        """
+        model = self.model
+        with self._one_state():
+            return model.predict_on_batch(batch)
+
+    def refresh(self, path: str | os.PathLike[str]) -> None:
+        """Take in newer rows, and the newer model if there is one, while others read.
+
+        Args:
+            path: a delta of the state that is served, or of the export that was loaded; or a whole
+                export of the same tables.
+
+        Raises:
+            ExportError: its base is another state, its tables are others, or it is damaged; what is
+                served stays as it was.
+            OSError: a file system failed.
+        """
+        with self._refreshing:
+            files = ExportFiles(os.fspath(path))
+            if files.manifest.state == self.state:
+                return
+            index = self._refreshed(files)
+            model = None
+            with self._loading:
+                is_loaded = self._model is not None
+            if files.manifest.model is not None and is_loaded:
+                model = self._load_model(files)
+            before = self._index
+            with self._no_predict():
+                self._index = index
+                if files.manifest.model is not None:
+                    self._files = files
+                    self._model = model
+            if before.overlay is not None and before.overlay is not index.overlay:
+                self._cache.remove(before.overlay)
+
+    def _refreshed(self, files: ExportFiles) -> RowIndex:
+        """Return the rows with a newer export."""
+        manifest, now = files.manifest, self._index
+        _check_same_tables(files, now)
+        if manifest.base is None:
+            return RowIndex(_base_index(files, self._cache))
+        if manifest.base not in (now.state, now.base.state):
+            raise ExportError(
+                f"{files.path} is a delta of the state {manifest.base}; served is {now.state}, "
+                f"loaded was {now.base.state}: refresh with the deltas in their order, or load a "
+                "whole export"
+            )
+        older = now.overlay if manifest.base == now.state else None
+        key = index_key(now.base.key, older.key if older else "", manifest.digest)
+        sources = [_overlay_source(files, older, table.name) for table in manifest.tables]
+        changed = sum(source.num_rows for source in sources)
+        total = sum(table.num_rows for table in now.base.tables.values())
+        if changed * SHARE_OF_BASE <= total:
+            return RowIndex(now.base, self._cache.index(key, manifest.state, sources))
+        whole = [_whole_source(now.base, source) for source in sources]
+        return RowIndex(self._cache.index(index_key("whole", key), manifest.state, whole))
+
+    def _load_model(self, files: ExportFiles) -> Any:
+        with tempfile.TemporaryDirectory(prefix="tfos-serving-") as directory:
+            file = Path(directory) / "model.keras"
+            files.fetch_model(file)
+            from tfos.keras.export import load_model  # Keras, once the file is there
+
+            model = load_model(file, compile=False)
+        for layer in model._flatten_layers():
+            if hasattr(layer, "bind"):
+                layer.bind(self)
+        return model
+
+    @contextmanager
+    def _one_state(self) -> Iterator[None]:
+        with self._changed:
+            self._wait(lambda: not self._is_swapping, "a refresh")
+            self._num_predicting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_predicting -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def _no_predict(self) -> Iterator[None]:
+        with self._changed:
+            self._is_swapping = True
+            try:
+                self._wait(lambda: not self._num_predicting, "a predict")
+                yield
+            finally:
+                self._is_swapping = False
+                self._changed.notify_all()
+
+    def _wait(self, is_over: Callable[[], bool], what: str) -> None:
+        if not self._changed.wait_for(is_over, PREDICT_TIMEOUT_S):
+            raise ExportError(
+                f"{what} of this model has not ended within {PREDICT_TIMEOUT_S:.0f} s; what is "
+                "served stays as it was"
+            )
+
+
+def _base_index(files: ExportFiles, cache: IndexCache) -> MappedIndex:
+    manifest = files.manifest
+    sources = [
+        TableSource(table, table.num_rows, partial(files.rows, table)) for table in manifest.tables
+    ]
+    return cache.index(index_key(manifest.digest), manifest.state, sources)
+
+
+def _overlay_source(files: ExportFiles, older: MappedIndex | None, name: str) -> TableSource:
+    """Return all changes to the base: those of a delta, over those before it."""
+    table = files.manifest.table(name)
+    count = table.num_rows + table.num_removed
+    if older is None:
+        return TableSource(table, count, lambda: files.rows(table))
+    before = older.tables[name]
+    return TableSource(
+        table,
+        count + before.num_rows,
+        lambda: merged(before.batches(), files.rows(table), keeps_removed=True),
+    )
+
+
+def _whole_source(base: MappedIndex, changes: TableSource) -> TableSource:
+    before = base.tables[changes.table.name]
+    return TableSource(
+        changes.table,
+        changes.num_rows + before.num_rows,
+        lambda: merged(before.batches(), changes.batches(), keeps_removed=False),
+    )
+
+
+def _check_same_tables(files: ExportFiles, now: RowIndex) -> None:
+    found = _kinds(files.manifest)
+    expected = sorted(str(each.table.kind) for each in now.base.tables.values())
+    if found != expected:
+        raise ExportError(f"{files.path} has the tables {found}, served are {expected}; use load()")
+
+
+def _kinds(manifest: ExportManifest) -> Sequence[str]:
+    return sorted(str(table.kind) for table in manifest.tables)

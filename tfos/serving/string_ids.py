@@ -1,0 +1,40 @@
+"""Ids of strings and bytes: by TensorFlow's own hash, which an exported graph computes too.
+
+Covers: what counts as strings, the hash.
+Does not: check integers (ps.tables.ids).      Imports TensorFlow for strings only.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ps.manifest.table_spec import MAX_INT64
+
+Array = np.ndarray[Any, Any]
+
+
+def with_hashed_strings(ids: Any) -> Any:
+    """Return ids with strings and bytes replaced by their hashes; integers as they are.
+
+    The hash of a string is tf.strings.to_hash_bucket_fast(x, 2^63 - 1).
+
+    Args:
+        ids: integers, strings or bytes of any shape. Arrays of bytes with a fixed length (`S8`)
+            lose zero bytes at their end in numpy itself.
+    """
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # of no one shape: refused with the integers
+        return ids
+    if array.dtype.kind not in "SUO":
+        return ids
+    flat = array.reshape(-1).tolist()
+    if not all(isinstance(value, str | bytes) for value in flat):
+        return ids
+    import tensorflow as tf
+
+    strings = tf.constant(flat, tf.string, shape=array.shape)
+    return tf.strings.to_hash_bucket_fast(strings, MAX_INT64).numpy()
