@@ -46,6 +46,8 @@ BARS = {
     "P24f": "reported",
     "P24d": "reported",
     "P24r": "reported",
+    "P25": "≤ 1.0",
+    "P25p99": "≤ 1.0",
     "P28": "≥ 0.87",
     "P29": "≥ 0.65",
     "ACC": "mean within 0.01",

@@ -44,6 +44,7 @@ WITHOUT_SPARK = {
     "parquet": ["P11"] * 4,
     "peers": ["P04"] * 3,
     "scaling": ["P17", "steps", "steps"],
+    "serving": ["P25", "P25p99"],
     "small": ["P05"],
     "sparse": ["P06", "P07"],
     "table_size": ["P24n", "P24n", "P24", "P24c", "P24f", "P24d", "P24r"],

@@ -15,12 +15,11 @@ from rpc.lazy import lazy_names
 if TYPE_CHECKING:
     from tfos.serving.checkpoint_export import export_tables
     from tfos.serving.export_reader import read_rows
-    from tfos.serving.served_model import RowSource, ServedModel, load
+    from tfos.serving.served_model import ServedModel, load
 
-__all__ = ["RowSource", "ServedModel", "export_tables", "load", "read_rows"]
+__all__ = ["ServedModel", "export_tables", "load", "read_rows"]
 
 _HOMES = {
-    "RowSource": "tfos.serving.served_model",
     "ServedModel": "tfos.serving.served_model",
     "export_tables": "tfos.serving.checkpoint_export",
     "load": "tfos.serving.served_model",

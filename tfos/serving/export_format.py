@@ -132,7 +132,7 @@ def exported_table(spec: TableSpec) -> ExportedTable:
     Args:
         spec: the table.
     """
-    unseen = tuple(getattr(spec, "unseen", ())) or (0.0,) * spec.dim
+    unseen = spec.unseen or (0.0,) * spec.dim
     return ExportedTable(
         name=spec.name,
         directory=_directory_for(spec.name),

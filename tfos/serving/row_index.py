@@ -16,7 +16,7 @@ import numpy as np
 
 from ps.errors import ShapeError
 from ps.sorted_rows import search
-from ps.tables.ids import as_bits
+from ps.tables.ids import as_bits, from_bits
 from tfos.errors import ExportError
 from tfos.serving.export_format import ExportedTable
 from tfos.serving.index_files import MappedIndex
@@ -95,13 +95,13 @@ class RowIndex:
         return out
 
     def rows(self, table: str, ids: Array) -> Array:
-        """Return the rows of ids; see RowSource.
+        """Return the rows of ids as bits.
 
         Args:
             table: its name.
-            ids: [n] int64.
+            ids: [n] int64; of a table of uint64 ids their bits.
         """
-        return self.lookup(table, ids)
+        return self.lookup(table, from_bits(self.table(table), ids))
 
     def num_rows(self, name: str) -> int:
         """Return the rows of a table; with an overlay at most so many.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -37,21 +37,6 @@ are slower than one, and a merge writes the whole table again."""
 
 PREDICT_TIMEOUT_S = 600.0
 """A refresh waits so long for predicts that are under way."""
-
-
-class RowSource(Protocol):
-    """Where the layers of a served model find their rows."""
-
-    def rows(self, table: str, ids: Array) -> Array:
-        """Return rows as they are in the export.
-
-        Args:
-            table: its name.
-            ids: [n] int64.
-
-        Returns:
-            [n, dim] of the table's dtype; the unseen vector for an id without a row.
-        """
 
 
 def load(
@@ -151,14 +136,18 @@ class ServedModel:
         """
         return self._index.lookup(table, ids, out)
 
-    def rows(self, table: str, ids: Array) -> Array:
-        """Return rows; see RowSource.
+    def rows(self, table: str, keys: Array, *, training: bool = False) -> Array:  # noqa: ARG002
+        """Return rows as they are in the export; a tfos.keras.embedding.sources.RowSource.
 
         Args:
             table: its name.
-            ids: [n] int64.
+            keys: [n] int64; of a table of uint64 ids their bits.
+            training: without effect: nothing is trained here.
+
+        Returns:
+            [n, dim] of the table's dtype.
         """
-        return self._index.rows(table, ids)
+        return self._index.rows(table, keys)
 
     @property
     def model(self) -> Any:

@@ -79,7 +79,9 @@ def test_an_empty_table_and_one_of_large_ids(tmp_path, cache):
     assert values(serve(tmp_path / "empty", cache).lookup("user", [1, 2])) == [0.0, 0.0]
     spec = TableSpec(name="user", dim=4, rule=Add(), id_kind="uint64", dtype="float64")
     write_export(tmp_path / "large", {2**64 - 1: 1.5}, spec=spec)
-    found = serve(tmp_path / "large", cache).lookup("user", [2**64 - 1, 3])
+    served = serve(tmp_path / "large", cache)
+    assert values(served.rows("user", np.array([-1, 3]))) == [1.5, 0.0]
+    found = served.lookup("user", [2**64 - 1, 3])
     assert found.dtype == np.float64
     assert values(found) == [1.5, 0.0]
 
