@@ -85,22 +85,26 @@ class MappedTable:
         directory: of the index.
         number: of the table in it.
         record: its entry in the manifest.
+        populates: map every page now: a page's first use costs a lookup as much as ten ids.
 
     Raises:
         ExportError: a file has another size than the manifest says.
     """
 
-    def __init__(self, directory: Path, number: int, record: IndexedTable) -> None:
+    def __init__(
+        self, directory: Path, number: int, record: IndexedTable, *, populates: bool
+    ) -> None:
         table, count = record.table, record.num_rows
         self.table = table
         self.num_rows = count
         self.num_removed = record.num_removed
         self.paths = tuple(directory / f"{number}.{column}" for column in _COLUMNS)
         ids, rows, removed, starts = self.paths
-        self.ids = _mapped(ids, "int64", (count,))
-        self.rows = _mapped(rows, table.dtype, (count, table.dim))
-        self.removed = _mapped(removed, "bool", (count,))
-        self.starts = _mapped(starts, "uint32", ((1 << record.bits) + 1,))
+        mapped = partial(_mapped, populates=populates)
+        self.ids = mapped(ids, "int64", (count,))
+        self.rows = mapped(rows, table.dtype, (count, table.dim))
+        self.removed = mapped(removed, "bool", (count,))
+        self.starts = mapped(starts, "uint32", ((1 << record.bits) + 1,))
 
     @property
     def nbytes(self) -> int:
@@ -120,13 +124,14 @@ class MappedIndex:
     Args:
         directory: of the index.
         key: what it was built from.
-        verify: read everything and compare digests; this also brings it into memory.
+        verify: read everything and compare digests.
+        populates: read everything into memory before the first lookup.
 
     Raises:
         ExportError: it is damaged, or another one.
     """
 
-    def __init__(self, directory: Path, key: str, *, verify: bool) -> None:
+    def __init__(self, directory: Path, key: str, *, verify: bool, populates: bool) -> None:
         self.directory = directory
         path = directory / INDEX_MANIFEST
         self.manifest = decode_with_digest(path.read_bytes(), str(path), IndexManifest)
@@ -136,7 +141,7 @@ class MappedIndex:
             raise ExportError(f"{path} is another index: it is {found}, expected {expected}")
         records = self.manifest.tables
         self.tables: Mapping[str, MappedTable] = {
-            record.table.name: MappedTable(directory, number, record)
+            record.table.name: MappedTable(directory, number, record, populates=populates)
             for number, record in enumerate(records)
         }
         if verify:
@@ -213,7 +218,7 @@ class IndexCache:
             for stale in self.directory.glob(f".{target.name}.*.building"):
                 shutil.rmtree(stale, ignore_errors=True)  # of a builder that was killed
             self._build(target, key, state, sources)
-        return MappedIndex(target, key, verify=False)
+        return MappedIndex(target, key, verify=False, populates=True)
 
     def remove(self, index: MappedIndex) -> None:
         """Remove an index's files; who has mapped them keeps them."""
@@ -221,7 +226,7 @@ class IndexCache:
 
     def _existing(self, target: Path, key: str) -> MappedIndex | None:
         try:
-            return MappedIndex(target, key, verify=self._verify)
+            return MappedIndex(target, key, verify=self._verify, populates=self._verify)
         except FileNotFoundError:
             return None
         except ExportError as error:
@@ -323,7 +328,7 @@ def _expected_nbytes(source: TableSource) -> int:
     return source.num_rows * (9 + source.table.row_nbytes) + directory
 
 
-def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+def _mapped(path: Path, dtype: str, shape: tuple[int, ...], *, populates: bool) -> Array:
     """Map a file of this size; an empty one needs no mapping."""
     expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     with path.open("rb") as file:
@@ -332,7 +337,8 @@ def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
             raise ExportError(f"{path} has {found} bytes, the index says {expected}")
         if not expected:
             return np.empty(shape, dtype)
-        mapped = mmap.mmap(file.fileno(), expected, access=mmap.ACCESS_READ)
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populates else 0)
+        mapped = mmap.mmap(file.fileno(), expected, flags, mmap.PROT_READ)
     return np.frombuffer(mapped, dtype).reshape(shape)
 
 

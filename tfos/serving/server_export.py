@@ -1,0 +1,115 @@
+"""Export of the tables of running servers: what a worker or the driver reads by a scan.
+
+Training may go on meanwhile: then rows are of different moments, as in every lookup. An export of a
+checkpoint is of one moment.
+
+Covers: whole exports, deltas relative to an earlier whole export, the dense model beside them.
+Does not: connect (ps.client), write files (tfos.serving.export_writer).
+Memory: bounded; beyond 128 MiB rows wait in files of `staging_dir`.
+Threads: the caller's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ps.manifest.table_spec import TableSpec
+from ps.sorted_rows.merge import changes
+from ps.sorted_rows.sorter import RowSorter
+from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
+from tfos.errors import ExportError
+from tfos.serving.export_format import ExportManifest, exported_table
+from tfos.serving.export_reader import ExportFiles
+from tfos.serving.export_writer import ExportWriter
+
+Array = np.ndarray[Any, Any]
+Scan = Callable[[str], Iterator[tuple[Array, Array]]]
+"""Gives (ids, rows) of a table by its name: `client.tables.scan`."""
+
+
+class ServerExport:
+    """Writes the tables of running servers.
+
+    Args:
+        scan: gives a table's rows; of an id that comes twice the later row counts.
+        specs: the tables.
+        staging_dir: directory of this host for rows that do not fit into memory; "": that of
+            temporary files.
+        console: shows how far it is.
+    """
+
+    def __init__(
+        self, scan: Scan, specs: Sequence[TableSpec], staging_dir: str, console: Console
+    ) -> None:
+        self._scan = scan
+        self._specs = specs
+        self._staging_dir = staging_dir or tempfile.gettempdir()
+        self._console = console
+
+    def write(
+        self, path: str, *, model: Path | None = None, since: str | None = None
+    ) -> ExportManifest:
+        """Write an export.
+
+        Args:
+            path: a directory or URL; an earlier export there is replaced.
+            model: a `.keras` file of this host to put beside the tables.
+            since: an earlier whole export: write what has changed. Its files are read.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            ExportError: `since` is a delta, is damaged, or has other tables; a row has a NaN.
+            SettingsError: a path is refused, or something else is there.
+            OSError: a file system failed.
+        """
+        base = None if since is None else self._base(since)
+        with ExportWriter(path) as writer:
+            for spec in self._specs:
+                self._add(writer, spec, base)
+            if model is not None:
+                writer.add_model(model)
+            return writer.commit(
+                state=uuid.uuid4().hex,
+                base=None if base is None else base.manifest.state,
+                source="running servers",
+            )
+
+    def _add(self, writer: ExportWriter, spec: TableSpec, base: ExportFiles | None) -> None:
+        lines = ProgressLines(self._console)
+        num_rows = 0
+        with RowSorter(spec.dim, spec.dtype, self._staging_dir, is_newest_first=False) as sorter:
+            for ids, rows in self._scan(spec.name):
+                sorter.add(ids.view(np.int64), rows)
+                num_rows += ids.size
+                lines.show(f"export of {spec.name!r}: {num_rows:,} rows read")
+            self._console.end_progress()
+            found = sorter.batches()
+            if base is not None:
+                found = changes(base.rows(base.manifest.table(spec.name)), found)
+            writer.add_table(exported_table(spec), found)
+
+    def _base(self, since: str) -> ExportFiles:
+        files = ExportFiles(since)
+        manifest = files.manifest
+        if manifest.base is not None:
+            raise ExportError(
+                f"{files.path} is a delta of the state {manifest.base}: rows of running servers "
+                "are compared with a whole export; give that one, or export from a checkpoint"
+            )
+        found = sorted(str(table.kind) for table in manifest.tables)
+        expected = sorted(str(exported_table(spec).kind) for spec in self._specs)
+        if found != expected:
+            raise ExportError(
+                f"no delta: {files.path} has the tables {found}, the servers have {expected}; "
+                "write a whole export"
+            )
+        return files
