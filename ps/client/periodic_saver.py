@@ -128,8 +128,9 @@ class PeriodicSaver:
     def _run(self) -> None:
         if not self._wait_seeded():
             return
-        # At once: a server that dies before the first period has something to go on from.
-        self._save_due(is_due=True)
+        if not self._ended.is_set():
+            # At once: a server that dies before the first period has something to go on from.
+            self._save_due(is_due=True)
         while not self._ended.wait(_LOOK_S):
             self._save_due(is_due=time.monotonic() >= self._due_s)
         if self._saves_last:
@@ -142,8 +143,13 @@ class PeriodicSaver:
                 self._save()
 
     def _wait_seeded(self) -> bool:
+        """Wait until there is something to save; tried once more at the end, for the last save."""
         reported = ""
-        while not self._ended.is_set():
+        has_ended = False
+        while not has_ended:
+            has_ended = self._ended.is_set()
+            if has_ended and not self._saves_last:
+                break
             try:
                 with self._lock:
                     self._attach(self._client(), timeout_s=_LOOK_S)

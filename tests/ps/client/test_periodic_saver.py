@@ -5,6 +5,7 @@ The clock does not show what has changed: rows, metadata and assigned values cha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -21,7 +22,7 @@ from ps.checkpoint.writer import write_shard
 from ps.client.client import PSClient
 from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.client.saver import SaveOptions
-from ps.errors import CheckpointError
+from ps.errors import CheckpointError, ServerGone
 from ps.manifest.manifest import SGD, Adagrad, Hyper, Manifest
 from ps.metadata import pushed
 from ps.server.server import PSServer
@@ -192,6 +193,34 @@ def test_rows_alone_are_saved_again_and_again(tmp_path: Path):
         client.restore(tmp_path)
         found = np.concatenate([ids for ids, _ in client.tables.scan("user")])
         assert sorted(found.tolist()) == list(range(30))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_training_that_ends_before_the_saver_looks_again_is_saved(tmp_path: Path, last: bool):
+    tried = threading.Event()
+
+    def find() -> PSClient:
+        if not tried.is_set():
+            tried.set()
+            raise ServerGone("it starts")
+        return bed.driver()
+
+    with cluster() as bed:
+        saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), find)
+        saver.start()
+        assert tried.wait(20.0)
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        push(client)
+        saver.close(last=last)
+        assert steps(tmp_path) == ([1] if last else [])
+
+
+def test_a_saver_whose_servers_hold_nothing_ends_without_a_save(tmp_path: Path):
+    with cluster() as bed:
+        saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), bed.driver)
+        saver.start()
+        saver.close()
+        assert steps(tmp_path) == []
 
 
 def test_a_number_of_its_own_comes_after_those_that_users_gave(tmp_path: Path):
