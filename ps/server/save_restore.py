@@ -4,8 +4,8 @@ Covers: one save at a time, what a delta adds to, filling a shard.
 Does not: choose the moment (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit
 (ps.client.saver), start serving.
 Runs in: PS processes.
-Threads: any; `_writing` lets one save at a time take its snapshot or write. A handler that waits
-for it looks whether its client is gone.
+Threads: any; `_is_busy`, under `_changed`, lets one save at a time take its snapshot or write. A
+handler that waits for its turn looks whether its client is gone.
 
 A save has two requests: the snapshot, which all servers take before any of them writes, and the
 writing, while pushes go on (ps.checkpoint.snapshot). In async the push that was in flight at the
@@ -34,7 +34,7 @@ from ps.checkpoint.table_restore import has_same_slices, restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
 from ps.config import ServerSettings
-from ps.consistency.waits import CHECK_PEER_S
+from ps.consistency.waits import Waited, wait_until
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.exactly_once import SessionRecord
@@ -43,8 +43,6 @@ from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import SnapshotRequest
 from ps.tables.table import Table
 
-_LOOK_S = 0.05
-"""Until the next look whether another saver's snapshot is written."""
 _MAX_REMEMBERED = 4
 """Saves that a delta may add to: the last one, or one before it if that failed."""
 
@@ -106,7 +104,9 @@ class ShardSaving:
     def __init__(self, rank: int, open_storage: OpenStorage = storage_at) -> None:
         self._open_storage = open_storage
         self._rank = rank
-        self._writing = threading.Lock()
+        self._changed = threading.Condition()
+        self._is_busy = False
+        """Whether a save has its turn; the end of a turn is notified."""
         self._maker_gone: Callable[[], bool] = lambda: True
         """Whether the connection has ended whose client took the last snapshot."""
         self._known = SavedVersions()
@@ -186,28 +186,27 @@ class ShardSaving:
     ) -> Iterator[None]:
         """Wait until no other save is written here, and this one may begin."""
         deadline_s = time.monotonic() + wait_s
-        while True:
-            left_s = deadline_s - time.monotonic()
-            has_turn = self._writing.acquire(timeout=max(0.0, min(left_s, CHECK_PEER_S)))
-            try:
-                if is_gone():
-                    raise ServerPhaseError(
-                        "the client of this save is gone: nobody would write its snapshot, or it "
-                        "may have been committed"
-                    )
-                if has_turn and may_begin():
-                    yield
-                    return
-            finally:
-                if has_turn:
-                    self._writing.release()
-            if left_s <= 0:
+        with self._changed:
+            ended = wait_until(
+                self._changed, lambda: not self._is_busy and may_begin(), deadline_s, is_gone
+            )
+            if is_gone():
+                raise ServerPhaseError(
+                    "the client of this save is gone: nobody would write its snapshot, or it "
+                    "may have been committed"
+                )
+            if ended is Waited.OVERDUE:
                 raise CheckpointError(
                     f"ps:{self._rank} was still busy with another save after {wait_s:g} s; save "
                     "less often, by one client, or to a faster disk"
                 )
-            if has_turn:
-                time.sleep(min(left_s, _LOOK_S))
+            self._is_busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
 
     def _may_replace(self, shard: ServingShard, request: messages.TakeSnapshot) -> bool:
         """Whether no other saver comes for the snapshot that is open, or it has to yield.

@@ -261,7 +261,8 @@ def test_a_save_whose_client_is_gone_writes_nothing(tmp_path: Path):
         late = messages.Save(str(tmp_path), "late", 10.0)
         chief = Identity(Role.WORKER, 0, 0)
         connection = connect(bed.endpoints[0], chief, bed.credentials)
-        with bed.servers[0]._service._saving._writing, connection, pytest.raises(DeadlineExceeded):
+        turn = bed.servers[0]._service._saving._turn(0.0, lambda: False)
+        with turn, connection, pytest.raises(DeadlineExceeded):
             connection.call(messages.encode(late), [], timeout_s=0.3)
         client.save(tmp_path, 2)
         bed.close()  # waits for the handlers

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ps.consistency import waits
+from ps.consistency.waits import Waited
 from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect
@@ -107,21 +111,29 @@ def test_nobody_waits_for_a_saver_that_is_gone(client, monkeypatch):
     assert driver.write("job-b-1")
 
 
-def test_a_saver_that_waits_follows_as_soon_as_the_other_has_written(client, bed):
+def test_a_saver_that_waits_follows_as_soon_as_the_other_has_written(client, monkeypatch):
     chief, driver = client(Role.WORKER), client(Role.DRIVER)
     assert chief.take("job-a-1")
-    waiting = driver.connection.begin(
-        messages.encode(messages.TakeSnapshot("job-b-1", wait_s=30.0)), []
-    )
+    monkeypatch.setattr("ps.consistency.waits.CHECK_PEER_S", 3600.0)  # woken, it need not look
+    begun = threading.Event()
+
+    def noted(*arguments: Any) -> Waited:
+        begun.set()  # under the lock that the other one needs
+        return waits.wait_until(*arguments)
+
+    monkeypatch.setattr("ps.server.save_restore.wait_until", noted)
+    asked = messages.encode(messages.TakeSnapshot("job-b-1", wait_s=30.0))
+    waiting = driver.connection.start(asked, [], timeout_s=30.0)
+    assert begun.wait(20.0)
     assert chief.write("job-a-1", wait_s=30.0)
-    assert messages.decode_reply(waiting.result(30.0).meta, messages.SnapshotMade).is_made
+    assert messages.decode_reply(waiting.result(20.0).meta, messages.SnapshotMade).is_made
     assert driver.write("job-b-1")
 
 
-def test_a_save_waits_for_a_disk_that_hangs_no_longer_than_its_time(client, bed):
+def test_a_save_waits_for_a_disk_that_hangs_no_longer_than_its_time(client, bed: Cluster):
     chief, driver = client(Role.WORKER), client(Role.DRIVER)
     assert chief.take("job-a-1")
-    with bed.servers[0]._service._saving._writing:
+    with bed.servers[0]._service._saving._turn(0.0, lambda: False):
         assert not chief.write("job-a-1")
         assert not driver.take("job-b-1")
     assert chief.write("job-a-1")
