@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.feed import eventually
 from tests.support.marked_processes import MARKER, kill, marked, wait_gone
 from tfos import ClusterConfig
 
@@ -145,7 +146,9 @@ def test_nothing_is_left_behind(launch, master, how, expected):
     lease_s = ClusterConfig().lease_s if how is _kill_driver_whole else SHORT_LEASE_S
     app = launch(master, lease_s)
     app.wait_for("READY", timeout_s=START_S)
-    assert len(marked(app.mark)) >= 8  # driver, JVM, three supervisors and their children
+    # A process whose `execve` is under way has no environment yet.
+    everybody = "driver, JVM, three supervisors and their children"
+    eventually(lambda: len(marked(app.mark)) >= 8, everybody)
     how(app)
     app.process.wait(timeout=LEASE_BOUND_S)
     left = wait_gone(app.mark, LEASE_BOUND_S)
