@@ -355,7 +355,14 @@ class NodeContext:
 
         return list(callbacks(self))
 
-    def export(self, model: keras.Model, path: str | os.PathLike[str]) -> str:
+    def export(
+        self,
+        model: keras.Model,
+        path: str | os.PathLike[str],
+        *,
+        tables: Literal["inside", "beside"] | None = None,
+        since: str | os.PathLike[str] | None = None,
+    ) -> str:
         """Save the model with the servers' parameters as a plain Keras model or SavedModel.
 
         Call it on one worker, usually `if ctx.is_chief:`.
@@ -365,17 +372,24 @@ class NodeContext:
             path: a path or a URL such as `hdfs://nn:8020/models/digits.keras`. Ending in `.keras`:
                 one file; otherwise a directory for TensorFlow Serving (SavedModel). Relative paths
                 mean `ctx.working_dir`.
+            tables: of a model with `tfos.keras.Embedding`. "inside", the default: the rows become
+                layers of Keras in the plain model, up to 2 GiB a table. "beside": a directory with
+                the dense model and the rows as Parquet, which `tfos.serving.load` opens.
+            since: "beside": an earlier whole export; rows that have changed since, and the ids of
+                those that are gone, are written.
 
         Returns:
             The absolute path or URL; `tfos.keras.load_model` opens both.
 
         Raises:
             SettingsError: not a Keras model, one that was never built, or a path that is refused.
+            UnsupportedModel: the rows cannot be inside; the text names the reason.
+            ExportError: `since` is not a whole export of the same tables.
             OSError: the disk or the file system failed.
         """
-        from tfos.keras.export import export
+        from tfos.keras.fit.table_export import export_with_tables
 
-        return export(model, path, self)
+        return export_with_tables(model, path, self, tables=tables, since=since)
 
     def report_progress(
         self,

@@ -11,13 +11,20 @@ import pytest
 from ps import rules
 from ps.errors import IdError
 from tests.support.keras_training import serving, together
-from tfos.errors import NotDistributed, UnsupportedModel
+from tfos import serving as serving_of_files
+from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.keras import Embedding
+from tfos.keras.embedding.plain import plain_copy
 from tfos.keras.fit.distribute import distribute
+from tfos.keras.fit.table_export import export_with_tables
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.timeout(110),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' save
+]
 
 STEPS = 50
 BATCH = 32
@@ -379,7 +386,7 @@ def test_kinds_of_models(name, steps_per_execution):
         rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
         history = model.fit(rows, epochs=15, shuffle=False, verbose=0)
         losses = history.history["total" if name == "subclass" else "loss"]
-        assert losses[-1] < 0.9 * losses[0]
+        assert losses[-1] < (0.99 if name == "subclass" else 0.9) * losses[0]
         assert np.isfinite(model.evaluate(rows, verbose=0)).all()
         assert cluster.servers[0].stats().tables[0].rows > 0
 
@@ -516,3 +523,85 @@ def test_fit_without_distribute_on_a_cluster_is_still_refused():
         model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[Look()])
     assert seen == [True, True]
     assert issubclass(NotDistributed, Exception)
+
+
+def trained(context, **settings):
+    x, y = data(256)
+    model = make_model(Embedding(DIM, table="user", **settings), keras.optimizers.Adagrad(0.3))
+    distribute(model, context)
+    model.fit(x % 50, y, batch_size=BATCH, verbose=0)
+    return model, x  # three quarters of x have no row
+
+
+@pytest.mark.parametrize("name", ["model.keras", "saved"])
+def test_rows_inside_an_export_need_no_tfos_and_give_the_same_numbers(tmp_path, name):
+    with serving(num_servers=2) as cluster:
+        model, x = trained(cluster.contexts[0], unseen=0.125)
+        path = export_with_tables(model, tmp_path / name, cluster.contexts[0])
+        expected = model.predict(x, verbose=0)
+    if name == "saved":
+        saved = tf.saved_model.load(path)
+        found = saved.serve(tf.constant(x)).numpy()
+    else:
+        plain = keras.models.load_model(path)
+        assert not any(isinstance(layer, Embedding) for layer in plain._flatten_layers())
+        found = plain.predict(x, verbose=0)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_rows_beside_an_export_are_served_and_refreshed_with_the_same_numbers(tmp_path):
+    with serving(num_servers=2) as cluster:
+        context = cluster.contexts[0]
+        model, x = trained(context, unseen=0.125)
+        whole = export_with_tables(model, tmp_path / "whole", context, tables="beside")
+        served = serving_of_files.load(whole, tmp_path / "cache", progress=False)
+        np.testing.assert_array_equal(served.predict(x), model.predict(x, verbose=0))
+        assert served.num_rows("user") == 50
+        model.fit(x[:BATCH], x[:BATCH, :1] % 2, batch_size=BATCH, verbose=0)
+        delta = export_with_tables(model, tmp_path / "delta", context, tables="beside", since=whole)
+        served.refresh(delta)
+        np.testing.assert_array_equal(served.predict(x), model.predict(x, verbose=0))
+
+
+def test_a_saved_model_has_its_rows_and_predicts_anywhere(tmp_path):
+    with serving() as cluster:
+        model, x = trained(cluster.contexts[0], unseen=0.125)
+        model.save(tmp_path / "model.keras")
+        model.save_weights(tmp_path / "only.weights.h5")
+        expected = model.predict(x, verbose=0)
+        with pytest.raises(ValueError, match=r"rows of layer .* are on parameter servers"):
+            model.load_weights(tmp_path / "only.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), expected)
+    loaded.compile("sgd", "binary_crossentropy")
+    with serving() as cluster, pytest.raises(UnsupportedModel, match="has rows from a file"):
+        distribute(loaded, cluster.contexts[0])
+
+
+def test_too_many_rows_for_one_file_are_refused_with_both_numbers(tmp_path):
+    with serving() as cluster:
+        model, _ = trained(cluster.contexts[0])
+        with pytest.raises(UnsupportedModel, match=r"\d+ bytes of rows or more, .* is 1000; .*bes"):
+            export_with_tables(model, tmp_path / "m.keras", cluster.contexts[0], limit_bytes=1000)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_early_stopping_that_restores_dense_weights_alone_is_refused():
+    x, y = data(64)
+    with serving() as cluster:
+        model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+        distribute(model, cluster.contexts[0])
+        stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+        with pytest.raises(SettingsError, match=r"rows of the last one; .*keep_best"):
+            model.fit(x, y, verbose=0, callbacks=[stop])
+
+
+def test_what_has_no_plain_copy_is_refused_with_the_other_way():
+    ids = keras.Input((None,), dtype="int64", ragged=True)
+    for model, message in [
+        (Tower(), "Tower is a model class of your own"),
+        (keras.Model(ids, Embedding(2, combiner="sum")(ids)), "takes ragged ids"),
+        (sequential_over_time(), "has an Embedding inside"),
+    ]:
+        with pytest.raises(UnsupportedModel, match=f"{message}.*beside"):
+            plain_copy(model, 1 << 20)

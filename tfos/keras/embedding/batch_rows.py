@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfos.keras.aligned_memory import aligned
-from tfos.keras.embedding.ids_ahead import Call
+from tfos.keras.embedding.ids_ahead import LayerCall
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds
@@ -36,7 +36,7 @@ RowGradient = tuple[Any, Any]
 class BatchRows:
     """The rows of one batch, by table, and where each call finds its own."""
 
-    calls: Sequence[Call]
+    calls: Sequence[LayerCall]
     routed: dict[str, RoutedIds]
     arrays: dict[str, Array]
     """[distinct + 1 or more, dim] float32; the rows from `distinct` on are zeros."""
@@ -68,7 +68,7 @@ class RowPlanner:
         self._route = route
         self._pads = pads
 
-    def plan(self, calls: Sequence[Call], keys: Sequence[Array]) -> BatchRows:
+    def plan(self, calls: Sequence[LayerCall], keys: Sequence[Array]) -> BatchRows:
         """Route the keys of a batch and take memory for its rows.
 
         Args:
@@ -145,7 +145,7 @@ class RowPlanner:
         return self._route({name: given})[name]
 
     def _with_memory(
-        self, calls: Sequence[Call], routed: dict[str, RoutedIds], positions: list[Any]
+        self, calls: Sequence[LayerCall], routed: dict[str, RoutedIds], positions: list[Any]
     ) -> BatchRows:
         import tensorflow as tf
 

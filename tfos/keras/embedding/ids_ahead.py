@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LayerCall:
     """One call of a layer in a step."""
 
     layer: Any
@@ -40,7 +40,7 @@ class Call:
 class IdsAhead:
     """The calls of one kind of batch, in order, and the keys of those that are ahead."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[LayerCall, ...]
     keys: Callable[[Any], Sequence[Any]]
     """From a batch the keys, [n] int64, of the calls that are ahead."""
 
@@ -82,10 +82,12 @@ def record(step: Callable[[Any], Any], packed: Any, trained: Sequence[Any]) -> I
 
     graph = tf.function(recorded, autograph=False).get_concrete_function(packed).graph
     changed = _changed(graph, trained) | {rows.op for rows in recording.zeros if _in(rows, graph)}
-    calls = tuple(Call(layer, _why_inside(keys, graph, changed)) for layer, keys in recording.calls)
+    calls = tuple(
+        LayerCall(layer, _why_inside(keys, graph, changed)) for layer, keys in recording.calls
+    )
     # As in the step: one layer's calls name their gradients' rows in one way.
     inside = {call.layer.table: call.why_inside for call in calls if not call.is_ahead}
-    calls = tuple(Call(call.layer, inside.get(call.layer.table, "")) for call in calls)
+    calls = tuple(LayerCall(call.layer, inside.get(call.layer.table, "")) for call in calls)
     for call in dict.fromkeys(call for call in calls if not call.is_ahead):
         logger.warning(
             "layer %r looks its rows up inside the step, which is slower: %s. Let the ids be a "
@@ -105,7 +107,7 @@ def all_inside(layers: Sequence[Any], why: str) -> IdsAhead:
         layers: of the model.
         why: the reason, for a message.
     """
-    return IdsAhead(tuple(Call(layer, why) for layer in layers), lambda _: ())
+    return IdsAhead(tuple(LayerCall(layer, why) for layer in layers), lambda _: ())
 
 
 def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], Sequence[Any]]:

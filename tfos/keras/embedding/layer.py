@@ -29,7 +29,6 @@ from tfos.keras.embedding.table_settings import (
     unseen_given,
 )
 
-
 MAX_SAVED_BYTES = 2 << 30
 """Rows of one table in a `.keras` file."""
 
@@ -259,7 +258,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         Raises:
             UnsupportedModel: they are more than MAX_SAVED_BYTES.
         """
-        found = self.source.dump(self.table, MAX_SAVED_BYTES)
+        found = self.source.dump(self.table, MAX_SAVED_BYTES) if row_flow.saves_rows() else None
         if found is not None:
             store["keys"], store["rows"] = found
 

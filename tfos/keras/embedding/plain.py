@@ -1,6 +1,6 @@
 """Plain copy of a model: its Embeddings as layers of Keras alone, for where tfos is not installed.
 
-Covers: functional and Sequential models, nested ones; every id, combiner and padding but ragged ones.
+Covers: functional and Sequential models, nested ones; all ids but ragged ones, combiners, padding.
 Does not: write files (tfos.keras.export).      Threads: the caller's.
 
     ids ─► Hashing (strings) ─► IntegerLookup: place of the id, 0 for others ─► Embedding: its row
@@ -33,7 +33,7 @@ def plain_copy(model: Any, limit_bytes: int) -> Any:
     """
     if not isinstance(model, keras.Sequential) and not _is_functional(model):
         raise UnsupportedModel(
-            f"{type(model).__name__} is a model class of your own, whose code calls its Embeddings; "
+            f"{type(model).__name__} is a model class of your own, and calls its Embeddings itself; "
             'export it with tables="beside", or write it as a functional model'
         )
 
@@ -87,7 +87,7 @@ class _PlainEmbedding:
         given = node.arguments.keras_tensors
         if any(getattr(tensor, "ragged", False) for tensor in given):
             raise UnsupportedModel(
-                f"layer {layer.name!r} takes ragged ids, which Keras' IntegerLookup does not; export "
+                f"layer {layer.name!r} takes ragged ids, which IntegerLookup does not; export "
                 'with tables="beside", or pad the ids and name the padding by pad_id'
             )
         inputs = [keras.Input(batch_shape=each.shape, dtype=each.dtype) for each in given]
@@ -109,7 +109,7 @@ class _PlainEmbedding:
         layer = self._layer
         if layer.settings.id_kind == "uint64":
             raise UnsupportedModel(
-                f"table {layer.table!r} has ids of uint64, which Keras' IntegerLookup does not hold; "
+                f"table {layer.table!r} has ids of uint64, which IntegerLookup does not hold; "
                 'export with tables="beside"'
             )
         if layer.mask_zero:
@@ -121,8 +121,8 @@ class _PlainEmbedding:
         keys, rows = found or (np.empty(0, np.int64), np.empty((0, layer.dim), np.float32))
         first = np.zeros((1, layer.dim), np.float32)
         first[:] = layer.settings.unseen or 0.0
-        # An empty vocabulary is refused; no id is negative.
-        vocabulary = keys if keys.size else np.array([-1])
+        # An empty vocabulary is refused; the row of 0 is then that of an unseen id.
+        vocabulary = keys if keys.size else np.array([0])
         lookup = keras.layers.IntegerLookup(
             vocabulary=vocabulary, num_oov_indices=1, mask_token=None, name=f"{layer.name}_ids"
         )

@@ -58,6 +58,21 @@ def flowing(flow: RowFlow) -> Iterator[None]:
         _running.flow = before
 
 
+@contextmanager
+def rows_left_out() -> Iterator[None]:
+    """Let models be saved without the rows of their tables in the block."""
+    _running.leaves_out = True
+    try:
+        yield
+    finally:
+        _running.leaves_out = False
+
+
+def saves_rows() -> bool:
+    """Whether a file of a model gets the rows of its tables."""
+    return not getattr(_running, "leaves_out", False)
+
+
 def anchored(rows: Any, indices: Any, anchor: Any) -> Any:
     """Return the rows, whose gradient reaches the anchor.
 

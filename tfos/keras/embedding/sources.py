@@ -32,7 +32,6 @@ class RowSource(Protocol):
                 the table's `unseen`.
         """
 
-
     def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array] | None:
         """Return all rows of a table, ascending by key: [n] int64 and [n, dim]; None: it has none.
 

@@ -55,8 +55,8 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     """Move a compiled model's parameters to the servers; `fit` then trains together.
 
     Call it on every worker, with the same model. A built model is bound at once, with the chief's
-    weights; one without input shape at its first batch. All workers receive frozen weights once.
-    Later `set_weights` and `load_weights` take effect on the chief.
+    weights; one without input shape at its first batch. Later `set_weights` and `load_weights` take
+    effect on the chief.
 
     Args:
         model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -265,8 +265,8 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
         restores = isinstance(callback, keras.callbacks.EarlyStopping)
         if restores and callback.restore_best_weights and trainer.has_tables:
             raise SettingsError(
-                "EarlyStopping(restore_best_weights=True) would bring back the dense weights of the "
-                "best epoch with the rows of the last one; drop restore_best_weights and keep the "
+                "EarlyStopping(restore_best_weights=True) would bring back the dense weights of "
+                "the best epoch with the rows of the last one; drop restore_best_weights and keep the "
                 "best epoch as a checkpoint, which has both: Checkpoints(…, "
                 "keep_best='val_loss')"
             )

@@ -24,7 +24,7 @@ from keras import tree
 from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras.embedding import row_flow
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
-from tfos.keras.embedding.ids_ahead import Call, IdsAhead, all_inside, record
+from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, all_inside, record
 from tfos.keras.embedding.sources import looked_up
 from tfos.keras.step import optimizers
 from tfos.keras.step.accumulation import Accumulator
@@ -78,7 +78,7 @@ class GradientStep:
             trainable = [v for group in variables.trainable for v in group.variables]
             self._accumulator = Accumulator(model.optimizer, trainable)
         self._trained_layers = [layer for layer in variables.embeddings if layer.trainable]
-        self._calls: Sequence[Call] = ()
+        self._calls: Sequence[LayerCall] = ()
         compiled = tf.function(self._run, jit_compile=bool(model.jit_compile), autograph=False)
         self._traces = Traces(compiled.get_concrete_function)
         self._ids_ahead = Traces(self._record)
@@ -322,7 +322,7 @@ class _GivenRows:
     """
 
     def __init__(
-        self, rows: dict[str, Any], positions: Sequence[Any], calls: Sequence[Call]
+        self, rows: dict[str, Any], positions: Sequence[Any], calls: Sequence[LayerCall]
     ) -> None:
         self._rows = rows
         self._positions = iter(positions)

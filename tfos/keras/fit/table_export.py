@@ -1,0 +1,104 @@
+"""Export of a model with tables: rows inside a plain model, or beside the dense one.
+
+Covers: `ctx.export(model, path, tables=…)` of models with Embeddings.
+Does not: copy the model (tfos.keras.embedding.plain), write rows (tfos.serving) or models without
+tables (tfos.keras.export).
+Threads: the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from tfos.console.console import Console
+from tfos.errors import SettingsError
+from tfos.keras.embedding import row_flow
+from tfos.keras.embedding.layer import MAX_SAVED_BYTES
+from tfos.keras.embedding.plain import plain_copy
+from tfos.keras.export import PathContext, export
+from tfos.keras.step.table_specs import embeddings_of
+from tfos.serving.server_export import ServerExport
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Place = Literal["inside", "beside"]
+
+
+def export_with_tables(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    ctx: PathContext,
+    *,
+    tables: Place | None = None,
+    since: str | os.PathLike[str] | None = None,
+    limit_bytes: int = MAX_SAVED_BYTES,
+) -> str:
+    """Write a model and the rows of its tables.
+
+    Args:
+        model: built; with Embeddings or without.
+        path: as of `tfos.keras.export.export`; with "beside" a directory or URL.
+        ctx: the node's context.
+        tables: "inside": a plain model with the rows in it, for where tfos is not installed;
+            "beside": the dense model and the rows as Parquet, for `tfos.serving.load`. None:
+            "inside".
+        since: "beside": an earlier whole export; only rows that have changed are written.
+        limit_bytes: "inside": of one table's rows.
+
+    Returns:
+        The absolute path or URL.
+
+    Raises:
+        SettingsError: arguments that do not fit the model, or a path that is refused.
+        UnsupportedModel: "inside" is not possible; the text names the reason.
+        ExportError: as tfos.serving.
+        OSError: the disk or the file system failed.
+    """
+    layers = embeddings_of(model) if isinstance(model, keras.Model) else ()
+    if tables not in (None, "inside", "beside"):
+        raise SettingsError(f'tables must be "inside" or "beside", got {tables!r}')
+    if since is not None and tables != "beside":
+        raise SettingsError(f'since={since!r} needs tables="beside", got tables={tables!r}')
+    if not layers:
+        if tables == "beside":
+            raise SettingsError(
+                'tables="beside": the model has no tfos.keras.Embedding; leave the argument out'
+            )
+        return export(model, path, ctx)
+    trainer = vars(model).get("_tfos_trainer")
+    if trainer is not None and not trainer.is_between_epochs:
+        trainer.pull()
+    if tables != "beside":
+        return export(plain_copy(model, limit_bytes), path, ctx)
+    target = ctx.absolute_path(os.fspath(path))
+    _write_beside(
+        model, target, ctx, None if since is None else ctx.absolute_path(os.fspath(since))
+    )
+    return target
+
+
+def _write_beside(model: Any, target: str, ctx: PathContext, since: str | None) -> None:
+    trainer = vars(model).get("_tfos_trainer")
+    if trainer is not None:
+        specs, scan = trainer.client.manifest.tables, trainer.client.tables.scan
+    else:
+        layers = {layer.table: layer for layer in embeddings_of(model)}
+        specs = tuple(layer.settings.spec(None) for layer in layers.values())
+
+        def scan(name: str) -> Iterator[tuple[Array, Array]]:
+            found = layers[name].source.dump(name, np.iinfo(np.int64).max)
+            if found is not None:
+                yield found
+
+    with tempfile.TemporaryDirectory(prefix="tfos-export-", dir=ctx.staging_dir) as staging:
+        dense = Path(staging) / "model.keras"
+        with row_flow.rows_left_out():
+            model.save(dense)
+        export_of = ServerExport(scan, specs, staging, Console(enabled=True))
+        export_of.write(target, model=dense, since=since)
