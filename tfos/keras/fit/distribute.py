@@ -79,9 +79,6 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         compression: of pushed float32 gradients: "bf16" and "fp16" take half the bytes, "int8" a
             quarter; the next gradient carries the rounding error. For slow networks.
 
-    Returns:
-        The same model object.
-
     Raises:
         NotCompiled: compile first.
         UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
@@ -91,9 +88,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         consistency=consistency,
         reduction=reduction,
         staleness_bound=staleness_bound,
-        staleness_aware=(
-            consistency in ("async", "ssp") if staleness_aware is None else staleness_aware
-        ),
+        staleness_aware=staleness_aware,
         on_nonfinite=on_nonfinite,
         pipeline=pipeline,
         compression=compression,

@@ -29,7 +29,8 @@ class Settings:
     reduction: Literal["mean", "sum"] = "mean"
     staleness_bound: int | None = None
     """None unless ssp or hybrid."""
-    staleness_aware: bool = False
+    staleness_aware: bool | None = None
+    """None: where gradients can be stale."""
     on_nonfinite: Literal["error", "skip"] = "error"
     pipeline: int = 0
     """Number of steps that are computed while a push is in flight."""
@@ -40,9 +41,9 @@ class Settings:
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 raise SettingsError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        if not isinstance(self.staleness_aware, bool):
+        if not isinstance(self.staleness_aware, bool | None):
             raise SettingsError(
-                f"staleness_aware must be True or False, got {self.staleness_aware!r}"
+                f"staleness_aware must be True, False or None, got {self.staleness_aware!r}"
             )
         self._check_staleness()
         self._check_pipeline()
@@ -51,6 +52,11 @@ class Settings:
     def has_barrier(self) -> bool:
         """Whether the gradients of dense parameters wait for each other."""
         return self.consistency in ("sync", "hybrid")
+
+    @property
+    def divides_by_staleness(self) -> bool:
+        """Whether the servers divide a gradient's rate by its staleness."""
+        return not self.has_barrier if self.staleness_aware is None else self.staleness_aware
 
     @property
     def bound(self) -> int:

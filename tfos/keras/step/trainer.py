@@ -176,7 +176,7 @@ class PSTrainer:
             consistency=settings.consistency,
             reduction=settings.reduction,
             staleness_bound=settings.bound,
-            staleness_aware=settings.staleness_aware,
+            staleness_aware=settings.divides_by_staleness,
             compression=settings.compression,
         )
         if seeds:
