@@ -29,6 +29,7 @@ from ps.client.saver import SaveOptions
 from ps.config import ServerSettings
 from ps.errors import PSError, PSSettingsError
 from ps.protocol.permissions import ServerPhase
+from ps.server.collector import StartFreeze
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer
 from ps.stats.prometheus import CONTENT_TYPE, Page, server_metrics
@@ -263,12 +264,13 @@ def _catch_signals() -> list[int]:
 
 def _wait_for_end(server: PSServer, caught: Sequence[int]) -> None:
     """Wait for a signal, a stop request or a successor."""
-    losses = LossReport()
+    losses, freeze = LossReport(), StartFreeze()
     while not caught and not server.wait_stopped(_POLL_S):
         # Not sigtimedwait: suspended beyond its timeout and continued, it returns a signal that
         # nobody has sent (CPython reads a result that the interrupted call has not filled).
         if signal.sigpending().intersection(_SIGNALS) or server.look_for_successor():
             break
+        freeze.poll(server.phase)
         _warn(losses.poll(server.stats(), time.monotonic()))
     _warn(losses.last(server.stats()))
 

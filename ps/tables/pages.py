@@ -62,7 +62,7 @@ class Pages:
         _advise(address, nbytes)
         self.array: Array
         """[nbytes] uint8; it and its views keep the memory."""
-        self._own((ctypes.c_char * nbytes).from_address(address))
+        self._own(_Keeper(address, nbytes))
 
     def grow(self, nbytes: int) -> None:
         """Make `array` another one of at least `nbytes`: the old content, and zeros behind it.
@@ -90,22 +90,35 @@ class Pages:
                 address = _mapped(nbytes, _READ_WRITE)
                 ctypes.memmove(address, old_address, old_nbytes)
         except MemoryError:
-            self._own(keeper or (ctypes.c_char * old_nbytes).from_address(old_address))
+            self._own(keeper or _Keeper(old_address, old_nbytes))
             raise
         if keeper is not None:
             _release_with(keeper, old_address, old_nbytes)
         _advise(address, nbytes)
-        self._own((ctypes.c_char * nbytes).from_address(address))
+        self._own(_Keeper(address, nbytes))
 
-    def _own(self, keeper: Any) -> None:
+    def _own(self, keeper: _Keeper) -> None:
         """Make the array of this memory, which is released with the keeper, after its last view."""
         self._keeper = weakref.ref(keeper)
-        self._address = ctypes.addressof(keeper)
-        self.array = np.frombuffer(keeper, np.uint8)
+        self._address = keeper.address
+        self.array = np.asarray(keeper)
         self._release = _release_with(keeper, self._address, self.array.nbytes)
 
 
-def _release_with(keeper: Any, address: int, nbytes: int) -> weakref.finalize[..., Any]:
+class _Keeper:
+    """What all views of one piece of memory refer to; numpy reads its array from the interface."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (nbytes,),
+            "data": (address, False),
+        }
+
+
+def _release_with(keeper: _Keeper, address: int, nbytes: int) -> weakref.finalize[..., Any]:
     release = weakref.finalize(keeper, _munmap, address, nbytes)
     release.atexit = False  # a thread may still read; the system takes it all anyway
     return release

@@ -17,6 +17,7 @@ import msgspec
 
 from ps.checkpoint.restore import RestoreOptions
 from ps.manifest.manifest import WorkerRank
+from ps.server.collector import StartFreeze
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.process_memory import forbid_reading
@@ -56,6 +57,7 @@ class ServerProcess:
         storages = Storages(spec.executor.scratch_dir)
         self._server = PSServer(settings, credentials, generation=generation, open_storage=storages)
         self._losses = LossReport()
+        self._freeze = StartFreeze()
 
     def run(self) -> None:
         """Serve until the supervisor or a permitted client stops the server."""
@@ -68,6 +70,7 @@ class ServerProcess:
             self._link.send(messages.PhaseChanged("serving"))
             start_order_thread(self._link, self._carry_out)
             while not self._server.wait_stopped(PROGRESS_S):
+                self._freeze.poll(self._server.phase)
                 self._send_progress()
         self._send_progress()
         self._link.send(messages.Done())
