@@ -17,36 +17,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ps.client.client import PSClient
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report
 from scripts.benchmarks.reference.plain_fit import build_model, step_seconds
+from scripts.benchmarks.worker_context import BenchWorker
 from tfos.bench.servers import served
-from tfos.worker.epoch_reports import EpochReports
 
 BATCH_SIZE = 256
 SKIPPED_STEPS = 5
-
-
-class OneWorker:
-    """The part of `ctx` that the Keras binding uses, for a single worker without a cluster."""
-
-    num_workers = 1
-    worker_rank = 0
-    is_chief = True
-    feed_channel: Any = None
-    micro_batches: Any = None
-    epochs = EpochReports(lambda _: None)
-
-    def __init__(self, client: PSClient, log_dir: Path) -> None:
-        self._client = client
-        self.log_dir = str(log_dir)
-
-    def ps_client(self) -> PSClient:
-        """Return the one client."""
-        return self._client
-
-    def report_progress(self, *_: object) -> None:
-        """Nobody listens."""
 
 
 def main() -> None:
@@ -56,7 +33,7 @@ def main() -> None:
     hidden, num_steps = (16, 10) if args.toy else (800, 60)
     with served(unix=True) as client, tempfile.TemporaryDirectory() as log_dir:
         plain, shared = build_model(hidden), build_model(hidden)
-        distribute(shared, OneWorker(client, Path(log_dir)))
+        distribute(shared, BenchWorker(lambda: client, Path(log_dir)))
 
         def steps_per_s(model: Any) -> float:
             seconds = step_seconds(model, num_steps, BATCH_SIZE, SKIPPED_STEPS)

@@ -75,7 +75,7 @@ def tensorflow_peer(num_bytes: int, num_tensors: int) -> Iterator[TensorFlowPeer
         num_bytes: of all variables together, float32.
         num_tensors: number of variables.
     """
-    spec = json.dumps({job: [f"127.0.0.1:{_free_port()}"] for job in ("ps", "worker")})
+    spec = json.dumps({job: [f"127.0.0.1:{free_port()}"] for job in ("ps", "worker")})
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with contextlib.ExitStack() as running:
         messages = running.enter_context(tempfile.TemporaryFile())
@@ -102,7 +102,8 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=STOP_TIMEOUT_S)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port
