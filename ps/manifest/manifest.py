@@ -205,8 +205,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     groups: tuple[GroupSpec, ...]
     tables: tuple[TableSpec, ...] = ()
-    """Rows by id beside the groups; see ps.tables.table. Pushes to them are applied as they
-    arrive, also where the groups wait for a barrier."""
+    """Rows by id beside the groups; see ps.tables.table. Gradients of rows inside a push wait with
+    the groups in sync; all others are applied as they arrive."""
     bucket_bytes: int = BUCKET_BYTES
     """Bytes of values in a bucket, the unit of locking, versioning and moving; a multiple of 8.
     Smaller: finer overlap of receiving and applying, more Python per byte. A small model on several

@@ -5,8 +5,9 @@
     sync, one worker  the server      the worker: its gradient is the mean
     sync, several     the server      the servers: norms of the mean, which no worker has
 
-A push to a table is applied when it arrives, in every mode, so the worker clips it. Its norm is
-that of the dense gradient: ids that the push does not bring add nothing.
+Gradients of a table's rows are clipped by their worker, in every mode, also where those of several
+are reduced: most are applied as they arrive. Their norm is that of the dense gradient: ids that the
+push does not bring add nothing.
 
 "Squares" are one float64 per parameter of the groups that are clipped by norm, in the manifest's
 order. Each server adds up its own elements; the sum over the servers is the whole parameter's.

@@ -10,10 +10,12 @@ import pytest
 
 from ps.client.server_group import ServerGroup
 from ps.consistency.bsp import BSP
+from ps.consistency.hybrid import Permits
 from ps.consistency.ssp import SSP
 from ps.exactly_once import CompletionLog, LogSnapshot, Ticket, Verdict
 from ps.protocol import messages
 from ps.server.handlers import Service
+from ps.server.row_updates import RowUpdates
 from tests.support.sim.network import Network
 from tests.support.sim.ps import Plan, Simulation, run
 from tests.support.sim.world import Condition, Stuck, World, end_runners
@@ -119,6 +121,13 @@ MUTANTS = {
     "repeated pushes are taken for new ones": (CompletionLog, "begin", always_new, ""),
     "buckets forget what was applied": (Ticket, "needs", lambda *_: True, "doubled|reads"),
     "a cut call waits for the others' replies": (Network, "wait_any", waits_for_all, "Timeout"),
+    "a clock leaves rows out": (RowUpdates, "reduce", lambda *_: None, "reads|some lost"),
+    "a permit is not handed on": (
+        Permits,
+        "on_batch_over",
+        lambda *_: [],
+        "Timeout",
+    ),
     "a lost worker is waited for": (BSP, "on_lost", lambda *_: [], "Timeout"),
 }
 RESTART_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
@@ -126,7 +135,7 @@ RESTART_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
         BSP,
         "catch_up",
         lambda *_: [],
-        "clocks|two pushes|Timeout",
+        "clocks|two pushes|Timeout|FAILED",
     ),
     "a restarted server does not hear where its workers stand": (
         SSP,

@@ -44,6 +44,7 @@ WITHOUT_SPARK = {
     "packed_learning": ["AUC-int8"],
     "parquet": ["P11"] * 4,
     "peers": ["P04"] * 3,
+    "row_exchange": ["ROWS"] * 4,
     "scaling": ["P17", "steps", "steps"],
     "serving": ["P25", "P25p99"],
     "small": ["P05"],

@@ -433,6 +433,24 @@ def test_wrong_arguments_are_refused_before_anything_is_sent():
         exchange(client, None)
 
 
+@pytest.mark.attack("A10")
+def test_in_sync_a_push_stages_rows_within_a_limit(monkeypatch: pytest.MonkeyPatch):
+    manifest = with_tables(table(), rule=ADD, consistency="sync")
+    with cluster() as bed:
+        (client,) = started(bed, manifest)
+        batch = Rows(client, user=IDS)
+        with monkeypatch.context() as patch:
+            patch.setattr("ps.client.row_exchange.MAX_STAGED_BYTES", 100)
+            with pytest.raises(ShapeError, match=r"ps:0 take 640 bytes.*limit is 100: push few"):
+                exchange(client, batch.grads())
+        with monkeypatch.context() as patch:
+            patch.setattr("ps.server.row_updates.MAX_STAGED_BYTES", 100)
+            with pytest.raises(ShapeError, match=r"brings 640 bytes .* the limit is 100"):
+                exchange(client, batch.grads())
+        exchange(client, batch.grads(), batch)
+        assert set(batch["user"].ravel()) == {1.0}
+
+
 def nan_row(rows: Rows) -> dict[str, Any]:
     grads = rows.grads()
     grads["user"][1][3, 0] = np.nan

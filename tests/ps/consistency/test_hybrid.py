@@ -47,6 +47,28 @@ def test_batches_in_line_are_served_in_their_order():
     assert permits.on_batch_over(batch(2)) == [Grant(batch(3))]
 
 
+def test_a_batch_that_follows_another_takes_its_permit_ahead_of_the_line():
+    permits = Permits(1)
+    look_up(permits, 1, 2)
+    assert permits.on_batch_over(batch(1), batch(3)) == []
+    assert permits.held(W0) == {batch(3)}
+    for late in (1, 2):  # a copy of that push, and a batch that has no permit to hand on
+        assert permits.on_batch_over(batch(late), batch(4)) == []
+    assert permits.held(W0) == {batch(3)}
+    assert look_up(permits, 3, still_open=(2, 3)) == [Grant(batch(3))]
+    assert permits.on_batch_over(batch(3)) == [Grant(batch(2))]
+
+
+def test_a_lookup_that_comes_late_ends_no_later_batch():
+    """Lookups and pushes have connections of their own."""
+    permits = Permits(2)
+    look_up(permits, 2, still_open=(1, 2))
+    assert look_up(permits, 1, still_open=(1,)) == [Grant(batch(1))]
+    assert permits.held(W0) == {batch(1), batch(2)}
+    assert look_up(permits, 3, still_open=(3,)) == [Grant(batch(3))]
+    assert permits.held(W0) == {batch(3)}
+
+
 def test_workers_do_not_take_each_others_permits():
     permits = Permits(1)
     look_up(permits, 1)
