@@ -179,7 +179,8 @@ def read_piece(
             f"{path}: {what} (byte {position}) has row versions {versions.min()}.."
             f"{versions.max()}, its own is {record.version}"
         )
-    if np.unique(ids).size < ids.size:
+    ordered = np.sort(ids)  # np.unique takes four times as long
+    if (ordered[1:] == ordered[:-1]).any():
         raise CheckpointError(f"{path}: {what} (byte {position}) has an id twice in one piece")
     rows = np.frombuffer(data, spec.dtype, offset=2 * split)
     rows = rows.reshape(piece.num_rows, row_width(spec))

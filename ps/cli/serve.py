@@ -26,10 +26,10 @@ from ps.cli.credentials import add_credentials, credentials_of, read_secret
 from ps.cli.self_saving import SelfSaving, refuse_foreign
 from ps.client.periodic_saver import Period
 from ps.client.saver import SaveOptions
+from ps.collector import StartFreeze
 from ps.config import ServerSettings
 from ps.errors import PSError, PSSettingsError
 from ps.protocol.permissions import ServerPhase
-from ps.server.collector import StartFreeze
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer
 from ps.stats.prometheus import CONTENT_TYPE, Page, server_metrics

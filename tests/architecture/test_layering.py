@@ -57,7 +57,7 @@ LEVELS = {
         ("config", "sorted_rows"),
         ("checkpoint",),
         ("protocol",),
-        ("client", "server"),
+        ("client", "collector", "server"),
         ("cli",),
     ),
     "feeding": (

@@ -16,8 +16,8 @@ import time
 import msgspec
 
 from ps.checkpoint.restore import RestoreOptions
+from ps.collector import StartFreeze
 from ps.manifest.manifest import WorkerRank
-from ps.server.collector import StartFreeze
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.process_memory import forbid_reading

@@ -1,7 +1,7 @@
 """The collector of cycles in a PS process: its searches leave out what a server keeps for good.
 
 Covers: one call of gc.freeze, when the kernels are loaded and the parameters are there.
-Does not: switch the collector off. Requests make no cycles (tests/ps/server/test_collector.py), so
+Does not: switch the collector off. Requests make no cycles (tests/ps/test_collector.py), so
 it seldom runs; but a full search walks 125,000 objects that stay, for 15 ms with the GIL held.
 Runs in: the main thread of a PS process; never in a process that is not the server's own.
 """

@@ -7,9 +7,9 @@ import gc
 import numpy as np
 import pytest
 
+from ps.collector import StartFreeze
 from ps.manifest.manifest import Hyper
 from ps.protocol.permissions import ServerPhase
-from ps.server.collector import StartFreeze
 from tests.support.ps_cluster import cluster, filled
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
