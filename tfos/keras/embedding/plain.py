@@ -33,7 +33,7 @@ def plain_copy(model: Any, limit_bytes: int) -> Any:
     """
     if not isinstance(model, keras.Sequential) and not _is_functional(model):
         raise UnsupportedModel(
-            f"{type(model).__name__} is a model class of your own, and calls its Embeddings itself; "
+            f"{type(model).__name__} is a model class of your own, and calls Embeddings itself; "
             'export it with tables="beside", or write it as a functional model'
         )
 

@@ -261,8 +261,8 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
         if restores and callback.restore_best_weights and trainer.has_tables:
             raise SettingsError(
                 "EarlyStopping(restore_best_weights=True) would bring back the dense weights of "
-                "the best epoch with the rows of the last one; drop restore_best_weights and keep the "
-                "best epoch as a checkpoint, which has both: Checkpoints(…, "
+                "the best epoch with the rows of the last one; drop restore_best_weights and keep "
+                "the best epoch as a checkpoint, which has both: Checkpoints(…, "
                 "keep_best='val_loss')"
             )
 
