@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import keras
 import numpy as np
@@ -47,7 +48,7 @@ def data(num_rows=STEPS * BATCH, width=3, seed=0):
     return x, (random.normal(size=IDS)[x].sum(1) > 0).astype("float32")
 
 
-class DenseGradients(keras.Model):
+class DenseGradients(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Keras, with the gradients of equal ids summed before its rule, as every rule means them."""
 
     def train_step(self, data):
@@ -124,7 +125,7 @@ def test_adam_is_the_lazy_rule_written_out():
     x, _ = data(STEPS * BATCH, width=1)
     c = np.random.default_rng(1).normal(size=(len(x), 1)).astype("float32")
 
-    class Linear(keras.Model):
+    class Linear(keras.Model):  # type: ignore[misc]  # Keras has no types
         def __init__(self):
             super().__init__()
             self.rows = Embedding(DIM, table="user", combiner="sum")
@@ -166,7 +167,7 @@ def test_two_sync_workers_equal_one_process_that_reduces_in_rank_order():
                 first.append(initial_rows(cluster))
             model.fit(*shards[rank], batch_size=BATCH, shuffle=False, verbose=0)
 
-        first = []
+        first: list[np.ndarray] = []
         together(train, 2)
         plain = make_model(keras.layers.Embedding(IDS, DIM), keras.optimizers.SGD(0.5))
         plain.layers[1].set_weights(first)
@@ -188,7 +189,7 @@ def test_two_sync_workers_equal_one_process_that_reduces_in_rank_order():
             np.testing.assert_array_equal(mine.numpy(), keras_own.numpy())
 
 
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "async": {},
     "pipeline": {"pipeline": 2},
     "ssp": {"staleness_bound": 2},
@@ -200,7 +201,7 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_learns_with_two_workers(mode):
     x, y = data(2048)
-    consistency = "async" if mode == "pipeline" else mode
+    consistency: Any = "async" if mode == "pipeline" else mode
     with serving(num_workers=2, num_servers=2) as cluster:
 
         def train(rank):
@@ -297,7 +298,7 @@ def test_jit_compile_pads_to_few_shapes():
         assert history.history["val_accuracy"][-1] > 0.85
 
 
-class Tower(keras.Model):
+class Tower(keras.Model):  # type: ignore[misc]  # Keras has no types
     """A subclassed model that calls one layer twice and has a train_step of its own."""
 
     def __init__(self):
@@ -391,7 +392,7 @@ def test_kinds_of_models(name, steps_per_execution):
         assert cluster.servers[0].stats().tables[0].rows > 0
 
 
-class FromTheMiddle(keras.Model):
+class FromTheMiddle(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Ids that depend on what the model computes."""
 
     def __init__(self):
@@ -514,9 +515,11 @@ def test_fit_without_distribute_on_a_cluster_is_still_refused():
     x, y = data(64)
     seen = []
 
-    class Look(keras.callbacks.Callback):
+    class Look(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_epoch_begin(self, epoch, logs=None):
-            seen.append(running_fit().is_lone)
+            fit = running_fit()
+            assert fit is not None
+            seen.append(fit.is_lone)
 
     model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
     for _ in range(2):

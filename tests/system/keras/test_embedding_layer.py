@@ -27,6 +27,9 @@ class Rows:
         known = np.where(keys <= 99, keys, 0)
         return np.outer(known, np.arange(1, DIM + 1)).astype("float32")
 
+    def dump(self, table, limit_bytes):
+        return None
+
 
 def bound(**settings):
     layer = Embedding(DIM, **settings)

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+from typing import Literal
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ def make_group(shapes, dtype="float32", *, trainable=True):
     variables = tuple(keras.Variable(np.zeros(shape), dtype=dtype) for shape in shapes)
     names = tuple(map(str, range(len(shapes))))
     name = "trainable" if trainable else "statistics"
-    flat = "float64" if dtype == "float64" else "float32"
+    flat: Literal["float32", "float64"] = "float64" if dtype == "float64" else "float32"
     return VariableGroup(name, flat, variables, names, trainable=trainable, decays=False)
 
 
