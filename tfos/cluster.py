@@ -21,6 +21,7 @@ from tfos.driver.reservation import Reservation
 from tfos.driver.results import ResultCalls
 from tfos.driver.shutdown import Shutdown
 from tfos.driver.start import start_nodes
+from tfos.driver.table_calls import TableCalls
 from tfos.feed.entry import FeedService
 from tfos.feed.request import FeedRequest
 from tfos.monitor import reports
@@ -84,7 +85,7 @@ Mode: TypeAlias = InputMode
 Result = TypeVar("Result")
 
 
-class TFCluster(StreamCalls, PageCalls, ResultCalls):
+class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls):
     """A cluster of parameter servers and workers; made by `reserve` or `run`.
 
     A context manager: leaving the block shuts the cluster down, in order after success and at once

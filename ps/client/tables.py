@@ -13,7 +13,7 @@ thread gives back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -213,12 +213,15 @@ class TableClient:
         """
         return self._push(grads, hyper)
 
-    def scan(self, name: str, *, with_slots: bool = False) -> Iterator[tuple[Array, Array]]:
+    def scan(
+        self, name: str, *, with_slots: bool = False, servers: Collection[int] | None = None
+    ) -> Iterator[tuple[Array, Array]]:
         """Give all rows of a table in batches, while training goes on.
 
         Args:
             name: of the table.
             with_slots: give the optimizer's slots behind the values, too.
+            servers: ranks of the servers whose rows to give; None: all.
 
         Yields:
             (ids, rows): int64[n] (uint64 for a table of those) and [n, dim], or
@@ -230,6 +233,8 @@ class TableClient:
         """
         spec = self._spec(name)
         for link in self._servers.links:
+            if servers is not None and link.server not in servers:
+                continue
             for segment in range(spec.segments):
                 stop = MAX_INT64
                 while stop:

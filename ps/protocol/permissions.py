@@ -70,14 +70,16 @@ _FILLING = frozenset({ServerPhase.EMPTY, ServerPhase.SERVING})
 _READERS = frozenset({Role.WORKER, Role.DRIVER, Role.SUPERVISOR})
 _WORKERS = frozenset({Role.WORKER})
 _WORKERS_AND_DRIVER = frozenset({Role.WORKER, Role.DRIVER})
+_SCANNERS = frozenset({Role.WORKER, Role.DRIVER, Role.FEEDER})
+"""Spark tasks read whole tables (tfos.serving.scan_task); they have the credentials of feeders."""
 _LEADER = frozenset({Role.SERVER})
 """Of hand-started servers that save themselves; see ps.cli.self_saving."""
 _MANAGERS = frozenset({Role.DRIVER, Role.SUPERVISOR})
 
 _RULES: dict[type, _Rule] = {
-    messages.Describe: _Rule(_READERS | _LEADER, _ANY_PHASE, is_read=True),
+    messages.Describe: _Rule(_READERS | _SCANNERS | _LEADER, _ANY_PHASE, is_read=True),
     messages.FetchStats: _Rule(_READERS, _ANY_PHASE, is_read=True),
-    messages.FetchManifest: _Rule(_READERS | _LEADER, _LOADED, is_read=True),
+    messages.FetchManifest: _Rule(_READERS | _SCANNERS | _LEADER, _LOADED, is_read=True),
     messages.Pull: _Rule(_WORKERS_AND_DRIVER, _LOADED, is_read=True),
     messages.PullFrozen: _Rule(_WORKERS_AND_DRIVER, _LOADED, is_read=True),
     messages.Push: _Rule(_WORKERS, _SERVING),
@@ -85,7 +87,7 @@ _RULES: dict[type, _Rule] = {
     messages.Lookup: _Rule(_WORKERS_AND_DRIVER, _LOADED, is_read=True),
     messages.LookupBatch: _Rule(_WORKERS, _SERVING),
     messages.PushRows: _Rule(_WORKERS, _SERVING),
-    messages.Scan: _Rule(_WORKERS_AND_DRIVER, _LOADED, is_read=True),
+    messages.Scan: _Rule(_SCANNERS, _LOADED, is_read=True),
     messages.Join: _Rule(_WORKERS, _SERVING),
     messages.Leave: _Rule(_WORKERS, _LOADED),
     messages.Finish: _Rule(_WORKERS, _ANY_PHASE),

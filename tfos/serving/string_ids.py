@@ -27,6 +27,8 @@ def with_hashed_strings(ids: Any) -> Any:
     """
     try:
         array = np.asarray(ids)
+        if array.dtype.kind in "SU" and not isinstance(ids, np.ndarray):
+            array = np.array(ids, object)  # else numpy cuts zero bytes off, and makes 1 a "1"
     except ValueError:  # of no one shape: refused with the integers
         return ids
     if array.dtype.kind not in "SUO":

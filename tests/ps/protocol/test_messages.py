@@ -190,7 +190,7 @@ MAY_CALL: dict[str, set[type]] = {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.FetchMetadata,
         messages.Fence, messages.Lose, messages.StopServer,
     },
-    "feeder:0": set(),
+    "feeder:0": {messages.Describe, messages.FetchManifest, messages.Scan},
     "server:0": {messages.Describe, messages.FetchManifest, messages.TakeSnapshot, messages.Save},
 }  # fmt: skip
 CHIEF_ONLY = {
