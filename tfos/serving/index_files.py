@@ -86,7 +86,7 @@ class MappedTable:
         directory: of the index.
         number: of the table in it.
         record: its entry in the manifest.
-        populates: map every page now: a page's first use costs a lookup as much as ten ids.
+        populates: map every page now, so that the first lookups wait for none.
 
     Raises:
         ExportError: a file has another size than the manifest says.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.manifest.table_spec import MAX_INT64
+from tfos.keras.embedding.keys import hashed
 
 Array = np.ndarray[Any, Any]
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 def with_hashed_strings(ids: Any) -> Any:
     """Return ids with strings and bytes replaced by their hashes; integers as they are.
 
-    The hash of a string is tf.strings.to_hash_bucket_fast(x, 2^63 - 1).
+    The hash of a string is that of a layer: tfos.keras.embedding.keys.hashed.
 
     Args:
         ids: integers, strings or bytes of any shape. Arrays of bytes with a fixed length (`S8`)
@@ -39,4 +39,4 @@ def with_hashed_strings(ids: Any) -> Any:
     import tensorflow as tf
 
     strings = tf.constant(flat, tf.string, shape=array.shape)
-    return tf.strings.to_hash_bucket_fast(strings, MAX_INT64).numpy()
+    return hashed(strings).numpy()

@@ -58,11 +58,25 @@ class Settings:
         """Whether the servers divide a gradient's rate by its staleness."""
         return not self.has_barrier if self.staleness_aware is None else self.staleness_aware
 
-    @property
-    def bound(self) -> int:
-        """The manifest's staleness bound; 0 in modes that have none."""
-        default = 1 if self.consistency == "hybrid" else 0
-        return default if self.staleness_bound is None else self.staleness_bound
+    def bound_for(self, batches_per_push: int) -> int:
+        """Return the manifest's staleness bound; 0 in modes that have none.
+
+        Args:
+            batches_per_push: of gradient accumulation; 1 without.
+
+        Raises:
+            SettingsError: hybrid with fewer batches under way than a push needs.
+        """
+        if self.consistency != "hybrid":
+            return self.staleness_bound or 0
+        bound = batches_per_push if self.staleness_bound is None else self.staleness_bound
+        if bound < batches_per_push:
+            raise SettingsError(
+                f"staleness_bound={bound} of hybrid lets a worker have {bound} batches of rows "
+                f"under way, and gradient_accumulation_steps={batches_per_push} needs as many for "
+                "one push; raise the bound, or leave it out"
+            )
+        return bound
 
     def _check_staleness(self) -> None:
         bound = self.staleness_bound

@@ -101,6 +101,11 @@ class TableTraining:
             named = zip(self._step.trained_tables, output.row_gradients, strict=True)
             self._waiting.append(self._planner.sums(rows, list(named)))
 
+    def drop(self, rows: BatchRows | None) -> None:
+        """Give up the rows of a batch whose gradients will not be pushed."""
+        if rows is not None:
+            self._client.tables.give_up(rows.routed)
+
     def _mean(
         self, planner: RowPlanner, name: str, parts: Sequence[TableArrays]
     ) -> tuple[RoutedIds, Array]:

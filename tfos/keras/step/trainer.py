@@ -175,7 +175,7 @@ class PSTrainer:
             self.optimizer,
             consistency=settings.consistency,
             reduction=settings.reduction,
-            staleness_bound=settings.bound,
+            staleness_bound=settings.bound_for(optimizers.batches_per_update(self.optimizer)),
             staleness_aware=settings.divides_by_staleness,
             compression=settings.compression,
         )
@@ -262,6 +262,7 @@ class PSTrainer:
         rows = tensors.num_rows(data)
         if not is_finite:
             self._refuse(output, rows)
+            self._tables.drop(table_rows)
         elif is_complete:
             gradients = self._tables.gradients(table_rows, output)
             ahead = self._tables.ahead(batches, self._most_in_flight)
