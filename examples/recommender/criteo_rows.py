@@ -99,13 +99,26 @@ def save(rows: CriteoRows, directory: Path, numbers: range, num_files: int) -> l
         num_files: of equal size.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"part-{number:05d}.tfrecord" for number in range(num_files)]
+    paths = [str(directory / f"part-{number:05d}.tfrecord") for number in range(num_files)]
     ends = np.linspace(numbers.start, numbers.stop, num_files + 1).astype(int).tolist()
     for path, first, stop in zip(paths, ends, ends[1:], strict=False):
-        with path.open("wb") as file:
-            for batch in _encoded(rows, first, stop):
-                batch.tofile(file)
-    return [str(path) for path in paths]
+        save_part(rows, path, range(first, stop))
+    return paths
+
+
+def save_part(rows: CriteoRows, path: str, numbers: range) -> None:
+    """Write rows as one TFRecord file of tf.Example.
+
+    Args:
+        rows: of one seed.
+        path: local, or of any file system that tfos reads.
+        numbers: of the rows.
+    """
+    from feeding import filesystem_for
+
+    with filesystem_for(path).create(path) as file:
+        for batch in _encoded(rows, numbers.start, numbers.stop):
+            file.write(batch.tobytes())
 
 
 def _encoded(rows: CriteoRows, first: int, stop: int) -> Iterator[Array]:

@@ -1,0 +1,81 @@
+"""What the recommenders share: flags, the two kinds of embeddings, scores of held-out rows.
+
+`distributed` makes the layer whose rows live on the parameter servers, for ids without a
+vocabulary; `plain` makes stock Keras layers for the baseline in one process, which hash texts into
+a fixed number of rows.
+
+Sent to the executors with `sc.addPyFile`, as a module of your own would be; so Keras and Spark are
+imported where they are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import numpy as np
+
+HASH_ROWS = 8192
+"""Rows of a baseline's table of texts."""
+
+
+def arguments(doc, **defaults):
+    """The flags of all recommenders."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cluster_size", type=int, default=3, help="PS and workers together")
+    parser.add_argument("--num_ps", type=int, default=1, help="how many of the nodes are PS")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch_size", type=int, default=512)
+    parser.add_argument("--export_dir", default="recommender_export", help="for what comes out")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.set_defaults(**defaults)
+    return parser
+
+
+def parse(parser, argv):
+    """Read the flags; paths become absolute: nodes have working directories of their own."""
+    args = parser.parse_args(argv)
+    args.export_dir = os.path.abspath(args.export_dir)
+    os.makedirs(args.export_dir, exist_ok=True)
+    args.scores_file = os.path.join(args.export_dir, "scores.npy")
+    return args
+
+
+def distributed(name, dim):
+    """Return an embedding of any ids, numbers or texts: its rows live on the servers."""
+    from tfos.keras import Embedding
+
+    return Embedding(dim, table=f"{name}-{dim}")
+
+
+def plain(dim, num_ids=None):
+    """Return an embedding as Keras has it: of texts by a hash, of numbers below num_ids."""
+    import keras
+
+    if num_ids is not None:
+        return keras.layers.Embedding(num_ids, dim)
+    hashed = keras.layers.Hashing(HASH_ROWS)
+    return lambda ids: keras.layers.Embedding(HASH_ROWS, dim)(hashed(ids))
+
+
+def tensors(table, names):
+    """Return columns of a pandas table as inputs of a model, each [n]."""
+    import tensorflow as tf
+
+    return {name: tf.constant(table[name].to_numpy()) for name in names}
+
+
+def save_scores(args, model, inputs):
+    """Predict held-out rows with the distributed model, for the driver."""
+    np.save(args.scores_file, model.predict(inputs, batch_size=4096, verbose=0))
+
+
+def report_auc(args, labels, baseline):
+    """Print the AUC of the saved scores beside that of plain Keras in one process."""
+    from sklearn.metrics import roc_auc_score
+
+    scores = np.load(args.scores_file)[:, 0]
+    print(f"plain Keras in one process: AUC {roc_auc_score(labels, baseline[:, 0]):.4f}")
+    print(f"test AUC: {roc_auc_score(labels, scores):.4f}")
