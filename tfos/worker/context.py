@@ -308,7 +308,8 @@ class NodeContext:
                 workers, older gradients. hybrid: batches of rows that a worker has under way, from
                 1, the default.
             staleness_aware: divide a gradient's learning rate by 1 + the updates by others that its
-                worker had not seen. None: yes, except in sync and hybrid, where none is.
+                worker had not seen. None: yes, except in sync and hybrid, where none is, and for
+                Adagrad and Ftrl.
             on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
                 leaves the step out and counts it.
             pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight.

@@ -621,3 +621,20 @@ def test_hybrid_has_as_many_batches_under_way_as_a_push_needs():
         distribute(model, cluster.contexts[0], consistency="hybrid")
         model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
         assert cluster.pushes == 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "consistency", "is_aware"),
+    [
+        (lambda: keras.optimizers.Adam(0.01), "async", True),
+        (lambda: keras.optimizers.Adagrad(0.01), "async", False),
+        (lambda: keras.optimizers.Adagrad(0.01), "ssp", False),
+        (lambda: keras.optimizers.SGD(0.01), "hybrid", False),
+    ],
+)
+def test_whose_stale_gradients_move_less_by_default(optimizer, consistency, is_aware):
+    with serving() as cluster:
+        bound = 2 if consistency == "ssp" else None
+        model = make_model(Embedding(DIM, table="user"), optimizer())
+        distribute(model, cluster.contexts[0], consistency=consistency, staleness_bound=bound)
+        assert cluster.manifest.staleness_aware is is_aware

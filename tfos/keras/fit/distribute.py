@@ -70,8 +70,8 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
             Larger: less waiting for slow workers, older gradients. hybrid: batches of rows that a
             worker has under way, from 1, the default.
         staleness_aware: divide the learning rate of a gradient by 1 + the updates by others that
-            its worker had not seen. None: yes, except in sync and hybrid, where none is. False
-            ruins a training as soon as several workers push with rules like Adam.
+            its worker had not seen. None: yes, except in sync and hybrid, where none is, and for
+            Adagrad and Ftrl. False ruins a training of several workers with rules like Adam.
         on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
             skips the step and counts it.
         pipeline: async only: steps, 64 at most, that `fit` computes while a push is in flight. With

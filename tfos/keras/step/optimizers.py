@@ -96,6 +96,14 @@ def moves_without_gradient(optimizer: Any) -> bool:
     return isinstance(inner, keras.optimizers.Ftrl) or getattr(inner, "epsilon", None) == 0
 
 
+def damps_itself(optimizer: Any) -> bool:
+    """Whether each gradient lowers the rate of later ones, so that stale ones do little harm.
+
+    Adagrad and Ftrl divide by the root of all squares so far. See decision 009.
+    """
+    return isinstance(unwrap(optimizer), keras.optimizers.Adagrad | keras.optimizers.Ftrl)
+
+
 def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> manifest.RuleConfig:
     """Return the servers' rule for a checked optimizer.
 

@@ -30,7 +30,7 @@ class Settings:
     staleness_bound: int | None = None
     """None unless ssp or hybrid."""
     staleness_aware: bool | None = None
-    """None: where gradients can be stale."""
+    """None: where gradients can be stale and the optimizer's rate does not fall by itself."""
     on_nonfinite: Literal["error", "skip"] = "error"
     pipeline: int = 0
     """Number of steps that are computed while a push is in flight."""
@@ -53,10 +53,15 @@ class Settings:
         """Whether the gradients of dense parameters wait for each other."""
         return self.consistency in ("sync", "hybrid")
 
-    @property
-    def divides_by_staleness(self) -> bool:
-        """Whether the servers divide a gradient's rate by its staleness."""
-        return not self.has_barrier if self.staleness_aware is None else self.staleness_aware
+    def divides_by_staleness(self, *, damps_itself: bool) -> bool:
+        """Return whether the servers divide a gradient's rate by its staleness.
+
+        Args:
+            damps_itself: whether the optimizer's rate falls with the gradients so far.
+        """
+        if self.staleness_aware is not None:
+            return self.staleness_aware
+        return not self.has_barrier and not damps_itself
 
     def bound_for(self, batches_per_push: int) -> int:
         """Return the manifest's staleness bound; 0 in modes that have none.

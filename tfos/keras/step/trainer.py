@@ -176,7 +176,9 @@ class PSTrainer:
             consistency=settings.consistency,
             reduction=settings.reduction,
             staleness_bound=settings.bound_for(optimizers.batches_per_update(self.optimizer)),
-            staleness_aware=settings.divides_by_staleness,
+            staleness_aware=settings.divides_by_staleness(
+                damps_itself=optimizers.damps_itself(self.optimizer)
+            ),
             compression=settings.compression,
         )
         if seeds:
