@@ -113,7 +113,7 @@ CASES = (
             "reduction": CHOICE,
             "on_nonfinite": CHOICE,
             "compression": CHOICE,
-            "staleness_aware": FLAG,
+            "staleness_aware": FLAG[:-1],
             "staleness_bound": (4,),
             "pipeline": (-1, 1000, 1.0, True),
         },
@@ -272,10 +272,11 @@ CASES = (
             "max_bytes": (0,),
             "ttl_s": (0.0, -1.0, math.nan),
             "when_full": ("lru",),
+            "learning_rate_multiplier": (-1.0, math.nan),
         },
         {
             **dict.fromkeys(("name", "dtype", "row_steps", "id_kind"), DECODED),
-            **dict.fromkeys(("rule", "initializer", "admission"), OTHER_TESTS),
+            **dict.fromkeys(("rule", "initializer", "admission", "unseen"), OTHER_TESTS),
         },
     ),
     Case(

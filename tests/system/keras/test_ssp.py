@@ -83,7 +83,9 @@ def test_uneven_workers_train_within_the_bound_and_end_with_the_same_parameters(
             {"consistency": "sync", "staleness_aware": True},
             "no gradient of dense parameters is stale",
         ),
-        ({"consistency": "hybrid"}, "must be one of"),
+        ({"consistency": "hybrid"}, "has no tables; use 'sync'"),
+        ({"consistency": "hybrid", "staleness_bound": 0}, "from 1 to .*, got 0"),
+        ({"consistency": "bsp"}, "must be one of"),
     ],
 )
 def test_combinations_that_mean_nothing_are_refused(options, text):

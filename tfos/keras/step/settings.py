@@ -94,7 +94,7 @@ class Settings:
         elif (self.consistency == "ssp") != (bound is not None):
             raise SettingsError(
                 f"consistency={self.consistency!r} with staleness_bound={bound}: ssp needs the "
-                "bound, hybrid may have one and no other mode has; write consistency='ssp', "
+                "bound, hybrid may have one, no other mode has one; write consistency='ssp', "
                 "staleness_bound=4"
             )
         if bound is not None and (type(bound) is not int or bound < 0):
