@@ -170,7 +170,7 @@ class LocalHdfs:
 
     def freeze_namenode(self) -> None:
         """Stop the NameNode in its tracks: connections are accepted and nothing is answered."""
-        self._daemons[NAMENODE].signal(signal.SIGSTOP)
+        self._daemons[NAMENODE].freeze()
 
     def thaw_namenode(self) -> None:
         """Let a frozen NameNode go on."""

@@ -6,13 +6,17 @@ signalled through a descriptor that cannot change its meaning.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from scripts.local_hdfs.errors import LocalHdfsError
 
 STOP_TIMEOUT_S = 10.0
 
@@ -45,6 +49,22 @@ class Daemon:
         finally:
             os.close(descriptor)
         return True
+
+    def freeze(self, timeout_s: float = 10.0) -> None:
+        """Stop it, and wait until no thread runs: one that was at work may finish an answer.
+
+        Raises:
+            LocalHdfsError: it has ended, or a thread still runs after `timeout_s`.
+        """
+        if not self.signal(signal.SIGSTOP):
+            raise LocalHdfsError(f"process {self.pid} has ended; nothing to freeze")
+        deadline_s = time.monotonic() + timeout_s
+        while running := _running_threads(self.pid):
+            if time.monotonic() > deadline_s:
+                raise LocalHdfsError(
+                    f"{running} threads of process {self.pid} run {timeout_s:g} s after SIGSTOP"
+                )
+            time.sleep(0.001)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it has ended; False at the deadline."""
@@ -102,3 +122,12 @@ def _start_ticks(pid: int) -> int | None:
         return None
     fields = text.rpartition(")")[2].split()  # the name before may hold anything
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def _running_threads(pid: int) -> int:
+    """Count the threads of a process that SIGSTOP has not stopped yet."""
+    running = 0
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            running += stat.read_text().rpartition(")")[2].split()[0] not in ("T", "t")
+    return running

@@ -290,7 +290,7 @@ class NodeContext:
         staleness_bound: int | None = None,
         staleness_aware: bool | None = None,
         on_nonfinite: Literal["error", "skip"] = "error",
-        pipeline: int = 0,
+        pipeline: int | None = None,
         compression: Compression = "none",
     ) -> keras.Model:
         """Move a compiled model's parameters to the servers; `fit` then trains together.
@@ -313,6 +313,7 @@ class NodeContext:
             on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
                 leaves the step out and counts it.
             pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight.
+                None: 1 for models with tables and Adagrad or Ftrl, else 0.
             compression: of pushed float32 gradients: "bf16" and "fp16" halve the bytes, "int8"
                 quarters them; the error goes with the next gradient.
 

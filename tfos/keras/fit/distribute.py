@@ -49,7 +49,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     staleness_bound: int | None = None,
     staleness_aware: bool | None = None,
     on_nonfinite: Literal["error", "skip"] = "error",
-    pipeline: int = 0,
+    pipeline: int | None = None,
     compression: Compression = "none",
 ) -> keras.Model:
     """Move a compiled model's parameters to the servers; `fit` then trains together.
@@ -75,7 +75,8 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
             skips the step and counts it.
         pipeline: async only: steps, 64 at most, that `fit` computes while a push is in flight. With
-            k, a step's parameters lack this worker's last k updates. For long round trips.
+            k, a step's parameters lack this worker's last k updates. For long round trips. None: 1
+            for models with tables and Adagrad or Ftrl, else 0.
         compression: of pushed float32 gradients: "bf16" and "fp16" take half the bytes, "int8" a
             quarter; the next gradient carries the rounding error. For slow networks.
 

@@ -109,7 +109,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if self._dataset is not None and not self._dataset.start_epoch():
             raise FeedEnded
         if self._dataset is not None:
-            self._dataset.pushes_under_way = self._trainer.settings.pipeline
+            self._dataset.pushes_under_way = self._trainer.pipeline
         self._trainer.is_between_epochs = False
         self._trainer.begin_epoch()
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps

@@ -32,7 +32,7 @@ class Settings:
     staleness_aware: bool | None = None
     """None: where gradients can be stale and the optimizer's rate does not fall by itself."""
     on_nonfinite: Literal["error", "skip"] = "error"
-    pipeline: int = 0
+    pipeline: int | None = None
     """Number of steps that are computed while a push is in flight."""
     compression: Compression = "none"
     """Format of pushed float32 gradients."""
@@ -83,6 +83,17 @@ class Settings:
             )
         return bound
 
+    def pushes_in_flight(self, *, has_tables: bool, damps_itself: bool) -> int:
+        """Return how many pushes `fit` lets be in flight while it computes.
+
+        Args:
+            has_tables: whether the model has rows to wait for.
+            damps_itself: as of `divides_by_staleness`; other rules pay for older gradients.
+        """
+        if self.pipeline is not None:
+            return self.pipeline
+        return int(self.consistency == "async" and has_tables and damps_itself)
+
     def _check_staleness(self) -> None:
         bound = self.staleness_bound
         if self.consistency == "hybrid":
@@ -106,6 +117,8 @@ class Settings:
             )
 
     def _check_pipeline(self) -> None:
+        if self.pipeline is None:
+            return
         if type(self.pipeline) is not int or not 0 <= self.pipeline <= MAX_LAG:
             raise SettingsError(
                 f"pipeline must be an int from 0 to {MAX_LAG}, got {self.pipeline!r}"

@@ -147,6 +147,13 @@ class PSTrainer:
         return bool(table_specs.embeddings_of(self.model))
 
     @property
+    def pipeline(self) -> int:
+        """Pushes that are in flight while `fit` computes."""
+        return self.settings.pushes_in_flight(
+            has_tables=self.has_tables, damps_itself=optimizers.damps_itself(self.optimizer)
+        )
+
+    @property
     def attached(self) -> bool:
         """Whether the parameters live on the servers by now."""
         return self._step is not None
@@ -279,7 +286,7 @@ class PSTrainer:
     @contextlib.contextmanager
     def pipelining(self) -> Iterator[None]:
         """Let pushes be in flight, as `distribute` was asked; none is when the block has ended."""
-        self._most_in_flight = self.settings.pipeline
+        self._most_in_flight = self.pipeline
         try:
             yield
             self.drain()
