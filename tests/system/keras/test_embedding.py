@@ -624,17 +624,18 @@ def test_hybrid_has_as_many_batches_under_way_as_a_push_needs():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "consistency", "is_aware"),
+    ("optimizer", "consistency", "is_aware", "pipeline"),
     [
-        (lambda: keras.optimizers.Adam(0.01), "async", True),
-        (lambda: keras.optimizers.Adagrad(0.01), "async", False),
-        (lambda: keras.optimizers.Adagrad(0.01), "ssp", False),
-        (lambda: keras.optimizers.SGD(0.01), "hybrid", False),
+        (lambda: keras.optimizers.Adam(0.01), "async", True, 0),
+        (lambda: keras.optimizers.Adagrad(0.01), "async", False, 1),
+        (lambda: keras.optimizers.Adagrad(0.01), "ssp", False, 0),
+        (lambda: keras.optimizers.SGD(0.01), "hybrid", False, 0),
     ],
 )
-def test_whose_stale_gradients_move_less_by_default(optimizer, consistency, is_aware):
+def test_defaults_follow_mode_and_rule(optimizer, consistency, is_aware, pipeline):
     with serving() as cluster:
         bound = 2 if consistency == "ssp" else None
         model = make_model(Embedding(DIM, table="user"), optimizer())
         distribute(model, cluster.contexts[0], consistency=consistency, staleness_bound=bound)
         assert cluster.manifest.staleness_aware is is_aware
+        assert model._tfos_trainer.pipeline == pipeline
