@@ -614,9 +614,9 @@ def test_hybrid_has_as_many_batches_under_way_as_a_push_needs():
     x, y = data(8 * BATCH)
     optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=4)
     model = make_model(Embedding(DIM, table="user"), optimizer)
-    with serving() as cluster:
-        with pytest.raises(SettingsError, match=r"staleness_bound=2 .*accumulation_steps=4 needs"):
-            distribute(model, cluster.contexts[0], consistency="hybrid", staleness_bound=2)
+    too_few = pytest.raises(SettingsError, match=r"staleness_bound=2 .*accumulation_steps=4 needs")
+    with serving() as cluster, too_few:
+        distribute(model, cluster.contexts[0], consistency="hybrid", staleness_bound=2)
     with serving() as cluster:
         distribute(model, cluster.contexts[0], consistency="hybrid")
         model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
