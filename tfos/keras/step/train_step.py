@@ -22,7 +22,7 @@ from typing import Any
 from keras import tree
 
 from tfos.errors import UnsupportedModel, VariablesChanged
-from tfos.keras.embedding import row_flow
+from tfos.keras.embedding import row_flow, stock
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
 from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, all_inside, record
 from tfos.keras.embedding.sources import looked_up
@@ -217,13 +217,30 @@ class GradientStep:
                     "model is complete"
                 )
             if gradient is not None:
-                found[id(variable)] = _dense(gradient, variable)
+                found[id(variable)] = self._dense(gradient, variable)
         self._note_missing(
             [v for g in self._variables.trainable for v in g.variables if id(v) not in found]
         )
         if not found and not self._trained_layers:
             raise ValueError("No gradients provided for any variable.")
         return found
+
+    def _dense(self, gradient: Any, variable: Any) -> Any:
+        import tensorflow as tf
+
+        if not isinstance(gradient, tf.IndexedSlices):
+            return tf.convert_to_tensor(gradient)
+        num_bytes = tf.TensorShape(variable.shape).num_elements() * gradient.dtype.size
+        if num_bytes > MAX_DENSIFIED_BYTES:
+            line = stock.replacement(self._model, variable)
+            raise UnsupportedModel(
+                f"the gradient of {variable.path!r} {tuple(variable.shape)} is sparse and would be "
+                f"{num_bytes} bytes as a dense tensor every step, more than {MAX_DENSIFIED_BYTES}; "
+                + (f"write {line}. Or " if line else "")
+                + "map the ids to fewer rows (keras.layers.Hashing), make the rows shorter, or set "
+                "the layer's trainable=False"
+            )
+        return tf.convert_to_tensor(gradient)
 
     def _note_missing(self, missing: Sequence[Any]) -> None:
         """Refuse steps in which a variable without gradient would move."""
@@ -412,22 +429,6 @@ def _place() -> Any:
     import tensorflow as tf
 
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def _dense(gradient: Any, variable: Any) -> Any:
-    import tensorflow as tf
-
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.convert_to_tensor(gradient)
-    num_bytes = tf.TensorShape(variable.shape).num_elements() * gradient.dtype.size
-    if num_bytes > MAX_DENSIFIED_BYTES:
-        raise UnsupportedModel(
-            f"the gradient of {variable.path!r} {tuple(variable.shape)} is sparse and would be "
-            f"{num_bytes} bytes as a dense tensor every step, more than {MAX_DENSIFIED_BYTES}; map "
-            "the ids to fewer rows (keras.layers.Hashing), make the rows shorter, or set the "
-            "layer's trainable=False"
-        )
-    return tf.convert_to_tensor(gradient)
 
 
 def _all_finite(gradients: Sequence[Any]) -> Any:

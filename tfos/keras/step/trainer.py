@@ -30,6 +30,7 @@ from ps.manifest.manifest import Hyper
 from ps.metadata import AttachedMetadata
 from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
+from tfos.keras.embedding import stock
 from tfos.keras.embedding.batch_rows import BatchRows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers, table_specs, variables
@@ -41,7 +42,7 @@ from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.tables import TableArrays, TableTraining
-from tfos.keras.step.train_step import GradientStep, StepOutput
+from tfos.keras.step.train_step import MAX_DENSIFIED_BYTES, GradientStep, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -189,6 +190,7 @@ class PSTrainer:
             compression=settings.compression,
         )
         if seeds:
+            stock.warn_of_large(self.model, MAX_DENSIFIED_BYTES)
             groups = (*found.groups, *found.frozen)
             manifest = with_buckets(manifest, self._client)
             self._client.seed(manifest, {group.name: group.values() for group in groups})
