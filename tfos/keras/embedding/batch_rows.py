@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ps.errors import IdError
 from tfos.keras.aligned_memory import aligned
 from tfos.keras.embedding.ids_ahead import LayerCall
 
@@ -76,7 +77,7 @@ class RowPlanner:
             keys: [n] int64 of each call that is ahead.
 
         Raises:
-            IdError: names table, value and position.
+            IdError: names table, value, position and layer.
         """
         ahead = [call for call in calls if call.is_ahead]
         of_table: dict[str, list[int]] = {}
@@ -87,7 +88,12 @@ class RowPlanner:
         for name, places in of_table.items():
             own = [(keys[at], _is_id(keys[at], ahead[at].layer.pad_key)) for at in places]
             kept = [flat if mask is None else flat[mask] for flat, mask in own]
-            ids = self._routed(name, kept[0] if len(kept) == 1 else np.concatenate(kept), routed)
+            both = kept[0] if len(kept) == 1 else np.concatenate(kept)
+            try:
+                ids = self._routed(name, both, routed)
+            except IdError as error:
+                layers = [ahead[at].layer.name for at in places]
+                raise _naming_layer(error, layers, [flat.size for flat in kept]) from None
             routed[name] = ids
             start = 0
             for at, (flat, mask) in zip(places, own, strict=True):
@@ -158,6 +164,24 @@ class RowPlanner:
             arrays[name][count:] = 0.0
             tensors[name] = tf.experimental.dlpack.from_dlpack(arrays[name].__dlpack__())
         return BatchRows(calls, routed, arrays, tensors, [tf.constant(at) for at in positions])
+
+
+def _naming_layer(error: IdError, layers: Sequence[str], counts: Sequence[int]) -> IdError:
+    """Return the error with the layer whose input has the id.
+
+    Args:
+        error: its position counts the ids of all calls of the table.
+        layers: name of each call's layer.
+        counts: ids of each call, without padding.
+    """
+    ends = np.cumsum(counts)
+    at = int(np.searchsorted(ends, int(error.details.get("position", 0)), side="right"))
+    layer = layers[min(at, len(layers) - 1)]
+    return IdError(
+        f"{error.message}. The id is of the feature that layer {layer!r} gets: correct it, name "
+        "an id that stands for nothing by pad_id, or hash the feature (keras.layers.Hashing)",
+        error.details | {"layer": layer},
+    )
 
 
 def _is_id(keys: Array, pad_key: int | None) -> Array | None:
