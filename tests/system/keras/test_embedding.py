@@ -230,6 +230,10 @@ def test_evaluation_and_inference_create_no_rows_and_read_one_vector():
         model.predict(x + 100, verbose=0)
         (table,) = cluster.servers[0].stats().tables
         assert table.rows == 50
+        shown: list[str] = []
+        model.summary(print_fn=shown.append)
+        assert "Total params" in shown[0]
+        assert shown[-1] == "  user: 50 rows, dim 8, 32 bytes per row with slots, SGD"
         np.testing.assert_array_equal(layer(tf.constant([150])), np.full((1, DIM), 0.25))
         trained = initial_rows(cluster, count=50)
         np.testing.assert_array_equal(layer(tf.constant([7])), trained[[7]])
@@ -470,14 +474,54 @@ def test_what_rows_alone_cannot_follow_is_refused_by_name(optimizer, message):
         distribute(own, cluster.contexts[0])
 
 
-def test_an_id_out_of_range_names_table_value_and_position():
+def test_an_id_out_of_range_names_table_value_position_and_layer():
     x, y = data(64)
     x[5, 1] = -3
     with serving() as cluster:
-        model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+        model = make_model(Embedding(DIM, table="user", name="who"), keras.optimizers.SGD(0.1))
         distribute(model, cluster.contexts[0])
-        with pytest.raises(IdError, match=r"table 'user' takes int64 ids 0.*got -3 at position 16"):
+        message = r"'user' takes int64 ids 0.*got -3 at position 16.*layer 'who'.*pad_id"
+        with pytest.raises(IdError, match=message):
             model.fit(x, y, batch_size=64, shuffle=False, verbose=0)
+
+
+def test_a_feature_of_another_kind_or_missing_is_said_through_fit():
+    x, y = data(64)
+    with serving() as cluster:
+        model = Tower()
+        model.compile("sgd", "mse", jit_compile=False)
+        distribute(model, cluster.contexts[0])
+        with pytest.raises(UnsupportedModel, match=r"layer '.*' got ids of dtype float32.*Declare"):
+            model.fit(x.astype("float32"), y, verbose=0)
+    with serving() as cluster:
+        model = functional_with_dicts()
+        model.compile("sgd", "mse", jit_compile=False)
+        distribute(model, cluster.contexts[0])
+        with pytest.raises(ValueError, match=r'Missing data for input "user"'):
+            model.fit({"items": x}, {"a": y}, verbose=0)
+
+
+def test_large_stock_embeddings_are_warned_of_once(caplog):
+    def embedding(rows, name, **settings):
+        return keras.layers.Embedding(rows, DIM, name=name, **settings)
+
+    ids = keras.Input((3,), dtype="int64")
+    layers = [
+        embedding(1 << 15, "large"),
+        embedding(1 << 16, "larger"),
+        embedding(1 << 14, "small"),
+        embedding(1 << 16, "frozen", trainable=False),
+    ]
+    model = keras.Model(ids, keras.layers.Add()([layer(ids) for layer in layers]))
+    model.compile("sgd", "mse")
+    with serving() as cluster, caplog.at_level(logging.WARNING, "tfos"):
+        distribute(model, cluster.contexts[0])
+    (said,) = [each.getMessage() for each in caplog.records if "table=" in each.message]
+    assert "tfos.keras.Embedding(8, table='large') in the place of keras.layers.Embedding" in said
+    assert "(32768, 8), layer 'large', 1048576 bytes" in said
+    assert "'larger', 2097152 bytes" in said
+    assert "small" not in said
+    assert "frozen" not in said
 
 
 def test_another_workers_tables_are_compared_in_words():

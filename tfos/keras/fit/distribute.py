@@ -2,7 +2,7 @@
 
 Covers: the checks, and the methods of the one model object that are replaced: its train function,
 `fit`, `evaluate`, `predict`, `test_on_batch`, `predict_on_batch`, `save`, `save_weights`, `export`,
-`set_weights`, `load_weights`.
+`set_weights`, `load_weights`, `summary`.
 Does not: subclass or patch Keras; other models are untouched.
 Threads: use the model from one thread.
 
@@ -32,6 +32,7 @@ from tfos.keras.fit.epoch_report import EpochReporter
 from tfos.keras.fit.metric_states import are_built
 from tfos.keras.fit.progress_bar import EpochProgressBar
 from tfos.keras.fit.progress_report import ProgressReport
+from tfos.keras.fit.table_summary import with_tables
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
 from tfos.keras.step.settings import Settings
@@ -164,6 +165,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
         overrides[name] = _pulling(getattr(model, name), trainer)
     overrides["get_metrics_result"] = _of_batches(model)
     overrides["save"] = _with_slots(overrides["save"], model)
+    overrides["summary"] = with_tables(model.summary, trainer)
     for name in ("set_weights", "load_weights"):
         overrides[name] = _pushing(getattr(model, name), trainer)
     # Not setattr: Keras would look for layers and variables in each value.
