@@ -36,6 +36,7 @@ WORKER_COUNTERS: Fields = {
     "worker_steps": ("steps", "Steps that the training loop has reported"),
     "worker_compute_seconds": ("compute_s", "Forward, backward, taking over the servers' values"),
     "worker_feed_seconds": ("feed_s", "Waiting for the next batch"),
+    "worker_lookup_seconds": ("lookup_s", "Preparing ids and waiting for rows of tables"),
     "worker_pull_seconds": ("pull_s", "Pulling outside of steps"),
     "worker_push_seconds": ("push_s", "Pushing, waits for other workers included"),
 }
@@ -67,6 +68,7 @@ class _Worker:
     steps: float
     compute_s: float
     feed_s: float
+    lookup_s: float
     pull_s: float
     push_s: float
 
@@ -168,5 +170,5 @@ def _node(member: Member, now_s: float) -> _Node:
 
 def _worker(member: Member) -> _Worker:
     progress = member.progress
-    names = ("steps", "compute_s", "feed_s", "pull_s", "push_s")
+    names = ("steps", "compute_s", "feed_s", "lookup_s", "pull_s", "push_s")
     return _Worker(*(progress.get(name, 0.0) for name in names))

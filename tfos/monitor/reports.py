@@ -143,6 +143,8 @@ class StepTimes:
     """Forward, backward and taking over the servers' values."""
     feed_s: float
     """Waiting for the next batch."""
+    lookup_s: float
+    """Preparing ids, and waiting for rows of tables that no push before has brought back."""
     pull_s: float
     push_s: float
     """Pushing and getting fresh values back, without the waits for other workers."""
@@ -152,13 +154,14 @@ class StepTimes:
     @property
     def own_s(self) -> float:
         """Seconds of the worker's own work per step, without waits for others."""
-        spent_s = self.compute_s + self.feed_s + self.pull_s + self.push_s
+        spent_s = self.compute_s + self.feed_s + self.lookup_s + self.pull_s + self.push_s
         return spent_s / self.steps if self.steps else 0.0
 
     def __str__(self) -> str:
         parts = {
             "compute": self.compute_s,
             "feed": self.feed_s,
+            "lookup": self.lookup_s,
             "pull": self.pull_s,
             "push": self.push_s,
             "waits for others": self.wait_s,

@@ -131,6 +131,7 @@ def step_times(worker: Member, waits: Waits) -> StepTimes | None:
         steps=spent("steps"),
         compute_s=spent("compute_s"),
         feed_s=spent("feed_s"),
+        lookup_s=spent("lookup_s"),
         pull_s=spent("pull_s"),
         push_s=push_s - wait_s,
         wait_s=wait_s,

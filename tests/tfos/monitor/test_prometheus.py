@@ -72,7 +72,7 @@ def test_one_page_has_all_nodes_and_ends_with_the_cluster(spark):
             cluster,
             "worker:1",
             rss_bytes=5000,
-            progress={"steps": 8.0, "compute_s": 1.5, "push_s": 0.5},
+            progress={"steps": 8.0, "compute_s": 1.5, "lookup_s": 0.25, "push_s": 0.5},
             feeds=(messages.FeedSnapshot("input", fed_rows=300, taken_rows=256),),
         )
         beat(cluster, "ps:0", stats=msgspec.msgpack.encode(stats))
@@ -82,6 +82,7 @@ def test_one_page_has_all_nodes_and_ends_with_the_cluster(spark):
         assert found["tfos_node_resident_memory_bytes", "worker:1"] == 5000
         assert found["tfos_worker_steps_total", "worker:1"] == 8
         assert found["tfos_worker_compute_seconds_total", "worker:1"] == 1.5
+        assert found["tfos_worker_lookup_seconds_total", "worker:1"] == 0.25
         assert found["tfos_feed_taken_rows_total", "input", "worker:1"] == 256
         assert found["tfos_ps_updates_total", "0"] == 8
         assert found["tfos_ps_worker_rows_total", "0", "1"] == 256

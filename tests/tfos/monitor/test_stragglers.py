@@ -75,7 +75,7 @@ def test_a_slow_worker_is_named_with_its_shares():
     assert note.startswith(
         "straggler: worker:2 takes 1.50 s of its own per step, the others 150.0 ms"
     )
-    assert "compute 80%, feed 13%, pull 0%, push 7%, waits for others 0%" in note
+    assert "compute 80%, feed 13%, lookup 0%, pull 0%, push 7%, waits for others 0%" in note
     assert note in str(report)
 
 
