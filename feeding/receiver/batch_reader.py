@@ -107,8 +107,6 @@ class BatchReader:
         dtypes: of numeric columns: one dtype for all, or by name; other columns keep theirs.
         columns: only these columns, in this order; `nest` then returns a dict.
         schema: of the rows, if known; else the first feeder announces it.
-        ragged: whether a column whose rows had one length becomes Ragged at the first other
-            length; False: that is refused.
     """
 
     def __init__(
@@ -119,7 +117,6 @@ class BatchReader:
         dtypes: str | Mapping[str, str] | None = None,
         columns: Sequence[str] | None = None,
         schema: Schema | None = None,
-        ragged: bool = True,
     ) -> None:
         self._channel = channel
         self._feed = feed
@@ -128,7 +125,6 @@ class BatchReader:
         batches by `hand` and `settle`."""
         self._dtypes = dtypes
         self._selected = columns
-        self._may_be_ragged = ragged
         self._cursor = Cursor(channel, feed)
         self._end: EpochEnd | FeedEnd | None = None
         self._source: Schema | None = None
@@ -271,11 +267,6 @@ class BatchReader:
             )
         if first.kind == "ragged" or self._schema is None:
             return
-        if not self._may_be_ragged:
-            raise SchemaError(
-                f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
-                f"now come rows of {spec}; pad them to one length"
-            )
         target = self._schema.columns[place]
         ragged = ColumnSpec(target.name, "ragged", target.value, target.dtype)
         columns = (*self._schema.columns[:place], ragged, *self._schema.columns[place + 1 :])

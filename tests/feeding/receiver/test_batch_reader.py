@@ -176,7 +176,6 @@ def test_chunks_of_ints_and_floats_join_only_where_nothing_is_lost():
 @pytest.mark.parametrize(
     ("later", "text"),
     [
-        ([[1, 2, 3]], "pad them to one length"),
         ([("a", "b")], "now come"),
         ([{"a": 1}], "now come"),
         (["x"], "now come rows of value: str"),
@@ -185,7 +184,7 @@ def test_chunks_of_ints_and_floats_join_only_where_nothing_is_lost():
 def test_partitions_that_do_not_match_are_refused(later, text):
     channel = channel_with([[[1, 2]] * 3, later])
     with pytest.raises(SchemaError, match=text):
-        read(BatchReader(channel, ragged=False), 2)
+        read(BatchReader(channel), 2)
 
 
 def test_rows_of_one_length_become_ragged_when_others_come():

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from feeding.columnar.batch import Ragged
 from tfos.errors import SettingsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -110,6 +111,8 @@ class RowMapper:
             mapped = self._map_fn(*parts)
             parts = mapped if isinstance(mapped, tuple) else (mapped,)
         dtypes = (*self._dtypes, *[None] * len(parts))
+        for what, part in zip(("labels", "weights"), parts[1:], strict=False):
+            _check_dense(part, what)
         return tuple(self._cast(part, dtypes[place]) for place, part in enumerate(parts))
 
     def _parts(self, columns: Any) -> tuple[Any, ...]:
@@ -135,16 +138,27 @@ class RowMapper:
             return {name: self._cast(value, dtype) for name, value in part.items()}
         if isinstance(part, tuple | list):
             return tuple(self._cast(value, dtype) for value in part)
+        if isinstance(part, Ragged):
+            return Ragged(self._cast(part.values, dtype), part.offsets)
         if not isinstance(part, np.ndarray):
             raise SettingsError(
-                f"the batch holds {type(part).__name__}, which is no array; rows of differing "
-                "lengths need map_fn=..., which pads them"
+                f"the batch holds {type(part).__name__}, which is no array; map_fn=... must return "
+                "arrays, or feeding.Ragged for features whose rows have differing lengths"
             )
         if dtype is None and part.dtype == np.float64 and not self._by_name:
             dtype = self._float_dtype
         if part.dtype == object:  # text
             return part
         return part if dtype is None else part.astype(dtype, copy=False)
+
+
+def _check_dense(part: Any, what: str) -> None:
+    if isinstance(part, Ragged):
+        lengths = np.diff(part.offsets)
+        raise SettingsError(
+            f"the {what} are lists of {lengths.min()} to {lengths.max()} values; only features may "
+            "have differing lengths, pad others in map_fn=..."
+        )
 
 
 def _by_place(columns: Any) -> tuple[Any, ...]:
@@ -163,20 +177,28 @@ def _with_dtypes(columns: Any, by_name: Mapping[str, str], float_dtype: str) -> 
     if not isinstance(columns, Mapping):
         raise SettingsError(f"dtypes={dict(by_name)}, but the rows have values without names")
     for name in by_name:
-        if not isinstance(_one(columns, name, "dtypes"), np.ndarray):
+        if not isinstance(_one(columns, name, "dtypes"), np.ndarray | Ragged):
             raise SettingsError(f"dtypes={dict(by_name)}, but {name!r} is no column of one dtype")
     cast = dict(columns)
     for name, value in columns.items():
         dtype = by_name.get(name)
-        if dtype is None and isinstance(value, np.ndarray) and value.dtype == np.float64:
+        items = value.values if isinstance(value, Ragged) else value
+        if dtype is None and isinstance(items, np.ndarray) and items.dtype == np.float64:
             dtype = float_dtype
-        cast[name] = value if dtype is None else value.astype(dtype, copy=False)
+        if dtype is not None:
+            items = items.astype(dtype, copy=False)
+        cast[name] = Ragged(items, value.offsets) if isinstance(value, Ragged) else items
     return cast
 
 
 def _select(columns: Any, selector: Any, what: str) -> Any:
     if isinstance(selector, Mapping):
         return {name: _select(columns, each, what) for name, each in selector.items()}
+    if isinstance(columns, Ragged):
+        raise SettingsError(
+            f"{what}={selector!r}, but each row is one list, of a length of its own; feed rows of "
+            "several values: (list, label)"
+        )
     if isinstance(columns, np.ndarray):
         return _select_inside(columns, selector, what)
     if isinstance(selector, slice):

@@ -22,15 +22,23 @@ import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
+from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.epoch_rows import Receipt
-from tfos.errors import FeedEndedWarning, SettingsError, SortedRowsWarning, UnsupportedError
+from tfos.errors import (
+    FeedEndedWarning,
+    SettingsError,
+    SortedRowsWarning,
+    UnsupportedError,
+    UnsupportedModel,
+)
 from tfos.keras.data import tensors
 from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.label_order import LabelOrder
+from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.prefetch import Prefetcher
 from tfos.keras.data.running_fit import running_fit
 from tfos.keras.protocols import DataContext
@@ -101,6 +109,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         )
         self._check_servers_used = check_servers_used or (lambda _: None)
         self._class_weights: ClassWeights | None = None
+        self._refusal_of_lists = ""
+        """Why the model of the running fit takes no rows of differing lengths; empty: it may."""
         self._label_order: LabelOrder | None = None
         """Of the first epoch that is trained."""
         self._was_checked = False
@@ -181,7 +191,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             raise StopIteration
         ready = self._heads.popleft()
         self._batches += 1
-        self.rows += len(keras.tree.flatten(ready.values)[0])
+        self.rows += num_rows(tuple(keras.tree.flatten(ready.values)[:1]))
         self._hand(ready)
         if self._label_order is not None and len(ready.values) > 1:
             self._check_order(self._label_order.looks_sorted(ready.values[1]))
@@ -211,6 +221,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def _tensors(self, ready: Ready) -> Any:
         if ready.tensors is None:
             values = ready.values
+            if self._refusal_of_lists and has_lists(values):
+                raise UnsupportedModel(self._refusal_of_lists)
             if self._class_weights is not None:
                 values = self._class_weights(values)
             ready.tensors = tensors.constant(values)
@@ -284,6 +296,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         fit = running_fit()
         if fit is not None and fit.is_lone:
             self._check_servers_used("fit() trains this model")
+        self._refusal_of_lists = "" if fit is None else refusal_of_lists(fit.model)
         trains = fit is not None and fit.x is self
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
@@ -347,8 +360,7 @@ class FeedDataset(BatchDataset):
         *,
         feed: str = "input",
     ) -> None:
-        ragged = columns.map_fn is not None  # Keras takes arrays only
-        self._feed = BatchReader(ctx.feed_channel, feed, ragged=ragged)
+        self._feed = BatchReader(ctx.feed_channel, feed)
         self._feed.reads_ahead = True
         super().__init__(
             self._feed, batch_size, columns, name=feed, check_servers_used=ctx.check_servers_used

@@ -16,6 +16,7 @@ from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.reading.partitions import partition_columns
 from feeding.reading.positions import Position
 from feeding.reading.reader import DirectReader
+from tfos.keras.data import tensors
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.dataset import BatchDataset, Ready
 
@@ -91,20 +92,16 @@ def tf_dataset(epoch: Callable[[], Iterator[dict[str, BatchColumn]]], schema: Sc
     """
     import tensorflow as tf
 
-    def tensors() -> Iterator[dict[str, Any]]:
+    def batches() -> Iterator[dict[str, Any]]:
         for columns in epoch():
             yield {name: _tensor(column) for name, column in columns.items()}
 
     signature = {spec.name: _spec(spec) for spec in schema.columns}
-    return tf.data.Dataset.from_generator(tensors, output_signature=signature)
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
 
 
 def _tensor(column: BatchColumn) -> Any:
-    import tensorflow as tf
-
-    if isinstance(column, Ragged):
-        return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)
-    return column
+    return tensors.ragged(column) if isinstance(column, Ragged) else column
 
 
 def _spec(spec: ColumnSpec) -> Any:

@@ -20,6 +20,7 @@ import keras
 class RunningFit:
     """A call of Keras' own `fit`."""
 
+    model: Any
     is_lone: bool
     """Whether its model is not distributed, or to a server in this process."""
     x: Any
@@ -38,6 +39,6 @@ def running_fit() -> RunningFit | None:
             found = frame.f_locals
             trainer = vars(found["self"]).get("_tfos_trainer")
             is_lone = trainer is None or trainer.is_local
-            return RunningFit(is_lone, found["x"], found["class_weight"])
+            return RunningFit(found["self"], is_lone, found["x"], found["class_weight"])
         frame = frame.f_back
     return None

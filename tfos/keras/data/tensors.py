@@ -13,7 +13,9 @@ import keras
 import msgspec
 from keras import tree
 
+from feeding.columnar.batch import Ragged
 from tfos.errors import UnsupportedModel
+from tfos.keras.data.lists import explained
 
 
 class Input(msgspec.Struct, frozen=True, tag=True):
@@ -21,6 +23,8 @@ class Input(msgspec.Struct, frozen=True, tag=True):
 
     dtype: str
     shape: tuple[int, ...]
+    """Of a row; of an item of a row's list if it is ragged."""
+    is_ragged: bool = False
 
 
 class Several(msgspec.Struct, frozen=True, tag=True):
@@ -54,10 +58,20 @@ def to_tensors(data: Any) -> Any:
 
 
 def constant(values: Any) -> Any:
-    """Return numpy arrays as nested tensors."""
+    """Return nested arrays as tensors, and Ragged as tf.RaggedTensor [batch, None]."""
     import tensorflow as tf
 
-    return tree.map_structure(tf.constant, values)
+    def convert(leaf: Any) -> Any:
+        return ragged(leaf) if isinstance(leaf, Ragged) else tf.constant(leaf)
+
+    return tree.map_structure(convert, values)
+
+
+def ragged(column: Ragged) -> Any:
+    """Return a tf.RaggedTensor [batch, None] with int64 row splits."""
+    import tensorflow as tf
+
+    return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)
 
 
 def num_rows(data: Any) -> int:
@@ -72,7 +86,7 @@ def describe(data: Any) -> bytes:
     """Return dtypes and shapes of a batch's inputs, for `build` on any worker.
 
     Raises:
-        UnsupportedModel: inputs that are no plain tensors.
+        UnsupportedModel: inputs that are neither tensors nor lists, [batch, None, ...].
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     return msgspec.msgpack.encode(_inputs(x))
@@ -86,7 +100,9 @@ def build(model: Any, described: bytes) -> None:
         described: from `describe`, possibly on another worker.
     """
     if not is_built(model):
-        model(_zeros(_decoder.decode(described)))
+        zeros = _zeros(_decoder.decode(described))
+        with explained(model, zeros):
+            model(zeros)
 
 
 def is_built(model: Any) -> bool:
@@ -102,6 +118,8 @@ def _inputs(x: Any) -> Inputs:
         return Named({name: _inputs(value) for name, value in x.items()})
     if isinstance(x, tuple | list):
         return Several(tuple(map(_inputs, x)))
+    if isinstance(x, tf.RaggedTensor) and x.ragged_rank == 1:
+        return Input(x.dtype.name, tuple(x.values.shape[1:]), is_ragged=True)
     if not isinstance(x, tf.Tensor):
         raise UnsupportedModel(
             f"cannot build the model from an input of type {type(x).__name__}; build it before "
@@ -117,4 +135,5 @@ def _zeros(inputs: Inputs) -> Any:
         return {name: _zeros(value) for name, value in inputs.items.items()}
     if isinstance(inputs, Several):
         return [_zeros(value) for value in inputs.items]
-    return tf.zeros((1, *inputs.shape), inputs.dtype)
+    zeros = tf.zeros((1, *inputs.shape), inputs.dtype)
+    return tf.RaggedTensor.from_row_lengths(zeros, [1]) if inputs.is_ragged else zeros

@@ -22,6 +22,7 @@ from typing import Any
 from keras import tree
 
 from tfos.errors import UnsupportedModel, VariablesChanged
+from tfos.keras.data.lists import explained
 from tfos.keras.embedding import row_flow, stock
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
 from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, all_inside, record
@@ -120,8 +121,9 @@ class GradientStep:
         if rows is not None:
             self._calls = rows.calls
             given = (data, rows.tensors, rows.positions)
-        run = self._run if self._model.run_eagerly else self._traces.find(given)
-        return StepOutput(*run(*given))
+        with explained(self._model, data):
+            run = self._run if self._model.run_eagerly else self._traces.find(given)
+            return StepOutput(*run(*given))
 
     def _record(self, data: Any) -> IdsAhead:
         if self._model.run_eagerly:
@@ -477,6 +479,9 @@ class Traces:
 def _spec(leaf: Any) -> Any:
     import tensorflow as tf
 
+    if isinstance(leaf, tf.RaggedTensor):  # any number of rows, as for tensors
+        shape = [None, *leaf.shape[1:]]
+        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
     if not isinstance(leaf, tf.Tensor):
         return None if leaf is None else tf.type_spec_from_value(leaf)
     shape = leaf.shape if leaf.shape.rank == 0 else [None, *leaf.shape[1:]]

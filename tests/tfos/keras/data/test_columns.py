@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from feeding.columnar.batch import Ragged
 from tfos.errors import SettingsError
 from tfos.keras.data.columns import RowMapper
 
 MATRIX = np.arange(12.0).reshape(3, 4)
 LABELS = np.array([1, 0, 1])
+LISTS = Ragged(np.array([1.0, 2.0, 3.0]), np.array([0, 2, 2, 3]))
 
 
 def test_rows_of_x_y_and_weight_need_no_words():
@@ -92,6 +94,24 @@ def test_dtypes_by_column():
     assert (a.dtype, b.dtype, c.dtype) == (np.uint8, np.float32, np.float64)
 
 
+def test_lists_of_any_length_stay_lists_with_the_dtype_asked_for():
+    def found(mapper, *row):
+        lists = mapper(*row)[0]
+        assert isinstance(lists, Ragged)
+        assert lists.offsets is LISTS.offsets
+        return lists.values
+
+    assert found(RowMapper(), (LISTS, LABELS)).dtype == np.float32
+    assert found(RowMapper(dtypes="int64"), (LISTS, LABELS)).tolist() == [1, 2, 3]
+    row = {"items": LISTS, "user": LABELS}
+    assert found(RowMapper("items", "user"), row).dtype == np.float32
+    assert found(RowMapper("items", "user", {"items": "int32"}), row).dtype == np.int32
+    assert found(RowMapper("items", "user", {"user": "int8"}), row).dtype == np.float32
+    named = RowMapper({"items": "items", "user": "user"})(row)[0]
+    assert isinstance(named["items"], Ragged)
+    assert isinstance(RowMapper(["user", "items"])(row)[0][1], Ragged)
+
+
 @pytest.mark.parametrize(
     ("mapper", "row", "sentence"),
     [
@@ -102,7 +122,10 @@ def test_dtypes_by_column():
         (RowMapper("b", "a"), {"a": LABELS}, r"features='b', but the rows have \['a'\]"),
         (RowMapper(0, 5), (MATRIX, LABELS), "labels=5, but the rows have 2 values"),
         (RowMapper([], 0), (MATRIX, LABELS), "features selects nothing"),
-        (RowMapper(), ("ragged", LABELS), "map_fn"),
+        (RowMapper(), ("text", LABELS), "str, which is no array; map_fn=... must return arrays"),
+        (RowMapper(), (MATRIX, LISTS), "the labels are lists of 0 to 2 values.* map_fn"),
+        (RowMapper(), (LISTS, LABELS, LISTS), "the weights are lists of 0 to 2 values.* map_fn"),
+        (RowMapper(0, 1), LISTS, r"features=0, but each row is one list.*\(list, label\)"),
         (RowMapper("a", weights="w"), {"a": LABELS}, "weights='w' without labels"),
         (RowMapper("a", "a", weights="w"), {"a": LABELS}, r"weights='w', but the rows have \['a'"),
         (RowMapper("s.z"), {"s": {"a": LABELS}}, r"'z', but the rows have \['a'\]"),

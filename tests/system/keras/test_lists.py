@@ -1,0 +1,119 @@
+"""Lists of any length from a feed to `fit`: dense batches before ragged ones, other models."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.keras_training import feed_epochs, serving
+from tfos.errors import UnsupportedModel
+from tfos.keras.data.columns import ColumnRoles
+from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.embedding.layer import Embedding
+from tfos.keras.fit.distribute import distribute
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+BATCH = 8
+ROLES = ColumnRoles(features="items", labels="y")
+
+
+def rows(num_rows=61, *, uniform=0):
+    """Rows whose label is the mean of their ids' values; the first `uniform` lists have 2 ids."""
+    random = np.random.default_rng(3)
+    worth = random.normal(size=40)
+    lists = [random.integers(0, 40, 2 if n < uniform else n % 6).tolist() for n in range(num_rows)]
+    return [{"items": ids, "y": float(np.mean(worth[ids])) if ids else 0.0} for ids in lists]
+
+
+class Tower(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """A model with code of its own, built by its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = Embedding(4, table="items", combiner="mean")
+        self.out = keras.layers.Dense(1)
+
+    def call(self, ids):
+        return self.out(self.items(ids))
+
+
+def functional():
+    ids = keras.Input((None,), dtype="int64", ragged=True)
+    found = Embedding(4, table="items", combiner="mean")(ids)
+    return keras.Model(ids, keras.layers.Dense(1)(found))
+
+
+def compiled(model):
+    model.compile(keras.optimizers.Adagrad(0.3), "mse")
+    return model
+
+
+@pytest.mark.parametrize(("make", "uniform"), [(functional, 20), (Tower, 20), (Tower, 0)])
+def test_a_model_trains_on_lists_of_any_length(make, uniform):
+    keras.utils.set_random_seed(0)
+    epoch = rows(uniform=uniform)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [epoch] * 6, finish=True)
+        model = distribute(compiled(make()), ctx, consistency="sync")
+        history = model.fit(FeedDataset(ctx, BATCH, ROLES), epochs=6, verbose=0).history
+        assert history["loss"][-1] < 0.7 * history["loss"][0]
+        assert cluster.rows(0) == 6 * len(epoch)
+        distinct = {each for row in epoch for each in row["items"]}
+        assert cluster.servers[0].stats().tables[0].rows == len(distinct)
+        traces = model._tfos_trainer._step._traces._found
+        assert len(traces) == 1 + bool(uniform), "no trace for each number of rows"
+
+
+def test_a_batch_holds_each_rows_list():
+    epoch = rows(20)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [epoch], finish=True)
+        found = [x for x, _ in FeedDataset(ctx, BATCH, ROLES)]
+    assert all(isinstance(x, tf.RaggedTensor) and x.row_splits.dtype == tf.int64 for x in found)
+    assert [len(x.to_list()) for x in found] == [8, 8, 4]
+    assert [ids for x in found for ids in x.to_list()] == [row["items"] for row in epoch]
+
+
+class Plain(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Code of its own, without any part for lists."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.out(x)
+
+
+MODELS = {
+    "declared": lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
+    "unbuilt": lambda: keras.Sequential([keras.layers.Dense(1)]),
+    "own code": Plain,
+}
+
+
+@pytest.mark.parametrize("uniform", [0, 20])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_without_a_part_for_lists_is_told_what_to_do(name, uniform):
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows(uniform=uniform)], finish=True)
+        model = distribute(compiled(MODELS[name]()), ctx)
+        with pytest.raises(
+            UnsupportedModel, match=r"differing lengths.* pad them in map_fn.*ragged=True"
+        ):
+            model.fit(FeedDataset(ctx, BATCH, ROLES), verbose=0)
+
+
+def test_a_model_that_is_not_distributed_is_told_it_too():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows()], finish=True)
+        model = compiled(MODELS["declared"]())
+        with pytest.raises(UnsupportedModel, match="pad them in map_fn"):
+            model.fit(FeedDataset(ctx, BATCH, ROLES), verbose=0)
