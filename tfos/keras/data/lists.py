@@ -56,13 +56,15 @@ def explained(model: Any, data: Any) -> Iterator[None]:
 
 def _knows_lists(model: Any) -> bool:
     """Whether a keras.Input is ragged or a layer looks ids up."""
-    from tfos.keras.embedding.layer import Embedding
-
     inputs = getattr(model, "inputs", None) or ()
     if any(getattr(each, "ragged", False) for each in tree.flatten(inputs)):
         return True
     layers = model._flatten_layers(include_self=False)
-    return any(isinstance(layer, Embedding | keras.layers.Embedding) for layer in layers)
+    # tfos.keras.Embedding says so itself: it is a package above this one.
+    return any(
+        isinstance(layer, keras.layers.Embedding) or getattr(layer, "takes_lists", False)
+        for layer in layers
+    )
 
 
 def _refusal(model: Any) -> str:

@@ -79,6 +79,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         SettingsError: an argument that cannot work.
     """
 
+    takes_lists = True
+    """Rows of differing lengths, as tf.RaggedTensor; tfos.keras.data.lists asks."""
+
     def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
         self,
         dim: int,
