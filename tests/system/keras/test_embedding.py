@@ -18,6 +18,8 @@ from tfos.keras import Embedding
 from tfos.keras.embedding.plain import plain_copy
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
+from tfos.keras.fit.tensorboard_scalars import ids_per_batch
+from tfos.keras.step.tables import IdCounts
 
 tf = pytest.importorskip("tensorflow")
 
@@ -230,6 +232,11 @@ def test_evaluation_and_inference_create_no_rows_and_read_one_vector():
         model.predict(x + 100, verbose=0)
         (table,) = cluster.servers[0].stats().tables
         assert table.rows == 50
+        counts = model._tfos_trainer.id_counts["user"]
+        assert (counts.batches, counts.ids) == (256 // BATCH, x.size)
+        scalars = dict(ids_per_batch("user", counts, IdCounts()))
+        assert scalars["tfos/chief/table/user/ids_per_batch"] == x.size * BATCH / 256
+        assert 0 < scalars["tfos/chief/table/user/distinct_ids_per_batch"] <= 50
         shown: list[str] = []
         model.summary(print_fn=shown.append)
         assert "Total params" in shown[0]

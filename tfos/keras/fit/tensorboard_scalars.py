@@ -23,6 +23,7 @@ import msgspec
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats, TableStats
 from rpc.histogram import Latency
 from tfos.keras.protocols import ShownContext
+from tfos.keras.step.tables import IdCounts
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class _Recorder:
         self._writers: dict[str, Any] = {}
         self._before: dict[int, ServerStats] = {}
         self._spent: dict[str, float] = {}
+        self._counted: dict[str, IdCounts] = {}
 
     def write(self) -> None:
         """Write a point of every scalar, at the servers' clocks."""
@@ -163,12 +165,29 @@ class _Recorder:
                     yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
         yield f"{_GROUP}chief/skipped_steps", float(trainer.skipped_steps)
+        counts, self._counted = self._counted, trainer.id_counts
+        for name, new in self._counted.items():
+            yield from ids_per_batch(name, new, counts.get(name, IdCounts()))
         spent, before = trainer.times.spent(), self._spent
         self._spent = spent
         lately = {part: seconds - before.get(part, 0.0) for part, seconds in spent.items()}
         if total_s := sum(lately.values()):
             for part, seconds in lately.items():
                 yield f"{_GROUP}chief/share_of_{part.removesuffix('_s')}", seconds / total_s
+
+
+def ids_per_batch(table: str, new: IdCounts, old: IdCounts) -> Scalars:
+    """Yield (name, value) of the ids that the chief's batches had since an earlier count.
+
+    Args:
+        table: its name.
+        new: the counts now.
+        old: the earlier ones.
+    """
+    if batches := new.batches - old.batches:
+        prefix = f"{_GROUP}chief/table/{table}"
+        yield f"{prefix}/ids_per_batch", (new.ids - old.ids) / batches
+        yield f"{prefix}/distinct_ids_per_batch", (new.distinct - old.distinct) / batches
 
 
 def worker_rows(servers: Iterable[ServerStats]) -> Scalars:

@@ -12,6 +12,7 @@ not known when that push was sent, are looked up when its turn comes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,22 @@ TableArrays = dict[str, tuple["RoutedIds", Array]]
 """By table: distinct keys, and their rows or gradients [distinct, dim]."""
 
 
+@dataclass(frozen=True, slots=True)
+class IdCounts:
+    """Ids of one table in the batches of this worker, without padding."""
+
+    batches: int = 0
+    ids: int = 0
+    distinct: int = 0
+    """Summed over the batches."""
+
+    def with_batch(self, ids: RoutedIds) -> IdCounts:
+        """Return the counts with one more batch."""
+        return IdCounts(
+            self.batches + 1, self.ids + ids.inverse.size, self.distinct + ids.unique.size
+        )
+
+
 class TableTraining:
     """The tables of one model; without any, each call does nothing.
 
@@ -40,6 +57,9 @@ class TableTraining:
         client: the process's PSClient, attached.
         jit_compile: whether the step is compiled by XLA.
         batches_per_push: of gradient accumulation; 1 without.
+
+    Attributes:
+        id_counts: by table, of the batches so far; each value is replaced, not changed.
     """
 
     def __init__(
@@ -56,6 +76,7 @@ class TableTraining:
         self._batches_per_push = batches_per_push
         self._waiting: list[TableArrays] = []
         self._planner: RowPlanner | None = None
+        self.id_counts: dict[str, IdCounts] = {}
         if layers:
             self._planner = RowPlanner(layers, client.tables.route, pads=jit_compile)
             refuse_loaded_rows(layers)
@@ -120,6 +141,8 @@ class TableTraining:
             ids = self._step.ids_ahead(batch.values)
             keys = [np.asarray(memoryview(flat)) for flat in ids.keys(batch.values)]
             batch.rows = self._planner.plan(ids.calls, keys)
+            for name, routed in batch.rows.routed.items():
+                self.id_counts[name] = self.id_counts.get(name, IdCounts()).with_batch(routed)
         return batch.rows
 
 

@@ -41,7 +41,7 @@ from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
-from tfos.keras.step.tables import TableArrays, TableTraining
+from tfos.keras.step.tables import IdCounts, TableArrays, TableTraining
 from tfos.keras.step.train_step import MAX_DENSIFIED_BYTES, GradientStep, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -153,6 +153,11 @@ class PSTrainer:
         return self.settings.pushes_in_flight(
             has_tables=self.has_tables, damps_itself=optimizers.damps_itself(self.optimizer)
         )
+
+    @property
+    def id_counts(self) -> dict[str, IdCounts]:
+        """By table the ids of this worker's batches so far; any thread may read it."""
+        return {} if self._tables is None else self._tables.id_counts.copy()
 
     @property
     def attached(self) -> bool:
