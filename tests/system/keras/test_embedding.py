@@ -506,6 +506,12 @@ def test_a_feature_of_another_kind_or_missing_is_said_through_fit():
         distribute(model, cluster.contexts[0])
         with pytest.raises(ValueError, match=r'Missing data for input "user"'):
             model.fit({"items": x}, {"a": y}, verbose=0)
+        message = (
+            r"strings where .* \['embedding.*'items': 'string'.*'user': 'string'.*dtype='int64'"
+        )
+        texts = {"items": tf.strings.as_string(x), "user": tf.strings.as_string(x[:, 0])}
+        with pytest.raises(UnsupportedModel, match=message):
+            model.fit(texts, {"a": y}, verbose=0)
 
 
 def test_large_stock_embeddings_are_warned_of_once(caplog):

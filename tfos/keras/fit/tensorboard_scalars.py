@@ -262,6 +262,8 @@ def _table_scalars(new: TableStats, old: TableStats) -> Scalars:
     prefix = f"table/{new.name}"
     yield f"{prefix}/rows", float(new.rows)
     yield f"{prefix}/memory_mib", new.memory_bytes / (1 << 20)
+    yield f"{prefix}/dropped_ids", float(new.dropped)
+    yield f"{prefix}/evicted_rows", float(new.evicted)
     lately = TableStats(
         new.name,
         given=new.given - old.given,

@@ -138,12 +138,31 @@ class TableTraining:
 
     def _prepared(self, batch: TrainingData) -> BatchRows | None:
         if batch.rows is None and self._planner is not None:
+            import tensorflow as tf
+
             ids = self._step.ids_ahead(batch.values)
-            keys = [np.asarray(memoryview(flat)) for flat in ids.keys(batch.values)]
+            try:
+                keys = [np.asarray(memoryview(flat)) for flat in ids.keys(batch.values)]
+            except tf.errors.UnimplementedError as error:  # Keras casts to the inputs' dtypes
+                raise _wrong_dtypes(
+                    batch.values, [call.layer.name for call in ids.calls]
+                ) from error
             batch.rows = self._planner.plan(ids.calls, keys)
             for name, routed in batch.rows.routed.items():
                 self.id_counts[name] = self.id_counts.get(name, IdCounts()).with_batch(routed)
         return batch.rows
+
+
+def _wrong_dtypes(data: Any, layers: Sequence[str]) -> UnsupportedModel:
+    import tensorflow as tf
+
+    dtypes = tf.nest.map_structure(lambda leaf: getattr(leaf.dtype, "name", leaf.dtype), data)
+    return UnsupportedModel(
+        f"a feature has strings where the model's input has numbers, or numbers where it has "
+        f"strings, so the layers {sorted(set(layers))} have no ids. The batch (x, y, weight) has "
+        f"the dtypes {dtypes}; convert the feature, or declare its input as what it is: "
+        "keras.Input(shape, dtype='string') or dtype='int64'"
+    )
 
 
 def refuse_loaded_rows(layers: Sequence[Embedding]) -> None:
