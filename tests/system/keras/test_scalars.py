@@ -34,7 +34,8 @@ def test_points_tell_what_happened_since_the_last_one():
     )  # fmt: skip
     now = stats(
         104.0, 1100, 14.0, bytes_in=9 * 10**8, staleness=(950, 50, 0, 100),
-        tables=(TableStats("t", rows=9, given=900, looked_up=200, missed=110, pushed=100, evicted=3),),
+        tables=(TableStats("t", rows=9, given=900, looked_up=200, missed=110,
+                           pushed=100, evicted=3),),
     )  # fmt: skip
     found = dict(server_scalars(now, before))
     assert found["tfos/push/mean_ms"] == pytest.approx(40.0)
