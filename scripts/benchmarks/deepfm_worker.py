@@ -128,7 +128,7 @@ def held_out_auc(model: Any, ctx: BenchWorker, path: str) -> float:
     return auc(np.concatenate(labels), np.concatenate(scores))
 
 
-def main() -> None:
+def serve_turns() -> None:
     import tensorflow as tf
 
     task = read_task()
@@ -138,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_turns()
