@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import keras
@@ -696,3 +697,40 @@ def test_defaults_follow_mode_and_rule(optimizer, consistency, is_aware, pipelin
         distribute(model, cluster.contexts[0], consistency=consistency, staleness_bound=bound)
         assert cluster.manifest.staleness_aware is is_aware
         assert model._tfos_trainer.pipeline == pipeline
+
+
+def test_no_lookup_fills_rows_that_a_push_in_flight_fills():
+    """A batch that is only accumulated has not waited for the push whose answer brings its rows."""
+    x, y = data(16 * BATCH)
+    on_their_way: set[int] = set()
+    twice: list[int] = []
+    a_lookup = threading.Event()
+
+    def address(rows: Any) -> set[int]:
+        return {array.ctypes.data for _, array in (rows or {}).values()}
+
+    with serving() as cluster:
+        client = cluster.contexts[0].client
+        optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=4)
+        model = make_model(Embedding(DIM, table="user"), optimizer)
+        distribute(model, cluster.contexts[0], pipeline=2)
+        push, look = client.push_pull, client.tables.lookup_into
+
+        def slow_push(*args, next_rows=None, **options):
+            filled = address(next_rows)
+            on_their_way.update(filled)
+            if filled:
+                a_lookup.wait(0.2)
+            ack = push(*args, next_rows=next_rows, **options)
+            on_their_way.difference_update(filled)
+            return ack
+
+        def noting_lookup(into, *, training):
+            if both := address(into) & on_their_way:
+                twice.extend(both)
+                a_lookup.set()
+            return look(into, training=training)
+
+        vars(client)["push_pull"], vars(client.tables)["lookup_into"] = slow_push, noting_lookup
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    assert not twice

@@ -45,8 +45,15 @@ class BatchRows:
     """The same memory."""
     positions: list[Any]
     """Of each call that is ahead: [n] int32, places in the table's rows."""
+    is_asked_for: bool = False
+    """Whether a push was sent whose answer fills the rows."""
     is_filled: bool = False
     """Whether the rows have arrived."""
+
+    @property
+    def are_on_their_way(self) -> bool:
+        """Whether a push that is in flight fills the rows: nobody else may."""
+        return self.is_asked_for and not self.is_filled
 
     def into(self) -> dict[str, tuple[RoutedIds, Array]]:
         """Return by table the distinct keys and the array [distinct, dim] that their rows fill."""

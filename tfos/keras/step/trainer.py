@@ -271,6 +271,9 @@ class PSTrainer:
         self.join()
         self._in_flight.raise_failed()
         with self.times.on("lookup"):
+            # A batch that is only accumulated, or skipped, has not waited for a push.
+            while batch.rows is not None and batch.rows.are_on_their_way and self._in_flight:
+                self._adopt_oldest()
             table_rows = self._tables.rows_of(batch)
         with self.times.on("compute"):
             output = self._step(data, table_rows)
@@ -388,10 +391,17 @@ class PSTrainer:
             replica.adopt(applied.received, applied.clock)
             self._give_back(applied)
             return
+        if push.ahead is not None:
+            push.ahead.is_asked_for = True
         self._in_flight.submit(send)
         if len(self._in_flight) <= self._most_in_flight:
             replica.count(self.clock + len(self._in_flight))
             return
+        self._adopt_oldest()
+
+    def _adopt_oldest(self) -> None:
+        """Wait for the oldest push in flight and take its values."""
+        _, replica = self._bound()
         applied = self._in_flight.oldest()
         # The layers' own statistics have moved on since: they are taken over by the next pull.
         count = applied.clock + len(self._in_flight)
