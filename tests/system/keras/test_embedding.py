@@ -201,6 +201,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.timeout(230)  # TensorFlow's tracing in two threads of one process may stall
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_learns_with_two_workers(mode):
     x, y = data(2048)
