@@ -69,7 +69,10 @@ class TableCalls:
             table: its name.
 
         Raises:
-            As lookup().
+            ManifestMismatch: there is no such table.
+            NoServersError: the cluster has no parameter servers.
+            PhaseError: the cluster does not run.
+            RequestTimeout: the servers hold no parameters yet, or do not answer.
         """
         from pyspark.sql import SparkSession
 
