@@ -6,7 +6,7 @@ Method: one PS process and one worker (this process) on one host, asynchronous, 
     second from the median step after tracing. The reference is plain `fit` of the same model;
     rounds of both take turns in this process.
 Caveats: the PS competes with TensorFlow for the same cores; on more cores it does not.
-Bar: at least 0.7 of plain `fit` (0.6 in this version).
+Bar: at least 0.88 of plain `fit`.
 Last result: docs/guides/performance.md.
 """
 
