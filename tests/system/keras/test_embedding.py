@@ -26,7 +26,7 @@ tf = pytest.importorskip("tensorflow")
 
 pytestmark = [
     pytest.mark.tf,
-    pytest.mark.timeout(110),
+    pytest.mark.timeout(230),  # tracing in a process that also runs the servers may stall
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' save
 ]
 
@@ -201,7 +201,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.timeout(230)  # TensorFlow's tracing in two threads of one process may stall
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_learns_with_two_workers(mode):
     x, y = data(2048)
