@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64
-"""Alignment in bytes that TensorFlow's kernels require."""
+"""Bytes at whose multiples an array begins that TensorFlow shares; it copies others."""
 
 
 def aligned(num_elements: int, dtype: str) -> np.ndarray[Any, np.dtype[Any]]:

@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from tfos.keras.aligned_memory import aligned
 from tfos.keras.step import optimizers
 from tfos.keras.step.variables import VariableGroup
-
-ALIGNMENT = 64
-"""Bytes at whose multiples an array begins that TensorFlow shares; it copies others."""
 
 MAX_SHARED = 4
 """Buffers whose memory tensors may hold. Beyond it the variables get copies: a small tensor that
@@ -39,7 +37,7 @@ class Received:
 
     def __init__(self, groups: Sequence[VariableGroup]) -> None:
         self.arrays: dict[str, Array] = {
-            group.name: _aligned(sum(group.sizes), group.dtype) for group in groups
+            group.name: aligned(sum(group.sizes), group.dtype) for group in groups
         }
         self._exported: list[weakref.ref[Array]] = []
 
@@ -156,13 +154,6 @@ def _destinations(group: VariableGroup) -> list[Destination]:
         Destination(variable, end - size)
         for variable, size, end in zip(group.variables, group.sizes, ends, strict=True)
     ]
-
-
-def _aligned(num_elements: int, dtype: str) -> Array:
-    num_bytes = num_elements * np.dtype(dtype).itemsize
-    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + num_bytes].view(dtype)
 
 
 class Averages:

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from tfos.keras.step.replica import ALIGNMENT, MAX_SHARED, Replica
+from tfos.keras.aligned_memory import ALIGNMENT
+from tfos.keras.step.replica import MAX_SHARED, Replica
 from tfos.keras.step.variables import VariableGroup
 
 tf = pytest.importorskip("tensorflow")
