@@ -52,7 +52,7 @@ def upload(source: Path, target: Location, config: FileSystemConfig = DEFAULTS) 
                 fs.mkdirs(str(staged.child(name)))
             else:
                 fs.write(str(staged.child(name)), pieces_maker(path))
-        _replace(fs, staged, target)
+        replace_directory(fs, staged, target)
     except BaseException:
         with suppress(OSError):
             fs.delete(str(staged), recursive=True)
@@ -110,7 +110,17 @@ def _fetch(fs: FileSystem, source: str, target: Path, config: FileSystemConfig) 
             copy.write(piece)
 
 
-def _replace(fs: FileSystem, staged: Location, target: Location) -> None:
+def replace_directory(fs: FileSystem, staged: Location, target: Location) -> None:
+    """Rename a directory to `target`; what is there is moved aside first and then removed.
+
+    Args:
+        fs: of both.
+        staged: the new one.
+        target: its name.
+
+    Raises:
+        OSError: the file system failed; what was there before is unchanged.
+    """
     if not fs.exists(str(target)):
         fs.rename(str(staged), str(target))
         return

@@ -29,7 +29,7 @@ from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import staging_name
 from ps.sorted_rows.order import SortedBatch
 from tfos.errors import ExportError, SettingsError
-from tfos.files.transfer import file_pieces
+from tfos.files.transfer import file_pieces, replace_directory
 from tfos.serving.export_format import (
     EXPORT_MANIFEST,
     MODEL_NAME,
@@ -153,6 +153,7 @@ class ExportWriter:
             model=self._model,
         )
         self._fs.write(str(self._staged.child(EXPORT_MANIFEST)), encode_with_digest(manifest))
+        refuse_other_content(self._fs, self._target)  # of others, meanwhile
         replace_directory(self._fs, self._staged, self._target)
         self._is_committed = True
         return manifest
@@ -183,29 +184,6 @@ def refuse_other_content(fs: FileSystem, target: Location) -> None:
             f"{target} is a directory with {other[0]!a} in it and no export of tables alone, and "
             "an export would replace all its content; name a path below it"
         )
-
-
-def replace_directory(fs: FileSystem, staged: Location, target: Location) -> None:
-    """Rename a directory to `target`; what is there is moved aside first and then removed.
-
-    Args:
-        fs: of both.
-        staged: the new one.
-        target: its name.
-    """
-    if not fs.exists(str(target)):
-        fs.rename(str(staged), str(target))
-        return
-    refuse_other_content(fs, target)
-    old = target.sibling(staging_name(target.name))
-    fs.rename(str(target), str(old))
-    try:
-        fs.rename(str(staged), str(target))
-    except OSError:
-        fs.rename(str(old), str(target))
-        raise
-    with suppress(OSError):
-        fs.delete(str(old), recursive=True)
 
 
 GONE_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
