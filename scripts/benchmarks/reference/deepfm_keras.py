@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
-from scripts.benchmarks.deepfm_model import LEARNING_RATE, auc, build_model
-from scripts.benchmarks.deepfm_turns import Task, read_task, say, turn_callback
-from scripts.benchmarks.reference.deepfm_input import batches, labels_of
-
-
-def compiled_model(task: Task) -> Any:
-    """Return the model with stock embedding layers."""
-
-    def embedding(dim: int) -> Any:
-        return keras.layers.Embedding(task.num_ids, dim)
-
-    keras.utils.set_random_seed(task.seed)
-    model = build_model(keras, embedding, tuple(task.hidden))
-    optimizer = getattr(keras.optimizers, task.optimizer)(LEARNING_RATE[task.optimizer])
-    model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
-    return model
-
-
-def main() -> None:
-    task = read_task()
-    model = compiled_model(task)
-    data = batches(task.files, task.batch_size)
-    say("ready")
-    if task.turns:
-        model.fit(data, epochs=1 << 30, callbacks=[turn_callback(keras)], verbose=0)
-    model.fit(data, verbose=0)
-    held_out = batches([task.held_out], 4096)
-    say(auc(labels_of(held_out), model.predict(held_out, verbose=0)[:, 0]))
-
+from scripts.benchmarks.reference.deepfm_fit import train
 
 if __name__ == "__main__":
-    main()
+    train(keras, keras.optimizers)

@@ -14,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from scripts.benchmarks.deepfm_model import LEARNING_RATE, auc, build_model
+from scripts.benchmarks.deepfm_model import LEARNING_RATE, auc
 from scripts.benchmarks.deepfm_turns import Task, read_task, say, turns
+from scripts.benchmarks.reference.deepfm_fit import stock_model
 from scripts.benchmarks.reference.deepfm_input import batches, labels_of
 
 STEPS_PER_CALL = 10
@@ -38,12 +39,7 @@ def serve(cluster: dict[str, list[str]], job: str, index: int) -> None:
 
 def compiled_model(task: Task) -> Any:
     """Return the model with stock embedding layers; call it in the strategy's scope."""
-
-    def embedding(dim: int) -> Any:
-        return tf_keras.layers.Embedding(task.num_ids, dim)
-
-    tf_keras.utils.set_random_seed(task.seed)
-    model = build_model(tf_keras, embedding, tuple(task.hidden))
+    model = stock_model(tf_keras, task)
     kind = getattr(tf_keras.optimizers.legacy, task.optimizer)
     model.compile(kind(LEARNING_RATE[task.optimizer]))
     return model
