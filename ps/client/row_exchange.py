@@ -110,10 +110,10 @@ class RowExchanger:
         wanted = wanted or {}
         for name, (ids, rows) in wanted.items():
             check_rows(self._spec(name), ids, rows, "next_rows", fills=True)
-        given: Rows = {}
+        given: dict[str, tuple[RoutedIds, Array]] = {}
         for name, (ids, rows) in (grads or {}).items():
             check_rows(self._spec(name), ids, rows, "table_grads", fills=False)
-            given = {**given, name: (ids, clipped(self._spec(name).rule, rows))}
+            given[name] = ids, clipped(self._spec(name).rule, rows)
         if self._consistency == "hybrid":
             with self._turned(given, wanted) as names:
                 yield self._outgoing(given, wanted, names)

@@ -25,6 +25,18 @@ MAX_INT64 = 2**63 - 1
 MAX_UINT64 = 2**64 - 1
 
 
+def largest_id(id_kind: Literal["int64", "uint64"], max_id: int | None) -> int:
+    """Return the largest id that a table accepts.
+
+    Args:
+        id_kind: of the table.
+        max_id: of the table; None: the largest of `id_kind`.
+    """
+    if max_id is not None:
+        return max_id
+    return MAX_INT64 if id_kind == "int64" else MAX_UINT64
+
+
 _STDDEV_OF_TRUNCATED = 0.87962566103423978
 """Standard deviation of the unit normal truncated at two; Keras divides by it as well."""
 
@@ -164,9 +176,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def largest_id(self) -> int:
         """The largest id that the table accepts."""
-        if self.max_id is not None:
-            return self.max_id
-        return MAX_INT64 if self.id_kind == "int64" else MAX_UINT64
+        return largest_id(self.id_kind, self.max_id)
 
     @property
     def itemsize(self) -> int:

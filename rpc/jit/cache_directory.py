@@ -55,6 +55,15 @@ def why_unsafe(directory: Path, owners: tuple[int, ...], *, below: Path | None =
     return ""
 
 
+def user_cache() -> Path | None:
+    """Return the user's cache directory, absolute; None: this user id has no home directory."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return home.absolute()
+
+
 class CacheDirectory:
     """The cache directory of one room in this process.
 
@@ -118,11 +127,9 @@ class CacheDirectory:
         if configured:
             yield Path(configured).absolute()
         yield self._room / "__pycache__"
-        try:
-            home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        except RuntimeError:  # no home directory for this user id
-            return
-        yield home.absolute() / "tfos"
+        home = user_cache()
+        if home is not None:
+            yield home / "tfos"
 
     def _unsafe(self, path: Path) -> str:
         owners = (os.geteuid(), 0)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, parse
-from rpc.jit.cache_directory import why_unsafe
+from rpc.jit.cache_directory import user_cache, why_unsafe
 from tfos.errors import ExportError, SettingsError
 
 CACHE_VARIABLE = "TFOS_SERVING_CACHE"
@@ -69,14 +69,13 @@ def _default() -> Path:
     configured = os.environ.get(CACHE_VARIABLE)
     if configured:
         return _local(configured)
-    try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
+    home = user_cache()
+    if home is None:
         raise SettingsError(
             f"this user has no home directory for indexes; give load() a cache_dir or set "
             f"{CACHE_VARIABLE}"
-        ) from None
-    return home.absolute() / "tfos" / "serving"
+        )
+    return home / "tfos" / "serving"
 
 
 @contextmanager

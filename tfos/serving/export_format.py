@@ -25,7 +25,7 @@ import numpy as np
 from ps import codec
 from ps.codec import UNREADABLE
 from ps.manifest.limits import MAX_NAME_LENGTH, DType
-from ps.manifest.table_spec import MAX_DIM, MAX_INT64, MAX_TABLES, MAX_UINT64, TableSpec
+from ps.manifest.table_spec import MAX_DIM, MAX_INT64, MAX_TABLES, TableSpec, largest_id
 from tfos.errors import ExportError
 
 EXPORT_MANIFEST = "export.json"
@@ -76,9 +76,7 @@ class ExportedTable(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def largest_id(self) -> int:
         """The largest id that the table accepts."""
-        if self.max_id is not None:
-            return self.max_id
-        return MAX_INT64 if self.id_kind == "int64" else MAX_UINT64
+        return largest_id(self.id_kind, self.max_id)
 
     @property
     def kind(self) -> tuple[object, ...]:
