@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ps.errors import IdError
+from ps.manifest.table_spec import TableSpec
+from ps.tables.ids import from_bits
 from tfos.keras.aligned_memory import aligned
 from tfos.keras.embedding.ids_ahead import LayerCall
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds
-    from tfos.keras.embedding.table_settings import TableSettings
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Route = Callable[[Mapping[str, Array]], "dict[str, RoutedIds]"]
@@ -72,7 +73,9 @@ class RowPlanner:
     """
 
     def __init__(self, layers: Sequence[Any], route: Route, *, pads: bool) -> None:
-        self._tables = {layer.table: layer.settings for layer in layers}
+        self._specs: dict[str, TableSpec] = {
+            layer.table: layer.settings.spec(None) for layer in layers
+        }
         self._route = route
         self._pads = pads
 
@@ -150,12 +153,11 @@ class RowPlanner:
         return ids, ids.summed(values)
 
     def _routed(self, name: str, keys: Array, others: Mapping[str, RoutedIds]) -> RoutedIds:
-        settings = self._tables[name]
+        spec = self._specs[name]
         for other, ids in others.items():  # dim 16 and dim 1 of the same ids: one route for both
-            if _routes_alike(settings, self._tables[other]) and _is_route_of(ids, keys):
+            if _routes_alike(spec, self._specs[other]) and _is_route_of(ids, keys):
                 return ids
-        given = keys.view(np.uint64) if settings.id_kind == "uint64" else keys
-        return self._route({name: given})[name]
+        return self._route({name: from_bits(spec, keys)})[name]
 
     def _with_memory(
         self, calls: Sequence[LayerCall], routed: dict[str, RoutedIds], positions: list[Any]
@@ -166,7 +168,7 @@ class RowPlanner:
         for name, ids in routed.items():
             count = ids.unique.size
             size = 1 << count.bit_length() if self._pads else count + 1
-            dim = self._tables[name].dim
+            dim = self._specs[name].dim
             arrays[name] = aligned(size * dim, "float32").reshape(size, dim)
             arrays[name][count:] = 0.0
             tensors[name] = tf.experimental.dlpack.from_dlpack(arrays[name].__dlpack__())
@@ -199,7 +201,7 @@ def _is_id(keys: Array, pad_key: int | None) -> Array | None:
     return None if mask.all() else mask
 
 
-def _routes_alike(one: TableSettings, other: TableSettings) -> bool:
+def _routes_alike(one: TableSpec, other: TableSpec) -> bool:
     return (one.id_kind, one.max_id) == (other.id_kind, other.max_id)
 
 

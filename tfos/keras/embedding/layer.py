@@ -279,9 +279,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 "not replace them; load the file before the model is distributed or trained to "
                 "predict with it, or resume from a checkpoint: reserve(checkpoints=…)"
             )
-        unseen = np.zeros(self.dim, np.float32)
-        unseen[:] = self.settings.unseen or 0.0
-        self.bind(LoadedRows(np.array(store["keys"]), np.array(store["rows"]), unseen))
+        keys, rows = (np.array(store[name]) for name in ("keys", "rows"))
+        self.bind(LoadedRows(keys, rows, self.settings.unseen_row))
 
     def _rows(self, keys: Keys, training: bool | None) -> Any:
         flow = row_flow.current()

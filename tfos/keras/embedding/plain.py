@@ -119,8 +119,7 @@ class _PlainEmbedding:
             )
         found = layer.source.dump(layer.table, self._limit_bytes)
         keys, rows = found or (np.empty(0, np.int64), np.empty((0, layer.dim), np.float32))
-        first = np.zeros((1, layer.dim), np.float32)
-        first[:] = layer.settings.unseen or 0.0
+        first = layer.settings.unseen_row[None]
         # An empty vocabulary is refused; the row of 0 is then that of an unseen id.
         vocabulary = keys if keys.size else np.array([0])
         lookup = keras.layers.IntegerLookup(

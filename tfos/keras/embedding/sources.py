@@ -114,10 +114,7 @@ def rows_for(layer: Any, keys: Array, *, training: bool) -> Array:
     rows = np.zeros((keys.size, layer.dim), np.float32)
     kept = slice(None) if layer.pad_key is None else keys != layer.pad_key
     found = layer.source.rows(layer.table, keys[kept], training=training) if keys.size else None
-    if found is not None:
-        rows[kept] = found
-    elif layer.settings.unseen:
-        rows[kept] = layer.settings.unseen
+    rows[kept] = layer.settings.unseen_row if found is None else found
     return rows
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import keras
 import msgspec
+import numpy as np
 
 from ps.errors import PSSettingsError
 from ps.manifest.initializer_spec import (
@@ -71,29 +72,26 @@ class TableSettings:
         Raises:
             SettingsError: a setting that cannot work.
         """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        rule = self.rule if self.rule is not None else default_rule
-        if rule is None:
-            del values["rule"]
-            rule = _ANY_RULE
+        values = {name: getattr(self, name) for name in self.field_names}
+        values["rule"] = self.rule or default_rule or _ANY_RULE
         try:
-            return TableSpec(**{**values, "rule": rule})
+            return TableSpec(**values)
         except PSSettingsError as error:
             raise SettingsError(str(error)) from error
 
-    def differences(self, other: TableSettings) -> str:
-        """Return how another layer's settings differ: "seed 1 and 2, …"; empty: not at all."""
-        pairs = (
-            (field.name, getattr(self, field.name), getattr(other, field.name))
-            for field in dataclasses.fields(self)
-        )
-        return ", ".join(
-            f"{name} {ours!r} and {theirs!r}" for name, ours, theirs in pairs if ours != theirs
-        )
+    @property
+    def unseen_row(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """The vector of an id without a row: [dim] float32."""
+        return np.array(self.unseen or [0.0] * self.dim, np.float32)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """All settings, as `differences` takes them."""
+        return tuple(field.name for field in dataclasses.fields(self))
 
     def config(self) -> dict[str, Any]:
         """Return the settings as JSON has them, for the layer's `get_config`."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in self.field_names}
         values["rule"] = None if self.rule is None else msgspec.to_builtins(self.rule)
         values["initializer"] = msgspec.to_builtins(self.initializer)
         values["admission"] = msgspec.to_builtins(self.admission)
@@ -102,6 +100,18 @@ class TableSettings:
 
 
 _ANY_RULE = SGD()
+
+
+def differences(ours: Any, theirs: Any, field_names: Sequence[str]) -> str:
+    """Return how two settings of a table differ: "seed 1 and 2, …"; empty: not at all.
+
+    Args:
+        ours: named first.
+        theirs: of the same kind.
+        field_names: what to compare.
+    """
+    pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in field_names)
+    return ", ".join(f"{name} {one!r} and {other!r}" for name, one, other in pairs if one != other)
 
 
 def rule_given(rule: Any) -> RuleConfig | None:

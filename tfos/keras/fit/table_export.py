@@ -71,10 +71,10 @@ def export_with_tables(
                 'tables="beside": the model has no tfos.keras.Embedding; leave the argument out'
             )
         return export(model, path, ctx)
-    trainer = vars(model).get("_tfos_trainer")
-    if trainer is not None and not trainer.is_between_epochs:
-        trainer.pull()
     if tables != "beside":
+        trainer = vars(model).get("_tfos_trainer")
+        if trainer is not None and not trainer.is_between_epochs:
+            trainer.pull()
         return export(plain_copy(model, limit_bytes), path, ctx)
     target = ctx.absolute_path(os.fspath(path))
     _write_beside(
@@ -99,6 +99,6 @@ def _write_beside(model: Any, target: str, ctx: PathContext, since: str | None) 
     with tempfile.TemporaryDirectory(prefix="tfos-export-", dir=ctx.staging_dir) as staging:
         dense = Path(staging) / "model.keras"
         with row_flow.rows_left_out():
-            model.save(dense)
+            model.save(dense)  # of a distributed model: pulls first
         export_of = ServerExport(scan, specs, staging, Console(enabled=True))
         export_of.write(target, model=dense, since=since)

@@ -17,6 +17,7 @@ import numpy as np
 from ps.manifest.manifest import Manifest
 from ps.manifest.sharding import bucket_bytes_for
 from tfos.errors import UnsupportedModel
+from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step.variables import VariableGroup
 
 
@@ -107,16 +108,10 @@ def _check_same_tables(ours: Manifest, servers: Manifest) -> None:
             "Keras numbers layers anew in each process: Embedding(…, table='user')"
         )
     for name, spec in mine.items():
-        other = theirs[name]
-        differing = [
-            f"{field} {getattr(spec, field)!r} and {getattr(other, field)!r}"
-            for field in spec.__struct_fields__
-            if getattr(spec, field) != getattr(other, field)
-        ]
-        if differing:
+        if differing := differences(spec, theirs[name], spec.__struct_fields__):
             raise UnsupportedModel(
                 f"table {name!r} of this worker's model and of the parameter servers differ: "
-                f"{', '.join(differing)}; give its Embedding the same settings everywhere"
+                f"{differing}; give its Embedding the same settings everywhere"
             )
 
 

@@ -15,6 +15,7 @@ from ps.manifest.rule_spec import RuleConfig
 from ps.manifest.table_spec import TableSpec
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.layer import Embedding
+from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
 
 
@@ -28,7 +29,8 @@ def embeddings_of(model: Any) -> tuple[Embedding, ...]:
     by_table: dict[str, Embedding] = {}
     for layer in found:
         other = by_table.setdefault(layer.table, layer)
-        if differing := other.settings.differences(layer.settings):
+        settings = other.settings
+        if differing := differences(settings, layer.settings, settings.field_names):
             raise UnsupportedModel(
                 f"the layers {other.name!r} and {layer.name!r} share the table {layer.table!r} and "
                 f"differ in {differing}; give both the same settings, or another table"

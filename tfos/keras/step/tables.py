@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ps.tables.ids import from_bits
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.batch_rows import BatchRows, RowPlanner
 from tfos.keras.embedding.sources import LoadedRows, check_size
@@ -195,8 +196,7 @@ class ServerRows:
         """Return the rows of keys, [n, dim]; see RowSource."""
         tables = self._client.tables
         spec = self._specs[table]
-        given = keys.view(np.uint64) if spec.id_kind == "uint64" else keys
-        ids = tables.route({table: given})[table]
+        ids = tables.route({table: from_bits(spec, keys)})[table]
         found = np.empty((ids.unique.size, spec.dim), spec.dtype)
         tables.lookup_into({table: (ids, found)}, training=training)
         expanded: Array = ids.expand(found)
