@@ -12,6 +12,7 @@ from ps import Admission, rules
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras import Embedding
 from tfos.keras.embedding.keys import hashed, keys_of
+from tfos.keras.step.table_specs import table_specs
 
 tf = pytest.importorskip("tensorflow")
 
@@ -196,6 +197,14 @@ def test_an_unbound_layer_gives_the_vector_of_unseen_ids():
 def test_settings_that_cannot_work_are_refused_at_once(settings, message):
     with pytest.raises(SettingsError, match=message):
         Embedding(DIM, **settings)
+
+
+def test_row_steps_wait_for_the_rule_of_the_models_optimizer():
+    layer = Embedding(DIM, row_steps=True)
+    (spec,) = table_specs([layer], keras.optimizers.Adam(0.01))
+    assert (spec.rule, spec.row_steps) == (rules.Adam(), True)
+    with pytest.raises(SettingsError, match=r"row_steps=True is for Adam, .*; got SGD"):
+        table_specs([layer], keras.optimizers.SGD(0.1))
 
 
 def test_the_config_is_json_and_makes_the_same_layer():

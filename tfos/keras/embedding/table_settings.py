@@ -24,7 +24,7 @@ from ps.manifest.initializer_spec import (
     RandomUniform,
     TruncatedNormal,
 )
-from ps.manifest.rule_spec import SGD, RuleConfig
+from ps.manifest.rule_spec import Adam, RuleConfig
 from ps.manifest.table_spec import Admission, TableSpec
 from tfos.errors import SettingsError
 
@@ -99,7 +99,8 @@ class TableSettings:
         return values
 
 
-_ANY_RULE = SGD()
+_ANY_RULE = Adam()
+"""Stands for a rule that is not known yet: no setting of a table is refused because of it."""
 
 
 def differences(ours: Any, theirs: Any, field_names: Sequence[str]) -> str:
