@@ -26,7 +26,7 @@ tf = pytest.importorskip("tensorflow")
 
 pytestmark = [
     pytest.mark.tf,
-    pytest.mark.timeout(230),  # tracing in a process that also runs the servers may stall
+    pytest.mark.timeout(110),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' save
 ]
 
