@@ -27,7 +27,12 @@ _MOVES = {
 
 
 def may_move(current: ClusterPhase, target: ClusterPhase) -> bool:
-    """Whether a cluster in `current` may enter `target`."""
+    """Whether a cluster may change its phase so.
+
+    Args:
+        current: its phase.
+        target: the phase that it would enter.
+    """
     return target in _MOVES[current]
 
 

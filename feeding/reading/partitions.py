@@ -122,7 +122,12 @@ def partition_columns(files: Iterable[SourceFile]) -> dict[str, PartitionColumn]
 
 
 def refuse_both(name: str, path: str) -> DataError:
-    """Return the error for a column that a file and its directories have."""
+    """Return the error for a column that a file and its directories have.
+
+    Args:
+        name: of the column.
+        path: of the file.
+    """
     return DataError(
         f"{path}: {name!r} is a column of the file and a key of its directories; pass "
         "partitions=False to read the file's, or leave one of them out of the data"

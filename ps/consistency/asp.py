@@ -107,6 +107,10 @@ def slowed(hyper: Hyper, staleness: int) -> Hyper:
     others its worker has not seen. It scales the rate, not the gradient, since rules like Adam do
     not notice a scaled gradient.
 
+    Args:
+        hyper: of the push.
+        staleness: updates by others since the worker's last pull, 0 or more.
+
     Source: Zhang et al., Staleness-aware ASP-SGD for Distributed Deep Learning, IJCAI 2016, which
     divides by the staleness, counted from 1 for a fresh gradient.
     """

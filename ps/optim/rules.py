@@ -347,6 +347,11 @@ def stands_still(config: RuleConfig, learning_rate: float, dtype: np.dtype[Any])
 
     Ftrl divides by the rate, and Keras's variables become NaN there. A rate below the smallest
     normal number is 0 in a kernel.
+
+    Args:
+        config: the rule.
+        learning_rate: of the step.
+        dtype: of the values.
     """
     return isinstance(config, Ftrl) and abs(dtype.type(learning_rate)) < np.finfo(dtype).tiny
 

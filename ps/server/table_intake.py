@@ -106,7 +106,12 @@ class TableIntake:
 
 
 def read_array(call: Incoming, array: Array) -> None:
-    """Fill an array from the payload."""
+    """Fill an array from the payload.
+
+    Args:
+        call: the request, read up to here.
+        array: writable, C order.
+    """
     if array.size:
         call.read_into(array.data.cast("B"))
 

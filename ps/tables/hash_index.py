@@ -67,6 +67,10 @@ def keyed(number: Any, key: Any) -> Any:
     """Return mixed bits of an id that only this process can foresee; one to one.
 
     Without a key anybody can compute ids that share one slot: 80,000 of them took 12 s to enter.
+
+    Args:
+        number: int64, the id.
+        key: uint64, of the index.
     """
     return mix(np.uint64(number) ^ key)
 

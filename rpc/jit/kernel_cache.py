@@ -67,6 +67,10 @@ class KernelCache:
         """Take a kernel from the cache or compile it; return False if it was loaded already.
 
         Not to be entered by two threads at once.
+
+        Args:
+            dispatcher: numba's, of the kernel.
+            signature: numba types of its arguments.
         """
         if signature in dispatcher.overloads:
             return False

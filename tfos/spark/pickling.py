@@ -22,6 +22,10 @@ _MAX_DEPTH = 5
 def pickle_main_fun(main_fun: Any, args: Any) -> bytes:
     """Return the bytes of `(main_fun, args)`.
 
+    Args:
+        main_fun: what every node will call.
+        args: its first argument.
+
     Raises:
         NotPicklable: names the object and the line that refers to it.
     """

@@ -35,7 +35,12 @@ class EpochReports:
             self._report(keeper.saved)
 
     def fit_reads(self, feed: str, *, is_over: bool = False) -> None:
-        """`fit` has begun, or ended, to read a feed, one of its epochs per epoch fed."""
+        """`fit` has begun, or ended, to read a feed, one of its epochs per epoch fed.
+
+        Args:
+            feed: its name.
+            is_over: it has ended.
+        """
         self._report(FitReading(feed, is_over))
 
     def ended(self, epoch: EpochTrained, *, is_distributed: bool) -> None:

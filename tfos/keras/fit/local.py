@@ -70,7 +70,7 @@ class LocalContext:
         loss: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Nobody listens."""
+        """Nobody listens. Arguments as of NodeContext.report_progress."""
 
     def close(self) -> None:
         """End the server, and with it the tables. Idempotent."""

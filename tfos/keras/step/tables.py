@@ -107,7 +107,15 @@ class TableTraining:
         return None if rows is None or rows.is_filled else rows
 
     def gradients(self, rows: BatchRows | None, output: StepOutput) -> TableArrays:
-        """Return what a complete step pushes, with the batches that were accumulated before it."""
+        """Return what a complete step pushes, with the batches that were accumulated before it.
+
+        Args:
+            rows: of the step's batch; None: it has none.
+            output: the step's, with the gradients of its rows.
+
+        Returns:
+            By table: distinct ids and their summed gradients [num_unique, dim].
+        """
         self.keep(rows, output)
         parts, self._waiting = self._waiting, []
         if self._planner is None or not parts:
@@ -118,7 +126,7 @@ class TableTraining:
         return {name: self._mean(self._planner, name, parts) for name in names}
 
     def keep(self, rows: BatchRows | None, output: StepOutput) -> None:
-        """Add a step's gradients to those that the next push brings."""
+        """Add a step's gradients to those that the next push brings. Arguments as of gradients."""
         if self._planner is not None and rows is not None:
             named = zip(self._step.trained_tables, output.row_gradients, strict=True)
             self._waiting.append(self._planner.sums(rows, list(named)))

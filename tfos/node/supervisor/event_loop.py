@@ -44,7 +44,12 @@ class EventLoop:
         self._stopped.set()
 
     def watch(self, fd: int, react: React) -> None:
-        """Call `react` whenever `fd` is readable or its other end is closed."""
+        """Call `react` whenever `fd` is readable or its other end is closed.
+
+        Args:
+            fd: a descriptor that is not watched yet.
+            react: called without arguments.
+        """
         self._selector.register(fd, selectors.EVENT_READ, react)
 
     def unwatch(self, fd: int) -> None:
