@@ -326,7 +326,7 @@ class CopyOnWrite:
             clock: updates so far.
         """
         segments = (segment for table in self.tables for segment in table.segments)
-        rows = sum(segment.version for segment in segments)
+        rows = sum(segment.version + segment.num_loads for segment in segments)
         return clock + self.dense.num_changes + rows + self.metadata.num_changes
 
     def before(self, unit: int) -> None:

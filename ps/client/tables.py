@@ -1,10 +1,10 @@
-"""Table client: `client.tables.lookup_into`, `.batch`, `.lookup`, `.push` and `.scan`.
+"""Table client: `client.tables.lookup_into`, `.batch`, `.lookup`, `.push`, `.scan`, `.load_rows`.
 
 Covers: the public calls, one request per server for any number of tables.
 Does not: put rows into pushes to the groups (ps.client.row_exchange), deduplicate
 (ps.tables.routing), number or repeat requests (ps.client.server_group, ps.client.retry).
-Runs in: worker processes, and drivers for lookup and scan.      Imports numba only when the
-manifest has tables.
+Runs in: worker processes; drivers for lookup, Spark tasks for scan and load_rows.
+Imports numba only when the manifest has tables.
 Threads: any; the client's lock makes one call wait for another. `lookup_into`, and in hybrid
 `batch`, have connections and a lock of their own: they may wait for a permit that a push of another
 thread gives back.
@@ -23,21 +23,22 @@ from ps.client.channel import Channel, OutgoingCall
 from ps.client.lookup_batch import OpenBatches, TrainingBatch
 from ps.client.row_exchange import Rows, check_rows, ids_of, no_table, rows_of
 from ps.client.server_group import ServerGroup, joined
-from ps.errors import (
-    ServerPhaseError,
-    ShapeError,
-)
+from ps.errors import IdError, ServerPhaseError, ShapeError
 from ps.manifest.manifest import Hyper, Manifest
 from ps.manifest.table_spec import MAX_INT64, TableSpec
 from ps.optim.clipping import clipped
 from ps.protocol import messages
-from ps.protocol.messages import Ack, BatchName, Number, Scanned
-from ps.tables.ids import from_bits
+from ps.protocol.messages import Ack, BatchName, Number, RowsLoaded, Scanned
+from ps.tables.ids import as_bits, from_bits, shown
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds, Router
 
 Array = np.ndarray[Any, Any]
+
+
+LOAD_BYTES = 8 << 20
+"""Ids and rows of one request that loads them."""
 
 
 class TableClient:
@@ -242,6 +243,68 @@ class TableClient:
                     if batch[0].size:
                         yield batch
 
+    def load_rows(self, name: str, ids: ArrayLike, rows: Array) -> int:
+        """Create rows with given values and the rule's initial slots, in every mode at once.
+
+        An id that has a row keeps it: a trained row never changes, and to load again changes
+        nothing. Neither admission nor a permit is asked. Of a failed call some rows may be there.
+
+        Args:
+            name: of the table.
+            ids: [n] integers, each once.
+            rows: [n, dim] of the table's dtype.
+
+        Returns:
+            Number of new rows.
+
+        Raises:
+            IdError: as `route`, or an id occurs twice; nothing was sent.
+            ShapeError: rows of another shape or dtype; nothing was sent.
+            NonFiniteGradient: a value is NaN or infinite.
+            TableFull: there is no room for the new rows, and no row may be evicted.
+            ManifestMismatch: there is no such table.
+            StaleGeneration: a newer attempt of this worker is at work: end this process.
+        """
+        router = self._router(name)
+        bits = as_bits(router.spec, ids)
+        check_loaded(router.spec, bits, rows)
+        at_once = max(1, LOAD_BYTES // (8 + router.spec.value_nbytes))
+        added = 0
+        for start in range(0, bits.size, at_once):
+            some = slice(start, start + at_once)
+            added += self._load_some(router, bits[some], rows[some])
+        return added
+
+    def _load_some(self, router: Router, bits: Array, rows: Array) -> int:
+        spec = router.spec
+        routed = router.route(from_bits(spec, bits))
+        if routed.unique.size < bits.size:
+            first = np.argsort(bits, kind="stable")
+            twice = int(first[1:][np.diff(bits[first]) == 0].min())
+            raise IdError(
+                f"table {spec.name!r}: id {shown(spec, bits[twice])} occurs twice in the rows to "
+                "load; keep one row of each id",
+                {"table": spec.name, "id": str(shown(spec, bits[twice]))},
+            )
+        arranged = np.empty(rows.shape, rows.dtype)
+        arranged[routed.inverse] = rows
+        request = messages.LoadRows(self._known_hash(), self._numbers[spec.name])
+        with self._lock:
+            calls = [
+                OutgoingCall(
+                    link,
+                    request,
+                    [
+                        *ids_of([routed], link.server),
+                        *rows_of({spec.name: (routed, arranged)}, link.server),
+                    ],
+                )
+                for link in self._servers.links
+                if routed.num_own(link.server)
+            ]
+            answers = self._servers.answers(calls, RowsLoaded, timeout_s=self._timeout_s)
+        return sum(answer.num_added for answer in answers)
+
     def _begin_batch(
         self,
         routed: Mapping[str, RoutedIds],
@@ -374,6 +437,27 @@ class TableClient:
             f"table {spec.name!r} takes gradients {spec.dtype}{list(expected)} for these ids, got "
             f"{got}; one row per id"
         )
+
+
+def check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
+    """Refuse rows that do not fit the table.
+
+    Args:
+        spec: the table.
+        ids: theirs.
+        rows: what a program wants to load.
+    """
+    expected = (*ids.shape, spec.dim)
+    got = f"{type(rows).__name__}"
+    if isinstance(rows, np.ndarray):
+        if ids.ndim == 1 and rows.dtype == spec.dtype and rows.shape == expected:
+            return
+        got = f"{rows.dtype}{list(rows.shape)}"
+    raise ShapeError(
+        f"table {spec.name!r} takes rows {spec.dtype}{list(expected)} for these ids "
+        f"{list(ids.shape)}, got {got}; one row per id, and convert the values yourself, so that "
+        "nothing is rounded in silence"
+    )
 
 
 def _expanded(found: Rows) -> dict[str, Array]:

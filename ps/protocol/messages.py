@@ -17,6 +17,7 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     LookupBatch    counts, ids                      Ack            values of the rows
     PushRows       counts, ids, gradients           Ack
     Scan                                            Scanned        ids, rows
+    LoadRows       counts, ids, rows                RowsLoaded
     Join, Leave, Finish                             Ack
     JoinRendezvous the value                        RendezvousValues  the values, as in `ranks`
     SetMetadata    the value's JSON                 Description
@@ -231,6 +232,16 @@ class Scan(msgspec.Struct, frozen=True, tag="scan"):
     with_slots: bool = False
 
 
+class LoadRows(msgspec.Struct, frozen=True, tag="load_rows"):
+    """Bring rows: the payload as in Lookup for one table, then the rows in the same order.
+
+    An id that has a row keeps it, so a repeated request changes nothing more.
+    """
+
+    manifest_hash: Digest
+    table: TableNumber
+
+
 class Settle(msgspec.Struct, frozen=True, tag="settle"):
     """Apply the reduced gradient of `clock`, clipped by the squares; without payload drop it."""
 
@@ -357,6 +368,7 @@ Request = (
     | LookupBatch
     | PushRows
     | Scan
+    | LoadRows
     | Assign
     | Join
     | Leave
@@ -417,6 +429,13 @@ class Scanned(msgspec.Struct, frozen=True):
     num_rows: int
     stop: int
     """Where to go on; 0: the segment has no more."""
+
+
+class RowsLoaded(msgspec.Struct, frozen=True):
+    """Rows are in the table."""
+
+    num_added: int
+    """Rows that this request has created; the other ids had one."""
 
 
 class RendezvousValues(msgspec.Struct, frozen=True):

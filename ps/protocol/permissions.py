@@ -72,6 +72,8 @@ _WORKERS = frozenset({Role.WORKER})
 _WORKERS_AND_DRIVER = frozenset({Role.WORKER, Role.DRIVER})
 _SCANNERS = frozenset({Role.WORKER, Role.DRIVER, Role.FEEDER})
 """Spark tasks read whole tables (tfos.serving.scan_task); they have the credentials of feeders."""
+_LOADERS = frozenset({Role.WORKER, Role.FEEDER})
+"""Spark tasks bring whole tables (tfos.serving.load_task). No trained row changes by it."""
 _LEADER = frozenset({Role.SERVER})
 """Of hand-started servers that save themselves; see ps.cli.self_saving."""
 _MANAGERS = frozenset({Role.DRIVER, Role.SUPERVISOR})
@@ -88,6 +90,7 @@ _RULES: dict[type, _Rule] = {
     messages.LookupBatch: _Rule(_WORKERS, _SERVING),
     messages.PushRows: _Rule(_WORKERS, _SERVING),
     messages.Scan: _Rule(_SCANNERS, _LOADED, is_read=True),
+    messages.LoadRows: _Rule(_LOADERS, _SERVING, chief_only=True),
     messages.Join: _Rule(_WORKERS, _SERVING),
     messages.Leave: _Rule(_WORKERS, _LOADED),
     messages.Finish: _Rule(_WORKERS, _ANY_PHASE),

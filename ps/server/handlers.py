@@ -67,6 +67,7 @@ _OF_SHARD: dict[type, Callable[[ServingShard, Call, Any], None]] = {
     messages.LookupBatch: ServingShard.answer_tables,
     messages.PushRows: ServingShard.answer_tables,
     messages.Scan: ServingShard.answer_tables,
+    messages.LoadRows: ServingShard.answer_tables,
 }
 """What a loaded shard answers by itself."""
 

@@ -1,6 +1,7 @@
 """Gradients of rows: applied segment by segment as they arrive, or staged and reduced at a clock.
 
-Covers: the rows of one push, of whichever request; the weighted sum of several workers' rows.
+Covers: the rows of one push, of whichever request; the weighted sum of several workers' rows; rows
+that are loaded with their values.
 Does not: begin or answer requests (ps.server.table_handlers, ps.server.shard), change rows
 (ps.tables.table), decide (ps.consistency.gate).
 Runs in: PS processes.
@@ -110,6 +111,39 @@ class RowUpdates:
                 rows.overflow = rows.overflow or overflow
                 apply_s += time.perf_counter() - started_s
         return apply_s
+
+    def load(self, call: Incoming, part: TablePart) -> int:
+        """Read rows, segment by segment, and create those whose ids have none.
+
+        Args:
+            call: the request, whose ids were read.
+            part: the ids.
+
+        Returns:
+            Number of new rows.
+
+        Raises:
+            PushError: a segment refused its part and is unchanged; the rest is not read.
+        """
+        table, added = part.table, 0
+        for at, own in enumerate(part.slices):
+            ids = part.ids[own]
+            rows = np.empty((ids.size, table.spec.dim), table.dtype)
+            read_array(call, rows)
+            if not ids.size:
+                continue
+            try:
+                with table.segments[at].lock:
+                    self._guard.before(part.first_unit + at)
+                    added += table.load_new(at, ids, rows)
+                continue
+            except NoRoom as error:  # rows of other segments have to go
+                room = table.room_elsewhere(error, part.ids)
+            with table.locked():
+                for unit in range(len(part.slices)):
+                    self._guard.before(part.first_unit + unit)
+                added += table.load_new(at, ids, rows, room)
+        return added
 
     def stage(self, call: Incoming, rows: PushedRows) -> None:
         """Read the gradients of one push and keep them with it.

@@ -1,7 +1,7 @@
 """Handlers of requests to tables: lookups out, gradients in, exactly once.
 
-Covers: the data path of lookup, push and scan; the rows of a push to the groups; what a refused
-push leaves.
+Covers: the data path of lookup, push, scan and load; the rows of a push to the groups; what a
+refused push leaves.
 Does not: phases and roles (ps.server.handlers), sizes and ids (ps.server.table_intake), apply
 (ps.server.row_updates), change rows (ps.tables.table).
 Runs in: PS processes.
@@ -24,7 +24,7 @@ from ps.consistency.gate import Gate, LookupTurn
 from ps.consistency.waiting import PendingPush
 from ps.errors import ManifestMismatch, PushError
 from ps.exactly_once import RequestId, Ticket, Verdict
-from ps.manifest.manifest import Hyper
+from ps.manifest.manifest import Hyper, WorkerRank
 from ps.protocol import messages
 from ps.protocol.messages import Ack, BatchName, RowExchange, is_update
 from ps.server.request import Incoming, request_id
@@ -33,6 +33,7 @@ from ps.server.table_intake import TableIntake, TablePart
 from ps.stats.counters import Counters
 from ps.stats.server_stats import TableStats
 from ps.tables.table import Table
+from rpc.auth.handshake import Role
 from rpc.client.connection import Buffer
 
 Array = np.ndarray[Any, Any]
@@ -92,6 +93,8 @@ class TableServing:
             self._lookup(call, request)
         elif isinstance(request, messages.PushRows):
             self._push(call, request)
+        elif isinstance(request, messages.LoadRows):
+            self._load(call, request)
         else:
             self._scan(call, request)
 
@@ -254,6 +257,16 @@ class TableServing:
         call.reply(messages.encode(messages.Scanned(batch.ids.size, stop)), payload)
         self._counters.add_sent(sum(array.nbytes for array in payload))
 
+    def _load(self, call: Incoming, request: messages.LoadRows) -> None:
+        """Create the rows that a request brings, where their ids have none."""
+        peer = call.peer
+        if peer.role is Role.WORKER:
+            self._gate.refuse_stale(WorkerRank(peer.rank), peer.generation)
+        (part,), _ = self._intake.read(call, (request.table,))
+        added = self.updates.load(call, part)
+        self._counters.add_received(call.payload_bytes)
+        call.reply(messages.encode(messages.RowsLoaded(added)))
+
     def _refuse(self, call: Incoming, ticket: Ticket, rows: PushedRows, error: PushError) -> None:
         """Remember why the push was refused, then say so."""
         sender, units = ticket.id, rows.units
@@ -269,7 +282,9 @@ class TableServing:
         raise refused from error
 
 
-TableRequest = messages.Lookup | messages.LookupBatch | messages.PushRows | messages.Scan
+TableRequest = (
+    messages.Lookup | messages.LookupBatch | messages.PushRows | messages.Scan | messages.LoadRows
+)
 
 
 def _turn(call: Incoming, batch: RequestId, still_open: Sequence[int], wait_s: float) -> LookupTurn:

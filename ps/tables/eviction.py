@@ -124,6 +124,10 @@ class Tombstones:
         if self._num_ids > MAX_KEPT:
             self._ids, self._num_ids = None, 0
 
+    def forget(self) -> None:
+        """Let the next save be whole: it must hold rows that no version tells from older ones."""
+        self._ids, self._num_ids = None, 0
+
     def take(self, base: int | None, version: int) -> Array | None:
         """Return the ids dropped since the save that ended at `base`, [n] int64, and start over.
 

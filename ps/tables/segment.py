@@ -1,6 +1,6 @@
 """Table segment: rows, their ids, and everything that changes them, under one lock.
 
-Covers: lookup, push with creation of rows, eviction by age, copying rows out and in.
+Covers: lookup, push with creation of rows, loading rows, eviction by age, copying rows out and in.
 Does not: know servers or requests (ps.tables.table, ps.server.table_handlers), compile
 (ps.tables.kernels).
 Runs in: PS processes.
@@ -75,6 +75,8 @@ class Segment:
         self.num_rows = 0
         self.version = 0
         """Pushes so far; also the step of the rule."""
+        self.num_loads = 0
+        """Calls of `load_new` that have created rows."""
         self.drops = Tombstones()
         self.snapshot: RowSnapshot | None = None
         """Snapshot of a save in progress: the rows that it still needs."""
@@ -197,6 +199,36 @@ class Segment:
         update(self._slab.rows, rows, grads)
         return Pushed(added, missing - added, evicted)
 
+    def load_new(self, ids: Array, rows: Array, elsewhere: Elsewhere | None = None) -> Pushed:
+        """Create rows with these values and initial slots, admitted or not: all new ones or none.
+
+        An id that has a row keeps it. It is no step of the rule, so the version stays; the next
+        save writes the segment whole, and the time to live of all rows begins anew.
+
+        Args:
+            ids: [n] int64, each id once.
+            rows: [n, dim] of the table's dtype, finite.
+            elsewhere: eviction from all segments, for the second attempt after NoRoom.
+
+        Returns:
+            Counts of added and evicted rows.
+
+        Raises:
+            TableFull, NoRoom, IdError: as `push`.
+        """
+        places = np.empty(ids.size, np.int64)
+        if not self._index.find(self._ids.rows, ids, places):
+            return Pushed()
+        is_new = places < 0
+        new = ids[is_new]
+        self._refuse_repeated_missing(new)
+        start, stop, evicted = self._append_empty(new, elsewhere)
+        self._slab.rows[start:stop, : self._spec.dim] = rows[is_new]
+        self.num_loads += 1
+        self.drops.forget()
+        self._ages.restart()
+        return Pushed(new.size, evicted=evicted)
+
     def dump(
         self, stop: int, max_rows: int, since: int = -1, until: int | None = None
     ) -> tuple[RowBatch, int]:
@@ -290,12 +322,17 @@ class Segment:
         """Create rows with their initial values; return how many others were evicted for them."""
         if not ids.size:
             return 0
+        start, stop, evicted = self._append_empty(ids, elsewhere)
+        initialize(self._slab.rows, np.arange(start, stop), ids, self._recipe, self._key)
+        return evicted
+
+    def _append_empty(self, ids: Array, elsewhere: Elsewhere | None) -> tuple[int, int, int]:
+        """Append rows with initial slots, without values; return first number, end, evictions."""
         evicted = self._take(ids.size, elsewhere)
         start, stop = self._append(ids)
         self._versions.rows[start:stop] = self.version
-        initialize(self._slab.rows, np.arange(start, stop), ids, self._recipe, self._key)
         self._slab.rows[start:stop, self._spec.dim :] = self._slot_starts
-        return evicted
+        return start, stop, evicted
 
     def _append(self, ids: Array) -> tuple[int, int]:
         """Append rows that the quota has admitted; return their first number and their end."""

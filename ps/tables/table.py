@@ -185,6 +185,26 @@ class Table:
             {"table": self.spec.name, "count": str(left)},
         )
 
+    def load_new(self, at: int, ids: Array, rows: Array, elsewhere: Elsewhere | None = None) -> int:
+        """Create rows of segment number `at`, whose lock the caller holds; return how many.
+
+        An id that has a row keeps it. A new row has the rule's initial slots.
+
+        Args:
+            at: number of the segment.
+            ids: [n] int64, ids of this segment, each once.
+            rows: [n, dim] of the table's dtype.
+            elsewhere: for the second attempt, in which the caller holds all locks.
+
+        Raises:
+            NonFiniteGradient, TableFull, IdError: no row was created.
+            NoRoom: no row was created, and `room_elsewhere` may help.
+        """
+        self.check_finite(ids, rows, "loaded into")
+        done = self.segments[at].load_new(ids, rows, elsewhere)
+        self.count(added=done.added, evicted=done.evicted)
+        return done.added
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the locks of all segments."""
@@ -210,12 +230,13 @@ class Table:
         """Refuse scalars that do not fit the rule, before anything is applied."""
         row_scalars(self.spec, row_hyper(self.spec, hyper), 1)
 
-    def check_finite(self, ids: Array, grads: Array) -> None:
+    def check_finite(self, ids: Array, grads: Array, what: str = "pushed to") -> None:
         """Raise NonFiniteGradient, naming the first id, unless all values are finite.
 
         Args:
             ids: [n] int64.
             grads: [n, dim] of the table's dtype.
+            what: is done with them, for the message.
         """
         count = kernels.count_nonfinite(grads.reshape(-1))
         if not count:
@@ -223,7 +244,7 @@ class Table:
         row = int(np.argmin(np.isfinite(grads).all(axis=1)))
         number = shown(self.spec, ids[row])
         raise NonFiniteGradient(
-            f"{count} of {grads.size} values pushed to table {self.spec.name!r} are NaN or "
+            f"{count} of {grads.size} values {what} table {self.spec.name!r} are NaN or "
             f"infinite, the first for id {number}; its segment is unchanged",
             {"table": self.spec.name, "id": str(number), "count": str(count)},
         )

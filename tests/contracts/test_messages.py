@@ -38,7 +38,10 @@ def ps_reply(kind: type) -> Codec:
     return Codec(ps.encode, functools.partial(ps.decode_reply, reply=kind), PSSettingsError)
 
 
-PS_REPLIES = (ps.Description, ps.Ack, ps.Scanned, ps.RendezvousValues, ps.SnapshotMade, ps.Saved)
+PS_REPLIES = (
+    *(ps.Description, ps.Ack, ps.Scanned, ps.RowsLoaded),
+    *(ps.RendezvousValues, ps.SnapshotMade, ps.Saved),
+)
 CODECS: dict[type, Codec] = {
     **dict.fromkeys(get_args(ps.Request), Codec(ps.encode, ps.decode_request, PSSettingsError)),
     **{kind: ps_reply(kind) for kind in PS_REPLIES},

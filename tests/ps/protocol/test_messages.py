@@ -39,6 +39,7 @@ SAMPLES: dict[type, Request] = {
     messages.LookupBatch: messages.LookupBatch("h", NUMBER, (0,), (1, 2), 1.0),
     messages.PushRows: messages.PushRows("h", NUMBER, Hyper(0.1), (1,), BatchName(5, 2)),
     messages.Scan: messages.Scan("h", 1, 3, 2**63 - 1, with_slots=True),
+    messages.LoadRows: messages.LoadRows("h", 1),
     messages.Assign: messages.Assign("h", NUMBER),
     messages.Join: messages.Join(NUMBER),
     messages.Leave: messages.Leave(NUMBER),
@@ -190,10 +191,11 @@ MAY_CALL: dict[str, set[type]] = {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.FetchMetadata,
         messages.Fence, messages.Lose, messages.StopServer,
     },
-    "feeder:0": {messages.Describe, messages.FetchManifest, messages.Scan},
+    "feeder:0": {messages.Describe, messages.FetchManifest, messages.Scan, messages.LoadRows},
     "server:0": {messages.Describe, messages.FetchManifest, messages.TakeSnapshot, messages.Save},
 }  # fmt: skip
 CHIEF_ONLY = {
+    messages.LoadRows,
     messages.Seed,
     messages.Assign,
     messages.TakeSnapshot,

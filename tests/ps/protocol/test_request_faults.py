@@ -44,7 +44,7 @@ SPARSE = with_tables(table("user", segments=3), rule=ADD)
 HYBRID = with_tables(table(), rule=ADD, consistency="hybrid", staleness_bound=2)
 CLIPPED = make_manifest(30, rule=SGD(global_clipnorm=1e6), consistency="sync", bucket_bytes=64)
 MANIFESTS: dict[type, Manifest] = {
-    **dict.fromkeys((messages.Lookup, messages.PushRows, messages.Scan), SPARSE),
+    **dict.fromkeys((messages.Lookup, messages.PushRows, messages.Scan, messages.LoadRows), SPARSE),
     messages.LookupBatch: HYBRID,
     messages.Settle: CLIPPED,
     messages.PullFrozen: with_frozen(DENSE),
@@ -179,6 +179,11 @@ CASES: dict[type, list[Case]] = {
     messages.LookupBatch: [Case(train_rows, lambda s, r: r == [0.0, 1.0] and s.row() == 2.0)],
     messages.PushRows: [Case(push_rows, lambda s, _: s.row() == 1.0)],
     messages.Scan: [Case(lambda s: list(s.client.tables.scan("user")), lambda s, _: True)],
+    messages.LoadRows: [
+        Case(
+            lambda s: s.client.tables.load_rows("user", IDS, ones(IDS)), lambda s, _: s.row() == 1.0
+        )
+    ],
     messages.Settle: [
         Case(
             push_clipped,
