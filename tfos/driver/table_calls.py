@@ -1,19 +1,20 @@
-"""Tables at the driver: single rows by id, and whole tables as DataFrames.
+"""Tables at the driver: single rows by id, and whole tables as DataFrames, read and loaded.
 
-Covers: `cluster.lookup()` and `cluster.rows()`.
-Does not: read whole tables in the driver: Spark's tasks do (tfos.serving.scan_task).
+Covers: `cluster.lookup()`, `cluster.rows()` and `cluster.load_rows()`.
+Does not: touch whole tables in the driver: Spark's tasks do (tfos.serving.scan_task, load_task).
 Runs in: the driver.      Threads: any.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tfos.control.coordinator import Coordinator
 from tfos.driver.reservation import Reservation
-from tfos.errors import ManifestMismatch, NoServersError
+from tfos.errors import ManifestMismatch, NoServersError, SettingsError
 from tfos.phases import ClusterPhase, require
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from ps.client.client import PSClient
     from ps.manifest.table_spec import TableSpec
     from rpc.endpoint import Endpoint
+    from tfos.serving.task_servers import TaskServers
+
+_ELEMENT = {"float32": "float", "float64": "double"}
+_ID_TYPES = ("tinyint", "smallint", "int", "bigint", "string", "binary")
+_logger = logging.getLogger("tfos")
 
 
 class TableCalls:
@@ -48,7 +54,7 @@ class TableCalls:
         """
         import numpy as np
 
-        from tfos.serving.string_ids import with_hashed_strings
+        from tfos.keras.embedding.string_ids import with_hashed_strings
 
         with ExitStack() as stack:
             client = self._client("lookup()", stack)
@@ -80,14 +86,57 @@ class TableCalls:
 
         with ExitStack() as stack:
             spec = _spec(self._client("rows()", stack), table)
+        servers = self._servers_of_tasks()
+        spark = SparkSession(self._reserved.sc)
+        ranks = spark.range(0, len(servers.endpoints), 1, len(servers.endpoints))
+        return ranks.mapInArrow(
+            ScanTask(table, servers), f"id bigint, row array<{_ELEMENT[spec.dtype]}>"
+        )
+
+    def load_rows(self, table: str, frame: DataFrame) -> int:
+        """Create rows of a table from a DataFrame: its tasks bring them to the servers.
+
+        Call it when the workers wait for what comes next, such as `train`: an id that has a row
+        keeps it, also one that was trained meanwhile. So what is loaded twice changes nothing more.
+        New rows have the rule's initial slots, and are in every later checkpoint.
+
+        Args:
+            table: its name.
+            frame: columns id (integers; strings and binary are hashed as the Keras layer does) and
+                row (array<float>; array<double> for a table of float64).
+
+        Returns:
+            Number of new rows; fewer than the frame has where ids had a row or come twice.
+
+        Raises:
+            ManifestMismatch: there is no such table.
+            NoServersError: the cluster has no parameter servers.
+            PhaseError: the cluster does not run.
+            RequestTimeout: the servers hold no parameters yet, or do not answer.
+            SettingsError: the frame has other columns or types.
+            pyspark.errors.PySparkException: a row does not fit, or the table is full; the text
+                names it, and rows before it are loaded.
+        """
+        from tfos.serving.load_task import LoadTask
+
+        with ExitStack() as stack:
+            spec = _spec(self._client("load_rows()", stack), table)
+        _check_columns(frame, spec)
+        task = LoadTask(table, self._servers_of_tasks())
+        loading = frame.select("id", "row").mapInArrow(task, "given bigint, added bigint")
+        given, added = loading.selectExpr("sum(given)", "sum(added)").first() or (0, 0)
+        _logger.info(
+            "table %r: %d rows loaded of %d that the DataFrame has", table, added or 0, given or 0
+        )
+        return int(added or 0)
+
+    def _servers_of_tasks(self) -> TaskServers:
+        from tfos.serving.task_servers import TaskServers
+
         reserved = self._reserved
-        endpoints = _endpoints(reserved.coordinator)
         workers = reserved.coordinator.read(lambda state: len(state.workers))
-        task = ScanTask(table, endpoints, reserved.feeder_credentials, workers)
-        element = "float" if spec.dtype == "float32" else "double"
-        spark = SparkSession(reserved.sc)
-        ranks = spark.range(0, len(endpoints), 1, len(endpoints))
-        return ranks.mapInArrow(task, f"id bigint, row array<{element}>")
+        endpoints = _endpoints(reserved.coordinator)
+        return TaskServers(endpoints, reserved.feeder_credentials, workers)
 
     def _client(self, call: str, stack: ExitStack) -> PSClient:
         from ps.client.client import PSClient
@@ -104,6 +153,20 @@ class TableCalls:
         )
         client.attach()
         return client
+
+
+def _check_columns(frame: DataFrame, spec: TableSpec) -> None:
+    """Refuse a DataFrame whose columns are not an id and a row of the table's dtype."""
+    found = dict(frame.dtypes)
+    row = f"array<{_ELEMENT[spec.dtype]}>"
+    if found.get("id") in _ID_TYPES and found.get("row") == row:
+        return
+    got = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
+    raise SettingsError(
+        f"table {spec.name!r} takes the columns id ({', '.join(_ID_TYPES)}) and row {row}, the "
+        f"DataFrame has {got}; select and cast them: df.selectExpr('… as id', 'cast(… as {row}) as "
+        "row')"
+    )
 
 
 def _endpoints(coordinator: Coordinator) -> Sequence[Endpoint]:

@@ -15,6 +15,7 @@ from rpc.lazy import lazy_names
 if TYPE_CHECKING:
     from tfos.keras.data.dataset import FeedDataset
     from tfos.keras.data.file_dataset import FileDataset
+    from tfos.keras.embedding.keras_rows import rows_of
     from tfos.keras.embedding.layer import Embedding
     from tfos.keras.export import load_model
 
@@ -23,6 +24,7 @@ __all__ = [
     "FeedDataset",
     "FileDataset",
     "load_model",
+    "rows_of",
 ]
 
 _HOMES = {
@@ -30,6 +32,7 @@ _HOMES = {
     "FeedDataset": "tfos.keras.data.dataset",
     "FileDataset": "tfos.keras.data.file_dataset",
     "load_model": "tfos.keras.export",
+    "rows_of": "tfos.keras.embedding.keras_rows",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,7 +1,7 @@
 """Scan task: a Spark task that reads one server's rows of a table.
 
-Covers: connecting with the credentials of feed tasks, Arrow batches of (id, row).
-Does not: make the DataFrame (tfos.driver.table_calls).
+Covers: Arrow batches of (id, row).
+Does not: connect (tfos.serving.task_servers), make the DataFrame (tfos.driver.table_calls).
 Runs in: Python workers of Spark.      Threads: the task's.
 """
 
@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ps.client.client import PSClient
-from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.endpoint import Endpoint
+from tfos.serving.task_servers import TaskServers
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,7 @@ class ScanTask:
     """Used as `frame.mapInArrow(task, schema)`, where each row of the frame is a server's rank."""
 
     table: str
-    endpoints: Sequence[Endpoint]
-    """Of all servers, in the order of ranks."""
-    credentials: Credentials
-    num_workers: int
+    servers: TaskServers
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the servers whose ranks come in."""
@@ -36,11 +31,7 @@ class ScanTask:
                 yield from self._rows(ranks)
 
     def _rows(self, ranks: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        identity = Identity(Role.FEEDER, 0)
-        with PSClient(
-            self.endpoints, self.credentials, identity, num_workers=self.num_workers
-        ) as client:
-            client.attach()
+        with self.servers.connected() as client:
             for ids, rows in client.tables.scan(self.table, servers=ranks):
                 ends = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
                 lists = pa.ListArray.from_arrays(ends, pa.array(rows.reshape(-1)))

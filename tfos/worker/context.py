@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfos.control.messages import RosterEntry
@@ -340,6 +340,34 @@ class NodeContext:
             pipeline=pipeline,
             compression=compression,
         )
+
+    def load_rows(self, table: str, rows: Iterable[tuple[Any, Any]]) -> int:
+        """Let a table begin with given rows: call it on every worker, between distribute and fit.
+
+        The chief reads and loads them, the others wait for it. New rows have the rule's initial
+        slots; an id that has a row keeps it. They are in every later checkpoint; a training that
+        resumes from one loads nothing. A table is loaded once: join several sources by
+        itertools.chain.
+
+        Args:
+            table: its name.
+            rows: batches of (ids, rows): [n] integers or strings, each once, and [n, dim] of the
+                table's dtype. `tfos.serving.read_rows` gives those of an export,
+                `tfos.keras.rows_of` those of a plain Keras model.
+
+        Returns:
+            Number of rows that this call has created; 0 on the other workers.
+
+        Raises:
+            NoServersError: the cluster has none.
+            ServerPhaseError: no model is distributed yet, or it was never built.
+            ManifestMismatch: there is no such table.
+            IdError, ShapeError, NonFiniteGradient: rows that do not fit; those before are loaded.
+            TableFull: there is no room for them.
+        """
+        from tfos.keras.embedding.loading import load_rows
+
+        return load_rows(self.ps_client(), table, rows, is_chief=self.is_chief)
 
     @property
     def all_epochs(self) -> int:

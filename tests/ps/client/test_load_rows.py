@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -112,7 +114,7 @@ def test_a_full_table_refuses_rows_with_both_numbers_or_drops_the_oldest():
 
 
 def test_rows_that_do_not_fit_are_refused_before_anything_is_sent():
-    wrong = {
+    wrong: dict[type[Exception], list[Any]] = {
         ShapeError: [
             (IDS[:2], VALUES[:2].astype("float64"), r"float32\[2, 4\] .*got float64\[2, 4\]"),
             (IDS[:2], VALUES[:2, :3], r"float32\[2, 4\] .*got float32\[2, 3\]"),
@@ -125,7 +127,11 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_sent():
             (["a"], VALUES[:1], "takes int64 ids, got"),
         ],
         NonFiniteGradient: [
-            ([3, 5], np.float32([[0] * 4, [np.nan] * 4]), "4 of .* values loaded into .* id 5"),
+            (
+                [3, 5],
+                np.array([[0] * 4, [np.nan] * 4], np.float32),
+                "4 of .* values loaded into .* id 5",
+            ),
         ],
     }
     with cluster() as bed:

@@ -634,9 +634,6 @@ def test_a_saved_model_has_its_rows_and_predicts_anywhere(tmp_path):
             model.load_weights(tmp_path / "only.weights.h5")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), expected)
-    loaded.compile("sgd", "binary_crossentropy")
-    with serving() as cluster, pytest.raises(UnsupportedModel, match="has rows from a file"):
-        distribute(loaded, cluster.contexts[0])
 
 
 def test_too_many_rows_for_one_file_are_refused_with_both_numbers(tmp_path):

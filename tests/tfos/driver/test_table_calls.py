@@ -14,9 +14,19 @@ from rpc.auth.handshake import Role
 from tests.support.ps_cluster import Cluster, cluster, filled
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 from tfos.driver.table_calls import TableCalls
-from tfos.errors import IdError, ManifestMismatch, NoServersError, PhaseError, RoleError
+from tfos.errors import (
+    IdError,
+    ManifestMismatch,
+    NoServersError,
+    PhaseError,
+    RoleError,
+    SettingsError,
+    ShapeError,
+)
 from tfos.phases import ClusterPhase
+from tfos.serving.load_task import LoadTask
 from tfos.serving.scan_task import ScanTask
+from tfos.serving.task_servers import TaskServers
 
 __all__ = ["table_kernels_loaded"]
 pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
@@ -62,7 +72,7 @@ def test_single_rows_at_the_driver():
 def test_a_task_reads_the_rows_of_its_server():
     with cluster(num_servers=2) as bed:
         pushed(bed)
-        task = ScanTask("user", bed.endpoints, bed.credentials, 1)
+        task = ScanTask("user", TaskServers(bed.endpoints, bed.credentials, 1))
         found = []
         for rank in range(2):
             batches = list(task(iter([pa.record_batch([pa.array([rank])], ["id"])])))
@@ -76,7 +86,57 @@ def test_a_task_reads_the_rows_of_its_server():
         assert not found[0] & found[1]
 
 
-def test_a_task_can_only_read():
+def frame_of(columns: dict[str, str]) -> Any:
+    """A DataFrame's columns and types."""
+    return SimpleNamespace(dtypes=list(columns.items()))
+
+
+def batch_of(ids: list[Any], rows: list[Any]) -> pa.RecordBatch:
+    lists = pa.array(rows, pa.list_(pa.float32()))
+    return pa.record_batch([pa.array(ids), lists], ["id", "row"])
+
+
+def test_a_task_loads_its_rows_and_may_run_twice():
+    with cluster(num_servers=2) as bed:
+        chief = pushed(bed)
+        task = LoadTask("user", TaskServers(bed.endpoints, bed.credentials, 1))
+        sliced = batch_of([1, 60, 61], [[0.0] * 4, [1.0] * 4, [2.0] * 4])[1:]
+        for added in (3, 0):
+            given = [sliced, batch_of(["a"], [[3.0] * 4]), batch_of([], [])]
+            counted = [batch.to_pydict() for batch in task(iter(given))]
+            assert sum(one for counts in counted for one in counts["added"]) == added
+            assert sum(one for counts in counted for one in counts["given"]) == 3
+        calls = calls_to(bed)
+        assert calls.lookup("user", [60, 61])[:, 0].tolist() == [1.0, 2.0]
+        assert calls.lookup("user", ["a"]).tolist() == [[3.0] * 4]
+        assert chief.tables.lookup({"user": [7]})["user"][0, 0] == 7.0
+
+
+def test_rows_that_a_task_cannot_load_are_refused_by_name():
+    wrong = [
+        (batch_of([1, None], [[0.0] * 4] * 2), "1 of 2 ids of a batch are null"),
+        (batch_of([1, 2], [[0.0] * 4, None]), "1 rows that are null"),
+        (batch_of([1, 2], [[0.0] * 4, [0.0, None, 0.0, 0.0]]), "1 values that are null"),
+        (batch_of([1, 2], [[0.0] * 4, [0.0] * 3]), r"rows of 4 and 3 values \(the key 2\)"),
+        (batch_of([1, 2], [[0.0] * 3] * 2), r"float32\[2, 4\] .*got float32\[2, 3\]"),
+        (batch_of([5, 5], [[0.0] * 4] * 2), "id 5 occurs twice"),
+    ]
+    with cluster() as bed:
+        pushed(bed)
+        task = LoadTask("user", TaskServers(bed.endpoints, bed.credentials, 1))
+        for batch, message in wrong:
+            with pytest.raises((SettingsError, ShapeError, IdError), match=message):
+                list(task(iter([batch])))
+        for columns in [
+            {"id": "bigint", "row": "array<double>"},
+            {"id": "double", "row": "array<float>"},
+            {"user": "bigint", "row": "array<float>"},
+        ]:
+            with pytest.raises(SettingsError, match=r"takes the columns id .*row array<float>, th"):
+                calls_to(bed).load_rows("user", frame_of(columns))
+
+
+def test_a_task_can_change_no_row():
     with cluster() as bed:
         pushed(bed)
         client = bed.client(role=Role.FEEDER)

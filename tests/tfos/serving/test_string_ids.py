@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfos.serving.string_ids import with_hashed_strings
+from tfos.keras.embedding.string_ids import with_hashed_strings
 
 
 @pytest.mark.tf

@@ -266,7 +266,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             store["keys"], store["rows"] = found
 
     def load_own_variables(self, store: Any) -> None:
-        """Take the rows of a file, to look them up; a table on servers takes none.
+        """Take the rows of a file: to look them up, and for the table of a training to begin with.
 
         Raises:
             UnsupportedModel: the table is on servers.
@@ -276,8 +276,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         if not (self.source is NO_ROWS or isinstance(self.source, LoadedRows)):
             raise UnsupportedModel(
                 f"the rows of layer {self.name!r} are on parameter servers, and load_weights does "
-                "not replace them; load the file before the model is distributed or trained to "
-                "predict with it, or resume from a checkpoint: reserve(checkpoints=…)"
+                "not replace them; load the file before the model is distributed or trained, and "
+                "its rows begin the table, or resume from a checkpoint: reserve(checkpoints=…)"
             )
         keys, rows = (np.array(store[name]) for name in ("keys", "rows"))
         self.bind(LoadedRows(keys, rows, self.settings.unseen_row))

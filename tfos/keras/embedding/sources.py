@@ -78,6 +78,11 @@ class LoadedRows:
     def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array]:
         """Return all rows; see RowSource."""
         check_size(table, self._rows.nbytes, limit_bytes)
+        return self.content
+
+    @property
+    def content(self) -> tuple[Array, Array]:
+        """All keys and rows: [n] int64, ascending, and [n, dim] float32."""
         return self._keys, self._rows[:-1]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from ps.tables.ids import from_bits
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.batch_rows import BatchRows, RowPlanner
-from tfos.keras.embedding.sources import LoadedRows, check_size
+from tfos.keras.embedding.sources import check_size
 from tfos.keras.step.lookahead import Lookahead, TrainingData
 from tfos.keras.step.train_step import GradientStep, StepOutput
 
@@ -80,7 +80,6 @@ class TableTraining:
         self.id_counts: dict[str, IdCounts] = {}
         if layers:
             self._planner = RowPlanner(layers, client.tables.route, pads=jit_compile)
-            refuse_loaded_rows(layers)
             source = ServerRows(client)
             for layer in layers:
                 layer.bind(source)
@@ -172,21 +171,6 @@ def _wrong_dtypes(data: Any, layers: Sequence[str]) -> UnsupportedModel:
         f"the dtypes {dtypes}; convert the feature, or declare its input as what it is: "
         "keras.Input(shape, dtype='string') or dtype='int64'"
     )
-
-
-def refuse_loaded_rows(layers: Sequence[Embedding]) -> None:
-    """Refuse layers that have rows of a file, which the servers would not have.
-
-    Raises:
-        UnsupportedModel: names the first.
-    """
-    for layer in layers:
-        if isinstance(layer.source, LoadedRows):
-            raise UnsupportedModel(
-                f"the layer {layer.name!r} has rows from a file, and the servers' table "
-                f"{layer.table!r} would begin without them. Resume from a checkpoint of the "
-                "cluster instead: reserve(checkpoints=…); the loaded model itself predicts as it is"
-            )
 
 
 class ServerRows:

@@ -32,6 +32,7 @@ from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.embedding import stock
 from tfos.keras.embedding.batch_rows import BatchRows
+from tfos.keras.embedding.loading import load_file_rows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers, table_specs, variables
 from tfos.keras.step.attach import adopt_frozen, check_same, with_buckets
@@ -205,6 +206,7 @@ class PSTrainer:
         adopt_frozen(self._client, manifest, found.frozen, timeout_s=ATTACH_TIMEOUT_S)
         if self.waits:
             self._client.timeout_s = max(self._client.timeout_s, BARRIER_TIMEOUT_S)
+        load_file_rows(found.embeddings, self._client, is_chief=self.ctx.is_chief)
         self._variables = found
         self._replica = Replica(found.groups, self.optimizer)
         self._step = GradientStep(self.model, found, clips_here=not settings.has_barrier)

@@ -1,0 +1,170 @@
+"""Rows that a training begins with: of a saved model, an export, a plain Keras model."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.keras_training import Context, Servers, serving, together
+from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError
+from tfos.keras import Embedding, rows_of
+from tfos.keras.embedding.loading import METADATA_NAME, load_rows
+from tfos.keras.embedding.string_ids import with_hashed_strings
+from tfos.keras.fit.distribute import distribute
+from tfos.keras.fit.table_export import export_with_tables
+from tfos.serving import read_rows
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.timeout(230),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' save
+]
+DIM = 4
+X = np.random.default_rng(0).integers(0, 40, (128, 3))
+Y = (X.sum(1) > 60).astype("float32")
+
+
+def make_model(**settings) -> keras.Model:
+    keras.utils.set_random_seed(7)
+    ids = keras.Input((3,), dtype="int64")
+    vectors = keras.layers.Flatten()(Embedding(DIM, table="user", **settings)(ids))
+    return compiled(keras.Model(ids, keras.layers.Dense(1, "sigmoid", name="out")(vectors)))
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", jit_compile=False)
+    return model
+
+
+def loaded_from(path: pathlib.Path) -> keras.Model:
+    return compiled(keras.models.load_model(path, compile=False))
+
+
+def fitted(model: keras.Model, rows: slice, context: Context) -> keras.Model:
+    distribute(model, context, consistency="sync")
+    model.fit(X[rows], Y[rows], batch_size=16, shuffle=False, verbose=0)
+    return model
+
+
+def table_of(cluster: Servers) -> dict[int, bytes]:
+    found = cluster.contexts[0].client.tables.scan("user", with_slots=True)
+    return {
+        int(number): row.tobytes()
+        for ids, rows in found
+        for number, row in zip(ids, rows, strict=True)
+    }
+
+
+def test_a_saved_model_goes_on_with_the_numbers_of_an_unbroken_run(tmp_path: pathlib.Path):
+    first, rest = slice(0, 64), slice(64, 128)
+    with serving() as cluster:
+        model = fitted(make_model(), first, cluster.contexts[0])
+        model.save(tmp_path / "model.keras")
+        model.fit(X[rest], Y[rest], batch_size=16, shuffle=False, verbose=0)
+        expected, rows = model.get_weights(), table_of(cluster)
+    loaded = loaded_from(tmp_path / "model.keras")
+    with serving(num_servers=2) as cluster:
+        fitted(loaded, rest, cluster.contexts[0])
+        assert table_of(cluster) == rows
+        for one, other in zip(loaded.get_weights(), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_other_workers_begin_when_the_chief_has_loaded(tmp_path: pathlib.Path, monkeypatch):
+    monkeypatch.setattr("tfos.keras.embedding.loading.LOOK_S", 0.01)
+    with serving() as cluster:
+        fitted(make_model(), slice(0, 64), cluster.contexts[0]).save(tmp_path / "model.keras")
+        rows = table_of(cluster)
+    seen = {}
+
+    def work(rank: int) -> None:
+        model = loaded_from(tmp_path / "model.keras")
+        distribute(model, cluster.contexts[rank])
+        seen[rank] = cluster.contexts[rank].client.tables.lookup({"user": list(rows)})["user"]
+
+    with serving(num_workers=2) as cluster:
+        together(work, 2)
+        assert {number: row.tobytes() for number, row in zip(rows, seen[1], strict=True)} == rows
+        assert cluster.contexts[0].client.metadata()[METADATA_NAME] == {"user": "loaded"}
+
+
+def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(tmp_path: pathlib.Path, caplog):
+    rows = [(np.arange(500), np.ones((500, DIM), "float32"))]
+    with serving() as cluster:
+        client = (
+            fitted(make_model(), slice(0, 16), cluster.contexts[0]).__dict__["_tfos_trainer"].client
+        )
+        client.save(tmp_path, 3)
+    caplog.set_level(logging.INFO, "tfos")
+    for _ in range(2):
+        with serving() as cluster:
+            client = cluster.contexts[0].client
+            client.restore(tmp_path)
+            before = table_of(cluster)
+            distribute(make_model(), cluster.contexts[0], consistency="sync")
+            assert load_rows(client, "user", rows, is_chief=True) == 0
+            assert table_of(cluster) == before
+            client.save(tmp_path, None)
+    assert "'user': no rows are loaded: the training resumes from step 3, whose" in caplog.text
+    assert "loaded before, in this training or in the one that it resumes" in caplog.text
+
+
+def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Path):
+    with serving() as cluster:
+        model = fitted(make_model(), slice(0, 64), cluster.contexts[0])
+        whole = export_with_tables(model, tmp_path / "x", cluster.contexts[0], tables="beside")
+        rows = table_of(cluster)
+    with serving() as cluster:
+        client = cluster.contexts[0].client
+        with pytest.raises(ServerPhaseError, match="knows no tables yet"):
+            load_rows(client, "user", read_rows(whole, "user"), is_chief=True)
+        distribute(make_model(), cluster.contexts[0])
+        with pytest.raises(ManifestMismatch, match="'item'"):
+            load_rows(client, "item", read_rows(whole, "user"), is_chief=True)
+        assert load_rows(client, "user", read_rows(whole, "user"), is_chief=True) == len(rows)
+        assert table_of(cluster) == rows
+    plain = keras.Sequential(
+        [
+            keras.Input((), dtype="string"),
+            keras.layers.StringLookup(vocabulary=["a", "b"], mask_token="", name="names"),
+            keras.layers.Embedding(4, DIM, name="vectors"),
+        ]
+    )
+    plain.save(tmp_path / "plain.keras")
+    with serving() as cluster:
+        client = cluster.contexts[0].client
+        distribute(make_model(), cluster.contexts[0])
+        given = rows_of(tmp_path / "plain.keras", "vectors", "names")
+        assert load_rows(client, "user", given, is_chief=True) == 2
+        tf_rows = plain(tf.constant(["a", "b"])).numpy()
+        found = client.tables.lookup({"user": with_hashed_strings(["a", "b"])})["user"]
+        np.testing.assert_array_equal(found, tf_rows)
+
+
+def test_layers_of_a_plain_model_are_named_where_they_do_not_fit():
+    plain = keras.Sequential(
+        [
+            keras.Input((), dtype="int64"),
+            keras.layers.IntegerLookup(vocabulary=[7, 9], name="ids"),
+            keras.layers.Embedding(2, DIM, name="small"),
+        ]
+    )
+    (pair,) = rows_of(plain, "small")
+    assert list(pair[0]) == [0, 1]
+    assert pair[1].shape == (2, DIM)
+    for arguments, message in [
+        (("big",), r"has 0 layers 'big' that are Embedding, expected 1; it has 'small'"),
+        (("small", "names"), "IntegerLookup or StringLookup, expected 1; it has 'ids'"),
+        (("small", "ids"), r"numbers 3 ids, the Embedding 'small' has 2 rows"),
+    ]:
+        with pytest.raises(SettingsError, match=message):
+            list(rows_of(plain, *arguments))
+    plain.get_layer("ids").output_mode = "multi_hot"
+    with pytest.raises(SettingsError, match="output_mode='multi_hot', which numbers no rows"):
+        list(rows_of(plain, "small", "ids"))

@@ -1,0 +1,89 @@
+"""Rows of a plain Keras model: what its Embedding has learnt, by the ids of its lookup layer.
+
+    vocabulary of the lookup   [mask] [unknown …] id id id …
+    rows of the Embedding        0        1 …      the row of each id
+
+Covers: IntegerLookup and StringLookup before a keras.layers.Embedding, or ids that are row numbers.
+Does not: load rows into a table (loading).      Threads: the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfos.errors import SettingsError
+from tfos.keras.export import load_model
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BATCH_ROWS = 1 << 16
+_LOOKUPS = (keras.layers.IntegerLookup, keras.layers.StringLookup)
+
+
+def rows_of(
+    model: Any, embedding: str, lookup: str | None = None
+) -> Iterator[tuple[Sequence[Any], Array]]:
+    """Yield the rows of a plain Keras model's Embedding, for `ctx.load_rows`.
+
+    The rows of the mask and of unknown ids are left out: `Embedding(unseen=…)` says what those are.
+
+    Args:
+        model: a Keras model, or the path or URL of a `.keras` file.
+        embedding: name of its keras.layers.Embedding.
+        lookup: name of the IntegerLookup or StringLookup before it; None: ids are row numbers.
+
+    Yields:
+        (ids, rows): n integers or strings, and [n, dim] float32 (float64 of a layer of those).
+
+    Raises:
+        SettingsError: there is no such layer, or both do not fit together.
+        OSError: there is no such file.
+    """
+    if isinstance(model, str | os.PathLike):
+        model = load_model(model, compile=False)
+    layer = _layer(model, embedding, keras.layers.Embedding)
+    ids, first = _ids(model, layer, lookup)
+    table = layer.get_weights()[0]
+    rows = table if table.dtype == np.float64 else np.asarray(table, np.float32)
+    for start in range(0, len(ids), BATCH_ROWS):
+        some = ids[start : start + BATCH_ROWS]
+        yield some, np.ascontiguousarray(rows[first + start : first + start + len(some)])
+
+
+def _ids(model: Any, layer: Any, lookup: str | None) -> tuple[Sequence[Any], int]:
+    """Return the ids in the order of their rows, and the number of the first one's row."""
+    if lookup is None:
+        return range(layer.input_dim), 0
+    found = _layer(model, lookup, _LOOKUPS)
+    if found.output_mode != "int":
+        raise SettingsError(
+            f"layer {lookup!r} has output_mode={found.output_mode!r}, which numbers no rows; name "
+            "the lookup layer with output_mode='int' whose output the Embedding takes"
+        )
+    num_known = len(found.get_vocabulary())
+    ids = found.get_vocabulary(include_special_tokens=False)
+    if num_known > layer.input_dim:
+        raise SettingsError(
+            f"layer {lookup!r} numbers {num_known} ids, the Embedding {layer.name!r} has "
+            f"{layer.input_dim} rows; name the lookup layer that is in front of it"
+        )
+    return ids, num_known - len(ids)
+
+
+def _layer(model: Any, name: str, kinds: Any) -> Any:
+    layers = [each for each in model._flatten_layers() if isinstance(each, kinds)]
+    found = [each for each in layers if each.name == name]
+    if len(found) == 1:
+        return found[0]
+    wanted = " or ".join(
+        kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
+    )
+    known = ", ".join(repr(each.name) for each in layers) or "none"
+    raise SettingsError(
+        f"the model {model.name!r} has {len(found)} layers {name!r} that are {wanted}, expected 1; "
+        f"it has {known}"
+    )

@@ -1,0 +1,136 @@
+"""Rows that a training begins with: the chief loads them, the other workers wait for it.
+
+    fresh     chief: metadata "loading" ─► rows, in batches ─► metadata "loaded"    others: wait
+    resumed   the checkpoint's rows stay, nothing is loaded
+
+Covers: `ctx.load_rows`, rows of layers that were loaded from a file, what a restart leaves of it.
+Does not: read sources (keras_rows, tfos.serving), create rows (ps.client.tables).
+Threads: the caller's.
+
+The metadata is in every checkpoint, so a training that resumes knows that its rows were loaded,
+and a chief that is started again goes on: an id that has a row keeps it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ps.tables.ids import from_bits
+from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
+from tfos.errors import RequestTimeout
+from tfos.keras.embedding.sources import LoadedRows
+from tfos.keras.embedding.string_ids import with_hashed_strings
+
+if TYPE_CHECKING:
+    from tfos.keras.embedding.layer import Embedding
+
+METADATA_NAME = "loaded_rows"
+LOADING, LOADED = "loading", "loaded"
+LOOK_S = 0.25
+LOAD_TIMEOUT_S = 86_400.0
+"""For the chief's whole load. A chief that fails ends the cluster before."""
+RowBatches = Iterable[tuple[Any, Any]]
+"""Batches of (ids, rows): [n] integers or strings and [n, dim] of the table's dtype."""
+
+_logger = logging.getLogger("tfos")
+
+
+def load_rows(client: Any, table: str, batches: RowBatches, *, is_chief: bool) -> int:
+    """Load a table's rows once per training; returns when they are there.
+
+    Args:
+        client: the process's PSClient, attached.
+        table: its name.
+        batches: the rows; only the chief reads them.
+        is_chief: whether this worker loads.
+
+    Returns:
+        Number of rows that this call has created.
+
+    Raises:
+        PSError: as ps.client.tables.TableClient.load_rows; the rows before it are loaded.
+        ManifestMismatch, ServerPhaseError: there is no such table, or none yet.
+        RequestTimeout: the chief has not loaded them within a day.
+    """
+    client.tables.route({table: ()})  # refuses a table that is not there
+    if not is_chief:
+        _wait_for_chief(client, table)
+        return 0
+    states = dict(client.metadata().get(METADATA_NAME) or {})
+    if reason := _why_not(client, states.get(table)):
+        _logger.info("table %r: no rows are loaded: %s", table, reason)
+        added = 0
+    else:
+        client.set_metadata(METADATA_NAME, states | {table: LOADING})
+        added = _load(client, table, batches)
+    client.set_metadata(METADATA_NAME, states | {table: LOADED})
+    return added
+
+
+def load_file_rows(layers: Sequence[Embedding], client: Any, *, is_chief: bool) -> None:
+    """Load the rows of layers that came with them from a file.
+
+    Args:
+        layers: of a model that is being distributed.
+        client: the process's PSClient, attached.
+        is_chief: whether this worker loads.
+    """
+    found: dict[str, LoadedRows] = {}
+    for layer in layers:
+        if isinstance(layer.source, LoadedRows):
+            found.setdefault(layer.table, layer.source)
+    specs = {spec.name: spec for spec in client.manifest.tables}
+    for table, source in found.items():
+        keys, rows = source.content
+        load_rows(client, table, [(from_bits(specs[table], keys), rows)], is_chief=is_chief)
+
+
+def _why_not(client: Any, state: str | None) -> str:
+    """Return why the table's rows are not loaded; empty: they are."""
+    if state == LOADED:
+        return "they were loaded before, in this training or in the one that it resumes"
+    steps = [each.restored_step for each in client.stats() if each.restored_step >= 0]
+    if state is None and steps:
+        return f"the training resumes from step {max(steps)}, whose rows stay"
+    return ""
+
+
+def _load(client: Any, table: str, batches: RowBatches) -> int:
+    console, starts = Console(), _starts(client)
+    lines = ProgressLines(console)
+    given = added = 0
+    for ids, rows in batches:
+        keys = with_hashed_strings(ids)
+        added += client.tables.load_rows(table, keys, rows)
+        given += len(rows)
+        lines.show(f"table {table!r}: {given:,} rows loaded")
+    console.end_progress()
+    kept = f", {given - added:,} ids had a row, which stays" if given > added else ""
+    _logger.info("table %r: %d rows loaded%s", table, added, kept)
+    if restarted := sorted(_starts(client) - starts):
+        _logger.warning(
+            "table %r: ps:%s restarted while rows were loaded, and has only those after its "
+            "checkpoint; other ids of it begin with the table's initializer",
+            table,
+            ", ps:".join(str(server) for server, _ in restarted),
+        )
+    return added
+
+
+def _starts(client: Any) -> set[tuple[int, int]]:
+    return {(each.server, each.start) for each in client.stats()}
+
+
+def _wait_for_chief(client: Any, table: str) -> None:
+    deadline_s = time.monotonic() + LOAD_TIMEOUT_S
+    while (client.metadata().get(METADATA_NAME) or {}).get(table) != LOADED:
+        if time.monotonic() > deadline_s:
+            raise RequestTimeout(
+                f"the chief has not loaded the rows of table {table!r} within "
+                f"{LOAD_TIMEOUT_S:.0f} s; call ctx.load_rows on every worker, the chief included"
+            )
+        time.sleep(LOOK_S)
