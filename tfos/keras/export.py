@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +36,24 @@ class PathContext(Protocol):
         """Return the path with scheme and directory."""
 
 
-def export(model: keras.Model, path: str | os.PathLike[str], ctx: PathContext) -> str:
+Save = Callable[[Any, Path], None]
+"""Writes a model: to a `.keras` file, or to a directory that does not exist yet."""
+
+
+def save_as_it_is(model: Any, target: Path) -> None:
+    """Write a model as Keras does; a distributed one pulls first. See Save."""
+    if target.name.endswith(".keras"):
+        model.save(target)
+    else:
+        model.export(target, verbose=False)
+
+
+def export(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    ctx: PathContext,
+    save: Save = save_as_it_is,
+) -> str:
     """Write the model with the servers' newest parameters.
 
     Call it on one worker, usually `if ctx.is_chief:`. An existing file or SavedModel is replaced
@@ -49,6 +66,7 @@ def export(model: keras.Model, path: str | os.PathLike[str], ctx: PathContext) -
             one file for `keras.models.load_model`; otherwise a directory for TensorFlow Serving
             (SavedModel). Relative paths mean `ctx.working_dir`.
         ctx: the node's context.
+        save: writes the model to a path of this host.
 
     Returns:
         The absolute path or URL that was written.
@@ -67,11 +85,11 @@ def export(model: keras.Model, path: str | os.PathLike[str], ctx: PathContext) -
     target = _location(ctx.absolute_path(os.fspath(path)))
     _refuse_other_content(target)
     if target.scheme == LOCAL:
-        _export_here(model, Path(target.path))
+        _export_here(model, Path(target.path), save)
         return target.path
     with tempfile.TemporaryDirectory(prefix="tfos-export-", dir=ctx.staging_dir) as staging:
         whole = Path(staging) / ("model.keras" if _is_file(target.name) else "model")
-        _save(model, whole)
+        save(model, whole)
         try:
             transfer.upload(whole, target)
         except PathError as error:
@@ -139,19 +157,12 @@ def _is_file(name: str) -> bool:
     return name.endswith(".keras")
 
 
-def _save(model: Any, target: Path) -> None:
-    if _is_file(target.name):
-        model.save(target)  # of a distributed model: pulls first
-    else:
-        model.export(target, verbose=False)
-
-
-def _export_here(model: Any, target: Path) -> None:
+def _export_here(model: Any, target: Path, save: Save) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     suffix = ".keras" if _is_file(target.name) else ""
     temporary = target.with_name(f".{uuid.uuid4().hex[:12]}{suffix}")
     try:
-        _save(model, temporary)
+        save(model, temporary)
         _replace(temporary, target)
     finally:
         _remove(temporary)

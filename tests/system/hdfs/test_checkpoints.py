@@ -37,8 +37,11 @@ from tests.support.ps_cluster import (
 from tests.support.tables import ones, table, with_tables
 from tfos.cli.main import app
 from tfos.config import Checkpoints
+from tfos.console.console import Console
 from tfos.control import messages
 from tfos.files.checkpoint_storage import RemoteStorage, Storages
+from tfos.serving import export_tables, load, read_rows
+from tfos.serving.server_export import ServerExport
 from tfos.worker.saver import ChiefSaver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -153,6 +156,33 @@ def test_rows_of_a_full_table_come_back_from_a_chain_of_deltas(directory: str, t
     with np.load(out) as arrays:
         exported = map(bytes, arrays["tables/user/values"])
         assert dict(zip(arrays["tables/user/ids"].tolist(), exported, strict=True)) == saved
+    exported_there(directory, saved, tmp_path)
+
+
+def exported_there(directory: str, saved: dict[int, bytes], tmp_path: Path) -> None:
+    """Export checkpoints and running servers to HDFS; serve and load rows from there."""
+    whole, delta, live = (f"{directory}-exports/{name}" for name in ("39", "51", "live"))
+    export_tables(directory, whole, step=39, progress=False)
+    export_tables(directory, delta, since=whole, progress=False)
+    served = load(whole, tmp_path / "cache", progress=False)
+    served.refresh(delta)
+    found = served.lookup("user", np.array(sorted(saved)))
+    assert [row.tobytes() for row in found] == [saved[number] for number in sorted(saved)]
+    manifest = with_tables(table(max_rows=400, when_full="lru", segments=4))
+    with cluster(num_servers=2) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        for _ in range(2):  # the second replaces the first
+            export = ServerExport(client.tables.scan, manifest.tables, "", Console(enabled=False))
+            export.write(live)
+            for ids, rows in read_rows(whole, "user"):
+                client.tables.load_rows("user", ids, rows)
+        loaded = {
+            int(n): row.tobytes()
+            for ids, rows in read_rows(live, "user")
+            for n, row in zip(ids, rows, strict=True)
+        }
+        assert loaded == rows_by_id(client)
+        assert loaded
 
 
 @pytest.mark.long

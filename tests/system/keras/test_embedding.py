@@ -654,6 +654,50 @@ def test_early_stopping_that_restores_dense_weights_alone_is_refused():
             model.fit(x, y, verbose=0, callbacks=[stop])
 
 
+def test_any_model_is_a_saved_model_with_its_rows(tmp_path):
+    ids = keras.Input((None,), dtype="int64", ragged=True, name="ids")
+    word = keras.Input((), dtype="string", name="word")
+    joined = [Embedding(DIM, table="user", unseen=0.5, combiner="mean", pad_id=3)(ids)]
+    joined.append(Embedding(DIM, table="word", id_kind="uint64")(word))
+    both = keras.Model([ids, word], keras.layers.Dense(1)(keras.layers.Add()(joined)))
+    lists = tf.ragged.constant([[1, 2], [], [3, 9, 9, 1]], dtype="int64", row_splits_dtype="int64")
+    masked = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            Embedding(DIM, mask_zero=True, table="user"),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(1),
+        ]
+    )
+    some = np.array([[1, 2, 0], [0, 7, 7], [9, 0, 5]])
+    words = [tf.constant(["a", "b", "a"]), tf.constant(["b", "?", "a"])]
+    cases = [
+        (both, [lists, words[0]], [lists + 1, words[1]]),
+        (masked, tf.constant(some, "int32"), tf.constant(some + 2, "int32")),
+        (Tower(), tf.constant(some), tf.constant(some + 2)),
+    ]
+    for number, (model, x, new) in enumerate(cases):
+        model(x)
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        with serving() as cluster:
+            context = cluster.contexts[0]
+            distribute(model, context)
+            if isinstance(model, Tower):
+                with pytest.raises(UnsupportedModel, match=r"Tower .* trained no batch .*beside"):
+                    export_with_tables(model, tmp_path / "no", context)
+            batch = (tuple(x) if isinstance(x, list) else x, np.ones((3, 1)))
+            model.fit(tf.data.Dataset.from_tensors(batch), shuffle=False, verbose=0)
+            path = export_with_tables(model, tmp_path / f"{number}", context)
+            expected = model(new, training=False)
+            layers = [each for each in model._flatten_layers() if isinstance(each, Embedding)]
+            before = [each.source for each in layers]
+            saved = tf.saved_model.load(path)
+            np.testing.assert_array_equal(saved.serve(new), expected)
+            assert [each.source for each in layers] == before
+            with pytest.raises(UnsupportedModel, match="limit of one file is 10"):
+                export_with_tables(model, tmp_path / "no", context, limit_bytes=10)
+
+
 def test_what_has_no_plain_copy_is_refused_with_the_other_way():
     ids = keras.Input((None,), dtype="int64", ragged=True)
     for model, message in [

@@ -42,16 +42,28 @@ def keep(args, ctx):
             out.flush()
 
 
+def inputs_of(batch):
+    """What the model of `learn` takes, from columns."""
+    import keras
+
+    numbers = np.stack([batch["delay"], batch["distance"]], 1).astype("float32")
+    texts = keras.ops.convert_to_tensor([str(text) for text in batch["carrier"]], "string")
+    return {"carrier": texts, "numbers": numbers}
+
+
 def learn(args, ctx):
-    """Train on the columns of a DataFrame; the chief writes how well the model does."""
+    """Train on the columns of a DataFrame; the chief writes how well the model does; predict."""
     import keras
     import numpy as np
+
+    from tfos.keras import Embedding
 
     keras.utils.set_random_seed(1)
     carrier = keras.Input((), dtype="string", name="carrier")
     numbers = keras.Input((2,), name="numbers")
     known = keras.layers.StringLookup(vocabulary=["AA", "DL", "UA"], output_mode="one_hot")
-    both = keras.layers.Concatenate()([known(carrier), numbers])
+    vectors = Embedding(4, table="carrier", initializer="zeros")(carrier)
+    both = keras.layers.Concatenate()([known(carrier), numbers, vectors])
     late = keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(8, "relu")(both))
     model = keras.Model({"carrier": carrier, "numbers": numbers}, late)
     model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
@@ -76,6 +88,32 @@ def learn(args, ctx):
         }
         found = exported(x).numpy()[:, 0]
         Path(args["out"], "found.json").write_text(json.dumps(found.tolist()))
+        ctx.export(model, args["out"] + "/served", tables="beside")
+        predicted = model.predict(inputs_of(args["asked"]), verbose=0)[:, 0]
+        Path(args["out"], "predicted.json").write_text(json.dumps(predicted.tolist()))
+    feed = ctx.get_data_feed(train_mode=False)
+    while not feed.should_stop():
+        batch = feed.next_arrays(16)
+        if batch is not None:
+            feed.batch_results(model.predict_on_batch(inputs_of(batch))[:, 0])
+
+
+def predict_from(path: str, cache_dir: str):
+    """Return what serves an export in a Spark task: (number, prediction) of each row."""
+
+    def predict(batches):
+        import pyarrow as pa
+
+        from tfos.serving import load
+
+        served = load(path, cache_dir, progress=False)
+        for batch in batches:
+            if batch.num_rows:
+                columns = {name: batch[name].to_pylist() for name in batch.schema.names}
+                found = served.predict(inputs_of(columns))[:, 0]
+                yield pa.record_batch([batch["number"], pa.array(found)], ["number", "prediction"])
+
+    return predict
 
 
 class Kept:
@@ -238,13 +276,43 @@ def test_a_model_learns_from_columns(spark, session, tmp_path):
         )
     schema = "carrier string, delay double, distance float, late boolean, weight double"
     frame = session.createDataFrame(rows, schema).repartition(4)
+    asked = [(i, [*carriers, "unseen"][i % 4], i % 9 / 4 - 1, float(i % 7)) for i in range(60)]
+    names = ("number", "carrier", "delay", "distance")
+    by_name = dict(zip(names, map(list, zip(*asked, strict=True)), strict=True))
+    questions = session.createDataFrame(asked, list(names)).repartition(2)
+    start = session.createDataFrame(
+        [("UA", [0.5] * 4), ("far", [1.0, 2.0, 3.0, 4.0])], "id string, row array<float>"
+    )
     with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
-        cluster.start(learn, {"out": str(tmp_path), "epochs": 4})
+        cluster.start(learn, {"out": str(tmp_path), "epochs": 4, "asked": by_name})
+        assert cluster.load_rows("carrier", start) == 2
         report = cluster.train(frame, 4, FEED_TIMEOUT_S, nulls={"delay": 0.0})
         assert report is not None
         assert (report.fed_rows, report.trained_rows) == (4800, 4800)
+        assert cluster.load_rows("carrier", start) == 0
+        columns = list(names[1:])
+        answered = cluster.inference(
+            questions, columns=columns, output="prediction float"
+        ).collect()
+        looked_up = cluster.lookup("carrier", [*carriers, "far", "unseen"])
+        rows_of_table = {row.id: row.row for row in cluster.rows("carrier").collect()}
     found = json.loads((tmp_path / "found.json").read_text())
     assert [value > 0.5 for value in found] == [True, False, False, True]
+
+    # Loaded rows were trained from where they began, or stay as they are.
+    assert looked_up[3:].tolist() == [[1.0, 2.0, 3.0, 4.0], [0.0] * 4]
+    assert sorted(rows_of_table.values()) == sorted(looked_up[:4].tolist())
+    assert (looked_up[2] != 0.5).all()
+
+    # The cluster, and what serves its export in a task, predict what the model does.
+    predicted = json.loads((tmp_path / "predicted.json").read_text())
+    served = questions.mapInArrow(
+        predict_from(str(tmp_path / "served"), str(tmp_path / "cache")),
+        "number bigint, prediction float",
+    )
+    for answers in (answered, served.collect()):
+        by_number = {row.number: row.prediction for row in answers}
+        np.testing.assert_allclose([by_number[i] for i in range(60)], predicted, rtol=1e-6)
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [

@@ -20,7 +20,7 @@ from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras.embedding import row_flow
 from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
 from tfos.keras.embedding.keys import Keys, keys_of, pad_key
-from tfos.keras.embedding.sources import NO_ROWS, LoadedRows, RowSource, looked_up
+from tfos.keras.embedding.sources import NO_ROWS, GraphSource, LoadedRows, RowSource, looked_up
 from tfos.keras.embedding.table_settings import (
     TableSettings,
     admission_given,
@@ -140,7 +140,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         )
         self.settings.spec(None)  # refuses what cannot work
         self._pad_key: int | None = None
-        self.source: RowSource = NO_ROWS
+        self.source: RowSource | GraphSource = NO_ROWS
         self.anchor: Any = None
 
     @property
@@ -160,7 +160,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             self._pad_key = pad_key(self.pad_id)
         return self._pad_key
 
-    def bind(self, source: RowSource) -> None:
+    def bind(self, source: RowSource | GraphSource) -> None:
         """Look rows up there from now on, outside of training steps."""
         self.source = source
 
@@ -261,7 +261,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         Raises:
             UnsupportedModel: they are more than MAX_SAVED_BYTES.
         """
-        found = self.source.dump(self.table, MAX_SAVED_BYTES) if row_flow.saves_rows() else None
+        source = self.source
+        if isinstance(source, GraphSource) or not row_flow.saves_rows():
+            return
+        found = source.dump(self.table, MAX_SAVED_BYTES)
         if found is not None:
             store["keys"], store["rows"] = found
 
@@ -283,6 +286,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         self.bind(LoadedRows(keys, rows, self.settings.unseen_row))
 
     def _rows(self, keys: Keys, training: bool | None) -> Any:
+        if isinstance(self.source, GraphSource):
+            return self.source.looked_up(keys.flat, self.pad_key)
         flow = row_flow.current()
         if flow is not None and training is not False:  # a train_step may call self(x)
             rows, indices = flow.rows(self, keys.flat)

@@ -44,6 +44,19 @@ class RowSource(Protocol):
         """
 
 
+class GraphSource:
+    """A source of an export, inside the graph: it looks up in tensors, without this process."""
+
+    def looked_up(self, keys: Any, pad_key: int | None) -> Any:
+        """Return the rows of keys as a tensor, [n, dim] float32; zeros for padding.
+
+        Args:
+            keys: [n] int64 tensor.
+            pad_key: the key of padding; None: there is none.
+        """
+        raise NotImplementedError
+
+
 class _NoRows:
     """The source of a layer whose table does not exist yet."""
 

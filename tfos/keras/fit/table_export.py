@@ -1,8 +1,8 @@
 """Export of a model with tables: rows inside a plain model, or beside the dense one.
 
 Covers: `ctx.export(model, path, tables=…)` of models with Embeddings.
-Does not: copy the model (tfos.keras.embedding.plain), write rows (tfos.serving) or models without
-tables (tfos.keras.export).
+Does not: copy the model (tfos.keras.embedding.plain), trace it with its rows (graph_rows), write
+rows (tfos.serving) or models without tables (tfos.keras.export).
 Threads: the caller's.
 """
 
@@ -20,9 +20,10 @@ import numpy as np
 from tfos.console.console import Console
 from tfos.errors import SettingsError
 from tfos.keras.embedding import row_flow
+from tfos.keras.embedding.graph_rows import save_with_rows
 from tfos.keras.embedding.layer import MAX_SAVED_BYTES
 from tfos.keras.embedding.plain import plain_copy
-from tfos.keras.export import PathContext, export
+from tfos.keras.export import PathContext, export, save_as_it_is
 from tfos.keras.step.table_specs import embeddings_of
 from tfos.serving.server_export import ServerExport
 
@@ -75,7 +76,15 @@ def export_with_tables(
         trainer = vars(model).get("_tfos_trainer")
         if trainer is not None and not trainer.is_between_epochs:
             trainer.pull()
-        return export(plain_copy(model, limit_bytes), path, ctx)
+        spec = None if trainer is None else trainer.batch_spec
+
+        def save(given: Any, to: Path) -> None:
+            if to.name.endswith(".keras"):
+                save_as_it_is(plain_copy(given, limit_bytes), to)
+            else:
+                save_with_rows(given, to, layers, spec, limit_bytes)
+
+        return export(model, path, ctx, save)
     target = ctx.absolute_path(os.fspath(path))
     _write_beside(
         model, target, ctx, None if since is None else ctx.absolute_path(os.fspath(since))

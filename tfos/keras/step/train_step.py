@@ -110,6 +110,12 @@ class GradientStep:
         """Return the ids that this kind of batch asks for."""
         return self._ids_ahead.find((data,))  # type: ignore[no-any-return]  # what _record returns
 
+    @property
+    def batch_spec(self) -> Any:
+        """Nested specs of the newest kind of batch; None: none, or the model has no tables."""
+        found = self._ids_ahead.newest
+        return None if found is None else found[0]
+
     def __call__(self, data: Any, rows: BatchRows | None = None) -> StepOutput:
         """Run the step on one batch.
 
@@ -457,6 +463,14 @@ class Traces:
     def __init__(self, trace: Callable[..., Any]) -> None:
         self._trace = trace
         self._found: list[tuple[Any, list[Any], Any]] = []
+
+    @property
+    def newest(self) -> Any:
+        """The nested specs of the newest kind of batch; None: there was none."""
+        if not self._found:
+            return None
+        structure, specs, _ = self._found[-1]
+        return tree.pack_sequence_as(structure, specs)
 
     def find(self, data: tuple[Any, ...]) -> Any:
         """Return what takes this batch; make it if there is none."""

@@ -156,6 +156,11 @@ class PSTrainer:
         )
 
     @property
+    def batch_spec(self) -> Any:
+        """Nested specs of a batch that was trained on; None: there was none."""
+        return None if self._step is None else self._step.batch_spec
+
+    @property
     def id_counts(self) -> dict[str, IdCounts]:
         """By table the ids of this worker's batches so far; any thread may read it."""
         return {} if self._tables is None else self._tables.id_counts.copy()

@@ -1,0 +1,136 @@
+"""Rows in a graph: a SavedModel of any model, whose Embeddings find their rows without tfos.
+
+    key ─► place among the sorted keys (searchsorted) ─► its row; of a key without one `unseen`
+
+Covers: every model class, ragged and string ids, uint64, masks: the model's own call is traced.
+Does not: write `.keras` files, which name classes (plain), or put the directory in its place
+(tfos.keras.export).
+Threads: the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from tfos.errors import UnsupportedModel
+from tfos.keras.embedding.sources import GraphSource
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class GraphRows(GraphSource):
+    """The rows of one table as variables of a SavedModel.
+
+    Args:
+        keys: [n] int64, ascending.
+        rows: [n, dim] float32.
+        unseen: [dim], of a key without a row.
+    """
+
+    def __init__(self, keys: Array, rows: Array, unseen: Array) -> None:
+        import tensorflow as tf
+
+        # Variables: a graph with its constants has 2 GiB at most.
+        self._num_keys = keys.size
+        self._keys = tf.Variable(keys if keys.size else np.zeros(1, np.int64), trainable=False)
+        self._rows = tf.Variable(np.concatenate([rows, unseen[None]]), trainable=False)
+
+    def looked_up(self, keys: Any, pad_key: int | None) -> Any:
+        """Return the rows of keys, [n, dim] float32; zeros for padding. See GraphSource."""
+        import tensorflow as tf
+
+        if self._num_keys:
+            places = tf.minimum(tf.searchsorted(self._keys, keys), self._num_keys - 1)
+            is_there = tf.equal(tf.gather(self._keys, places), keys)
+            places = tf.where(is_there, places, self._num_keys)
+        else:
+            places = tf.zeros_like(keys)
+        rows = tf.gather(self._rows, places)
+        if pad_key is None:
+            return rows
+        return tf.where(tf.equal(keys, pad_key)[:, None], tf.zeros_like(rows), rows)
+
+
+def save_with_rows(
+    model: Any, target: Path, layers: Sequence[Any], batch_spec: Any, limit_bytes: int
+) -> None:
+    """Write a built model as a SavedModel with the rows of its tables.
+
+    Args:
+        model: of any class.
+        target: a directory that does not exist.
+        layers: its Embeddings.
+        batch_spec: specs of the (x, …) of a trained batch, for a model without keras.Input; None:
+            there was none.
+        limit_bytes: of one table's rows.
+
+    Raises:
+        UnsupportedModel: nobody knows the inputs' dtypes, or more rows than `limit_bytes`.
+    """
+    import tensorflow as tf
+
+    signature = _signature(model, batch_spec)
+    with _in_graph(layers, limit_bytes):
+
+        def serve(inputs: Any) -> Any:
+            return model(inputs, training=False)
+
+        function = tf.function(serve, input_signature=[signature], autograph=False)
+        function.get_concrete_function()
+        archive = keras.export.ExportArchive()
+        for layer in model._flatten_layers():
+            # Their lookup tables. A model would bring a signature of its own, of floats.
+            if not isinstance(layer, keras.Model):
+                archive.track(layer)
+        archive.add_endpoint("serve", function)
+        archive.write_out(str(target), verbose=False)
+
+
+@contextmanager
+def _in_graph(layers: Sequence[Any], limit_bytes: int) -> Iterator[None]:
+    """Let the layers look up in variables within the block."""
+    before = [layer.source for layer in layers]
+    tables: dict[str, GraphRows] = {}
+    for layer in layers:
+        if layer.table not in tables:
+            nothing = np.empty(0, np.int64), np.empty((0, layer.dim), np.float32)
+            keys, rows = layer.source.dump(layer.table, limit_bytes) or nothing
+            tables[layer.table] = GraphRows(keys, rows, layer.settings.unseen_row)
+    try:
+        for layer in layers:
+            layer.bind(tables[layer.table])
+        yield
+    finally:
+        for layer, source in zip(layers, before, strict=True):
+            layer.bind(source)
+
+
+def _signature(model: Any, batch_spec: Any) -> Any:
+    """Return the specs of the model's inputs."""
+    if getattr(model, "inputs", None):
+        sequential = isinstance(model, keras.Sequential)
+        return tree.map_structure(_spec_of, model.inputs[0] if sequential else model._inputs_struct)
+    if batch_spec is None:
+        raise UnsupportedModel(
+            f"{type(model).__name__} is a model class of your own without keras.Input, and has "
+            "trained no batch here, so the dtypes of its inputs are not known; train one batch, or "
+            'export it with tables="beside"'
+        )
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
+    return x
+
+
+def _spec_of(given: Any) -> Any:
+    import tensorflow as tf
+
+    shape = [None, *given.shape[1:]]
+    if getattr(given, "ragged", False):
+        return tf.RaggedTensorSpec(shape, given.dtype, getattr(given, "ragged_rank", None) or 1)
+    return tf.TensorSpec(shape, given.dtype, name=given.name)
