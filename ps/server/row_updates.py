@@ -138,7 +138,7 @@ class RowUpdates:
                     added += table.load_new(at, ids, rows)
                 continue
             except NoRoom as error:  # rows of other segments have to go
-                room = table.room_elsewhere(error, part.ids)
+                room = table.room_elsewhere(error, part.ids, ids)
             with table.locked():
                 for unit in range(len(part.slices)):
                     self._guard.before(part.first_unit + unit)

@@ -213,16 +213,17 @@ class Table:
                 stack.enter_context(segment.lock)
             yield
 
-    def room_elsewhere(self, error: NoRoom, ids: Array) -> Elsewhere:
+    def room_elsewhere(self, error: NoRoom, *kept: Array) -> Elsewhere:
         """Return the eviction for the second attempt of a push; use it under all locks.
 
         Args:
             error: the error of the first attempt.
-            ids: [n] int64, all ids of the push, which must keep their rows.
+            kept: [n] int64, the ids of the request, which must keep their rows; then fewer of
+                them, for where that leaves too few rows to drop.
         """
 
         def drop(num_rows: int) -> int:
-            return self._drop_oldest(num_rows, ids)
+            return next(filter(None, (self._drop_oldest(num_rows, ids) for ids in kept)), 0)
 
         return Elsewhere(error.refused, drop)
 

@@ -8,6 +8,7 @@ Does not: checkpoint optimizer slots (ps).      Threads: the caller's.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import tempfile
@@ -118,6 +119,8 @@ def load_model(
         SettingsError: a path that is refused.
         OSError: there is no such file, or the file system failed.
     """
+    # By name: the layer is a package above this one. A file that names it needs its class.
+    importlib.import_module("tfos.keras.embedding.layer")
     source = _location(os.fspath(path))
     if source.scheme == LOCAL:
         return keras.models.load_model(

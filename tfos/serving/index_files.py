@@ -11,7 +11,8 @@ hidden name and renamed. KEY is a digest of what it was built from, so an index 
 is never changed. All processes that map it share its pages.
 
 Covers: building, opening, digests.
-Does not: look up (tfos.serving.row_index), know exports (tfos.serving.export_reader).
+Does not: look up (tfos.serving.row_index), know exports (tfos.serving.export_reader), choose which
+indexes stay (tfos.serving.cache_use).
 Threads: any.
 """
 
@@ -23,7 +24,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from ps.sorted_rows.order import MAX_SORTED_ROWS, Directory, SortedBatch, direct
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import ExportError
-from tfos.serving import cache_directory
+from tfos.serving import cache_directory, cache_use
 from tfos.serving.export_format import (
     ExportedTable,
     Sha256,
@@ -86,26 +86,22 @@ class MappedTable:
         directory: of the index.
         number: of the table in it.
         record: its entry in the manifest.
-        populates: map every page now, so that the first lookups wait for none.
 
     Raises:
         ExportError: a file has another size than the manifest says.
     """
 
-    def __init__(
-        self, directory: Path, number: int, record: IndexedTable, *, populates: bool
-    ) -> None:
+    def __init__(self, directory: Path, number: int, record: IndexedTable) -> None:
         table, count = record.table, record.num_rows
         self.table = table
         self.num_rows = count
         self.num_removed = record.num_removed
         self.paths = tuple(directory / f"{number}.{column}" for column in _COLUMNS)
         ids, rows, removed, starts = self.paths
-        mapped = partial(_mapped, populates=populates)
-        self.ids = mapped(ids, "int64", (count,))
-        self.rows = mapped(rows, table.dtype, (count, table.dim))
-        self.removed = mapped(removed, "bool", (count,))
-        self.starts = mapped(starts, "uint32", ((1 << record.bits) + 1,))
+        self.ids = _mapped(ids, "int64", (count,))
+        self.rows = _mapped(rows, table.dtype, (count, table.dim))
+        self.removed = _mapped(removed, "bool", (count,))
+        self.starts = _mapped(starts, "uint32", ((1 << record.bits) + 1,))
 
     @property
     def nbytes(self) -> int:
@@ -126,15 +122,15 @@ class MappedIndex:
         directory: of the index.
         key: what it was built from.
         verify: read everything and compare digests.
-        populates: read everything into memory before the first lookup.
 
     Raises:
         ExportError: it is damaged, or another one.
     """
 
-    def __init__(self, directory: Path, key: str, *, verify: bool, populates: bool) -> None:
+    def __init__(self, directory: Path, key: str, *, verify: bool) -> None:
         self.directory = directory
         path = directory / INDEX_MANIFEST
+        cache_use.hold(self, path)
         self.manifest = decode_with_digest(path.read_bytes(), str(path), IndexManifest)
         found = (self.manifest.format, self.manifest.byte_order, self.manifest.key)
         expected = (INDEX_FORMAT, sys.byteorder, key)
@@ -142,7 +138,7 @@ class MappedIndex:
             raise ExportError(f"{path} is another index: it is {found}, expected {expected}")
         records = self.manifest.tables
         self.tables: Mapping[str, MappedTable] = {
-            record.table.name: MappedTable(directory, number, record, populates=populates)
+            record.table.name: MappedTable(directory, number, record)
             for number, record in enumerate(records)
         }
         if verify:
@@ -219,7 +215,9 @@ class IndexCache:
             for stale in self.directory.glob(f".{target.name}.*.building"):
                 shutil.rmtree(stale, ignore_errors=True)  # of a builder that was killed
             self._build(target, key, state, sources)
-        return MappedIndex(target, key, verify=False, populates=True)
+            built = MappedIndex(target, key, verify=False)
+        cache_use.remove_unused(self.directory, "index-*", INDEX_MANIFEST)
+        return built
 
     def remove(self, index: MappedIndex) -> None:
         """Remove an index's files; who has mapped them keeps them."""
@@ -227,7 +225,7 @@ class IndexCache:
 
     def _existing(self, target: Path, key: str) -> MappedIndex | None:
         try:
-            return MappedIndex(target, key, verify=self._verify, populates=self._verify)
+            return MappedIndex(target, key, verify=self._verify)
         except FileNotFoundError:
             return None
         except ExportError as error:
@@ -329,7 +327,7 @@ def _expected_nbytes(source: TableSource) -> int:
     return source.num_rows * (9 + source.table.row_nbytes) + directory
 
 
-def _mapped(path: Path, dtype: str, shape: tuple[int, ...], *, populates: bool) -> Array:
+def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     """Map a file of this size; an empty one needs no mapping."""
     expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     with path.open("rb") as file:
@@ -338,8 +336,7 @@ def _mapped(path: Path, dtype: str, shape: tuple[int, ...], *, populates: bool) 
             raise ExportError(f"{path} has {found} bytes, the index says {expected}")
         if not expected:
             return np.empty(shape, dtype)
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populates else 0)
-        mapped = mmap.mmap(file.fileno(), expected, flags, mmap.PROT_READ)
+        mapped = mmap.mmap(file.fileno(), expected, mmap.MAP_SHARED, mmap.PROT_READ)
     return np.frombuffer(mapped, dtype).reshape(shape)
 
 

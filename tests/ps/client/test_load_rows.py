@@ -111,6 +111,10 @@ def test_a_full_table_refuses_rows_with_both_numbers_or_drops_the_oldest():
         assert 50 <= len(kept) <= 100
         newest = client.tables.lookup({"user": IDS[250:]})["user"]
         np.testing.assert_array_equal(newest, VALUES[250:])
+    with cluster(num_servers=2) as bed:  # one request with more rows than the table takes
+        client = started(bed, user(max_rows=100, when_full="lru", segments=8))
+        client.tables.load_rows("user", IDS, VALUES)
+        assert 50 <= len(rows_of(client)) <= 100
 
 
 def test_rows_that_do_not_fit_are_refused_before_anything_is_sent():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import gc
 import os
 import sys
 import threading
@@ -95,6 +97,39 @@ def test_an_index_is_built_once(tmp_path, cache, served, monkeypatch):
     (index,) = served.index_dirs
     assert index.parent == cache
     assert index.stat().st_mode & 0o777 == 0o700
+
+
+def test_indexes_that_nobody_has_open_make_room_for_new_ones(tmp_path, cache):
+    def directories() -> set[str]:
+        return {each.name for each in cache.glob("index-*")}
+
+    def served_at(number: int) -> ServedModel:
+        write_export(tmp_path / f"{number}", {1: float(number)})
+        return serve(tmp_path / f"{number}", cache)
+
+    used = served_at(0)
+    earlier = [served_at(number).index_dirs[0].name for number in (1, 2, 3)]
+    assert directories() == {used.index_dirs[0].name, *earlier}  # the last one was built just now
+    (cache / ".index-x.y.gone").mkdir()  # of a process that was killed
+    serve(tmp_path / "1", cache)  # opened last
+    newest = served_at(4)
+    stay = {used.index_dirs[0].name, earlier[0], earlier[2], newest.index_dirs[0].name}
+    assert directories() == stay
+    assert not list(cache.glob(".index-*.gone"))
+    assert values(used.lookup("user", [1])) == [0.0]
+    assert values(serve(tmp_path / "2", cache).lookup("user", [1])) == [2.0]  # built again
+
+
+def test_an_index_that_is_being_removed_is_built_again(tmp_path, cache):
+    write_export(tmp_path / "e", ROWS)
+    manifest = serve(tmp_path / "e", cache).index_dirs[0] / index_files.INDEX_MANIFEST
+    key = manifest.parent.name.removeprefix("index-")
+    gc.collect()
+    with manifest.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(FileNotFoundError, match="is being removed"):
+            index_files.MappedIndex(manifest.parent, key, verify=False)
+        assert values(serve(tmp_path / "e", cache).lookup("user", [9])) == [9.0]
 
 
 @pytest.mark.parametrize("column", ["ids", "rows", "removed", "starts"])
