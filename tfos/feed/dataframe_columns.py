@@ -94,6 +94,14 @@ def leaves(fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
     return found
 
 
+_ARRAY_REMEDY = "explode it, or convert it to one string: F.array_join(name, '\\n')"
+_TEXTS_REMEDY = (
+    "chunks have no offsets within offsets, so join its texts to one, F.array_join(name, '\\n'), "
+    "and split that again: ctx.dataset(…, map_fn=lambda x, y: (tf.strings.split(x, '\\n'), y)); an "
+    "empty list is then one empty text, which Embedding(…, pad_id='') leaves out"
+)
+
+
 def _leaves(name: str, kind: Any, depth: int) -> Iterator[Leaf]:
     type_name = kind.typeName()
     if type_name == "struct":
@@ -110,7 +118,7 @@ def _leaves(name: str, kind: Any, depth: int) -> Iterator[Leaf]:
         while item.typeName() == "array":
             item = item.elementType
         if item.typeName() not in _SCALARS - _TEXTS - {"binary"}:
-            remedy = "explode it, or convert it to one string: F.array_join(name, ' ')"
+            remedy = _TEXTS_REMEDY if item.typeName() in _TEXTS else _ARRAY_REMEDY
             raise _refused(name, kind, remedy)
         yield Leaf(name, item.typeName(), is_list=True)
     elif type_name in _SCALARS:

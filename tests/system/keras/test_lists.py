@@ -68,6 +68,23 @@ def test_a_model_trains_on_lists_of_any_length(make, uniform):
         assert len(traces) == 1 + bool(uniform), "no trace for each number of rows"
 
 
+def test_lists_of_strings_come_joined_and_are_split_by_map_fn():
+    """The way that the refusal of array<string> columns names."""
+    lists = [["a", "b c"], [], ["b c"], ["d"], ["a"]]
+    joined = [{"items": "\n".join(tags), "y": float(len(tags))} for tags in lists]
+    roles = ColumnRoles(
+        features="items", labels="y", map_fn=lambda x, y: (tf.strings.split(x, "\n"), y)
+    )
+    tags = keras.Input((None,), dtype="string", ragged=True)
+    found = Embedding(4, table="tags", combiner="sum", pad_id="", initializer="ones")(tags)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [joined], finish=True)
+        model = distribute(compiled(keras.Model(tags, keras.layers.Dense(1)(found))), ctx)
+        model.fit(FeedDataset(ctx, BATCH, roles), verbose=0)
+        assert cluster.servers[0].stats().tables[0].rows == 3
+
+
 def test_a_batch_holds_each_rows_list():
     epoch = rows(20)
     with serving() as cluster:

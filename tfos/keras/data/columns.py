@@ -140,10 +140,13 @@ class RowMapper:
             return tuple(self._cast(value, dtype) for value in part)
         if isinstance(part, Ragged):
             return Ragged(self._cast(part.values, dtype), part.offsets)
+        if getattr(part, "ragged_rank", 0) == 1:  # tf.RaggedTensor, of a map_fn
+            return Ragged(self._cast(part.values.numpy(), dtype), part.row_splits.numpy())
         if not isinstance(part, np.ndarray):
             raise SettingsError(
                 f"the batch holds {type(part).__name__}, which is no array; map_fn=... must return "
-                "arrays, or feeding.Ragged for features whose rows have differing lengths"
+                "arrays, or feeding.Ragged or tf.RaggedTensor [batch, None] for features whose "
+                "rows have differing lengths"
             )
         if dtype is None and part.dtype == np.float64 and not self._by_name:
             dtype = self._float_dtype

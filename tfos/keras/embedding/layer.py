@@ -140,7 +140,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         )
         self.settings.spec(None)  # refuses what cannot work
         self._pad_key: int | None = None
-        self.source: RowSource | GraphSource = NO_ROWS
+        self.source: RowSource = NO_ROWS
         self.anchor: Any = None
 
     @property
@@ -160,7 +160,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             self._pad_key = pad_key(self.pad_id)
         return self._pad_key
 
-    def bind(self, source: RowSource | GraphSource) -> None:
+    def bind(self, source: RowSource) -> None:
         """Look rows up there from now on, outside of training steps."""
         self.source = source
 
@@ -261,10 +261,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         Raises:
             UnsupportedModel: they are more than MAX_SAVED_BYTES.
         """
-        source = self.source
-        if isinstance(source, GraphSource) or not row_flow.saves_rows():
-            return
-        found = source.dump(self.table, MAX_SAVED_BYTES)
+        found = self.source.dump(self.table, MAX_SAVED_BYTES) if row_flow.saves_rows() else None
         if found is not None:
             store["keys"], store["rows"] = found
 

@@ -44,7 +44,17 @@ class RowSource(Protocol):
         """
 
 
-class GraphSource:
+class _NoRows:
+    """The source of a layer whose table does not exist yet."""
+
+    def rows(self, table: str, keys: Array, *, training: bool = False) -> Array | None:  # noqa: ARG002
+        return None
+
+    def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array] | None:  # noqa: ARG002
+        return None
+
+
+class GraphSource(_NoRows):
     """A source of an export, inside the graph: it looks up in tensors, without this process."""
 
     def looked_up(self, keys: Any, pad_key: int | None) -> Any:
@@ -55,16 +65,6 @@ class GraphSource:
             pad_key: the key of padding; None: there is none.
         """
         raise NotImplementedError
-
-
-class _NoRows:
-    """The source of a layer whose table does not exist yet."""
-
-    def rows(self, table: str, keys: Array, *, training: bool = False) -> Array | None:  # noqa: ARG002
-        return None
-
-    def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array] | None:  # noqa: ARG002
-        return None
 
 
 class LoadedRows:
