@@ -5,13 +5,13 @@ Does not: hold rows (ps.tables.segment), lock. Runs in: PS processes; imports nu
 Threads: none; a segment's lock serialises all calls. Loops run without the GIL.
 
 A slot is 64 bits: 0 when empty, else the upper 32 bits of the id's keyed hash and 32 bits of
-row + 1. The first bits of the hash are the slot where a search begins. The ids are stored once,
-with the rows (`row_ids`), and confirm a match of the 32 bits. At most three quarters of the slots
-are used: 11 to 21 bytes a row.
+row + 1. The 32 bits of hash as a fraction of 1 say at which fraction of the slots a search begins.
+The ids are stored once, with the rows (`row_ids`), and confirm a match of the 32 bits. At most 5/8
+of the slots are used: 13 to 20 bytes a row. With 3/4 a search for an unknown id took twice as long.
 
-Growth has two parts, a bounded piece of each with every `add`: an array of twice the size gets its
-memory, then the entries move to it in the order of their slots. Meanwhile a search continues in the
-old array.
+Growth has two parts, a bounded piece of each with every `add`: an array of 1.5 times the size gets
+its memory, then the entries move to it in the order of their slots. Meanwhile a search continues in
+the old array.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ from ps.tables.pages import HUGE_PAGE_BYTES, Pages
 Array = np.ndarray[Any, Any]
 
 MAX_SLOTS = 1 << 32
-"""Homes are within the 32 bits of hash: 3.2 billion rows."""
+"""Homes are told apart by 32 bits of hash: 1.8 billion rows."""
 MIN_SLOTS = 64
+_MOST_USED = (5, 8)
+"""Share of the slots that rows may use: numerator, denominator."""
+_PREPARED_FROM = (9, 16)
+"""Share from which the next array gets its memory."""
 MOVED_AT_ONCE = 1 << 14
 """Slots whose entries one `add` moves to the new array at least: a tenth of a millisecond."""
+_MOVED_PER_ROW = 16
+"""Slots of the old array that are moved for each added row: all, before a third array is there."""
 _TOUCHED_PER_ROW = 256
 """Bytes of the next array that get memory for each added row: all of it, when the rows that
 still fit have come."""
@@ -44,9 +50,10 @@ _SHIFT_2 = np.uint64(27)
 _SHIFT_3 = np.uint64(31)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_ONE = np.uint64(1)
 _AHEAD = 16
 """Distance of the prefetch, in ids: a cache miss lasts about as long."""
+_LINE = 8
+"""Slots of a cache line: one search in four goes on to a second one."""
 
 
 @inlined
@@ -81,19 +88,35 @@ def new_key() -> np.uint64:
 
 
 @inlined
-def _shift_of(slots: Array) -> Any:
-    """Return how far 64 bits of hash are shifted to the right to be their home: a slot's number."""
-    shift = 64
-    while slots.size >> (64 - shift) > 1:
-        shift -= 1
-    return np.uint64(shift)
+def _home(slots: Array, bits: Any) -> Any:
+    """Return the slot where the search for an id with these bits of hash begins."""
+    return np.int64(((bits >> _HALF) * np.uint64(slots.size)) >> _HALF)
+
+
+@inlined
+def _next(slots: Array, position: Any) -> Any:
+    """Return the slot after this one, the first after the last."""
+    return position + 1 if position + 1 < slots.size else 0
+
+
+@inlined
+def _distance(slots: Array, start: Any, stop: Any) -> Any:
+    """Return the steps of `_next` from `start` to `stop`."""
+    return stop - start if stop >= start else stop - start + slots.size
+
+
+@inlined
+def _prefetch_home(slots: Array, bits: Any) -> None:
+    """Prefetch where a search begins, and the cache line behind that."""
+    home = _home(slots, bits)
+    prefetch(slots, home)
+    prefetch(slots, min(home + _LINE, slots.size - 1))
 
 
 @inlined
 def _slot_of(slots: Array, row_ids: Array, bits: Any, wanted: Any) -> Any:
     """Return the slot that holds the id with these bits, or -1."""
-    mask = np.uint64(slots.size - 1)
-    position = bits >> _shift_of(slots)
+    position = _home(slots, bits)
     for _ in range(slots.size):
         slot = slots[position]
         if slot == 0:
@@ -101,23 +124,22 @@ def _slot_of(slots: Array, row_ids: Array, bits: Any, wanted: Any) -> Any:
         if (slot ^ bits) >> _HALF == 0:
             row = np.int64(slot & _LOW) - 1
             if row < row_ids.size and row_ids[row] == wanted:
-                return np.int64(position)
-        position = (position + _ONE) & mask
+                return position
+        position = _next(slots, position)
     return -1
 
 
 @inlined
-def _candidate(slots: Array, shift: Any, bits: Any) -> Any:
+def _candidate(slots: Array, bits: Any) -> Any:
     """Return the row of the first slot with the upper half of these bits, or -1."""
-    mask = np.uint64(slots.size - 1)
-    position = bits >> shift
+    position = _home(slots, bits)
     for _ in range(slots.size):
         slot = slots[position]
         if slot == 0:
             return -1
         if (slot ^ bits) >> _HALF == 0:
             return np.int64(slot & _LOW) - 1
-        position = (position + _ONE) & mask
+        position = _next(slots, position)
     return -1
 
 
@@ -129,13 +151,12 @@ def find(slots: Array, row_ids: Array, key: int, wanted: Array, rows: Array) -> 
     prefetched; the slot's row is read and the row's id prefetched; that id is compared.
 
     Args:
-        slots: [power of 2] uint64, the index.
+        slots: [capacity] uint64, the index.
         row_ids: [num_rows] int64, the id of each row, or longer.
         key: of the index, uint64.
         wanted: [n] int64.
         rows: [n] int64; filled.
     """
-    shift = _shift_of(slots)
     ahead = np.empty(_AHEAD, np.uint64)  # the bits of the next ids, mixed once
     missing = 0
     for i in range(wanted.size + 2 * _AHEAD):
@@ -150,14 +171,14 @@ def find(slots: Array, row_ids: Array, key: int, wanted: Array, rows: Array) -> 
             missing += row < 0
         middle = i - _AHEAD
         if 0 <= middle < wanted.size:
-            row = _candidate(slots, shift, ahead[middle % _AHEAD])
+            row = _candidate(slots, ahead[middle % _AHEAD])
             rows[middle] = row
             if row >= 0:
                 prefetch(row_ids, row)
         if i < wanted.size:
             bits = keyed(wanted[i], key)
             ahead[i % _AHEAD] = bits
-            prefetch(slots, np.int64(bits >> shift))
+            _prefetch_home(slots, bits)
     return missing
 
 
@@ -166,27 +187,25 @@ def insert(slots: Array, row_ids: Array, key: int, start: int, stop: int) -> Non
     """Enter the rows [start, stop), whose ids are unknown yet; at least one slot stays empty.
 
     Args:
-        slots: [power of 2] uint64, the index; changed.
+        slots: [capacity] uint64, the index; changed.
         row_ids: [at least stop] int64, the id of each row.
         key: of the index, uint64.
         start: first row to enter.
         stop: end of the rows to enter.
     """
-    shift = _shift_of(slots)
     for row in range(start, stop):
         if row + _AHEAD < stop:
-            prefetch(slots, np.int64(keyed(row_ids[row + _AHEAD], key) >> shift))
+            _prefetch_home(slots, keyed(row_ids[row + _AHEAD], key))
         bits = keyed(row_ids[row], key)
-        _enter(slots, shift, (bits & ~_LOW) | np.uint64(row + 1))
+        _enter(slots, (bits & ~_LOW) | np.uint64(row + 1))
 
 
 @inlined
-def _enter(slots: Array, shift: Any, entry: Any) -> None:
+def _enter(slots: Array, entry: Any) -> None:
     """Write an entry to the first empty slot from its home on."""
-    mask = np.uint64(slots.size - 1)
-    position = entry >> shift
+    position = _home(slots, entry)
     while slots[position] != 0:
-        position = (position + _ONE) & mask
+        position = _next(slots, position)
     slots[position] = entry
 
 
@@ -194,19 +213,18 @@ def _enter(slots: Array, shift: Any, entry: Any) -> None:
 def move(old: Array, new: Array, start: int, stop: int) -> None:
     """Enter the slots [start, stop) of a smaller index into a larger one.
 
-    An entry's upper half is that of its hash, whose first bits are its home: no id is read, and
-    both arrays are passed through in order.
+    An entry's upper half is that of its hash, which says where its home is: no id is read, and both
+    arrays are passed through in order.
 
     Args:
-        old: [power of 2] uint64, the slots of an index.
-        new: [larger power of 2] uint64, another one; changed.
+        old: [capacity] uint64, the slots of an index.
+        new: [larger capacity] uint64, another one; changed.
         start: first slot to move.
         stop: end of the slots to move.
     """
-    shift = _shift_of(new)
     for position in range(max(0, start), min(stop, old.size)):
         if old[position] != 0:
-            _enter(new, shift, old[position])
+            _enter(new, old[position])
 
 
 @inlined
@@ -240,17 +258,13 @@ def unlink(slots: Array, row_ids: Array, key: Any, row: Any) -> None:
     found = _slot_of(slots, row_ids, keyed(row_ids[row], key), row_ids[row])
     if found < 0:
         return
-    mask = np.uint64(slots.size - 1)
-    shift = _shift_of(slots)
-    hole = np.uint64(found)
-    position = hole
+    hole = position = found
     for _ in range(slots.size):
-        position = (position + _ONE) & mask
+        position = _next(slots, position)
         slot = slots[position]
         if slot == 0:
             break
-        home = slot >> shift
-        if ((position - home) & mask) >= ((position - hole) & mask):
+        if _distance(slots, _home(slots, slot), position) >= _distance(slots, hole, position):
             slots[hole] = slot
             hole = position
     slots[hole] = 0
@@ -268,10 +282,10 @@ class HashIndex:
         self._slots: Array = np.zeros(MIN_SLOTS, np.uint64)
         self._num_rows = 0
         self._larger: Array | None = None
-        """Of twice the size: its memory is touched step by step before it is used."""
+        """Of 1.5 times the size: its memory is touched step by step before it is used."""
         self._touched = 0
         self._old: Array | None = None
-        """Of half the size: its entries move to the new one."""
+        """Of two thirds of the size: its entries move to the new one."""
         self._moved = 0
         """Slots of the old array whose entries are also in the new one."""
 
@@ -309,9 +323,9 @@ class HashIndex:
             MemoryError: no memory for more slots; the index is unchanged.
         """
         added = stop - self._num_rows
-        self._move(max(4 * added, MOVED_AT_ONCE))
+        self._move(max(_MOVED_PER_ROW * added, MOVED_AT_ONCE))
         self._prepare(stop, max(added * _TOUCHED_PER_ROW, HUGE_PAGE_BYTES))
-        while 4 * stop > 3 * self._slots.size:
+        while not _fits(stop, _MOST_USED, self._slots.size):
             self._grow()
         insert(self._slots, row_ids, self.key, self._num_rows, stop)
         self._num_rows = stop
@@ -332,9 +346,9 @@ class HashIndex:
         New rows hash to all of it: at its first use they would touch every page at once.
         """
         if self._larger is None:
-            if 16 * num_rows <= 11 * self._slots.size:
+            if _fits(num_rows, _PREPARED_FROM, self._slots.size):
                 return
-            self._larger, self._touched = _empty_slots(2 * self._slots.size), 0
+            self._larger, self._touched = _next_slots(self._slots), 0
         step = HUGE_PAGE_BYTES // 8
         stop = self._touched + nbytes // 8
         self._larger[self._touched : stop : step] = 0
@@ -343,7 +357,7 @@ class HashIndex:
     def _grow(self) -> None:
         larger, self._larger = self._larger, None
         if larger is None:
-            larger = _empty_slots(2 * self._slots.size)
+            larger = _next_slots(self._slots)
         self.settled()
         self._old, self._slots, self._moved = self._slots, larger, 0
         self._move(MOVED_AT_ONCE)
@@ -359,8 +373,14 @@ class HashIndex:
             self._old = None
 
 
-def _empty_slots(size: int) -> Array:
-    """Return [size] uint64 zeros, which take memory when they are touched."""
+def _fits(num_rows: int, share: tuple[int, int], num_slots: int) -> bool:
+    """Whether so many rows are at most this share of the slots."""
+    return num_rows * share[1] <= num_slots * share[0]
+
+
+def _next_slots(slots: Array) -> Array:
+    """Return zeros for the next size of an index, which take memory when they are touched."""
+    size = slots.size + slots.size // (2 * _LINE) * _LINE
     if size > MAX_SLOTS:
         raise MemoryError(f"an index has at most {MAX_SLOTS} slots, {size} are needed")
     return Pages(8 * size).array[: 8 * size].view(np.uint64)

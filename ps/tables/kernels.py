@@ -96,7 +96,7 @@ def evict(  # a compiled loop takes arrays, not objects
     """Remove rows and move the last rows into their places, so that no hole remains.
 
     Args:
-        slots: [power of 2] uint64, the index without growth in progress; changed.
+        slots: [capacity] uint64, the index without growth in progress; changed.
         row_ids: [num_rows] int64, the id of each row; changed.
         key: of the index, uint64.
         versions: [num_rows] int64; changed.

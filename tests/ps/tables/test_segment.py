@@ -261,5 +261,5 @@ def test_a_row_takes_little_more_than_its_numbers():
     made.push(np.arange(-5, 0), grads[:5], add)
     grown = resident_growth(fill)
     assert ratios[-1] <= 1.35
-    assert max(ratios) <= 1.40  # while the index is in both its arrays
+    assert max(ratios) <= 1.41  # while the index is in both its arrays
     assert grown <= 1.35 * num_rows * payload_of_row + (8 << 20)
