@@ -31,7 +31,7 @@ from ps.checkpoint.snapshot import CopyOnWrite
 from ps.consistency.gate import LookupTurn
 from ps.errors import IdError, NonFiniteUpdate, PushError, ShapeError
 from ps.exactly_once import RequestId, Ticket
-from ps.manifest.manifest import Hyper
+from ps.manifest.manifest import Hyper, WorkerRank
 from ps.protocol.messages import MAX_STAGED_BYTES
 from ps.server.request import Incoming
 from ps.server.table_intake import TablePart, read_array
@@ -103,6 +103,7 @@ class RowUpdates:
         """
         apply_s = 0.0
         for part in rows.parts:
+            part.table.staleness.pushed(ticket.id.worker, part.ids)
             for at, own in enumerate(part.slices):
                 grads = np.empty((own.stop - own.start, part.table.spec.dim), part.table.dtype)
                 read_array(call, grads)
@@ -110,6 +111,7 @@ class RowUpdates:
                 overflow = self._update(part, at, grads, hyper, ticket)
                 rows.overflow = rows.overflow or overflow
                 apply_s += time.perf_counter() - started_s
+            part.table.staleness.updated()
         return apply_s
 
     def load(self, call: Incoming, part: TablePart) -> int:
@@ -160,6 +162,7 @@ class RowUpdates:
             read_array(call, grads)
             part.table.check_finite(part.ids, grads)
             rows.gradients.append(grads)
+            part.table.staleness.pushed(WorkerRank(call.peer.rank), part.ids)
 
     def reduce(
         self, staged: Sequence[PushedRows | None], weights: Sequence[float], hyper: Hyper
@@ -194,6 +197,7 @@ class RowUpdates:
                     refused = refused or error
                 else:
                     refused = refused or overflow
+            part.table.staleness.updated()
         return refused
 
     def _update(

@@ -188,6 +188,8 @@ class TableServing:
         ready: list[Buffer] = [*first]
         num_ready = num_sent = 0
         for part in parts:
+            if training and call.peer.role is Role.WORKER:
+                part.table.staleness.delivered(WorkerRank(call.peer.rank), part.ids)
             out = np.empty((part.ids.size, part.table.spec.dim), part.table.dtype)
             for at, own in enumerate(part.slices):
                 if not part.ids[own].size:

@@ -93,7 +93,12 @@ def server_metrics(servers: Sequence[ServerStats]) -> Iterator[Metric]:
     yield from families(SERVER_COUNTERS, ("server",), numbered, grows=True)
     yield _phases(servers)
     yield from _latencies(servers)
-    yield _staleness(servers)
+    yield _staleness(
+        "tfos_ps_staleness_updates",
+        "Updates by others between a worker's pull and its push; the sum is from bins' middles",
+        ("server",),
+        numbered,
+    )
     workers = [
         ((str(server.server), str(worker.worker)), worker)
         for server in servers
@@ -109,6 +114,13 @@ def server_metrics(servers: Sequence[ServerStats]) -> Iterator[Metric]:
         {"table_max_rows": ("max_rows", "Rows that this server's share of the table may have")},
         ("server", "table"),
         [(labels, table) for labels, table in tables if table.max_rows is not None],
+    )
+    yield _staleness(
+        "tfos_ps_table_row_staleness_updates",
+        "Updates of a table between a lookup of rows and the push for them; the sum is from bins'"
+        " middles",
+        ("server", "table"),
+        tables,
     )
 
 
@@ -180,17 +192,18 @@ def _add_latency(family: HistogramMetricFamily, labels: tuple[str, ...], latency
     family.add_metric(labels, [*buckets, ("+Inf", sums[-1])], latency.total_s)
 
 
-def _staleness(servers: Sequence[ServerStats]) -> Metric:
+def _staleness(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    sources: Sequence[tuple[tuple[str, ...], ServerStats | TableStats]],
+) -> Metric:
     from prometheus_client.core import HistogramMetricFamily
 
-    family = HistogramMetricFamily(
-        "tfos_ps_staleness_updates",
-        "Updates by others between a worker's pull and its push; the sum is from bins' middles",
-        labels=("server",),
-    )
-    for server in servers:
-        sums = list(itertools.accumulate(server.staleness)) or [0]
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, source in sources:
+        sums = list(itertools.accumulate(source.staleness)) or [0]
         buckets = [(str(2**place - 1), total) for place, total in enumerate(sums[:-1])]
-        total = server.mean_staleness * sums[-1]
-        family.add_metric((str(server.server),), [*buckets, ("+Inf", sums[-1])], total)
+        total = source.mean_staleness * sums[-1]
+        family.add_metric(values, [*buckets, ("+Inf", sums[-1])], total)
     return family

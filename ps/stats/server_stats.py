@@ -7,6 +7,8 @@ Pure; no threads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rpc.field_texts import with_field_texts
@@ -64,6 +66,11 @@ class TableStats(msgspec.Struct, frozen=True):
     admitted_early: float = 0.0
     """Of ids that were never pushed, the share whose first push would create a row, as their
     counters are shared: the error of `Admission.min_count`, at most about 0.02."""
+    staleness: tuple[int, ...] = ()
+    """Histogram over pushes of rows that were looked up before: [0] none, [i] 2^(i-1) .. 2^i - 1
+    updates of this table, by anybody, between the lookup that delivered the rows and the push that
+    updates them. Mass far above the number of workers: rows are looked up too far ahead, or one
+    worker is much slower than the others."""
 
     @property
     def miss_ratio(self) -> float:
@@ -74,6 +81,15 @@ class TableStats(msgspec.Struct, frozen=True):
     def unique_id_ratio(self) -> float:
         """Ids that travelled for each that workers gave; small: batches repeat ids. 1 without."""
         return (self.looked_up + self.pushed) / self.given if self.given else 1.0
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean of `staleness`; a bin counts as its middle."""
+        return _mean(self.staleness)
+
+    def staleness_quantile(self, share: float) -> float:
+        """Return the staleness that this share of the pushes did not exceed, as a bin's middle."""
+        return _quantile(self.staleness, share)
 
 
 @with_field_texts
@@ -135,18 +151,11 @@ class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     @property
     def mean_staleness(self) -> float:
         """The mean of `staleness`; a bin counts as its middle."""
-        total = sum(self.staleness)
-        middles = (_middle(place) for place in range(len(self.staleness)))
-        return sum(m * n for m, n in zip(middles, self.staleness, strict=True)) / max(1, total)
+        return _mean(self.staleness)
 
     def staleness_quantile(self, share: float) -> float:
         """Return the staleness that this share of the pushes did not exceed, as a bin's middle."""
-        below = 0
-        for place, count in enumerate(self.staleness):
-            below += count
-            if count and below >= share * sum(self.staleness):
-                return _middle(place)
-        return 0.0
+        return _quantile(self.staleness, share)
 
     def baseline(self, earlier: ServerStats | None) -> ServerStats:
         """Return the counters to subtract for a difference to an earlier snapshot.
@@ -165,6 +174,22 @@ class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
         return self.requests.get(request, Latency())
 
 
+def _mean(bins: Sequence[int]) -> float:
+    """The mean of a histogram of staleness; a bin counts as its middle."""
+    middles = (_middle(place) for place in range(len(bins)))
+    return sum(m * n for m, n in zip(middles, bins, strict=True)) / max(1, sum(bins))
+
+
+def _quantile(bins: Sequence[int], share: float) -> float:
+    """The middle of the first bin up to which this share is."""
+    below = 0
+    for place, count in enumerate(bins):
+        below += count
+        if count and below >= share * sum(bins):
+            return _middle(place)
+    return 0.0
+
+
 def _middle(place: int) -> float:
-    """The middle of a bin of `ServerStats.staleness`."""
+    """The middle of a bin of a histogram of staleness."""
     return 1.5 * 2.0 ** (place - 1) - 0.5 if place else 0.0

@@ -23,6 +23,7 @@ from ps.manifest.rule_spec import Moments
 from ps.optim import kernels
 from ps.optim.row_rules import row_hyper, row_scalars, row_starts, row_width
 from ps.optim.rules import stands_still
+from ps.stats.row_staleness import RowStaleness
 from ps.stats.server_stats import TableStats
 from ps.tables import kernels as table_kernels
 from ps.tables.eviction import lru_victims
@@ -78,6 +79,7 @@ class Table:
         self.segments = tuple(
             Segment(spec, row_starts(spec), self._quota, clock) for _ in range(spec.segments)
         )
+        self.staleness = RowStaleness()
         self._key = new_key()
         self._count_lock = threading.Lock()
         self._counts: dict[str, int] = {}
@@ -332,6 +334,7 @@ class Table:
             max_rows=self._quota.limit,
             memory_bytes=self.nbytes,
             admitted_early=sum(each.admitted_early for each in self.segments) / len(self.segments),
+            staleness=self.staleness.bins,
             **counts,
         )
 

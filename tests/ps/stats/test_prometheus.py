@@ -36,7 +36,9 @@ def samples(servers: Sequence[ServerStats]) -> dict[tuple[str, tuple[tuple[str, 
 
 
 def test_the_parser_reads_what_was_counted():
-    table = TableStats("user", rows=7, max_rows=10, memory_bytes=640, given=30, looked_up=12)
+    table = TableStats(
+        "user", rows=7, max_rows=10, memory_bytes=640, given=30, looked_up=12, staleness=(1, 0, 2)
+    )
     stats = ServerStats(
         1,
         "SERVING",
@@ -55,6 +57,11 @@ def test_the_parser_reads_what_was_counted():
     server = ("server", "1")
     assert found["tfos_ps_updates_total", (server,)] == 5
     assert found["tfos_ps_received_bytes_total", (server,)] == 4096
+    stale = "tfos_ps_table_row_staleness_updates"
+    user = (server, ("table", "user"))
+    assert found[f"{stale}_bucket", (("le", "0"), *user)] == 1
+    assert found[f"{stale}_count", user] == 3
+    assert found[f"{stale}_sum", user] == 5
     assert found["tfos_ps_requests_in_service", (server,)] == 3
     assert found["tfos_ps_pushes_waiting", (server,)] == 2
     assert found["tfos_ps_phase", (("phase", "SERVING"), server)] == 1
@@ -114,9 +121,8 @@ def test_the_document_names_exactly_the_metrics_that_there_are():
         f"{metric.name}_total" if metric.type == "counter" else metric.name
         for metric in server_metrics([stats])
     }
-    named = set(re.findall(r"tfos_ps_\w+", DOCUMENT.read_text())) - {
-        "tfos_ps_request_seconds_bucket"
-    }
+    words = re.findall(r"tfos_ps_\w+", DOCUMENT.read_text())
+    named = {re.sub("_(bucket|sum|count)$", "", word) for word in words}
     assert named == made
 
 

@@ -150,8 +150,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in ((kernels, KERNELS), (hash_index, ("find", "insert", "move"))):
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name).py_func)
-    inside = ("_slot_of", "_candidate", "_enter", "_home", "_next", "_distance", "_prefetch_home")
-    inside += ("relink", "unlink", "keyed", "mix")
+    places = ("_slot_of", "_candidate", "_enter", "_home", "_next", "_distance", "_prefetch_home")
+    inside = (*places, "relink", "unlink", "keyed", "mix")
     for name in inside:
         function = getattr(hash_index, name).py_func
         monkeypatch.setattr(hash_index, name, function)

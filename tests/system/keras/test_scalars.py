@@ -30,12 +30,12 @@ def stats(uptime_s: float, pushes: int, push_s: float, **fields: object) -> Serv
 def test_points_tell_what_happened_since_the_last_one():
     before = stats(
         100.0, 1000, 10.0, bytes_in=5 * 10**8, staleness=(900, 0, 0, 100),
-        tables=(TableStats("t", rows=5, given=500, looked_up=100, missed=100),),
+        tables=(TableStats("t", rows=5, given=500, looked_up=100, missed=100, staleness=(3, 0, 0, 0)),),
     )  # fmt: skip
     now = stats(
         104.0, 1100, 14.0, bytes_in=9 * 10**8, staleness=(950, 50, 0, 100),
         tables=(TableStats("t", rows=9, given=900, looked_up=200, missed=110,
-                           pushed=100, evicted=3),),
+                           pushed=100, evicted=3, staleness=(3, 0, 0, 1)),),
     )  # fmt: skip
     found = dict(server_scalars(now, before))
     assert found["tfos/push/mean_ms"] == pytest.approx(40.0)
@@ -50,6 +50,8 @@ def test_points_tell_what_happened_since_the_last_one():
     assert found["tfos/table/t/dropped_ids"] == 0.0
     assert found["tfos/table/t/miss_ratio"] == pytest.approx(0.1)
     assert found["tfos/table/t/unique_id_ratio"] == pytest.approx(0.5)
+    assert found["tfos/table/t/staleness_mean"] == 5.5, "of the one push since then"
+    assert found["tfos/table/t/staleness_p99"] == 5.5
 
 
 @pytest.mark.parametrize("before", [None, stats(500.0, 9000, 90.0)], ids=["first", "restarted"])

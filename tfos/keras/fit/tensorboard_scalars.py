@@ -250,12 +250,17 @@ def _mean_ms(new: Latency, old: Latency) -> float:
 
 
 def _staleness(new: ServerStats, old: ServerStats) -> Scalars:
-    before = old.staleness or (0,) * len(new.staleness)
-    lately = tuple(after - count for after, count in zip(new.staleness, before, strict=True))
+    lately = _since(new.staleness, old.staleness)
     if any(lately):
         pushes = msgspec.structs.replace(new, staleness=lately)
         yield "staleness/mean", pushes.mean_staleness
         yield "staleness/p99", pushes.staleness_quantile(0.99)
+
+
+def _since(new: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what a histogram has got since an earlier one, which may be empty."""
+    before = old or (0,) * len(new)
+    return tuple(after - count for after, count in zip(new, before, strict=True))
 
 
 def _table_scalars(new: TableStats, old: TableStats) -> Scalars:
@@ -270,8 +275,12 @@ def _table_scalars(new: TableStats, old: TableStats) -> Scalars:
         looked_up=new.looked_up - old.looked_up,
         missed=new.missed - old.missed,
         pushed=new.pushed - old.pushed,
+        staleness=_since(new.staleness, old.staleness),
     )
     if lately.looked_up:
         yield f"{prefix}/miss_ratio", lately.miss_ratio
     if lately.given:
         yield f"{prefix}/unique_id_ratio", lately.unique_id_ratio
+    if any(lately.staleness):
+        yield f"{prefix}/staleness_mean", lately.mean_staleness
+        yield f"{prefix}/staleness_p99", lately.staleness_quantile(0.99)
