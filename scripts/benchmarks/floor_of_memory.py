@@ -1,0 +1,101 @@
+"""What the memory of a machine allows a large table: random reads, and pages at their first use.
+
+Covers: the memory accesses of a lookup without anything else; giving memory back to the system.
+Does not: look anything up. Used by scripts/benchmarks/table_size.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import Any
+
+import numba
+import numpy as np
+
+from ps.jit.intrinsics import prefetch
+
+Array = np.ndarray[Any, Any]
+
+HUGE_PAGE_BYTES = 2 << 20
+SLOT_BYTES = 16
+"""Of the index, per row."""
+AHEAD = 12
+REPEATS = 41
+
+
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]  # numba is untyped
+def _read(slots: Array, ids: Array, rows: Array, at: Array, out: Array) -> int:
+    """Read one slot and one id for each row, and copy the row's values."""
+    total = 0
+    flat = rows.reshape(rows.size)
+    width = rows.shape[1]
+    for i in range(at.size):
+        if i + AHEAD < at.size:
+            row = at[i + AHEAD]
+            prefetch(slots, row)
+            prefetch(ids, row)
+            prefetch(flat, row * width)
+        total += slots[at[i]] + ids[at[i]]
+        for j in range(out.shape[1]):
+            out[i, j] = rows[at[i], j]
+    return total
+
+
+class MemoryFloor:
+    """Arrays as large as a table's with one slot per row, on huge pages where there are any.
+
+    Args:
+        num_rows: of the table.
+        dim: numbers of a row; it has a slot beside each, of float32 both.
+    """
+
+    def __init__(self, num_rows: int, dim: int) -> None:
+        self._dim = dim
+        self._given = 0
+        nbytes = num_rows * (2 * dim * 4 + 8 + SLOT_BYTES)
+        self._memory = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._all: Array | None = np.frombuffer(self._memory, np.uint8)
+        self.first_use_ms = self._used_ms(0, self._all.size)
+        """Processor time in which the system hands out 2 MiB that nobody has used."""
+        last = max(0, self._all.size - 32 * HUGE_PAGE_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
+        self._memory.madvise(mmap.MADV_DONTNEED, last)
+        self.second_use_ms = self._used_ms(last, self._all.size)
+        """The same for memory that was given back just before."""
+        ends = np.cumsum([num_rows * 2 * dim * 4, num_rows * 8, num_rows * SLOT_BYTES])
+        self._rows = self._all[: ends[0]].view(np.float32).reshape(num_rows, 2 * dim)
+        self._ids = self._all[ends[0] : ends[1]].view(np.int64)
+        self._slots = self._all[ends[1] : ends[2]].view(np.int64)
+
+    def lookup_ms(self, num_rows: int, num_ids: int) -> float:
+        """Return the processor time of a lookup of so many of the first rows, drawn evenly."""
+        random = np.random.default_rng(0)
+        out = np.empty((num_ids, self._dim), np.float32)
+        times_s = []
+        for _ in range(REPEATS):
+            at = random.integers(0, num_rows, num_ids)
+            begun_s = time.thread_time()
+            _read(self._slots, self._ids, self._rows, at, out)
+            times_s.append(time.thread_time() - begun_s)
+        return round(float(np.median(times_s)) * 1e3, 4)
+
+    def give_back(self, nbytes: int) -> None:
+        """Give some of the memory back to the system; lookups are over."""
+        stop = min(self._given + nbytes, len(self._memory)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        whole = self._given // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        if stop > whole:
+            self._memory.madvise(mmap.MADV_DONTNEED, whole, stop - whole)
+        self._given += nbytes
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._all = None
+        del self._rows, self._ids, self._slots
+        self._memory.close()
+
+    def _used_ms(self, start: int, stop: int) -> float:
+        """Touch memory; return the processor time of 2 MiB."""
+        begun_s = time.thread_time()
+        np.frombuffer(self._memory, np.uint8)[start : stop : mmap.PAGESIZE] = 1
+        return round((time.thread_time() - begun_s) * 1e3 * HUGE_PAGE_BYTES / (stop - start), 3)
