@@ -54,14 +54,17 @@ class MemoryFloor:
         self._dim = dim
         self._given = 0
         nbytes = num_rows * (2 * dim * 4 + 8 + SLOT_BYTES)
-        self._memory = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES, flags=private)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._all: Array | None = np.frombuffer(self._memory, np.uint8)
-        self.first_use_ms = self._used_ms(0, self._all.size)
+        whole = np.frombuffer(self._memory, np.uint8)
+        self._start = -whole.ctypes.data % HUGE_PAGE_BYTES
+        self._all: Array | None = whole[self._start : self._start + nbytes]
+        self.first_use_ms = self._used_ms(self._all)
         """Processor time in which the system hands out 2 MiB that nobody has used."""
-        last = max(0, self._all.size - 32 * HUGE_PAGE_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
-        self._memory.madvise(mmap.MADV_DONTNEED, last)
-        self.second_use_ms = self._used_ms(last, self._all.size)
+        some = min(nbytes, 32 * HUGE_PAGE_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
+        self._memory.madvise(mmap.MADV_DONTNEED, self._start, some)
+        self.second_use_ms = self._used_ms(self._all[:some])
         """The same for memory that was given back just before."""
         ends = np.cumsum([num_rows * 2 * dim * 4, num_rows * 8, num_rows * SLOT_BYTES])
         self._rows = self._all[: ends[0]].view(np.float32).reshape(num_rows, 2 * dim)
@@ -82,11 +85,12 @@ class MemoryFloor:
 
     def give_back(self, nbytes: int) -> None:
         """Give some of the memory back to the system; lookups are over."""
-        stop = min(self._given + nbytes, len(self._memory)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-        whole = self._given // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-        if stop > whole:
-            self._memory.madvise(mmap.MADV_DONTNEED, whole, stop - whole)
+        end = len(self._memory) - HUGE_PAGE_BYTES
+        start = min(self._given // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, end)
         self._given += nbytes
+        stop = min(self._given // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, end)
+        if stop > start:
+            self._memory.madvise(mmap.MADV_DONTNEED, self._start + start, stop - start)
 
     def close(self) -> None:
         """Give everything back."""
@@ -94,8 +98,9 @@ class MemoryFloor:
         del self._rows, self._ids, self._slots
         self._memory.close()
 
-    def _used_ms(self, start: int, stop: int) -> float:
-        """Touch memory; return the processor time of 2 MiB."""
+    @staticmethod
+    def _used_ms(memory: Array) -> float:
+        """Touch memory, [n] uint8; return the processor time of 2 MiB."""
         begun_s = time.thread_time()
-        np.frombuffer(self._memory, np.uint8)[start : stop : mmap.PAGESIZE] = 1
-        return round((time.thread_time() - begun_s) * 1e3 * HUGE_PAGE_BYTES / (stop - start), 3)
+        memory[:: mmap.PAGESIZE] = 1
+        return round((time.thread_time() - begun_s) * 1e3 * HUGE_PAGE_BYTES / memory.size, 3)
