@@ -2,7 +2,7 @@
 
 Covers: rows with slots and versions, the step of the rule, counts of ids without a row, limits.
 Does not: read files (ps.checkpoint.table_reader), serve.      Runs in: PS processes.
-Threads: the caller's; no other thread sees the tables yet.
+Threads: the caller's fills tables that no other thread sees yet; one more reads the files.
 
 Steps are read from the newest back, and the first entry of an id is its final state. So the restore
 loads no row that a newer step has dropped: a table never has more rows than were saved, and it can
@@ -17,20 +17,22 @@ case.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root, logger
-from ps.checkpoint.table_reader import End, RowPlace, read_rows
+from ps.checkpoint.table_reader import End, RowPlace, SavedSegment, read_rows
 from ps.config import ServerSettings
 from ps.errors import CheckpointError
 from ps.tables.rows import Dropped, RowBatch
 from ps.tables.table import Table
 
 Array = np.ndarray[Any, Any]
+_Piece = tuple[SavedSegment, RowBatch | Dropped | End]
 
 
 def has_same_slices(checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings) -> bool:
@@ -70,7 +72,8 @@ def restore_tables(
     is_same = has_same_slices(checkpoint, tables, place)
     versions = [0] * len(tables)
     gone: defaultdict[RowPlace, _Gone] = defaultdict(_Gone)
-    for saved, piece in read_rows(root, checkpoint, servers={place.rank} if is_same else None):
+    pieces = read_rows(root, checkpoint, servers={place.rank} if is_same else None)
+    for saved, piece in _one_ahead(pieces):
         at, number = saved.record.place
         table = tables[at]
         if isinstance(piece, RowBatch):
@@ -96,6 +99,15 @@ def restore_tables(
         elif not is_same:
             for segment in table.segments:
                 segment.version = version
+
+
+def _one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+    """Yield pieces while a thread reads and checks the next one, which takes longest."""
+    with ThreadPoolExecutor(1, "restore") as reader:
+        following = reader.submit(next, pieces, None)
+        while (piece := following.result()) is not None:
+            following = reader.submit(next, pieces, None)
+            yield piece
 
 
 class _Gone:

@@ -266,9 +266,11 @@ class Segment:
         self.version = max(self.version, int(batch.versions.max(initial=0)))
         self._ages.restart()
         rows = np.empty(batch.ids.size, np.int64)
-        if not self._index.find(self._ids.rows, batch.ids, rows):
+        missing = self._index.find(self._ids.rows, batch.ids, rows)
+        if not missing:
             return
-        new = RowBatch(*(column[rows < 0] for column in batch))
+        is_all = missing == batch.ids.size
+        new = batch if is_all else RowBatch(*(column[rows < 0] for column in batch))
         self._refuse_repeated_missing(new.ids)
         self._quota.take_anyway(new.ids.size)
         start, stop = self._append(new.ids)

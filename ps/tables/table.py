@@ -275,8 +275,10 @@ class Table:
         """
         taken = 0
         for segment, own in self._own(batch.ids):
+            is_all = own.size == batch.ids.size  # as in every piece that one server saved
+            some = batch if is_all else RowBatch(*(column[own] for column in batch))
             with segment.lock:
-                segment.load(RowBatch(*(column[own] for column in batch)))
+                segment.load(some)
             taken += own.size
         if self._quota.excess > self._spare:
             self.fit()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -21,25 +22,33 @@ HUGE_PAGE_BYTES = 2 << 20
 SLOT_BYTES = 16
 """Of the index, per row."""
 AHEAD = 12
-REPEATS = 41
+PARTS = 4
+"""Segments of a table; the ids of a request are arranged by them."""
+REPEATS = 101
 
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]  # numba is untyped
-def _read(slots: Array, ids: Array, rows: Array, at: Array, out: Array) -> int:
-    """Read one slot and one id for each row, and copy the row's values."""
+def _sum_of(column: Array, at: Array) -> int:
+    """Read a number for each row."""
     total = 0
+    for i in range(at.size):
+        if i + AHEAD < at.size:
+            prefetch(column, at[i + AHEAD])
+        total += column[at[i]]
+    return total
+
+
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]  # numba is untyped
+def _copy(rows: Array, at: Array, out: Array) -> None:
+    """Copy the values of each row."""
     flat = rows.reshape(rows.size)
     width = rows.shape[1]
     for i in range(at.size):
         if i + AHEAD < at.size:
-            row = at[i + AHEAD]
-            prefetch(slots, row)
-            prefetch(ids, row)
-            prefetch(flat, row * width)
-        total += slots[at[i]] + ids[at[i]]
+            prefetch(flat, at[i + AHEAD] * width)
+        row = at[i]
         for j in range(out.shape[1]):
-            out[i, j] = rows[at[i], j]
-    return total
+            out[i, j] = rows[row, j]
 
 
 class MemoryFloor:
@@ -48,12 +57,12 @@ class MemoryFloor:
     Args:
         num_rows: of the table.
         dim: numbers of a row; it has a slot beside each, of float32 both.
+        nbytes: memory to hold, at least what the arrays take.
     """
 
-    def __init__(self, num_rows: int, dim: int) -> None:
+    def __init__(self, num_rows: int, dim: int, nbytes: int) -> None:
         self._dim = dim
         self._given = 0
-        nbytes = num_rows * (2 * dim * 4 + 8 + SLOT_BYTES)
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES, flags=private)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
@@ -71,17 +80,29 @@ class MemoryFloor:
         self._ids = self._all[ends[0] : ends[1]].view(np.int64)
         self._slots = self._all[ends[1] : ends[2]].view(np.int64)
 
-    def lookup_ms(self, num_rows: int, num_ids: int) -> float:
-        """Return the processor time of a lookup of so many of the first rows, drawn evenly."""
+    def lookups_ms(self, sizes: Sequence[int], num_ids: int) -> list[float]:
+        """Return the median processor time of lookups of so many ids, drawn evenly.
+
+        Args:
+            sizes: of several tables; each is the first rows, and they take turns.
+            num_ids: of a lookup.
+        """
         random = np.random.default_rng(0)
-        out = np.empty((num_ids, self._dim), np.float32)
-        times_s = []
+        outs = np.array_split(np.empty((num_ids, self._dim), np.float32), PARTS)
+        times_s: list[list[float]] = [[] for _ in sizes]
         for _ in range(REPEATS):
-            at = random.integers(0, num_rows, num_ids)
-            begun_s = time.thread_time()
-            _read(self._slots, self._ids, self._rows, at, out)
-            times_s.append(time.thread_time() - begun_s)
-        return round(float(np.median(times_s)) * 1e3, 4)
+            for num_rows, taken_s in zip(sizes, times_s, strict=True):
+                parts = [
+                    random.integers(num_rows * k // PARTS, num_rows * (k + 1) // PARTS, len(each))
+                    for k, each in enumerate(outs)
+                ]
+                begun_s = time.thread_time()
+                for at, part in zip(parts, outs, strict=True):
+                    _sum_of(self._slots, at)
+                    _sum_of(self._ids, at)
+                    _copy(self._rows, at, part)
+                taken_s.append(time.thread_time() - begun_s)
+        return [round(float(np.median(taken_s)) * 1e3, 4) for taken_s in times_s]
 
     def give_back(self, nbytes: int) -> None:
         """Give some of the memory back to the system; lookups are over."""
