@@ -25,7 +25,7 @@ import numpy as np
 from ps.checkpoint.digest import Count, Digest, digest, refuse_nonfinite
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Manifest
-from ps.manifest.table_spec import TableSpec
+from ps.manifest.table_spec import MOST_CHOSEN_SEGMENTS, TableSpec
 from ps.optim.row_rules import row_width
 from ps.tables.rows import ROWS_AT_ONCE, Dropped, RowBatch
 
@@ -123,6 +123,16 @@ def write_segment(file: BinaryIO, source: SegmentSource) -> SegmentRecord:
     )
 
 
+def num_segments(records: Sequence[SegmentRecord], table: int) -> int:
+    """Return how many segments of a table a shard's file has.
+
+    Args:
+        records: the segments' entries in the index.
+        table: its number in the manifest.
+    """
+    return sum(record.table == table for record in records)
+
+
 def check_segments(
     path: str, manifest: Manifest, records: Sequence[SegmentRecord], *, is_delta: bool
 ) -> None:
@@ -134,8 +144,13 @@ def check_segments(
         records: the segments' entries in the index.
         is_delta: whether rows may be missing, as in a delta checkpoint.
     """
-    expected = [(at, n) for at, spec in enumerate(manifest.tables) for n in range(spec.segments)]
     found = [record.place for record in records]
+    counts = [num_segments(records, at) for at in range(len(manifest.tables))]
+    expected = [
+        (at, n)
+        for at, (spec, count) in enumerate(zip(manifest.tables, counts, strict=True))
+        for n in range(spec.segments or min(max(1, count), MOST_CHOSEN_SEGMENTS))
+    ]
     if found != expected:
         raise CheckpointError(
             f"{path} has {len(found)} segments of tables {found[:5]}, the manifest has "

@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 
 from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import Root, logger
+from ps.checkpoint.reader import Root, load_chain, load_indexes, logger
+from ps.checkpoint.storage import storage_at
+from ps.checkpoint.table_format import num_segments
 from ps.checkpoint.table_reader import End, RowPlace, SavedSegment, read_rows
 from ps.config import ServerSettings
 from ps.errors import CheckpointError
@@ -35,17 +37,27 @@ Array = np.ndarray[Any, Any]
 _Piece = tuple[SavedSegment, RowBatch | Dropped | End]
 
 
-def has_same_slices(checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings) -> bool:
+def has_same_slices(
+    root: Root, checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings
+) -> bool:
     """Whether a server's segments own the same ids as in the checkpoint.
 
     Args:
+        root: the checkpoint directory.
         checkpoint: the one to restore.
         tables: the server's shares of the manifest's tables.
         place: has the server's rank and the number of servers.
     """
-    saved = [spec.segments for spec in checkpoint.manifest.tables]
-    asked = [table.spec.segments for table in tables]
-    return len(checkpoint.shards) == place.num_servers and saved == asked
+    if len(checkpoint.shards) != place.num_servers:
+        return False
+    asked = [len(table.segments) for table in tables]
+    storage = storage_at(root)
+    return all(
+        asked == [num_segments(indexes[place.rank][1].tables, at) for at in range(len(tables))]
+        for indexes in (
+            load_indexes(storage, each) for each in load_chain(storage, checkpoint.step)
+        )
+    )
 
 
 def restore_tables(
@@ -69,7 +81,7 @@ def restore_tables(
         CheckpointError: a file is damaged.
         TableFull: this server's share cannot hold its rows.
     """
-    is_same = has_same_slices(checkpoint, tables, place)
+    is_same = has_same_slices(root, checkpoint, tables, place)
     versions = [0] * len(tables)
     gone: defaultdict[RowPlace, _Gone] = defaultdict(_Gone)
     pieces = read_rows(root, checkpoint, servers={place.rank} if is_same else None)

@@ -236,12 +236,15 @@ class TableClient:
         for link in self._servers.links:
             if servers is not None and link.server not in servers:
                 continue
-            for segment in range(spec.segments):
+            segment, num_segments = 0, 1
+            while segment < num_segments:
                 stop = MAX_INT64
                 while stop:
-                    batch, stop = self._scan_some(link, spec, (segment, stop), with_slots)
+                    batch, scanned = self._scan_some(link, spec, (segment, stop), with_slots)
+                    stop, num_segments = scanned.stop, scanned.num_segments
                     if batch[0].size:
                         yield batch
+                segment += 1
 
     def load_rows(self, name: str, ids: ArrayLike, rows: Array) -> int:
         """Create rows with given values and the rule's initial slots, in every mode at once.
@@ -382,7 +385,7 @@ class TableClient:
 
     def _scan_some(
         self, link: Channel, spec: TableSpec, place: tuple[int, int], with_slots: bool
-    ) -> tuple[tuple[Array, Array], int]:
+    ) -> tuple[tuple[Array, Array], Scanned]:
         with self._lock:
             request = messages.Scan(
                 self._known_hash(), self._numbers[spec.name], *place, with_slots
@@ -398,7 +401,7 @@ class TableClient:
                 from_bits(spec, data[:split].view(np.int64)),
                 rows.reshape(scanned.num_rows, rows.size // max(1, scanned.num_rows)),
             ),
-            scanned.stop,
+            scanned,
         )
 
     def _routed(self, ids: Mapping[str, Any]) -> dict[str, RoutedIds]:

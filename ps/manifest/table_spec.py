@@ -21,6 +21,8 @@ from rpc.field_texts import with_field_texts
 MAX_TABLES = 1024
 MAX_DIM = 65_536
 MAX_SEGMENTS = 256
+MOST_CHOSEN_SEGMENTS = 16
+"""The most segments that a server chooses by itself, a power of 2."""
 MAX_INT64 = 2**63 - 1
 MAX_UINT64 = 2**64 - 1
 
@@ -147,9 +149,15 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Time to live in seconds: rows that no push contained for this long are dropped. None:
     unlimited."""
     admission: Admission = Admission()
-    segments: int = 4
+    segments: int | None = None
     """Parts of a server's share, each with its own lock. More: more threads work on one table, and
-    shorter pauses; fewer: less overhead for small requests."""
+    shorter pauses; fewer: less overhead for small requests. None: each server chooses a power of 2
+    by its cores, up to 16."""
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a server's share by which clients arrange ids: each segment has some whole."""
+        return MOST_CHOSEN_SEGMENTS if self.segments is None else self.segments
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME_LENGTH:
@@ -158,7 +166,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
         self._check_int("dim", self.dim, 1, MAX_DIM)
         self._check_int("seed", self.seed, 0, MAX_INT64)
-        self._check_int("segments", self.segments, 1, MAX_SEGMENTS)
+        if self.segments is not None:
+            self._check_int("segments", self.segments, 1, MAX_SEGMENTS)
         largest = MAX_INT64 if self.id_kind == "int64" else MAX_UINT64
         for field, most in (("max_id", largest), ("max_rows", MAX_INT64), ("max_bytes", MAX_INT64)):
             value = getattr(self, field)

@@ -429,6 +429,8 @@ class Scanned(msgspec.Struct, frozen=True):
     num_rows: int
     stop: int
     """Where to go on; 0: the segment has no more."""
+    num_segments: int
+    """Of the table at this server."""
 
 
 class RowsLoaded(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root, read_manifest, steps_after
 from ps.checkpoint.restore import RestoreOptions, manifest_to_serve
 from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.checkpoint.table_restore import has_same_slices
 from ps.config import ServerSettings
 from ps.consistency.asp import make_policy
 from ps.consistency.gate import Event
@@ -445,7 +446,8 @@ class Service:
             return False
         self._saving.passed_over = newer
         is_whole = not like.reset_optimizer and not any(table.has_left_out for table in tables)
-        if is_whole and manifest == checkpoint.manifest:
+        is_same = is_whole and manifest == checkpoint.manifest
+        if is_same and has_same_slices(root, checkpoint, tables, place):
             self._saving.note_restored(checkpoint.save_id, num_changes)
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
         self._restore_point = RestorePoint(checkpoint.step, max(0.0, age_s))

@@ -277,7 +277,7 @@ def restore_into(
     own = extras[place.rank] if place.rank < num_saved else ShardExtra(0, ())
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
-    is_known = units <= {0, num_units} and has_same_slices(checkpoint, tables, place)
+    is_known = units <= {0, num_units} and has_same_slices(root, checkpoint, tables, place)
     notes = extras[0].notes if extras and place.rank == 0 else {}
     return ShardExtra(clock, own.sessions if is_known else None, saved_at_s, notes)
 

@@ -256,7 +256,8 @@ class TableServing:
         if not request.with_slots:
             rows = np.ascontiguousarray(rows[:, : table.spec.dim])
         payload = [batch.ids, rows] if batch.ids.size else []
-        call.reply(messages.encode(messages.Scanned(batch.ids.size, stop)), payload)
+        scanned = messages.Scanned(batch.ids.size, stop, len(table.segments))
+        call.reply(messages.encode(scanned), payload)
         self._counters.add_sent(sum(array.nbytes for array in payload))
 
     def _load(self, call: Incoming, request: messages.LoadRows) -> None:

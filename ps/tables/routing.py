@@ -120,8 +120,8 @@ class Router:
 
     def __init__(self, spec: TableSpec, num_servers: int) -> None:
         self.spec = spec
-        self._num_parts = num_servers * spec.segments
-        self._parts = parts_of_buckets(num_servers, spec.segments)
+        self._num_parts = num_servers * spec.num_parts
+        self._parts = parts_of_buckets(num_servers, spec.num_parts)
         self._key = new_key()
 
     def route(self, ids: ArrayLike) -> RoutedIds:
@@ -137,5 +137,5 @@ class Router:
         flat = np.ascontiguousarray(bits.reshape(-1))
         ends = np.empty(self._num_parts, np.int64)
         unique, inverse = arranged(flat, self._parts, ends, self._key)
-        last = self.spec.segments
+        last = self.spec.num_parts
         return RoutedIds(bits.shape, unique, inverse, tuple(ends[last - 1 :: last].tolist()))

@@ -62,6 +62,7 @@ class Segment:
         slots: [width - dim] of the table's dtype, a row's initial slots; see row_starts.
         quota: limit of the rows of all segments of one server.
         clock: returns monotonic seconds, for the time to live.
+        num_segments: that share the quota.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class Segment:
         slots: Array,
         quota: Quota,
         clock: Callable[[], float],
+        *,
+        num_segments: int = 1,
     ) -> None:
         self.lock = threading.Lock()
         self.num_rows = 0
@@ -84,7 +87,7 @@ class Segment:
         self._slot_starts = slots
         self._quota = quota
         limit = quota.limit
-        self._admission_filter = AdmissionFilter(spec, limit and -(-limit // spec.segments))
+        self._admission_filter = AdmissionFilter(spec, limit and -(-limit // num_segments))
         self._ages = TtlClock(spec.ttl_s, clock)
         self._recipe = recipe_of(spec.initializer, spec.dim)
         self._key = key_of(spec.seed)

@@ -9,6 +9,7 @@ Threads: any; each segment has a lock. A call that needs several takes all, in t
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from ps.errors import IdError, NonFiniteGradient, NonFiniteUpdate
 from ps.manifest.manifest import Hyper, Manifest, TableSpec
 from ps.manifest.rule_spec import Moments
+from ps.manifest.table_spec import MOST_CHOSEN_SEGMENTS
 from ps.optim import kernels
 from ps.optim.row_rules import row_hyper, row_scalars, row_starts, row_width
 from ps.optim.rules import stands_still
@@ -63,9 +65,10 @@ class Table:
         table_kernels.warm_server([spec.dtype])
         kernels.warm([("largest_masked", spec.dtype)])
         self._update = kernels.sparse_for(spec.rule, spec.dtype, row_steps=spec.row_steps)
-        self._parts = parts_of_buckets(num_servers, spec.segments)
-        self._first_part = rank * spec.segments
-        owned = np.count_nonzero(self._parts // spec.segments == rank)
+        num_segments = spec.segments or segments_for(available_cores())
+        self._parts = parts_of_buckets(num_servers, num_segments)
+        self._first_part = rank * num_segments
+        owned = np.count_nonzero(self._parts // num_segments == rank)
         row_nbytes = row_width(spec) * spec.itemsize
         self._server = f"ps:{rank}"
         self._quota = Quota(spec, row_nbytes, owned / NUM_BUCKETS, self._server)
@@ -77,7 +80,8 @@ class Table:
         if spec.when_full == "lru":
             self._spare = max(ROWS_AT_ONCE, (self._quota.limit or 0) // EVICTED_SHARE)
         self.segments = tuple(
-            Segment(spec, row_starts(spec), self._quota, clock) for _ in range(spec.segments)
+            Segment(spec, row_starts(spec), self._quota, clock, num_segments=num_segments)
+            for _ in range(num_segments)
         )
         self.staleness = RowStaleness()
         self._key = new_key()
@@ -104,7 +108,7 @@ class Table:
         Raises:
             IdError: an id is too large, is another server's, or out of order.
         """
-        ends = np.empty(self.spec.segments, np.int64)
+        ends = np.empty(len(self.segments), np.int64)
         bits = self.spec.largest_id
         largest = bits - 2**64 if bits >= 2**63 else bits
         bad = table_kernels.check_parts(ids, self._parts, self._first_part, largest, ends)
@@ -302,7 +306,7 @@ class Table:
     def is_own(self, ids: Array) -> Array:
         """Return for each id, [n] int64, whether this server owns it: [n] bool."""
         at = self.parts_of(ids) - self._first_part
-        own: Array = (at >= 0) & (at < self.spec.segments)
+        own: Array = (at >= 0) & (at < len(self.segments))
         return own
 
     def forget_ages(self) -> None:
@@ -395,6 +399,16 @@ class Table:
             f"{self._server}'s, or out of order; do both sides use the same servers?",
             details,
         )
+
+
+def segments_for(cores: int) -> int:
+    """Return how many segments a table has on a server with so many cores: a power of 2."""
+    return int(min(1 << (cores - 1).bit_length(), MOST_CHOSEN_SEGMENTS))
+
+
+def available_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def make_tables(manifest: Manifest, *, rank: int, num_servers: int) -> tuple[Table, ...]:
