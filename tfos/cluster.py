@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.control.state import ClusterState
 from tfos.driver import preflight, reservation
+from tfos.driver.ported_attributes import PortedAttributes
 from tfos.driver.reservation import Reservation
 from tfos.driver.results import ResultCalls
 from tfos.driver.shutdown import Shutdown
@@ -85,7 +86,7 @@ Mode: TypeAlias = InputMode
 Result = TypeVar("Result")
 
 
-class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls):
+class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttributes):
     """A cluster of parameter servers and workers; made by `reserve` or `run`.
 
     A context manager: leaving the block shuts the cluster down, in order after success and at once
@@ -161,10 +162,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls):
             config=config or ClusterConfig(),
         )
 
-        cancel = CancelToken()
-        return InterruptibleCall(
-            "tfos-reserve", lambda: cls(reservation.reserve(request, cancel)), cancel=cancel
-        ).result(lambda: None)
+        return cls._reserve(request)
 
     @classmethod
     def run(  # noqa: PLR0913  # TensorFlowOnSpark's signature
@@ -200,33 +198,29 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls):
             reservation_timeout: seconds until every node has to serve.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
             eval_node: only False: there is no node that only evaluates.
-            release_port: without effect: TensorFlow's server binds the port that a worker reserves
-                for it.
+            release_port: False: `ctx.tmp_socket` is the socket that holds this worker's port, until
+                `ctx.release_port()`. TensorFlow's server binds that port in either case.
 
         Raises:
             SettingsError, NotEnoughSlots: as `reserve`.
             NotPicklable, ReservationTimeout, NodeFailedError: as `start`.
         """
-        del release_port
         preflight.check_ported_options(driver_ps_nodes=driver_ps_nodes, eval_node=eval_node)
         timeout_s = preflight.check_timeout("reservation_timeout", reservation_timeout)
-        cluster = cls.reserve(
-            sc,
-            num_executors,
-            num_ps,
-            tensorboard=tensorboard,
-            input_mode=input_mode,
-            queues=queues,
-            log_dir=log_dir,
-            master_node=master_node,
-            config=ClusterConfig(reservation_timeout_s=timeout_s),
+        cluster = cls._reserve(
+            reservation.ReservationRequest(
+                sc=sc,
+                cluster_size=num_executors,
+                num_ps=num_ps,
+                input_mode=input_mode,
+                queues=queues,
+                master_node=master_node,
+                tensorboard=TensorBoardConfig(is_wanted=bool(tensorboard), log_dir=log_dir or ""),
+                config=ClusterConfig(reservation_timeout_s=timeout_s),
+                release_port=release_port,
+            )
         )
-        try:
-            cluster.start(map_fun, tf_args)
-        except BaseException:
-            cluster.abort("the start failed")
-            raise
-        return cluster
+        return cluster._started(map_fun, tf_args)
 
     def start(self, main_fun: Callable[[Any, Any], Any], args: Any = None) -> None:
         """Start all nodes and return once every one of them serves and main_fun runs.
@@ -442,6 +436,21 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls):
         return f"TFCluster({self.cluster_id!r}, {self._reserved.plan}, {self.phase.name})"
 
     # ---- inside ----
+
+    @classmethod
+    def _reserve(cls, request: reservation.ReservationRequest) -> TFCluster:
+        cancel = CancelToken()
+        return InterruptibleCall(
+            "tfos-reserve", lambda: cls(reservation.reserve(request, cancel)), cancel=cancel
+        ).result(lambda: None)
+
+    def _started(self, main_fun: Callable[[Any, Any], Any], args: Any) -> TFCluster:
+        try:
+            self.start(main_fun, args)
+        except BaseException:
+            self.abort("the start failed")
+            raise
+        return self
 
     def _beside(
         self,

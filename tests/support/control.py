@@ -49,6 +49,9 @@ class RecordingHandler:
     def on_log(self, batch: messages.LogBatch) -> None:
         self._note("log", batch)
 
+    def on_stop_asked(self) -> None:
+        self._note("stop", None)
+
     def on_stream_opened(self, node: NodeId) -> str:
         if not self.refuse_orders:
             self._note("opened", node)

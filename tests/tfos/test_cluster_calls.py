@@ -12,6 +12,7 @@ from tests.support.nodes import node_settings
 from tfos import TFCluster
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
+from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState
@@ -59,7 +60,8 @@ def _run(state: ClusterState) -> list[Action]:
 
 
 @pytest.fixture
-def cluster() -> TFCluster:
+def cluster(tmp_path, monkeypatch) -> TFCluster:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = ClusterConfig(verbose=False)
     console = Console(enabled=False)
     coordinator = Coordinator(plan(2, 1), config, console)
@@ -72,6 +74,7 @@ def cluster() -> TFCluster:
         settings=node_settings(),
         coordinator=coordinator,
         credentials=types.SimpleNamespace(cluster_id="c"),
+        keys=types.SimpleNamespace(authority=ClusterAuthority("c")),
     )
     made = TFCluster(reserved)
     made._ending._jobs = Jobs()  # type: ignore[assignment]

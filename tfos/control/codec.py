@@ -21,6 +21,7 @@ HEARTBEAT = "Heartbeat"
 REPORT = "Report"
 LOG = "Log"
 ORDERS = "Orders"
+ASK_STOP = "AskStop"
 
 MAX_MESSAGE_BYTES = 4 << 20
 """A roster of thousands of nodes fits; gRPC refuses longer bodies before they are parsed."""

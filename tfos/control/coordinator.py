@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rpc.auth.certificates import TlsCredentials
@@ -23,7 +23,7 @@ from tfos.console.line_rate import LineRate
 from tfos.control import messages
 from tfos.control.server import ControlServer
 from tfos.control.state import Action, ClusterState, Send, Warn
-from tfos.errors import NodeFailedError
+from tfos.errors import ControlError, NodeFailedError
 from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan
@@ -74,15 +74,18 @@ class Coordinator:
         self._at_close: list[Callable[[], None]] = []
         self._liveness: threading.Thread | None = None
 
-    def start(self, host: str, credentials: TlsCredentials) -> int:
-        """Listen on a port of the system's choice and return it.
+    def start(self, host: str, credentials: TlsCredentials, ports: Sequence[int] = (0,)) -> int:
+        """Listen on the first port that is free and return it.
 
         Args:
             host: address to listen at.
             credentials: the driver's certificate and the cluster's authority.
+            ports: to try in this order; 0 is one of the system's choice.
+
+        Raises:
+            ControlError: none of them can be bound.
         """
-        server = ControlServer(self, credentials, num_nodes=len(self._state.plan.nodes))
-        port = server.start(host)
+        server, port = self._listening(host, credentials, ports)
         with self._lock:
             self._server = server
             self._state.move(ClusterPhase.RESERVED)
@@ -204,11 +207,28 @@ class Coordinator:
         with self._lock:
             return self._state.on_stream_opened(node, self._clock())
 
+    def on_stop_asked(self) -> None:
+        """Record that another process of the user asks the streams to stop."""
+        self.act(lambda state: state.ask_stop("another process asked for it"))
+
     def on_stream_closed(self, node: NodeId) -> None:
         """Record that the node's connection is closed."""
         self.act(lambda state: state.on_stream_closed(node, self._clock()))
 
     # ---- inside ----
+
+    def _listening(
+        self, host: str, credentials: TlsCredentials, ports: Sequence[int]
+    ) -> tuple[ControlServer, int]:
+        for port in ports:
+            server = ControlServer(self, credentials, num_nodes=len(self._state.plan.nodes))
+            try:
+                return server, server.start(host, port)
+            except ControlError:
+                server.close()
+                if port == ports[-1]:
+                    raise
+        raise ControlError(f"no port to listen on among {ports}")
 
     def _execute(self, actions: list[Action]) -> None:
         for action in actions:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 DRIVER_NAME = "driver"
 """Common name of the control server's certificate."""
+STOPPER_NAME = "stopper"
+"""Common name of the certificate that may ask for the stop of streams, and nothing else."""
 
 
 def tls_name(cluster_id: str) -> str:

@@ -25,6 +25,7 @@ from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import bracketed
 from rpc.limits import spare_descriptors
 from tfos.control import codec, messages
+from tfos.control.identity import STOPPER_NAME
 from tfos.control.outbox import Outbox
 from tfos.errors import ControlError, ControlRefused
 from tfos.failure import NodeId
@@ -61,6 +62,9 @@ class ControlHandler(Protocol):
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of output."""
+
+    def on_stop_asked(self) -> None:
+        """End the cluster's streams: another process of its user asks for it."""
 
     def on_stream_opened(self, node: NodeId) -> str:
         """Return why this attempt gets no orders; empty if it may have them."""
@@ -207,6 +211,23 @@ class ControlServer:
         self._handler.on_log(message)
         return codec.encode(messages.EventAck())
 
+    def ask_stop(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        """Serve AskStop.
+
+        Args:
+            body: empty.
+            context: of the call; has the peer's certificate.
+        """
+        _decode(codec.decode_ack, body, context)
+        if _peer_name(context) != STOPPER_NAME:
+            _abort(
+                context,
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{_peer_name(context)!r} may not ask for the stop of streams",
+            )
+        self._handler.on_stop_asked()
+        return codec.encode(messages.EventAck())
+
     def orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serve Orders: yields until the node, a newer stream or this server ends it.
 
@@ -243,6 +264,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
             codec.path(codec.HEARTBEAT): grpc.unary_unary_rpc_method_handler(server.heartbeat),
             codec.path(codec.REPORT): grpc.unary_unary_rpc_method_handler(server.report),
             codec.path(codec.LOG): grpc.unary_unary_rpc_method_handler(server.log),
+            codec.path(codec.ASK_STOP): grpc.unary_unary_rpc_method_handler(server.ask_stop),
             codec.path(codec.ORDERS): grpc.unary_stream_rpc_method_handler(server.orders),
         }
 

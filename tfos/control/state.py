@@ -72,6 +72,8 @@ class ClusterState:
     members: dict[str, Member] = field(init=False)
     epochs: EpochLog = field(default_factory=EpochLog)
     """What the chief's fits have reported."""
+    stop_asked: str = ""
+    """Why the streams that train this cluster are to stop; empty: they go on."""
     _told: set[str] = field(default_factory=set)
     """Warnings that are shown once, as for a whole rack of equal executors."""
 
@@ -205,6 +207,15 @@ class ClusterState:
             return []
         reason = f"{failure.node.name} failed"
         return self.stop(self.live(), reason, grace_s=self.config.abort_s / 4)
+
+    def ask_stop(self, reason: str) -> list[Action]:
+        """Ask the streams that train this cluster to stop; the first reason stays.
+
+        Args:
+            reason: for the user.
+        """
+        self.stop_asked = self.stop_asked or reason
+        return []
 
     # ---- events ----
 

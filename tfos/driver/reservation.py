@@ -8,6 +8,7 @@ Runs in: the driver.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.state import ClusterState
-from tfos.driver import preflight
+from tfos.driver import preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
 from tfos.driver.shown_wait import shown_wait
 from tfos.errors import PhaseError, ReservationTimeout
@@ -53,9 +54,10 @@ class ReservationRequest:
     queues: Iterable[object]
     master_node: str | None
     tensorboard: TensorBoardConfig
-    metrics_port: object
-    metrics_host: str
     config: ClusterConfig
+    metrics_port: object = None
+    metrics_host: str = "127.0.0.1"
+    release_port: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, config)
     console = _console(config, facts)
+    ports = server_address.wanted_ports(os.environ)
     coordinator = Coordinator(plan, config, console)
     wait = SlotWait(plan, config, time.monotonic())
     offer = _await_slots(sc, facts, coordinator, wait, console, cancel)
@@ -137,24 +140,13 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     try:
         authority = ClusterAuthority(cluster_id)
         credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
-        port = coordinator.start(facts.bind_host, authority.driver())
+        port = coordinator.start(facts.bind_host, authority.driver(), ports)
         metrics = _metrics(request, coordinator, cluster_id, console)
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
-    settings = NodeSettings(
-        cluster_id=cluster_id,
-        driver_address=f"{endpoint.bracketed(facts.driver_host)}:{port}",
-        config=config,
-        tensorboard=request.tensorboard,
-        num_workers=plan.num_workers,
-        num_ps=plan.num_ps,
-        feeds=feeds if mode is InputMode.SPARK else (),
-        loopback=facts.loopback,
-        default_fs=facts.default_fs,
-        driver_boot_id=endpoint.boot_id(),
-    )
+    settings = _settings(request, facts, cluster_id, port, feeds if mode is InputMode.SPARK else ())
     return Reservation(
         sc=sc,
         console=console,
@@ -166,6 +158,29 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         feeder_credentials=_with_keys(credentials, Role.FEEDER, authority, config),
         workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
         metrics=metrics,
+    )
+
+
+def _settings(
+    request: ReservationRequest,
+    facts: spark_facts.SparkFacts,
+    cluster_id: str,
+    port: int,
+    feeds: tuple[str, ...],
+) -> NodeSettings:
+    host = server_address.wanted_host(os.environ, facts.driver_host)
+    return NodeSettings(
+        cluster_id=cluster_id,
+        driver_address=f"{endpoint.bracketed(host)}:{port}",
+        config=request.config,
+        tensorboard=request.tensorboard,
+        num_workers=request.cluster_size - request.num_ps,
+        num_ps=request.num_ps,
+        feeds=feeds,
+        loopback=facts.loopback,
+        default_fs=facts.default_fs,
+        driver_boot_id=endpoint.boot_id(),
+        release_port=bool(request.release_port),
     )
 
 

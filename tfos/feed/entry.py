@@ -12,7 +12,7 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tfos.driver import preflight
+from tfos.driver import preflight, stream_stop
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import SettingsError
@@ -55,12 +55,18 @@ class FeedService:
         def train() -> TrainReport | None:
             jobs = self._open("train()", request)
             if hasattr(request.data, "foreachRDD"):
+                stream_stop.publish(self._reserved)
                 times = request.num_epochs or 1
                 batch = dataclasses.replace(request, num_epochs=times)
                 request.data.foreachRDD(
                     lambda rdd: jobs.feed_batch(dataclasses.replace(batch, data=rdd))
                 )
                 return None
+            if request.num_epochs == 0:
+                self._reserved.console.line(
+                    f"num_epochs=0 feeds the data {epochs} times, as in TensorFlowOnSpark; "
+                    "num_epochs=1 feeds it once"
+                )
             return jobs.train(
                 dataclasses.replace(request, num_epochs=epochs), lambda: cancel.is_set
             )

@@ -6,7 +6,8 @@ Streaming (tfos.streaming.streaming).
 Runs in: the driver.      Threads: the one that runs shutdown().
 
 STOP, as in TensorFlowOnSpark, is the first main_fun that reads no more rows: it has called
-`feed.terminate()`, or returned.
+`feed.terminate()`, or returned; or it is `cluster.server.stop()`, or another process
+of the user that asks for it (tfos.control.stop_ticket).
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def _stop_reason(state: ClusterState) -> str:
     """Return why no further row of the stream is to be fed; empty while there is no reason."""
     if state.phase is not ClusterPhase.RUNNING:
         return f"the cluster is {state.phase.name}"
+    if state.stop_asked:
+        return state.stop_asked
     for worker in state.workers:
         if worker.status is NodeStatus.DONE:
             return f"main_fun has returned on {worker.name}"

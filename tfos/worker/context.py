@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfos.control.messages import RosterEntry
-from tfos.errors import NoServersError, NotDistributed, PSError, SettingsError
+from tfos.errors import (
+    NoServersError,
+    NotDistributed,
+    PSError,
+    SettingsError,
+    UnsupportedError,
+)
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
 from tfos.node.spec import ChildSpec
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from tfos.keras.data.dataset import FeedDataset
     from tfos.reading.reading import Reading
     from tfos.worker.epoch_reports import EpochReports
+    from tfos.worker.manager import WorkerManager
     from tfos.worker.micro_batches import MicroBatches
     from tfos.worker.reserved_port import ReservedPort
     from tfos.worker.saver import ChiefSaver
@@ -65,6 +73,7 @@ class NodeContext:
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
         micro_batches: a distributed `fit` reports its trained epochs there.
         epochs: `fit` reports its epochs' metrics there.
+        mgr: for `TFNode.DataFeed(ctx.mgr)`, which is `ctx.get_data_feed()`.
 
     Args:
         spec: start document of this process.
@@ -116,6 +125,8 @@ class NodeContext:
         self._credentials = credentials
         self._on_progress = on_progress
         self._reserved_port = reserved_port
+        self._shows_port = not bundle.settings.release_port
+        self._manager: WorkerManager | None = None
         self._client: PSClient | None = None
         self._client_lock = threading.Lock()
 
@@ -131,6 +142,24 @@ class NodeContext:
     def worker_rank(self) -> int:
         """`rank`, as the Keras binding calls it."""
         return self.rank
+
+    @property
+    def mgr(self) -> Any:
+        """TensorFlowOnSpark's manager: `TFNode.DataFeed(ctx.mgr)` is `ctx.get_data_feed()`."""
+        if self._manager is None:
+            from tfos.worker.manager import WorkerManager
+
+            self._manager = WorkerManager(self.get_data_feed)
+        return self._manager
+
+    @property
+    def tmp_socket(self) -> socket.socket | None:
+        """The socket that holds this worker's port after `run(release_port=False)`, else None.
+
+        It is None after `release_port()`, too.
+        """
+        port = self._reserved_port
+        return port.socket if port is not None and self._shows_port else None
 
     def absolute_path(self, path: str) -> str:
         """Return `path` with scheme and directory, resolved against `defaultFS`."""
@@ -452,6 +481,45 @@ class NodeContext:
         """
         if self._reserved_port is not None:
             self._reserved_port.release()
+
+    def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> None:
+        """Refuse TensorFlow 1's server; TensorFlow 2 starts its own from TF_CONFIG.
+
+        Args:
+            num_gpus: of the server, in TensorFlowOnSpark.
+            rdma: of the server, in TensorFlowOnSpark.
+
+        Raises:
+            UnsupportedError: always; names what to write.
+        """
+        del num_gpus, rdma
+        raise UnsupportedError(
+            "start_cluster_server() starts TensorFlow 1's server, and main_fun runs on no "
+            "parameter server here. Write ctx.distribute(model) after model.compile(...), which "
+            "trains through the parameter servers; or, with num_ps=0, "
+            "tf.distribute.MultiWorkerMirroredStrategy(), which starts its server from TF_CONFIG"
+        )
+
+    def export_saved_model(
+        self, sess: object, export_dir: str, tag_set: object, signatures: object
+    ) -> None:
+        """Refuse the export of a session, which TensorFlow 2 does not have.
+
+        Args:
+            sess: TensorFlow 1's session.
+            export_dir: directory of the SavedModel.
+            tag_set: its tags.
+            signatures: its signatures.
+
+        Raises:
+            UnsupportedError: always; names what to write.
+        """
+        del sess, tag_set, signatures
+        raise UnsupportedError(
+            "export_saved_model() exports TensorFlow 1's session. Write "
+            f"ctx.export(model, {export_dir!r}) on the chief, or "
+            f"compat.export_saved_model(model, {export_dir!r}, ctx.is_chief) on every worker"
+        )
 
     @property
     def _leaves_servers_out(self) -> bool:

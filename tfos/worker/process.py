@@ -52,7 +52,7 @@ from tfos.worker.import_ahead import (
 from tfos.worker.log_mirror import LogMirror
 from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.progress_meter import ProgressMeter
-from tfos.worker.reserved_port import ReservedPort
+from tfos.worker.reserved_port import ReservedPort, wanted_port
 
 if TYPE_CHECKING:
     from tfos.worker.saver import ChiefSaver
@@ -120,7 +120,7 @@ class WorkerProcess:
                 main_fun, args = cloudpickle.loads(self._spec.bundle.main_fun)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
             return self._raised(error)
-        self._reserved_port = ReservedPort()
+        self._reserved_port = ReservedPort(wanted_port(os.environ))
         self._link.send(messages.Listening(self._listener.endpoint, self._reserved_port.port))
         try:
             self._import_for(main_fun, args)

@@ -35,13 +35,18 @@ class Cluster:
 
     def __init__(self) -> None:
         self.phase = ClusterPhase.RUNNING
+        self.stop_asked = ""
         feed = types.SimpleNamespace(trained_rows=70, is_drained=False)
         beat = types.SimpleNamespace(feeds=[feed])
         self.feed, self.worker = feed, types.SimpleNamespace(name="worker:0", heartbeat=beat)
         self.worker.status = None
 
     def read(self, look: Any) -> Any:
-        return look(types.SimpleNamespace(phase=self.phase, workers=[self.worker]))
+        return look(
+            types.SimpleNamespace(
+                phase=self.phase, workers=[self.worker], stop_asked=self.stop_asked
+            )
+        )
 
 
 def finish(stream: Stream, cluster: Cluster, timeout_s: float = 60.0) -> tuple[Any, str]:
@@ -72,6 +77,15 @@ def test_a_stream_ends_when_main_fun_reads_no_more(cluster):
 
     _, shown = finish(Stream(False, terminate), cluster)
     assert "main_fun on worker:0 has called terminate()" in shown
+
+
+def test_a_stream_ends_when_another_process_asks_for_it(cluster):
+    cluster.stop_asked = "another process asked for it"
+    stream = Stream()
+    failure, shown = finish(stream, cluster)
+    assert failure is None
+    assert stream.stops == [{"stopSparkContext": False, "stopGraceFully": True}]
+    assert "the stream stops: another process asked for it" in shown
 
 
 def test_a_stream_is_stopped_when_the_time_is_up(cluster):

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from tfos.worker.reserved_port import ReservedPort
+from tfos.errors import SettingsError
+from tfos.worker.reserved_port import ReservedPort, wanted_port
 
 pytestmark = pytest.mark.socket
 
@@ -51,3 +52,23 @@ def test_two_reservations_have_two_ports():
     assert len({each.port for each in held}) == 50
     for each in held:
         each.release()
+
+
+def test_a_port_that_the_environment_names_is_reserved_once():
+    any_port = ReservedPort()
+    asked = any_port.port
+    any_port.release()
+    assert wanted_port({}) == 0
+    held = ReservedPort(wanted_port({"TENSORFLOW_PORT": str(asked)}))
+    assert held.port == asked
+    with pytest.raises(SettingsError, match=f"TENSORFLOW_PORT={asked}: the port is taken"):
+        ReservedPort(asked)
+    with bind(asked, shared=True) as server:
+        server.listen()
+    held.release()
+
+
+@pytest.mark.parametrize("text", ["x", "70000", "-1"])
+def test_what_is_no_port_is_refused(text):
+    with pytest.raises(SettingsError, match="is no port"):
+        wanted_port({"TENSORFLOW_PORT": text})

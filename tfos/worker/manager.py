@@ -1,0 +1,72 @@
+"""WorkerManager: what TensorFlowOnSpark's programs know as `ctx.mgr`.
+
+Covers: the state that a program reads and sets; opening a DataFeed, for `TFNode.DataFeed(ctx.mgr)`.
+Does not: hold queues: rows arrive in chunks (feeding.receiver), not one by one.
+Runs in: the worker's process.      Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfos.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from feeding.receiver.data_feed import DataFeed
+
+OpenFeed = Callable[[bool, str, str, Mapping[str, str] | None], "DataFeed"]
+
+
+class WorkerManager:
+    """Manager of one worker's feeds under TensorFlowOnSpark's names.
+
+    Args:
+        open_feed: `ctx.get_data_feed`.
+    """
+
+    def __init__(self, open_feed: OpenFeed) -> None:
+        self._open_feed = open_feed
+        self._values: dict[str, Any] = {"state": "running"}
+
+    def get(self, name: str) -> Any:
+        """Return a value that was set, None if it was not; `state` is "running" at first."""
+        return self._values.get(name)
+
+    def set(self, name: str, value: Any) -> None:
+        """Keep a value in this process.
+
+        Args:
+            name: of the value.
+            value: any object.
+        """
+        self._values[name] = value
+
+    def data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> DataFeed:
+        """Return the DataFeed over the rows that arrive here; see NodeContext.get_data_feed.
+
+        Args:
+            train_mode: False: a batch ends with its partition, for inference.
+            qname_in: name of the feed.
+            qname_out: for compatibility, without effect.
+            input_mapping: column name to tensor name; batches are then dicts of lists.
+        """
+        return self._open_feed(train_mode, qname_in, qname_out, input_mapping)
+
+    def get_queue(self, name: str) -> Any:
+        """Refuse: there is no queue of single rows.
+
+        Raises:
+            UnsupportedError: always; names the call to use.
+        """
+        raise UnsupportedError(
+            f"ctx.mgr.get_queue({name!r}): rows arrive in chunks, not in a queue. Read them by "
+            "feed = ctx.get_data_feed() and feed.next_batch(n); return results by "
+            "feed.batch_results(results)"
+        )
