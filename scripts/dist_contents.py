@@ -1,4 +1,4 @@
-"""Check what is inside the sdist and the wheel: every file of the packages, and nothing else.
+"""Check what is inside the sdists and wheels: every file of the packages, and nothing else.
 
     python -m scripts.dist_contents dist
 
@@ -12,10 +12,29 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("feeding", "ps", "pyspark_tfrecord", "rpc", "tfos")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One project of the checkout."""
+
+    file_name: str
+    """How its archives begin."""
+    root: Path
+    packages: tuple[str, ...]
+
+
+DISTRIBUTIONS = (
+    Distribution("tfos", ROOT, PACKAGES),
+    Distribution(
+        "tfos_tensorflowonspark", ROOT / "compat" / "tensorflowonspark", ("tensorflowonspark",)
+    ),
+)
 BESIDE = {
     *("CHANGELOG.md", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md"),
     *("pyproject.toml", "setup.cfg", "setup.py"),
@@ -26,11 +45,11 @@ Files = Mapping[str, bytes]
 """Path inside an archive to contents."""
 
 
-def package_files(root: Path) -> set[str]:
+def package_files(root: Path, packages: tuple[str, ...] = PACKAGES) -> set[str]:
     """Return the paths, from the root, of all files that a user of the packages needs."""
     return {
         path.relative_to(root).as_posix()
-        for package in PACKAGES
+        for package in packages
         for path in (root / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -77,15 +96,21 @@ def faults(held: Files, wanted: set[str], beside: set[str]) -> Iterator[str]:
                 yield f"{path} names {machine}, a directory of the machine that built it"
 
 
-def check(directory: Path) -> list[str]:
-    """Return what is wrong with the one sdist and the one wheel in the directory."""
-    wanted = package_files(ROOT)
+def check(directory: Path, of: Distribution) -> list[str]:
+    """Return what is wrong with the one sdist and the one wheel of a distribution.
+
+    Args:
+        directory: holds them.
+        of: the distribution.
+    """
+    wanted = package_files(of.root, of.packages)
     wrong = [f"{folder} has no __init__.py" for folder in sorted(without_init(wanted))]
-    (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
+    (wheel,) = directory.glob(f"{of.file_name}-*.whl")
+    (sdist,) = directory.glob(f"{of.file_name}-*.tar.gz")
     metadata = f"{wheel.name.rsplit('-', 3)[0]}.dist-info/"
     for path, held, beside in (
         (wheel, wheel_files(wheel), {metadata}),
-        (sdist, sdist_files(sdist), BESIDE | {"tfos.egg-info/"}),
+        (sdist, sdist_files(sdist), BESIDE | {f"{of.file_name}.egg-info/"}),
     ):
         wrong += [f"{path.name}: {fault}" for fault in faults(held, wanted, beside)]
         print(f"{path.name}: {len(held)} files, {path.stat().st_size / 1e3:.0f} kB")
@@ -94,7 +119,7 @@ def check(directory: Path) -> list[str]:
 
 def main() -> int:
     """Check the directory that the command line names."""
-    wrong = check(Path(sys.argv[1]))
+    wrong = [fault for each in DISTRIBUTIONS for fault in check(Path(sys.argv[1]), each)]
     for fault in wrong:
         print(f"error: {fault}", file=sys.stderr)
     return 1 if wrong else 0

@@ -1,8 +1,9 @@
 """tfos: parameter servers on Spark executors for Keras 3.
 
-Public names: TFCluster with its settings and reports; NodeContext, which `main_fun` receives. They
-load on first use, so that `import tfos` costs neither pyspark nor TensorFlow; node processes import
-parts of this package a thousand times.
+Public names: TFCluster with its settings and reports; NodeContext, which `main_fun` receives; the
+modules of TensorFlowOnSpark that programs import (TFNode, TFParallel, dfutil, pipeline, gpu_info,
+compat). They load on first use, so that `import tfos` costs neither pyspark nor TensorFlow; node
+processes import parts of this package a thousand times.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ check_packages(os.path.dirname(os.path.dirname(__file__)))
 from rpc.lazy import lazy_names  # noqa: E402 - only if rpc is ours
 
 if TYPE_CHECKING:
+    from tfos import dfutil as dfutil
     from tfos.cluster import TFCluster
     from tfos.config import Checkpoints, ClusterConfig, InputMode
     from tfos.datasource import register_data_sources
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
     from tfos.reading.reading import FileRows, Reading
     from tfos.streaming.handle import StreamTraining
     from tfos.streaming.state import StreamLag
+    from tfos.tensorflowonspark import TFNode as TFNode
+    from tfos.tensorflowonspark import TFParallel as TFParallel
+    from tfos.tensorflowonspark import compat as compat
+    from tfos.tensorflowonspark import gpu_info as gpu_info
+    from tfos.tensorflowonspark import pipeline as pipeline
     from tfos.worker.context import NodeContext
 
 __all__ = [
@@ -50,10 +57,16 @@ __all__ = [
     "StreamLag",
     "StreamTraining",
     "TFCluster",
+    "TFNode",
     "TFOSError",
+    "TFParallel",
     "TrainReport",
     "TrainedEpoch",
     "__version__",
+    "compat",
+    "dfutil",
+    "gpu_info",
+    "pipeline",
     "register_data_sources",
 ]
 
@@ -76,9 +89,15 @@ _HOMES = {
     "StreamLag": "tfos.streaming.state",
     "StreamTraining": "tfos.streaming.handle",
     "TFCluster": "tfos.cluster",
+    "TFNode": "tfos.tensorflowonspark.TFNode:",
     "TFOSError": "tfos.errors",
+    "TFParallel": "tfos.tensorflowonspark.TFParallel:",
     "TrainReport": "tfos.monitor.reports",
     "TrainedEpoch": "tfos.monitor.history",
+    "compat": "tfos.tensorflowonspark.compat:",
+    "dfutil": "tfos.dfutil:",
+    "gpu_info": "tfos.tensorflowonspark.gpu_info:",
+    "pipeline": "tfos.tensorflowonspark.pipeline:",
     "register_data_sources": "tfos.datasource",
 }
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import tomllib
 
-from scripts.dist_contents import PACKAGES, ROOT, faults, package_files, without_init
+from scripts.dist_contents import (
+    DISTRIBUTIONS,
+    PACKAGES,
+    ROOT,
+    faults,
+    package_files,
+    without_init,
+)
+from tfos.version import __version__
 
 WANTED = {"ps/__init__.py", "ps/py.typed"}
 WHOLE = dict.fromkeys(WANTED, b"")
@@ -44,3 +52,12 @@ def test_a_path_of_the_machine_that_built_it_is_named():
     held = {**WHOLE, "ps/py.typed": f"{ROOT}/ps".encode()}
     (fault,) = faults(held, WANTED, set())
     assert fault.startswith(f"ps/py.typed names {ROOT}")
+
+
+def test_the_forwarding_distribution_is_of_this_release():
+    (_, forwards) = DISTRIBUTIONS
+    project = tomllib.loads((forwards.root / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    assert project["dependencies"] == [f"tfos=={__version__}"]
+    assert (forwards.root / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert without_init(package_files(forwards.root, forwards.packages)) == set()

@@ -1,0 +1,24 @@
+"""The package tensorflowonspark over tfos: each module is that of tfos.tensorflowonspark.
+
+The original distribution has a package of the same name. Where both are installed, files of both
+lie in one directory, so importing it is refused.
+"""
+
+from importlib import metadata
+
+from tfos.version import __version__ as __version__
+
+
+def _refuse_original() -> None:
+    try:
+        version = metadata.version("tensorflowonspark")
+    except metadata.PackageNotFoundError:
+        return
+    raise ImportError(
+        f"TensorFlowOnSpark {version} is installed beside tfos-tensorflowonspark, and both have "
+        "the package tensorflowonspark. Run: pip uninstall -y tensorflowonspark "
+        "tfos-tensorflowonspark && pip install tfos-tensorflowonspark"
+    )
+
+
+_refuse_original()

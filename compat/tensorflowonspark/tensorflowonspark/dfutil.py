@@ -1,0 +1,7 @@
+"""tfos.dfutil under the name that programs import."""
+
+import sys
+
+from tfos import dfutil
+
+sys.modules[__name__] = dfutil

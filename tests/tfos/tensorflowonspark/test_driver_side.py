@@ -1,0 +1,183 @@
+"""What a cluster shows TensorFlowOnSpark's programs at the driver, and its STOP; without Spark."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+import pytest
+
+from tests.support.fake_spark import FakeSpark
+from tfos import InputMode, TFCluster
+from tfos.control import stop_ticket
+from tfos.driver import server_address, stream_stop
+from tfos.errors import ControlError, ControlRefused, NodeFailedError, SettingsError
+from tfos.failure import NodeFailure, NodeId
+from tfos.tensorflowonspark import TFParallel, reservation
+
+pytestmark = pytest.mark.socket
+
+
+@pytest.fixture
+def spark():
+    made = FakeSpark()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def nothing(args, ctx):
+    """Return at once."""
+
+
+def test_the_attributes_of_a_running_cluster(spark):
+    cluster = TFCluster.run(
+        spark, nothing, {}, 3, 1, False, InputMode.SPARK, None, False, "chief", 60,
+        ["input", "output", "error", "more"], False, False,
+    )  # fmt: skip
+    assert cluster.sc is spark
+    assert cluster.input_mode is InputMode.SPARK
+    assert cluster.queues == ["input", "more", "output", "error"]
+    assert len(cluster.nodeRDD.elements) == 3
+    meta = cluster.cluster_meta
+    assert meta["cluster_template"] == {"ps": [0], "chief": [1], "worker": [2]}
+    assert (meta["num_executors"], meta["release_port"]) == (3, False)
+    assert cluster.meta == meta
+    host, port = meta["server_addr"]
+    with socket.create_connection((host, port), timeout=10):
+        pass
+    names = [(each["job_name"], each["task_index"]) for each in cluster.cluster_info]
+    assert names == [("ps", 0), ("chief", 0), ("worker", 0)]
+    assert all(each["authkey"] == b"" for each in cluster.cluster_info)
+    assert not cluster.server.done
+    cluster.shutdown()
+    assert cluster.server.done
+
+
+def test_another_process_of_the_user_stops_the_stream(spark, tmp_path):
+    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    address = cluster.cluster_meta["server_addr"]
+    client = reservation.Client(address)
+    with pytest.raises(SettingsError, match="no cluster of this user trains a stream at"):
+        client.request_stop()
+    stream_stop.publish(cluster._reserved)
+    (ticket,) = (tmp_path / "tfos" / "streams").iterdir()
+    assert stat.S_IMODE(ticket.stat().st_mode) == 0o600
+    client.request_stop()
+    assert cluster.server.done
+    assert cluster._coordinator.read(lambda state: state.stop_asked)
+    cluster.abort()
+    assert not ticket.exists()
+
+
+def test_a_ticket_of_another_cluster_stops_nothing(spark, tmp_path):
+    first = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    second = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    _, port = second.cluster_meta["server_addr"]
+    stop_ticket.write("other", port, first._reserved.keys.authority.node("stopper"))
+    stop_ticket._ASK_S, before = 0.5, stop_ticket._ASK_S
+    try:
+        with pytest.raises(ControlError):
+            stop_ticket.ask_stop("127.0.0.1", port)
+    finally:
+        stop_ticket._ASK_S = before
+    assert not second.server.done
+    first.abort()
+    second.abort()
+
+
+def test_a_node_may_not_stop_streams(spark):
+    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    settings = cluster._reserved.settings
+    _, port = cluster.cluster_meta["server_addr"]
+    stop_ticket.write(settings.cluster_id, port, cluster._reserved.keys.authority.node("worker:0"))
+    with pytest.raises(ControlRefused, match="'worker:0' may not ask"):
+        stop_ticket.ask_stop("127.0.0.1", port)
+    assert not cluster.server.done
+    cluster.abort()
+
+
+def test_a_cache_that_others_can_write_holds_no_ticket(spark, tmp_path, capsys):
+    os.makedirs(tmp_path / "tfos" / "streams")
+    os.chmod(tmp_path / "tfos" / "streams", 0o777)
+    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    stream_stop.publish(cluster._reserved)
+    assert "no other process can stop this stream" in capsys.readouterr().err
+    cluster.server.stop()
+    assert cluster.server.done
+    cluster.abort()
+
+
+def test_the_driver_listens_where_the_environment_says(spark, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("TFOS_SERVER_PORT", str(port))
+        with pytest.raises(ControlError, match=f"cannot listen on .*:{port}"):
+            TFCluster.reserve(spark, 2, 1)
+        monkeypatch.setenv("TFOS_SERVER_PORT", f"{port}-{port + 50}")
+        monkeypatch.setenv("TFOS_SERVER_HOST", "localhost")
+        cluster = TFCluster.reserve(spark, 2, 1)
+        host, found = cluster.cluster_meta["server_addr"]
+        assert host == "localhost"
+        assert port < found <= port + 50
+        cluster.abort()
+
+
+@pytest.mark.parametrize("text", ["x", "0", "70000", "9-", "-9", "9999-9997"])
+def test_what_is_no_port_is_refused(text):
+    with pytest.raises(SettingsError, match="TFOS_SERVER_PORT="):
+        server_address.wanted_ports({"TFOS_SERVER_PORT": text})
+    assert server_address.wanted_ports({}) == (0,)
+
+
+def test_ten_epochs_for_none_are_said(spark, capsys):
+    cluster = TFCluster.run(spark, nothing, {}, 2, 1, input_mode=InputMode.SPARK)
+    cluster.train(spark.parallelize([1], 1))
+    assert "num_epochs=0 feeds the data 10 times" in capsys.readouterr().err
+    cluster.shutdown()
+
+
+class Parallel:
+    """A cluster whose end is played."""
+
+    def __init__(self, *failures, error=None):
+        self.failures, self.error, self.aborted = failures, error, False
+
+    def run(self, sc, main_fun, args, num_executors, num_ps):
+        self.main_fun, self.args = main_fun, (args, num_executors, num_ps)
+        return self
+
+    def shutdown(self):
+        if self.error is not None:
+            raise self.error
+
+    def abort(self, reason):
+        self.aborted = True
+
+
+def test_parallel_runs_are_a_cluster_without_servers_and_without_tf_config(monkeypatch):
+    cluster = Parallel()
+    monkeypatch.setattr(TFParallel, "TFCluster", cluster)
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    TFParallel.run(None, lambda args, ctx: (args, ctx, os.environ.get("TF_CONFIG")), ["x"], 4)
+    assert cluster.args == (["x"], 4, 0)
+    assert cluster.main_fun("args", "ctx") == ("args", "ctx", None)
+
+
+def test_a_parallel_run_that_fails_or_is_lost_is_an_error(monkeypatch):
+    failing = Parallel(error=ValueError("no such file"))
+    monkeypatch.setattr(TFParallel, "TFCluster", failing)
+    with pytest.raises(ValueError, match="no such file"):
+        TFParallel.run(None, nothing, {}, 2, use_barrier=False)
+    assert failing.aborted
+    lost = Parallel(NodeFailure(NodeId("worker", 1), "h", 7, message="killed"))
+    monkeypatch.setattr(TFParallel, "TFCluster", lost)
+    with pytest.raises(NodeFailedError, match="killed"):
+        TFParallel.run(None, nothing, {}, 2)

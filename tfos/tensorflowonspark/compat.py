@@ -1,0 +1,129 @@
+"""compat: calls whose form differs between releases of TensorFlow.
+
+Covers: export_saved_model with the signature names of Keras 2, disable_auto_shard, GPUs.
+Does not: choose among workers: every worker calls it, and one of them is the chief.
+Runs in: the worker's process.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from feeding.filesystem.location import LOCAL, parse
+from tfos.errors import UnsupportedError
+from tfos.tensorflowonspark import gpu_info
+
+_AUTOMATIC = re.compile(r"keras_tensor(_\d+)?|input_layer(_\d+)?")
+"""Names that Keras 3 gives to inputs without one."""
+
+
+def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
+    """Write a SavedModel whose signature `serving_default` has Keras 2's names.
+
+    An input is called as the user called it, or `<first layer>_input`; an output as its layer.
+
+    Args:
+        model: of Keras 3, of tf-keras, or any tf.Module.
+        export_dir: path or URL of the directory.
+        is_chief: False: the model is written to a temporary directory and dropped, since
+            tf.distribute needs every worker's part in a save.
+
+    Raises:
+        UnsupportedError: a Keras model without fixed inputs; names the call to use.
+    """
+    target = parse(export_dir)
+    if is_chief and target.scheme == LOCAL:
+        _save(model, target.path)
+        return
+    with tempfile.TemporaryDirectory(prefix="tfos-saved-model-") as staging:
+        whole = Path(staging) / "model"
+        _save(model, str(whole))
+        if is_chief:
+            from tfos.files import transfer
+
+            transfer.upload(whole, target)
+
+
+def disable_auto_shard(options: Any) -> None:
+    """Tell tf.distribute to leave a dataset whole, as one that is fed must be.
+
+    Args:
+        options: a tf.data.Options.
+    """
+    import tensorflow as tf
+
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+
+
+def is_gpu_available() -> bool:
+    """Return whether nvidia-smi finds a GPU on this host."""
+    return gpu_info.is_gpu_available()
+
+
+def _save(model: Any, directory: str) -> None:
+    import keras
+
+    if isinstance(model, keras.Model):
+        _save_keras(model, directory)
+    elif hasattr(model, "save"):
+        model.save(directory, save_format="tf")
+    else:
+        import tensorflow as tf
+
+        tf.saved_model.save(model, directory)
+
+
+def _save_keras(model: Any, directory: str) -> None:
+    import keras
+    import tensorflow as tf
+
+    if not getattr(model, "inputs", None):
+        raise UnsupportedError(
+            f"{type(model).__name__} has no fixed inputs, so its signature has no names; write "
+            f"ctx.export(model, {directory!r}), or tf.saved_model.save with signatures of your own"
+        )
+    tensors = list(model.inputs)
+    specs = [
+        tf.TensorSpec(tuple(each.shape), each.dtype, name=name)
+        for each, name in zip(tensors, input_names(model), strict=True)
+    ]
+    outputs = output_names(model)
+
+    def given(values: list[Any]) -> Any:
+        is_sequential = isinstance(model, keras.Sequential)
+        return values[0] if is_sequential else keras.tree.pack_sequence_as(model.input, values)
+
+    def serve(*values: Any) -> dict[str, Any]:
+        found = model(given(list(values)), training=False)
+        return dict(zip(outputs, keras.tree.flatten(found), strict=True))
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve, input_signature=specs)
+    archive.write_out(directory, verbose=False)
+
+
+def input_names(model: Any) -> list[str]:
+    """Return the names of a Keras 3 model's inputs as Keras 2 would have them in a signature."""
+    names = [str(each.name) for each in model.inputs]
+    if len(names) == 1 and _AUTOMATIC.fullmatch(names[0]) and not hasattr(model, "output_names"):
+        return [f"{model.layers[0].name}_input"]
+    return names
+
+
+def output_names(model: Any) -> list[str]:
+    """Return the names of a Keras 3 model's outputs: of its layers, or the keys of a dict."""
+    names = getattr(model, "output_names", None)
+    if names is None:
+        return [str(model.layers[-1].name)]
+    if isinstance(model.output, dict):
+        return sorted(model.output)
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        count = seen[name] = seen.get(name, -1) + 1
+        unique.append(f"{name}_{count}" if count else str(name))
+    return unique

@@ -1,0 +1,93 @@
+"""gpu_info: which GPUs of this host are free, by nvidia-smi.
+
+Covers: is_gpu_available, get_gpus, the choice among free GPUs.
+Does not: reserve them: another process may take one a moment later.
+Runs in: any process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from tfos.errors import SettingsError, UnsupportedError
+
+MAX_RETRIES = 3
+"""How often free GPUs are looked for."""
+RETRY_S = 30.0
+"""Seconds before the second look; the third comes after twice as many."""
+AS_STRING = "string"
+AS_LIST = "list"
+_ASK_S = 60.0
+
+
+def is_gpu_available() -> bool:
+    """Return whether nvidia-smi finds a GPU on this host."""
+    try:
+        return bool(_all_gpus())
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def get_gpus(
+    num_gpu: int = 1,
+    worker_index: int = -1,
+    format: str = AS_STRING,  # noqa: A002 - its name there
+) -> str | list[str]:
+    """Return the indexes of free GPUs, on which no process computes.
+
+    Args:
+        num_gpu: how many, 1 or more.
+        worker_index: number of this process on this host: processes with other numbers get other
+            GPUs while there are enough; -1: the first free ones.
+        format: "string": joined by commas, for CUDA_VISIBLE_DEVICES; "list": a list.
+
+    Raises:
+        SettingsError: an argument cannot work.
+        UnsupportedError: there are not so many free GPUs, after three looks.
+    """
+    if num_gpu < 1 or format not in (AS_STRING, AS_LIST):
+        raise SettingsError(
+            f"num_gpu must be >= 1 and format {AS_STRING!r} or {AS_LIST!r}, got {num_gpu} and "
+            f"{format!r}"
+        )
+    free: list[str] = []
+    for attempt in range(MAX_RETRIES):
+        time.sleep(RETRY_S * attempt)
+        free = _free_gpus()
+        if len(free) >= num_gpu:
+            chosen = choose(free, num_gpu, worker_index)
+            return ",".join(chosen) if format == AS_STRING else chosen
+    raise UnsupportedError(
+        f"{num_gpu} free GPUs are needed and {len(free)} of {len(_all_gpus())} are free on this "
+        "host; nvidia-smi shows who uses them. Lower num_gpus, or end those processes"
+    )
+
+
+def choose(free: Sequence[str], num_gpu: int, worker_index: int) -> list[str]:
+    """Return `num_gpu` of the free GPUs: for each worker the next ones, from the start again.
+
+    Args:
+        free: indexes of at least `num_gpu` GPUs.
+        num_gpu: how many.
+        worker_index: number of the process on its host, -1 for the first.
+    """
+    first = max(worker_index, 0) * num_gpu
+    return [free[(first + place) % len(free)] for place in range(num_gpu)]
+
+
+def _free_gpus() -> list[str]:
+    busy = {line.strip() for line in _ask("--query-compute-apps=gpu_uuid")}
+    return [index for index, uuid in _all_gpus() if uuid not in busy]
+
+
+def _all_gpus() -> list[tuple[str, str]]:
+    lines = [line.split(",") for line in _ask("--query-gpu=index,uuid")]
+    return [(parts[0].strip(), parts[1].strip()) for parts in lines if len(parts) == 2]
+
+
+def _ask(query: str) -> list[str]:
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_S)
+    return [line for line in done.stdout.splitlines() if line.strip()]

@@ -1,0 +1,442 @@
+"""pipeline: TFEstimator and TFModel of spark.ml, over a cluster and a SavedModel.
+
+Covers: fit, transform, Params, copy, persistence; Namespace and helpers of old programs.
+Does not: train (tfos.cluster) or predict (tfos.tensorflowonspark.saved_model).
+Runs in: the driver. Imports pyspark, as every user of spark.ml has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+from pyspark.ml import Estimator, Model
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
+
+from tfos.cluster import TFCluster
+from tfos.config import InputMode
+from tfos.errors import SettingsError, UnsupportedError
+from tfos.tensorflowonspark import TFParallel, saved_model, util
+from tfos.tensorflowonspark.namespace import Namespace
+from tfos.tensorflowonspark.params import (
+    HasBatchSize,
+    HasClusterSize,
+    HasEpochs,
+    HasExportDir,
+    HasFeedTimeout,
+    HasGraceSecs,
+    HasInputMapping,
+    HasInputMode,
+    HasMasterNode,
+    HasModelDir,
+    HasNumPS,
+    HasOutputMapping,
+    HasProtocol,
+    HasReaders,
+    HasReservationTimeout,
+    HasSignatureDefKey,
+    HasSteps,
+    HasTagSet,
+    HasTensorboard,
+    HasTFRecordDir,
+    TFParams,
+)
+
+__all__ = [
+    "HasBatchSize",
+    "HasClusterSize",
+    "HasEpochs",
+    "HasExportDir",
+    "HasFeedTimeout",
+    "HasGraceSecs",
+    "HasInputMapping",
+    "HasInputMode",
+    "HasMasterNode",
+    "HasModelDir",
+    "HasNumPS",
+    "HasOutputMapping",
+    "HasProtocol",
+    "HasReaders",
+    "HasReservationTimeout",
+    "HasSignatureDefKey",
+    "HasSteps",
+    "HasTFRecordDir",
+    "HasTagSet",
+    "HasTensorboard",
+    "Namespace",
+    "TFEstimator",
+    "TFModel",
+    "TFParams",
+    "get_meta_graph_def",
+    "single_node_env",
+    "yield_batch",
+]
+
+_TYPES = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "uint8": "smallint",
+    "int16": "smallint",
+    "uint16": "int",
+    "int32": "int",
+    "uint32": "bigint",
+    "int64": "bigint",
+    "float16": "float",
+    "bfloat16": "float",
+    "float32": "float",
+    "float64": "double",
+    "object": "binary",
+}
+"""Spark's type of an output column by numpy's dtype."""
+
+
+class _Stored(TFParams, MLWritable, MLReadable[Any]):  # type: ignore[misc]  # pyspark is not checked
+    """Saves and loads with the arguments, and the functions by their names."""
+
+    functions: tuple[str, ...] = ()
+    """Attributes that are functions."""
+
+    def write(self) -> MLWriter:
+        """Return the writer of spark.ml."""
+        return _Writer(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return the reader of spark.ml."""
+        return _Reader(cls)
+
+
+class TFEstimator(
+    Estimator[Any],  # type: ignore[misc]  # pyspark is not checked
+    _Stored,
+    HasBatchSize,
+    HasClusterSize,
+    HasEpochs,
+    HasExportDir,
+    HasFeedTimeout,
+    HasGraceSecs,
+    HasInputMapping,
+    HasInputMode,
+    HasMasterNode,
+    HasModelDir,
+    HasNumPS,
+    HasProtocol,
+    HasReaders,
+    HasReservationTimeout,
+    HasSteps,
+    HasTensorboard,
+    HasTFRecordDir,
+):
+    """Trains `train_fn(args, ctx)` on a cluster, fed from a DataFrame.
+
+    Args:
+        train_fn: main_fun of the cluster; its `args` are tf_args with the Params laid over them.
+        tf_args: a dict, a Namespace, an argparse.Namespace or a list.
+        export_fn: called as `export_fn(args)` on one executor after the training; None: train_fn
+            exports.
+    """
+
+    functions = ("train_fn", "export_fn")
+
+    def __init__(
+        self,
+        train_fn: Callable[[Any, Any], Any],
+        tf_args: Any,
+        export_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.train_fn = train_fn
+        self.export_fn = export_fn
+        self.args = Namespace({} if tf_args is None else tf_args)
+        self._setDefault(
+            input_mapping={},
+            cluster_size=1,
+            num_ps=0,
+            driver_ps_nodes=False,
+            input_mode=InputMode.SPARK,
+            master_node="chief",
+            protocol="grpc",
+            tensorboard=False,
+            model_dir=None,
+            export_dir=None,
+            tfrecord_dir=None,
+            batch_size=100,
+            epochs=1,
+            readers=1,
+            steps=1000,
+            grace_secs=30,
+            feed_timeout=600.0,
+            reservation_timeout=600.0,
+        )
+
+    def _fit(self, dataset: Any) -> TFModel:
+        columns = _mapped_columns(self.getInputMapping(), dataset)
+        self._refuse_other_ways()
+        args = self.merge_args_params()
+        sc = dataset.sparkSession.sparkContext
+        cluster = TFCluster.run(
+            sc,
+            self.train_fn,
+            args,
+            self.getClusterSize(),
+            self.getNumPS(),
+            tensorboard=self.getTensorboard(),
+            input_mode=InputMode.SPARK,
+            driver_ps_nodes=self.getDriverPSNodes(),
+            master_node=self.getMasterNode(),
+            reservation_timeout=self.getReservationTimeout(),
+        )
+        with cluster:
+            cluster.train(
+                dataset.select(*columns),
+                num_epochs=self.getEpochs(),
+                feed_timeout=self.getFeedTimeout(),
+            )
+            cluster.shutdown(grace_secs=self.getGraceSecs())
+        if self.export_fn is not None:
+            TFParallel.run(sc, _Export(self.export_fn), args, 1)
+        return self._copyValues(TFModel(self.args))  # type: ignore[no-any-return]
+
+    def _refuse_other_ways(self) -> None:
+        if self.getInputMode() != InputMode.SPARK:
+            raise UnsupportedError(
+                "setInputMode(InputMode.TENSORFLOW): fit feeds the DataFrame. For files write "
+                "dfutil.saveAsTFRecords(df, path), then TFCluster.run(sc, train_fn, args, ...)"
+            )
+        if self.getProtocol() != "grpc":
+            raise UnsupportedError(
+                f"setProtocol({self.getProtocol()!r}): TensorFlow 2 has no RDMA transport; leave "
+                "it at 'grpc'"
+            )
+
+
+class TFModel(
+    Model,  # type: ignore[misc]  # pyspark is not checked
+    _Stored,
+    HasBatchSize,
+    HasExportDir,
+    HasInputMapping,
+    HasModelDir,
+    HasOutputMapping,
+    HasSignatureDefKey,
+    HasTagSet,
+):
+    """Fills columns with the outputs of a SavedModel's signature; input columns are dropped.
+
+    Args:
+        tf_args: arguments, kept for programs that read them.
+    """
+
+    def __init__(self, tf_args: Any) -> None:
+        super().__init__()
+        self.args = Namespace({} if tf_args is None else tf_args)
+        self._setDefault(
+            input_mapping={},
+            output_mapping={},
+            batch_size=100,
+            model_dir=None,
+            export_dir=None,
+            signature_def_key=None,
+            tag_set=None,
+        )
+
+    def _transform(self, dataset: Any) -> Any:
+        mapping = self.getInputMapping()
+        columns = _mapped_columns(mapping, dataset)
+        outputs = tuple(sorted(self.getOutputMapping().items()))
+        if not outputs:
+            raise SettingsError(
+                "output_mapping is empty; setOutputMapping({'name of the output': 'column'})"
+            )
+        signature = self._signature(dataset.sparkSession.sparkContext)
+        inputs = tuple(mapping[name].removesuffix(":0") for name in columns)
+        plain = tuple((name.removesuffix(":0"), column) for name, column in outputs)
+        signature.check(inputs, [name for name, _ in plain])
+        task = saved_model.PredictTask(
+            signature=signature, inputs=inputs, outputs=plain, batch_size=self.getBatchSize()
+        )
+        schema = ", ".join(
+            f"`{column}` {_column_type(signature.outputs[name])}" for name, column in plain
+        )
+
+        def predict(batches: Iterator[Any]) -> Iterator[Any]:
+            return task(batches)
+
+        return dataset.select(*columns).mapInArrow(predict, schema)
+
+    def _signature(self, sc: Any) -> saved_model.SavedSignature:
+        """Read the signature on an executor: the driver needs no TensorFlow."""
+        path = self.getExportDir() or self.getModelDir()
+        if not path:
+            raise SettingsError("export_dir is not set; setExportDir(the SavedModel's directory)")
+        tags = self.getTagSet() or saved_model.DEFAULT_TAGS
+        name = self.getSignatureDefKey() or saved_model.DEFAULT_SIGNATURE
+        found = sc.parallelize([0], 1).map(lambda _: _read(path, tags, name)).collect()[0]
+        if isinstance(found, str):
+            raise SettingsError(found)
+        return found  # type: ignore[no-any-return]
+
+
+def single_node_env(args: Any) -> None:
+    """Prepare this process for TensorFlow alone; a list of arguments becomes sys.argv.
+
+    Args:
+        args: a program's arguments; `num_gpus` in them is the number of GPUs, 1 without it.
+    """
+    if isinstance(args, list):
+        sys.argv = args
+    names = args if isinstance(args, dict) else getattr(args, "__dict__", {})
+    util.single_node_env(int(names.get("num_gpus", 1)))
+
+
+def yield_batch(
+    iterable: Iterable[Any], batch_size: int, num_tensors: int = 1
+) -> Iterator[list[list[Any]]]:
+    """Yield batches of rows as one list of values for each tensor.
+
+    Args:
+        iterable: rows, each with a value per tensor.
+        batch_size: rows per batch; the last one may be smaller.
+        num_tensors: values of a row.
+    """
+    tensors: list[list[Any]] = [[] for _ in range(num_tensors)]
+    for row in iterable:
+        values = row if num_tensors > 1 or isinstance(row, tuple | list) else [row]
+        for place in range(num_tensors):
+            tensors[place].append(values[place])
+        if len(tensors[0]) >= batch_size:
+            yield tensors
+            tensors = [[] for _ in range(num_tensors)]
+    if tensors[0]:
+        yield tensors
+
+
+def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> NoReturn:
+    """Refuse: a graph of TensorFlow 1.
+
+    Args:
+        saved_model_dir: directory of the SavedModel.
+        tag_set: its tags.
+
+    Raises:
+        UnsupportedError: always; names what to write.
+    """
+    del tag_set
+    raise UnsupportedError(
+        "get_meta_graph_def() reads a graph of TensorFlow 1. Write "
+        f"tf.saved_model.load({saved_model_dir!r}).signatures"
+    )
+
+
+class _Export:
+    """export_fn(args) as a main_fun."""
+
+    def __init__(self, export_fn: Callable[[Any], Any]) -> None:
+        self._export_fn = export_fn
+
+    def __call__(self, args: Any, ctx: Any) -> None:
+        del ctx
+        self._export_fn(args)
+
+
+class _Writer(MLWriter):  # type: ignore[misc]  # pyspark is not checked
+    def __init__(self, instance: _Stored) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write Params, arguments and names of functions as JSON."""
+        instance = self._instance
+        names = {each: _reference(each, getattr(instance, each)) for each in instance.functions}
+        try:
+            extra = {"args": json.loads(json.dumps(vars(instance.args))), "functions": names}
+        except TypeError as error:
+            raise SettingsError(
+                f"arguments that are no JSON cannot be saved ({error}); pass plain numbers, text, "
+                "lists and dicts in tf_args"
+            ) from error
+        DefaultParamsWriter.saveMetadata(instance, path, self.sc, extraMetadata=extra)
+
+
+class _Reader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
+    def __init__(self, cls: type[_Stored]) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> Any:
+        """Return what was saved there."""
+        metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
+        made: Any = self._cls.__new__(self._cls)
+        functions = {name: _found(each) for name, each in metadata["functions"].items()}
+        if functions:
+            made.__init__(functions["train_fn"], metadata["args"], functions["export_fn"])
+        else:
+            made.__init__(metadata["args"])
+        made._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(made, metadata)
+        return made
+
+
+def _reference(what: str, function: Any) -> str:
+    """Return `module:name` of a function that another program can import."""
+    if function is None:
+        return ""
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if module in ("", "__main__") or "<" in name:
+        raise SettingsError(
+            f"{what} {name or function!r} of {module or 'no module'} cannot be saved: another "
+            "program could not import it. Define it in a module, at top level"
+        )
+    return f"{module}:{name}"
+
+
+def _found(reference: str) -> Any:
+    if not reference:
+        return None
+    module, _, name = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _mapped_columns(mapping: dict[str, str], dataset: Any) -> list[str]:
+    """Return the mapped columns in the order of their names.
+
+    Raises:
+        SettingsError: none is mapped, or the DataFrame lacks one.
+    """
+    missing = sorted(set(mapping) - set(dataset.columns))
+    if missing or not mapping:
+        raise SettingsError(
+            f"input_mapping names the columns {sorted(mapping)}, the DataFrame has "
+            f"{dataset.columns}; setInputMapping({{'column': 'input'}}) with columns that exist"
+        )
+    return sorted(mapping)
+
+
+def _column_type(info: saved_model.TensorInfo) -> str:
+    kind = _TYPES.get(info.dtype)
+    if kind is None:
+        raise SettingsError(f"an output of dtype {info.dtype} fits no column; map another output")
+    for _ in info.shape:
+        kind = f"array<{kind}>"
+    return kind
+
+
+def _read(path: str, tags: str, name: str) -> Any:
+    """Return the signature, or the text of why there is none: Spark would wrap the error."""
+    try:
+        return saved_model.read_signature(path, tags, name)
+    except SettingsError as error:
+        return str(error)

@@ -1,0 +1,82 @@
+"""util: the few functions of TensorFlowOnSpark's util that programs call.
+
+Covers: single_node_env, get_ip_address, find_in_path, the file of an executor's id.
+Does not: anything a cluster of tfos needs.
+Runs in: any process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfos.errors import SettingsError
+from tfos.tensorflowonspark import gpu_info
+
+EXECUTOR_ID_FILE = "executor_id"
+_FAR = ("192.0.2.1", 9)
+"""Reserved for documentation (RFC 5737); nothing is sent there."""
+
+
+def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
+    """Prepare this process for TensorFlow alone: no TF_CONFIG, GPUs of its own.
+
+    Args:
+        num_gpus: GPUs of this process; 0: none.
+        worker_index: number of this process among `nodes`, -1 if it is the only one.
+        nodes: host of each process; those on one host get different GPUs.
+    """
+    os.environ.pop("TF_CONFIG", None)
+    if num_gpus < 1 or not gpu_info.is_gpu_available():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    local = worker_index
+    if 0 <= worker_index < len(nodes):
+        local = list(nodes[:worker_index]).count(nodes[worker_index])
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu_info.get_gpus(num_gpus, local))
+
+
+def get_ip_address() -> str:
+    """Return the address of this host that other hosts see; 127.0.0.1 without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_FAR)  # sends nothing: it only looks up the route
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def find_in_path(path: str, file: str) -> str | bool:
+    """Return the first directory entry of this name in a search path; False if there is none.
+
+    Args:
+        path: directories, joined as in PATH.
+        file: name of the file.
+    """
+    for directory in path.split(os.pathsep):
+        candidate = os.path.join(directory, file)
+        if os.path.isfile(candidate):
+            return candidate
+    return False
+
+
+def write_executor_id(num: int) -> None:
+    """Write a number into the file `executor_id` of this directory."""
+    Path(EXECUTOR_ID_FILE).write_text(str(num))
+
+
+def read_executor_id() -> int:
+    """Return the number in the file `executor_id` of this directory.
+
+    Raises:
+        SettingsError: there is no such file, or no number in it.
+    """
+    try:
+        return int(Path(EXECUTOR_ID_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"no executor id in {Path(EXECUTOR_ID_FILE).absolute()} ({error}); tfos writes none: "
+            "use ctx.executor_id or ctx.rank"
+        ) from error
