@@ -12,9 +12,10 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.support.nodes import node_settings
 from tfos.control.messages import RosterEntry
-from tfos.errors import NoServersError, NotDistributed, SettingsError
+from tfos.errors import NoServersError, NotDistributed, SettingsError, UnsupportedError
 from tfos.failure import NodeId
 from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
+from tfos.tensorflowonspark import TFNode
 from tfos.topology import PlannedNode
 from tfos.worker.context import NodeContext
 from tfos.worker.epoch_reports import EpochReports
@@ -163,3 +164,33 @@ def test_a_worker_that_never_used_the_servers_is_not_waited_for_but_told(feeds, 
 
 def test_finishing_without_servers_is_nothing():
     make_context().finish()
+
+
+def test_the_socket_of_the_port_is_shown_to_programs_that_ask_for_it():
+    held = ReservedPort()
+    assert make_context(reserved_port=held).tmp_socket is None
+    ctx = make_context(reserved_port=held, release_port=False)
+    assert ctx.tmp_socket is held.socket
+    ctx.release_port()
+    assert ctx.tmp_socket is None
+
+
+def test_the_manager_opens_the_contexts_feed_and_has_no_queue():
+    ctx = make_context()
+    assert ctx.mgr is ctx.mgr
+    feed = TFNode.DataFeed(ctx.mgr, False, input_mapping={"b": "y", "a": "x"})
+    assert (type(feed).__name__, feed.train_mode, feed.qname_in) == ("DataFeed", False, "input")
+    ctx.mgr.set("key", 1)
+    assert (ctx.mgr.get("key"), ctx.mgr.get("state")) == (1, "running")
+    with pytest.raises(UnsupportedError, match=r"feed = ctx\.get_data_feed\(\)"):
+        ctx.mgr.get_queue("input")
+    with pytest.raises(SettingsError, match="'other' is no feed"):
+        TFNode.next_batch(ctx.mgr, 1, "other")
+
+
+def test_calls_of_tensorflow_1_say_what_to_write():
+    ctx = make_context()
+    with pytest.raises(UnsupportedError, match=r"ctx\.distribute\(model\) after model\.compile"):
+        ctx.start_cluster_server(1, rdma=False)
+    with pytest.raises(UnsupportedError, match=r"ctx\.export\(model, '/m'\)"):
+        ctx.export_saved_model(None, "/m", ["serve"], {})
