@@ -34,7 +34,7 @@ def squares(args, ctx):
     while not tf_feed.should_stop():
         batch = tf_feed.next_batch(batch_size=10)
         if len(batch) > 0:
-            tf_feed.batch_results([item[0] ** 2 for item in batch])
+            tf_feed.batch_results(np.square(batch))
 
 
 def holds_port(args, ctx):
