@@ -39,7 +39,7 @@ from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.label_order import LabelOrder
 from tfos.keras.data.lists import has_lists, refusal_of_lists
-from tfos.keras.data.prefetch import Prefetcher
+from tfos.keras.data.prefetch import Failure, Prefetcher
 from tfos.keras.data.running_fit import running_fit
 from tfos.keras.protocols import DataContext
 
@@ -115,7 +115,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """Of the first epoch that is trained."""
         self._was_checked = False
         self._heads: deque[Any] = deque()
-        """Read and not handed out: batches, and the end behind them."""
+        """Read and not handed out: batches, and the end or the error behind them."""
         self._over = False
         self._batches = 0
         self.rows = 0
@@ -206,17 +206,20 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             place: from 0.
 
         Returns:
-            Nested tensors; None: it was not read yet, or the epoch has no such batch.
+            Nested tensors; None: it was not read yet, could not be read, or is not in the epoch.
         """
         while len(self._heads) <= place:
-            if self._heads and is_end(self._heads[-1]):
+            if self._heads and not isinstance(self._heads[-1], Ready):
                 return None
-            ready = self._prefetcher.take_ready()
+            try:
+                ready = self._prefetcher.take_ready()
+            except Exception as error:  # noqa: BLE001 - raised when its turn comes
+                ready = Failure(error)
             if ready is None:
                 return None
             self._heads.append(ready)
         ready = self._heads[place]
-        return None if is_end(ready) else self._tensors(ready)
+        return self._tensors(ready) if isinstance(ready, Ready) else None
 
     def _tensors(self, ready: Ready) -> Any:
         if ready.tensors is None:
@@ -282,6 +285,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if not self._heads:
             self._prefetcher.start()
             self._heads.append(self._prefetcher.take())
+        if isinstance(self._heads[0], Failure):
+            raise self._heads.popleft().error
         return self._heads[0]
 
     # -- what Keras asks of an adapter
@@ -301,7 +306,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
         for ready in self._heads:
-            if not is_end(ready):
+            if isinstance(ready, Ready):
                 ready.tensors = None  # they may have the class weights of another fit
         if trains and not self._was_checked:
             self._was_checked, self._label_order = True, LabelOrder()

@@ -132,6 +132,8 @@ class RowPlanner:
             if name in inside:
                 looked_up.setdefault(name, []).append((given, places))
                 continue
+            if name not in batch.routed:
+                continue  # this kind of batch calls no layer of the table
             if name not in found:
                 ids = batch.routed[name]
                 found[name] = ids, np.zeros((ids.unique.size, given.shape[1]), given.dtype)
@@ -173,6 +175,27 @@ class RowPlanner:
             arrays[name][count:] = 0.0
             tensors[name] = tf.experimental.dlpack.from_dlpack(arrays[name].__dlpack__())
         return BatchRows(calls, routed, arrays, tensors, [tf.constant(at) for at in positions])
+
+
+def first_bad_row(batch: BatchRows, numbers: Mapping[str, Array]) -> str:
+    """Return which row has a NaN or an infinity: "the row of id 7 of table 'user' (layer 'who')".
+
+    Args:
+        batch: of one step.
+        numbers: by table [distinct or more, dim], in the order of the batch's distinct keys.
+
+    Returns:
+        The first; empty: there is none.
+    """
+    for name, rows in numbers.items():
+        ids = batch.routed.get(name)
+        if ids is not None:
+            bad = ~np.isfinite(rows[: ids.unique.size]).all(axis=1)
+            if bad.any():
+                layers = {call.layer.name for call in batch.calls if call.layer.table == name}
+                key = ids.unique[int(bad.argmax())]
+                return f"the row of id {key} of table {name!r} (layers {sorted(layers)})"
+    return ""
 
 
 def _naming_layer(error: IdError, layers: Sequence[str], counts: Sequence[int]) -> IdError:

@@ -161,10 +161,11 @@ def _install(model: Any, trainer: PSTrainer) -> None:
         "fit": _fit(model, trainer),
     }
     pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
-    for name in (*pulling, "save", "save_weights", "export"):
+    for name in (*pulling, "save", "save_weights", "export", "__reduce__"):
         overrides[name] = _pulling(getattr(model, name), trainer)
     overrides["get_metrics_result"] = _of_batches(model)
-    overrides["save"] = _with_slots(overrides["save"], model)
+    for name in ("save", "__reduce__"):  # copies and pickles are files in memory
+        overrides[name] = _with_slots(overrides[name], model)
     overrides["summary"] = with_tables(model.summary, trainer)
     for name in ("set_weights", "load_weights"):
         overrides[name] = _pushing(getattr(model, name), trainer)
@@ -347,9 +348,10 @@ def _pulling(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
             trainer.attach_without_batch()
             if trainer.begin_validation is not None:
                 trainer.begin_validation()
-        if not trainer.is_between_epochs:
+        if not (trainer.is_between_epochs or trainer.fits_elsewhere):
             trainer.pull()
-        return original(*args, **kwargs)
+        with trainer.typed_errors():
+            return original(*args, **kwargs)
 
     return pulling
 

@@ -8,7 +8,7 @@ Threads: the thread that runs `fit`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +40,29 @@ class Lookahead:
 
     def take(self) -> TrainingData:
         """Return the next batch; raise what the iterator raises at its end."""
+        if not self._read and self._end is not None:
+            raise self._end
         if isinstance(self.iterator, BatchDataset):
             return self._taken_from_dataset(next(self.iterator))
         if self._read:
             return self._read.popleft()
-        if self._end is not None:
-            raise self._end
         return TrainingData(tensors.to_tensors(next(self.iterator)))
 
+    def set_back(self, drop: Callable[[BatchRows], None]) -> None:
+        """Give back what was prepared for the batches that were read.
+
+        Args:
+            drop: called with the rows of each.
+        """
+        for each in self._read:
+            if each.rows is not None:
+                drop(each.rows)
+
     def peek(self, place: int) -> TrainingData | None:
-        """Return the batch that comes `place` batches after the next one; None: not known now."""
+        """Return the batch that comes `place` batches after the next one; None: not known now.
+
+        An error of the iterator is raised when that batch is taken.
+        """
         while len(self._read) <= place:
             values = self._next_value(len(self._read))
             if values is None:
@@ -58,15 +71,13 @@ class Lookahead:
         return self._read[place]
 
     def _next_value(self, place: int) -> Any:
-        if isinstance(self.iterator, BatchDataset):  # waits for nothing, and stays its owner
-            return self.iterator.upcoming(place)
         if self._end is not None:
             return None
-        import tensorflow as tf
-
         try:
+            if isinstance(self.iterator, BatchDataset):  # waits for nothing, and stays its owner
+                return self.iterator.upcoming(place)
             return tensors.to_tensors(next(self.iterator))
-        except (StopIteration, tf.errors.OutOfRangeError) as end:
+        except Exception as end:  # noqa: BLE001 - the end, or an error; raised by `take`
             self._end = end
             return None
 

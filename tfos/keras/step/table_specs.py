@@ -6,11 +6,13 @@ Does not: hold rows (ps), train them (tfos.keras.step.tables).      Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from ps.errors import PushError
 from ps.manifest.rule_spec import RuleConfig
 from ps.manifest.table_spec import TableSpec
 from tfos.errors import UnsupportedModel
@@ -36,6 +38,26 @@ def embeddings_of(model: Any) -> tuple[Embedding, ...]:
                 f"differ in {differing}; give both the same settings, or another table"
             )
     return found
+
+
+@contextmanager
+def naming_layers(layers: Sequence[Embedding]) -> Iterator[None]:
+    """Add to what servers refuse of a table which layers of the model it belongs to.
+
+    Raises:
+        PushError: of the same class, with a longer message.
+    """
+    try:
+        yield
+    except PushError as error:
+        own = sorted({layer.name for layer in layers if layer.table == error.details.get("table")})
+        if not own:
+            raise
+        raise type(error)(
+            f"{error.message}. The rows are those of the layers {own}; their settings are "
+            "arguments of tfos.keras.Embedding",
+            error.details,
+        ) from error
 
 
 def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec, ...]:

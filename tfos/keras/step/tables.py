@@ -11,17 +11,20 @@ not known when that push was sent, are looked up when its turn comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ps.errors import PSError
 from ps.tables.ids import from_bits
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.batch_rows import BatchRows, RowPlanner
 from tfos.keras.embedding.sources import check_size
 from tfos.keras.step.lookahead import Lookahead, TrainingData
+from tfos.keras.step.table_specs import naming_layers
 from tfos.keras.step.train_step import GradientStep, StepOutput
 
 if TYPE_CHECKING:
@@ -72,24 +75,29 @@ class TableTraining:
         jit_compile: bool,
         batches_per_push: int,
     ) -> None:
+        self._layers = layers
         self._step = step
         self._client = client
         self._batches_per_push = batches_per_push
         self._waiting: list[TableArrays] = []
         self._planner: RowPlanner | None = None
+        self._source: ServerRows | None = None
         self.id_counts: dict[str, IdCounts] = {}
         if layers:
             self._planner = RowPlanner(layers, client.tables.route, pads=jit_compile)
-            source = ServerRows(client)
+            self._source = ServerRows(client)
             for layer in layers:
-                layer.bind(source)
+                layer.bind(self._source)
 
     def rows_of(self, batch: TrainingData) -> BatchRows | None:
         """Return the rows of a batch whose turn has come; None: the model has no tables."""
         rows = self._prepared(batch)
         if rows is not None and not rows.is_filled:
-            self._client.tables.lookup_into(rows.into(), training=True)
+            if rows.routed:
+                self._client.tables.lookup_into(rows.into(), training=True)
             rows.is_filled = True
+        if rows is not None and self._source is not None:
+            self._source.is_in_batch = bool(rows.routed)
         return rows
 
     def ahead(self, batches: Lookahead, place: int) -> BatchRows | None:
@@ -102,7 +110,10 @@ class TableTraining:
         if self._planner is None:
             return None
         batch = batches.peek(place)
-        rows = None if batch is None else self._prepared(batch)
+        try:
+            rows = None if batch is None else self._prepared(batch)
+        except Exception:  # noqa: BLE001 - it ends that batch's step, and not this one's
+            return None
         return None if rows is None or rows.is_filled else rows
 
     def gradients(self, rows: BatchRows | None, output: StepOutput) -> TableArrays:
@@ -126,14 +137,43 @@ class TableTraining:
 
     def keep(self, rows: BatchRows | None, output: StepOutput) -> None:
         """Add a step's gradients to those that the next push brings. Arguments as of gradients."""
-        if self._planner is not None and rows is not None:
-            named = zip(self._step.trained_tables, output.row_gradients, strict=True)
-            self._waiting.append(self._planner.sums(rows, list(named)))
+        if rows is not None:
+            self._waiting.append(self.sums(rows, output))
+
+    def sums(self, rows: BatchRows, output: StepOutput) -> TableArrays:
+        """Return the sums of a step's gradients by distinct key. Arguments as of gradients."""
+        if self._planner is None:
+            return {}
+        named = zip(self._step.trained_tables, output.row_gradients, strict=True)
+        return self._planner.sums(rows, list(named))
 
     def drop(self, rows: BatchRows | None) -> None:
         """Give up the rows of a batch whose gradients will not be pushed."""
         if rows is not None:
             self._client.tables.give_up(rows.routed)
+
+    def set_back(self, rows: BatchRows) -> None:
+        """Let the rows of a batch, for which no push is in flight, be looked up again."""
+        self.drop(rows)
+        rows.is_asked_for = rows.is_filled = False
+
+    @contextmanager
+    def typed_errors(self) -> Iterator[None]:
+        """Raise what a lookup inside of TensorFlow raised, in the place of TensorFlow's own error.
+
+        Raises:
+            PSError: as `client.tables.lookup_into`; names the layers.
+        """
+        import tensorflow as tf
+
+        try:
+            yield
+        except tf.errors.OpError:
+            failed = None if self._source is None else self._source.take_failed()
+            if failed is None:
+                raise
+            with naming_layers(self._layers):
+                raise failed from None
 
     def _mean(
         self, planner: RowPlanner, name: str, parts: Sequence[TableArrays]
@@ -178,17 +218,38 @@ class ServerRows:
 
     Args:
         client: the process's PSClient, attached.
+
+    Attributes:
+        is_in_batch: whether the running step has rows that were asked for ahead. In hybrid, lookups
+            inside the step then belong to that batch, and take no permit of their own.
     """
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self._has_permits = client.manifest.consistency == "hybrid"
+        self.is_in_batch = False
+        self._failed: PSError | None = None
         self._specs = {spec.name: spec for spec in client.manifest.tables}
 
     def rows(self, table: str, keys: Array, *, training: bool = False) -> Array | None:
         """Return the rows of keys, [n, dim]; see RowSource."""
+        try:
+            return self._rows(table, keys, training=training)
+        except PSError as error:
+            self._failed = error.again()
+            raise
+
+    def take_failed(self) -> PSError | None:
+        """Return the last error of `rows`, once; None: there was none."""
+        failed, self._failed = self._failed, None
+        return failed
+
+    def _rows(self, table: str, keys: Array, *, training: bool) -> Array:
         tables = self._client.tables
         spec = self._specs[table]
         ids = tables.route({table: from_bits(spec, keys)})[table]
+        if training and self._has_permits and self.is_in_batch:
+            return tables.lookup({table: ids})[table]  # type: ignore[no-any-return]  # untyped
         found = np.empty((ids.unique.size, spec.dim), spec.dtype)
         tables.lookup_into({table: (ids, found)}, training=training)
         expanded: Array = ids.expand(found)

@@ -78,7 +78,7 @@ class GradientStep:
         if optimizers.batches_per_update(model.optimizer) > 1:
             trainable = [v for group in variables.trainable for v in group.variables]
             self._accumulator = Accumulator(model.optimizer, trainable)
-        self._trained_layers = [layer for layer in variables.embeddings if layer.trainable]
+        self._trained_layers = variables.trained_embeddings
         self._calls: Sequence[LayerCall] = ()
         compiled = tf.function(self._run, jit_compile=bool(model.jit_compile), autograph=False)
         self._traces = Traces(compiled.get_concrete_function)
@@ -193,8 +193,9 @@ class GradientStep:
         """Return the pairs without those of anchors, and each trained layer's row gradient."""
         import tensorflow as tf
 
-        anchors = {id(layer.anchor): layer for layer in self._trained_layers}
-        anchors |= {id(layer.anchor.value): layer for layer in self._trained_layers}
+        called = [layer for layer in self._trained_layers if layer.anchor is not None]
+        anchors = {id(layer.anchor): layer for layer in called}
+        anchors |= {id(layer.anchor.value): layer for layer in called}
         of_layer: dict[int, Any] = {}
         dense = []
         for gradient, target in pairs:

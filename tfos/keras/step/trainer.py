@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ from ps.metadata import AttachedMetadata
 from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.embedding import stock
-from tfos.keras.embedding.batch_rows import BatchRows
+from tfos.keras.embedding.batch_rows import BatchRows, first_bad_row
 from tfos.keras.embedding.loading import load_file_rows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers, table_specs, variables
@@ -131,6 +132,7 @@ class PSTrainer:
         self._batches: Lookahead | None = None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: self._client.timeout_s)
         self._most_in_flight = 0
+        self._fitting_thread: int | None = None
         self.positions = DataPositions(ctx, self._client)
 
     @property
@@ -159,6 +161,11 @@ class PSTrainer:
     def batch_spec(self) -> Any:
         """Nested specs of a batch that was trained on; None: there was none."""
         return None if self._step is None else self._step.batch_spec
+
+    @property
+    def fits_elsewhere(self) -> bool:
+        """Whether another thread runs `fit`, which keeps the variables new."""
+        return self._fitting_thread not in (None, threading.get_ident())
 
     @property
     def id_counts(self) -> dict[str, IdCounts]:
@@ -241,6 +248,10 @@ class PSTrainer:
             tensors.build(self.model, described)
             self.attach(seeds=self.ctx.is_chief)
 
+    def typed_errors(self) -> contextlib.AbstractContextManager[None]:
+        """Raise errors of lookups inside of evaluate and predict as what they are."""
+        return contextlib.nullcontext() if self._tables is None else self._tables.typed_errors()
+
     def begin_epoch(self) -> None:
         """Forget that this epoch's question for a batch to build from was asked."""
         self._asked_this_epoch = False
@@ -270,6 +281,13 @@ class PSTrainer:
             NonFiniteGradient: with on_nonfinite="error"; nothing was sent.
             PSError: this step's push, or with a pipeline one of the steps before, failed.
         """
+        try:
+            return self._train(batch, batches)
+        except BaseException:
+            self._forget_batches(batch)
+            raise
+
+    def _train(self, batch: TrainingData, batches: Lookahead) -> Any:
         data = batch.values
         if self._step is None:
             self.attach_unbuilt(data)
@@ -282,12 +300,12 @@ class PSTrainer:
             while batch.rows is not None and batch.rows.are_on_their_way and self._in_flight:
                 self._adopt_oldest()
             table_rows = self._tables.rows_of(batch)
-        with self.times.on("compute"):
+        with self.times.on("compute"), self._tables.typed_errors():
             output = self._step(data, table_rows)
             is_finite, is_complete = bool(output.finite), bool(output.complete)
         rows = tensors.num_rows(data)
         if not is_finite:
-            self._refuse(output, rows)
+            self._refuse(output, rows, table_rows)
             self._tables.drop(table_rows)
         elif is_complete:
             gradients = self._tables.gradients(table_rows, output)
@@ -304,6 +322,7 @@ class PSTrainer:
     def pipelining(self) -> Iterator[None]:
         """Let pushes be in flight, as `distribute` was asked; none is when the block has ended."""
         self._most_in_flight = self.pipeline
+        self._fitting_thread = threading.get_ident()
         try:
             yield
             self.drain()
@@ -314,6 +333,17 @@ class PSTrainer:
         finally:
             self._most_in_flight = 0
             self._in_flight.close()
+            self._forget_batches()
+            self._fitting_thread = None
+
+    def _forget_batches(self, running: TrainingData | None = None) -> None:
+        """Give up what was prepared for batches that will not be trained now, or not at all."""
+        batches, self._batches = self._batches, None
+        if self._tables is not None:
+            if running is not None:
+                self._tables.drop(running.rows)
+            if batches is not None:
+                batches.set_back(self._tables.drop)
 
     def drain(self) -> None:
         """Wait until the servers have acknowledged every push; the variables stay as they are."""
@@ -321,9 +351,14 @@ class PSTrainer:
             self._give_back(self._in_flight.oldest())
 
     def pull(self) -> None:
-        """Take the servers' newest values, and their averages if it keeps any."""
+        """Take the servers' newest values, and their averages if it keeps any.
+
+        Rows that were asked for ahead are asked for again.
+        """
         if self._replica is not None:
             self.drain()
+            if self._batches is not None and self._tables is not None:
+                self._batches.set_back(self._tables.set_back)
             received = self._replica.take()
             with self.times.on("pull"):
                 self.clock = self._client.pull(received.arrays).clock
@@ -346,13 +381,15 @@ class PSTrainer:
 
     def check_unchanged(self) -> None:
         """Refuse a model that was compiled again or whose variables changed."""
+        since = "its first fit" if self.is_local else "ctx.distribute(model)"
         if self.model.optimizer is not self.optimizer:
             raise UnsupportedModel(
-                "the model was compiled again after ctx.distribute(model), so its optimizer is not "
-                "the one whose rule the parameter servers run; compile once, before distributing"
+                f"the model was compiled again after {since}, so its optimizer is not the one "
+                "whose rule the parameter servers run; compile once, before it. "
+                "model.optimizer.learning_rate may be assigned at any time"
             )
         if self._variables is not None:
-            self._variables.check_unchanged(self.model)
+            self._variables.check_unchanged(self.model, since)
 
     def _hyper(self, output: StepOutput) -> Hyper:
         values = [float(value) for value in output.scalars.numpy()]
@@ -416,16 +453,17 @@ class PSTrainer:
         self._give_back(applied)
 
     def _send(self, push: OutgoingPush, received: Received) -> AppliedPush:
-        ack = self._client.push_pull(
-            push.grads,
-            received.arrays,
-            hyper=push.hyper,
-            rows=push.rows,
-            lag=push.lag,
-            metadata=push.metadata,
-            table_grads=push.table_grads or None,
-            next_rows=None if push.ahead is None else push.ahead.into(),
-        )
+        with table_specs.naming_layers(self._bound()[0].embeddings):
+            ack = self._client.push_pull(
+                push.grads,
+                received.arrays,
+                hyper=push.hyper,
+                rows=push.rows,
+                lag=push.lag,
+                metadata=push.metadata,
+                table_grads=push.table_grads or None,
+                next_rows=None if push.ahead is None else push.ahead.into(),
+            )
         if push.ahead is not None:
             push.ahead.is_filled = True
         return AppliedPush(received, ack.clock, push.newest_rows)
@@ -442,15 +480,16 @@ class PSTrainer:
             raise RuntimeError("this model is not attached to its servers yet")
         return self._variables, self._replica
 
-    def _refuse(self, output: StepOutput, rows: int) -> None:
+    def _refuse(self, output: StepOutput, rows: int, table_rows: BatchRows | None) -> None:
         """Handle a step whose gradient is not finite; nothing of it is sent."""
         step = self._step
         expected = step is not None and step.skips_nonfinite
         if not expected and self.settings.on_nonfinite == "error":
             where = f"worker:{self.ctx.worker_rank}, step {self.steps + 1} of this worker"
+            worst = self._worst(output, table_rows)
             raise NonFiniteGradient(
-                f"{self._worst(output)} of a batch of {rows} rows are NaN or infinite ({where}); "
-                "nothing was sent. Lower the learning rate, clip, look at that batch, or "
+                f"{worst} of a batch of {rows} rows are NaN or infinite ({where}); nothing was "
+                "sent. Lower the learning rate, clip, look at that batch, or "
                 'distribute with on_nonfinite="skip"'
             )
         self.skipped_steps += 1
@@ -461,8 +500,10 @@ class PSTrainer:
             replica.adopt(received, self.clock)
             replica.give(received)
 
-    def _worst(self, output: StepOutput) -> str:
-        """Name the first tensor with non-finite values, and how many."""
+    def _worst(self, output: StepOutput, table_rows: BatchRows | None) -> str:
+        """Name the first tensor with non-finite values, and how many; a bad row comes first."""
+        if table_rows is not None and (row := first_bad_row(table_rows, table_rows.arrays)):
+            return f"{row}: the gradients"
         if self._variables is not None:
             for group, flat in zip(self._variables.trainable, output.gradients, strict=True):
                 bad = ~np.isfinite(np.asarray(memoryview(flat)))
@@ -471,6 +512,10 @@ class PSTrainer:
                     if count := int(bad[start : start + size].sum()):
                         return f"{count} of {size} gradient values of {name!r}"
                     start += size
+        if self._tables is not None and table_rows is not None:
+            sums = {name: each for name, (_, each) in self._tables.sums(table_rows, output).items()}
+            if row := first_bad_row(table_rows, sums):
+                return f"the gradient of {row}: the gradients"
         return "gradient values (before clipping)"
 
     # -- other workers

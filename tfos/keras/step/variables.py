@@ -104,6 +104,8 @@ class Variables:
     """What is pulled once."""
     embeddings: tuple[Embedding, ...] = ()
     """The layers whose rows live in tables."""
+    trained_embeddings: tuple[Embedding, ...] = ()
+    """Those whose rows are trained."""
 
     @property
     def trainable(self) -> tuple[VariableGroup, ...]:
@@ -162,22 +164,28 @@ class Variables:
             staleness_aware=staleness_aware,
         )
 
-    def check_unchanged(self, model: Any) -> None:
+    def check_unchanged(self, model: Any, since: str) -> None:
         """Refuse a model whose variables are no longer these.
 
+        Args:
+            model: whose they were.
+            since: what bound the model to its servers, for the message.
+
         Raises:
-            VariablesChanged: names the new and the missing variables.
+            VariablesChanged: names the new and the missing variables and Embeddings.
         """
         bound = [v for group in self.trainable for v in group.variables]
         now = [v for v in model.trainable_variables if _has_values(v)]
-        if {id(v) for v in bound} == {id(v) for v in now}:
+        trained = [layer for layer in embeddings_of(model) if layer.trainable]
+        if {id(v) for v in bound} == {id(v) for v in now} and trained == [*self.trained_embeddings]:
             return
-        added = [v.path for v in now if not any(v is b for b in bound)]
-        gone = [v.path for v in bound if not any(v is n for n in now)]
+        before = {id(v): v.path for v in bound} | _paths(self.trained_embeddings)
+        after = {id(v): v.path for v in now} | _paths(trained)
+        added = [path for key, path in after.items() if key not in before]
+        gone = [path for key, path in before.items() if key not in after]
         raise VariablesChanged(
-            f"the model's trainable variables changed after ctx.distribute(model): new {added}, no "
-            f"longer trainable {gone}; add layers and set `trainable` first, then compile, then "
-            "distribute"
+            f"the model's trainable variables changed after {since}: new {added}, no longer "
+            f"trainable {gone}; add layers and set `trainable` before it, then compile"
         )
 
 
@@ -221,7 +229,12 @@ def collect(model: Any, optimizer: Any) -> Variables:
         for (kind, dtype), members in buckets.items()
     )
     moving = tuple(group for group in groups if not group.name.startswith("frozen"))
-    return Variables(moving, groups[len(moving) :], embeddings)  # the frozen ones are the last
+    trained = tuple(layer for layer in embeddings if layer.trainable)
+    return Variables(moving, groups[len(moving) :], embeddings, trained)  # the frozen are the last
+
+
+def _paths(layers: Sequence[Embedding]) -> dict[int, str]:
+    return {id(layer): layer.path or layer.name for layer in layers}
 
 
 def _has_values(variable: Any) -> bool:
