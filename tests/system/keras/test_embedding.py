@@ -482,6 +482,7 @@ def test_what_rows_alone_cannot_follow_is_refused_by_name(optimizer, message):
         distribute(own, cluster.contexts[0])
 
 
+@pytest.mark.fault("F49")
 def test_an_id_out_of_range_names_table_value_position_and_layer():
     x, y = data(64)
     x[5, 1] = -3
@@ -493,6 +494,7 @@ def test_an_id_out_of_range_names_table_value_position_and_layer():
             model.fit(x, y, batch_size=64, shuffle=False, verbose=0)
 
 
+@pytest.mark.fault("F49")
 def test_a_feature_of_another_kind_or_missing_is_said_through_fit():
     x, y = data(64)
     with serving() as cluster:
@@ -538,6 +540,7 @@ def test_large_stock_embeddings_are_warned_of_once(caplog):
     assert "frozen" not in said
 
 
+@pytest.mark.fault("F47")
 def test_another_workers_tables_are_compared_in_words():
     with serving(num_workers=2) as cluster:
         first = make_model(Embedding(DIM, table="user", seed=1), keras.optimizers.SGD(0.1))

@@ -31,7 +31,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' save
 ]
 
-MODES: list[Any] = ["async", "sync", "hybrid"]
+MODES: list[Any] = ["async", pytest.param("sync", marks=pytest.mark.long), "hybrid"]
+ONLY_HYBRID: list[Any] = [pytest.param(each, marks=pytest.mark.long) for each in ("async", "sync")]
+ONLY_HYBRID += ["hybrid"]  # which alone has permits
 
 
 def user_model(optimizer=None, **settings):
@@ -139,8 +141,10 @@ def interrupting(cluster, number):
     vars(client)["push_pull"] = push_pull
 
 
+@pytest.mark.fault("F48")
+@pytest.mark.fault("F49")
 @pytest.mark.parametrize("kind", ["nan", "id", "interrupt"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONLY_HYBRID)
 def test_a_kept_error_of_a_step_keeps_no_permit_and_the_next_fit_trains(mode, kind):
     """As a notebook keeps the last traceback, and with it the frames that know the batch."""
     x, y = data(6 * BATCH)
@@ -242,7 +246,7 @@ def test_rows_asked_for_ahead_are_no_older_than_the_parameters_of_an_epochs_firs
     assert seen == [True] * 3
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONLY_HYBRID)
 def test_lookups_inside_a_step_belong_to_its_batch(mode):
     x, y = data(4 * BATCH)
     with serving() as cluster:
@@ -253,6 +257,7 @@ def test_lookups_inside_a_step_belong_to_its_batch(mode):
         assert cluster.pushes == 4
 
 
+@pytest.mark.fault("F48")
 @pytest.mark.parametrize("mode", MODES)
 def test_steps_that_search_a_loss_scale_push_neither_rows_nor_parameters(mode):
     x, y = data(8 * BATCH)
@@ -279,6 +284,7 @@ def test_steps_that_search_a_loss_scale_push_neither_rows_nor_parameters(mode):
         assert tables_of(cluster)["user"].rows == len(np.unique(x[skipped * BATCH :]))
 
 
+@pytest.mark.fault("F50")
 @pytest.mark.parametrize("mode", MODES)
 def test_batches_of_padding_or_of_empty_lists_train_the_rest(mode):
     lists = tf.RaggedTensor.from_row_lengths(tf.range(1, 9, dtype=tf.int64), [0] * 8 + [2, 6] * 1)
@@ -368,6 +374,7 @@ def test_the_servers_of_models_without_a_cluster_end_with_the_models():
 # -- what an error says
 
 
+@pytest.mark.fault("F48")
 def test_a_row_and_a_gradient_of_rows_that_are_not_finite_are_named():
     x, y = data(2 * BATCH)
     x[3, 1] = 777
@@ -398,6 +405,7 @@ def test_a_row_and_a_gradient_of_rows_that_are_not_finite_are_named():
             model.fit(x, y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.fault("F49")
 def test_an_error_of_a_lookup_inside_of_tensorflow_is_raised_as_it_is():
     x, y = data(2 * BATCH)
     bad = x.copy()

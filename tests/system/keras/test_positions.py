@@ -1,7 +1,7 @@
 """Training that stops anywhere and goes on from a checkpoint: the parameters count every row.
 
 The model is `w[n]` per row n, and the loss's gradient is -1 for each row that is trained: so `w[n]`
-is how often row n is part of the parameters.
+is how often row n is part of the parameters. With a table the row of id n counts the same.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.reading import splits
 from tests.support.keras_training import DEADLINE_S, Context, serving, together
 from tfos.errors import SettingsError, UnsupportedError
+from tfos.keras import Embedding
 from tfos.keras.fit.distribute import distribute
 from tfos.reading.reading import FileRows, Reading
 
@@ -61,9 +62,13 @@ class Count(keras.losses.Loss):  # type: ignore[misc]
         return 0.0 * y_true - y_pred[:, 0]
 
 
-def make_model() -> keras.Model:
-    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="w")
-    model = keras.Sequential([keras.Input((NUM_ROWS,)), layer], name="count")
+def make_model(*, has_table: bool) -> keras.Model:
+    given = keras.Input((NUM_ROWS,))
+    found = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="w")(given)
+    if has_table:
+        number = keras.ops.argmax(given, -1)
+        found += Embedding(1, table="row", initializer="zeros", name="row")(number)
+    model = keras.Model(given, found, name="count")
     model.compile(keras.optimizers.SGD(1.0), Count())
     return model
 
@@ -96,7 +101,9 @@ class Stop(keras.callbacks.Callback):  # type: ignore[misc]
 def run(cluster, files: Path, options: dict, make_callbacks=list):
     """Train in one thread per worker; returns each worker's histories."""
     num_workers = len(cluster.contexts)
-    models = [make_model() for _ in range(num_workers)]
+    options = dict(options)
+    has_table = options.pop("has_table", False)
+    models = [make_model(has_table=has_table) for _ in range(num_workers)]
 
     def work(rank: int):
         ctx = cluster.contexts[rank]
@@ -147,6 +154,9 @@ ASYNC = {"consistency": "async", "staleness_aware": False}
         pytest.param(SYNC, (2, 1, 3), id="sync, others twice"),
         pytest.param(ASYNC, (2, 3), marks=pytest.mark.long, id="async, others"),
         pytest.param({**ASYNC, "pipeline": 2}, (1, 2), id="pipelined"),
+        pytest.param({**SYNC, "has_table": True}, (2, 1), id="sync, with a table"),
+        pytest.param({**ASYNC, "pipeline": 2, "has_table": True}, (1, 2), id="rows 2 steps ahead"),
+        pytest.param({"consistency": "hybrid", "has_table": True}, (1, 2), id="hybrid"),
     ],
 )
 def test_every_row_is_in_the_parameters_once_per_epoch(files, tmp_path, caplog, options, workers):
@@ -159,7 +169,11 @@ def test_every_row_is_in_the_parameters_once_per_epoch(files, tmp_path, caplog, 
         cluster.contexts[0].client.restore(directory)
         histories = run(cluster, files, options)
         (counts,) = cluster.values().values()
-        assert counts[:, 0].tolist() == [EPOCHS] * NUM_ROWS
+        if options["consistency"] != "hybrid":  # which takes the workers' mean
+            assert counts[:, 0].tolist() == [EPOCHS] * NUM_ROWS
+        if "has_table" in options:
+            rows = cluster.contexts[0].client.tables.lookup({"row": np.arange(NUM_ROWS)})["row"]
+            assert rows[:, 0].tolist() == [EPOCHS] * NUM_ROWS
     assert [len(history["loss"]) for history in histories] == [EPOCHS - 1] * workers[-1]
     assert "rows 'train': reading resumes in epoch 2, where" in caplog.text
 
