@@ -30,7 +30,9 @@ def stats(uptime_s: float, pushes: int, push_s: float, **fields: object) -> Serv
 def test_points_tell_what_happened_since_the_last_one():
     before = stats(
         100.0, 1000, 10.0, bytes_in=5 * 10**8, staleness=(900, 0, 0, 100),
-        tables=(TableStats("t", rows=5, given=500, looked_up=100, missed=100, staleness=(3, 0, 0, 0)),),
+        tables=(
+            TableStats("t", rows=5, given=500, looked_up=100, missed=100, staleness=(3, 0, 0, 0)),
+        ),
     )  # fmt: skip
     now = stats(
         104.0, 1100, 14.0, bytes_in=9 * 10**8, staleness=(950, 50, 0, 100),
