@@ -23,7 +23,7 @@ from keras import tree
 
 from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras.data.lists import explained
-from tfos.keras.embedding import row_flow, stock
+from tfos.keras.embedding import dense_embeddings, row_flow
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
 from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, all_inside, record
 from tfos.keras.embedding.sources import looked_up
@@ -241,7 +241,7 @@ class GradientStep:
             return tf.convert_to_tensor(gradient)
         num_bytes = tf.TensorShape(variable.shape).num_elements() * gradient.dtype.size
         if num_bytes > MAX_DENSIFIED_BYTES:
-            line = stock.replacement(self._model, variable)
+            line = dense_embeddings.replacement(self._model, variable)
             raise UnsupportedModel(
                 f"the gradient of {variable.path!r} {tuple(variable.shape)} is sparse and would be "
                 f"{num_bytes} bytes as a dense tensor every step, more than {MAX_DENSIFIED_BYTES}; "

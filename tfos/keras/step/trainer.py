@@ -31,7 +31,7 @@ from ps.manifest.manifest import Hyper
 from ps.metadata import AttachedMetadata
 from tfos.errors import UnsupportedModel
 from tfos.keras.data import tensors
-from tfos.keras.embedding import stock
+from tfos.keras.embedding import dense_embeddings
 from tfos.keras.embedding.batch_rows import BatchRows, first_bad_row
 from tfos.keras.embedding.loading import load_file_rows
 from tfos.keras.protocols import WorkerContext
@@ -208,7 +208,7 @@ class PSTrainer:
             compression=settings.compression,
         )
         if seeds:
-            stock.warn_of_large(self.model, MAX_DENSIFIED_BYTES)
+            dense_embeddings.warn_of_large(self.model, MAX_DENSIFIED_BYTES)
             groups = (*found.groups, *found.frozen)
             manifest = with_buckets(manifest, self._client)
             self._client.seed(manifest, {group.name: group.values() for group in groups})

@@ -1,4 +1,4 @@
-"""Stock embeddings: `keras.layers.Embedding` in a distributed model, whose gradient is sent dense.
+"""Dense embeddings: `keras.layers.Embedding` in a distributed model, whose gradient is sent dense.
 
 Covers: which layer has a weight, the line that would replace it, the warning at distribution.
 Does not: refuse a step (tfos.keras.step.train_step).      Pure, but for the log.
@@ -24,21 +24,21 @@ def replacement(model: Any, variable: Any) -> str:
         model: searched, nested layers included.
         variable: the weight.
     """
-    for layer in _stock_layers(model):
+    for layer in _dense_layers(model):
         if any(weight is variable for weight in layer.weights):
             return _line(layer)
     return ""
 
 
 def warn_of_large(model: Any, limit_bytes: int) -> None:
-    """Log one warning that names the large stock embeddings of a built model, if it has any.
+    """Log one warning that names the large dense embeddings of a built model, if it has any.
 
     Args:
         model: built.
         limit_bytes: of weights; training refuses larger ones.
     """
     found = []
-    for layer in _stock_layers(model):
+    for layer in _dense_layers(model):
         num_bytes = sum(
             weight.value.dtype.size * int(weight.value.shape.num_elements())
             for weight in layer.trainable_weights
@@ -53,7 +53,7 @@ def warn_of_large(model: Any, limit_bytes: int) -> None:
         )
 
 
-def _stock_layers(model: Any) -> list[Any]:
+def _dense_layers(model: Any) -> list[Any]:
     return [each for each in model._flatten_layers() if isinstance(each, keras.layers.Embedding)]
 
 
