@@ -45,6 +45,7 @@ WITHOUT_SPARK = {
     "parquet": ["P11"] * 4,
     "peers": ["P04"] * 3,
     "row_exchange": ["ROWS"] * 4,
+    "row_lookahead": ["P23"],
     "scaling": ["P17", "steps", "steps"],
     "serving": ["P25", "P25p99"],
     "small": ["P05"],
