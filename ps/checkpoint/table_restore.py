@@ -37,6 +37,26 @@ Array = np.ndarray[Any, Any]
 _Piece = tuple[SavedSegment, RowBatch | Dropped | End]
 
 
+def saved_segments(root: Root, checkpoint: Checkpoint, place: ServerSettings) -> dict[str, int]:
+    """Return the segments of each table in this server's share of a checkpoint, by table.
+
+    A server that has as many is the one that was saved, also on a machine with other cores: its
+    sessions and its next delta fit. With another number of servers the result is empty.
+
+    Args:
+        root: the checkpoint directory.
+        checkpoint: the one to restore.
+        place: has the server's rank and the number of servers.
+    """
+    if len(checkpoint.shards) != place.num_servers or not checkpoint.manifest.tables:
+        return {}
+    _, index = load_indexes(storage_at(root), checkpoint)[place.rank]
+    return {
+        spec.name: num_segments(index.tables, at)
+        for at, spec in enumerate(checkpoint.manifest.tables)
+    }
+
+
 def has_same_slices(
     root: Root, checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings
 ) -> bool:

@@ -9,7 +9,7 @@ Threads: `handle` is called by one thread per connection; what it shares guards 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import Root, read_manifest, steps_after
 from ps.checkpoint.restore import RestoreOptions, manifest_to_serve
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.checkpoint.table_restore import has_same_slices
+from ps.checkpoint.table_restore import saved_segments
 from ps.config import ServerSettings
 from ps.consistency.asp import make_policy
 from ps.consistency.gate import Event
@@ -260,9 +260,13 @@ class Service:
             num_workers=settings.num_workers,
         )
 
-    def _new_tables(self, manifest: Manifest) -> tuple[Table, ...]:
-        settings = self.settings
-        return make_tables(manifest, rank=settings.rank, num_servers=settings.num_servers)
+    def _new_tables(
+        self, manifest: Manifest, segments: Mapping[str, int] | None = None
+    ) -> tuple[Table, ...]:
+        place = self.settings
+        return make_tables(
+            manifest, rank=place.rank, num_servers=place.num_servers, segments=segments
+        )
 
     def _new_shard(
         self,
@@ -433,8 +437,9 @@ class Service:
         """
         newer = steps_after(root, checkpoint)
         manifest = manifest_to_serve(checkpoint, like)
-        dense, tables = self._new_dense(manifest), self._new_tables(manifest)
         reset, place = like.reset_optimizer, self.settings
+        dense = self._new_dense(manifest)
+        tables = self._new_tables(manifest, saved_segments(root, checkpoint, place))
         extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
         shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
         shard.metadata.fill(extra.notes)
@@ -446,8 +451,7 @@ class Service:
             return False
         self._saving.passed_over = newer
         is_whole = not like.reset_optimizer and not any(table.has_left_out for table in tables)
-        is_same = is_whole and manifest == checkpoint.manifest
-        if is_same and has_same_slices(root, checkpoint, tables, place):
+        if is_whole and manifest == checkpoint.manifest:
             self._saving.note_restored(checkpoint.save_id, num_changes)
         age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
         self._restore_point = RestorePoint(checkpoint.step, max(0.0, age_s))

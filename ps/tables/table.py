@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -49,6 +49,7 @@ class Table:
         spec: the table.
         rank: this server's rank.
         num_servers: servers that share the table.
+        segments: of this share, if its TableSpec leaves them open; None: by the machine's cores.
         clock: returns monotonic seconds.
     """
 
@@ -58,6 +59,7 @@ class Table:
         *,
         rank: int,
         num_servers: int,
+        segments: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
@@ -65,7 +67,7 @@ class Table:
         table_kernels.warm_server([spec.dtype])
         kernels.warm([("largest_masked", spec.dtype)])
         self._update = kernels.sparse_for(spec.rule, spec.dtype, row_steps=spec.row_steps)
-        num_segments = spec.segments or segments_for(available_cores())
+        num_segments = spec.segments or segments or segments_for(available_cores())
         self._parts = parts_of_buckets(num_servers, num_segments)
         self._first_part = rank * num_segments
         owned = np.count_nonzero(self._parts // num_segments == rank)
@@ -411,12 +413,23 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def make_tables(manifest: Manifest, *, rank: int, num_servers: int) -> tuple[Table, ...]:
+def make_tables(
+    manifest: Manifest,
+    *,
+    rank: int,
+    num_servers: int,
+    segments: Mapping[str, int] | None = None,
+) -> tuple[Table, ...]:
     """Make a server's shares of the manifest's tables, without rows.
 
     Args:
         manifest: has the tables.
         rank: of the server.
         num_servers: that share the tables.
+        segments: by table, instead of this machine's choice; those of a checkpoint.
     """
-    return tuple(Table(spec, rank=rank, num_servers=num_servers) for spec in manifest.tables)
+    chosen = segments or {}
+    return tuple(
+        Table(spec, rank=rank, num_servers=num_servers, segments=chosen.get(spec.name))
+        for spec in manifest.tables
+    )

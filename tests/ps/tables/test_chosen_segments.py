@@ -28,9 +28,10 @@ def test_a_power_of_two_that_the_cores_fit_into():
 
 @pytest.mark.socket
 @pytest.mark.usefixtures("table_kernels_loaded")
+@pytest.mark.parametrize("num_servers", [2, 3])
 @pytest.mark.parametrize(("cores", "later"), [(4, 1), (1, 16), (2, 2)])
 def test_servers_of_any_number_of_cores_restore_each_others_tables(
-    cores: int, later: int, tmp_path, monkeypatch: pytest.MonkeyPatch
+    cores: int, later: int, num_servers: int, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
     manifest = with_tables(table("user", segments=None), rule=ADD)
     monkeypatch.setattr(ps.tables.table, "available_cores", lambda: cores)
@@ -41,10 +42,14 @@ def test_servers_of_any_number_of_cores_restore_each_others_tables(
         client.tables.push({"user": (IDS[:9], ones(IDS[:9]))}, hyper=Hyper(1.0))
         client.save(tmp_path, 2)
     monkeypatch.setattr(ps.tables.table, "available_cores", lambda: later)
-    with cluster(num_servers=2) as bed:
+    with cluster(num_servers=num_servers) as bed:
         client = bed.client()
         assert client.restore(tmp_path) == 2
         client.seed(manifest, filled(manifest))  # adopts
+        kept = cores if num_servers == 2 else later  # else sessions and deltas would not fit
+        shards = [server._service.life.loaded() for server in bed.servers]
+        assert {len(each.tables.tables[0].segments) for each in shards} == {kept}
+        assert all(server.saved_as for server in client.describe())
         rows = client.tables.lookup({"user": IDS})["user"]
         assert rows[:, 0].tolist() == [2.0] * 9 + [1.0] * 491
         scanned = np.sort(np.concatenate([ids for ids, _ in client.tables.scan("user")]))

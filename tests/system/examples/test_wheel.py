@@ -21,7 +21,7 @@ def wheel(tmp_path_factory):
     """The wheel that scripts/build makes of this checkout, its contents checked."""
     directory = tmp_path_factory.mktemp("dist")
     subprocess.run([ROOT / "scripts" / "build", "--outdir", directory], check=True, timeout=300)
-    (wheel,) = directory.glob("*.whl")
+    (wheel,) = directory.glob("tfos-*.whl")
     return wheel
 
 
