@@ -63,7 +63,8 @@ class ResultCalls:
     def history(self) -> History:
         """Return metrics, seconds and steps of every epoch of `fit` so far, the newest 10,000.
 
-        In any input mode and for streams, where each micro-batch is an epoch. Of a distributed
+        In any input mode and for streams, where each micro-batch is an epoch; the handle that
+        `stream` returns has that stream's part. Of a distributed
         model they are those of all workers. One that is not distributed has a history if its `fit`
         has `ctx.callbacks()`: the chief's own. `train` returns its part of it.
         """

@@ -1,4 +1,4 @@
-"""Handle of a training stream: counters, the wait for its end, the ordered stop.
+"""Handle of a training stream: counters, history, the wait for its end, the ordered stop.
 
 Covers: StreamTraining; the end of the query when the cluster ends.
 Does not: train batches (tfos.streaming).
@@ -21,6 +21,7 @@ from tfos.control.state import ClusterState
 from tfos.driver import preflight
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedJobError, TFOSError
+from tfos.monitor.history import History, history_of
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.streaming.state import QueryState, StreamLag, StreamRun
@@ -30,7 +31,7 @@ DEFAULT_STOP_S = 600.0
 _LOOK_S = 0.5
 _POLL_S = 0.02
 _COMMIT_S = 5.0
-"""For Spark to mark a batch as done once train_batch has returned."""
+"""For Spark to mark a batch as done once train_batch has returned, and for `fit` to end it."""
 _END_S = 30.0
 """For a query to end after the order to stop, once no batch runs."""
 
@@ -100,6 +101,17 @@ class StreamTraining:
     def loss(self) -> float | None:
         """Mean over the workers of the loss they reported last, a heartbeat (2 s) old at most."""
         return self._coordinator.read(lambda state: mean_loss(state.workers))
+
+    @property
+    def history(self) -> History:
+        """Metrics of `fit`, an epoch per micro-batch with rows, the newest 10,000.
+
+        A batch is in it once `fit` has ended its epoch, with validation and callbacks. Empty if
+        main_fun reads the feed by other means than `fit` of a distributed model.
+        """
+        feed, own = self._state.feed, set(self._state.epochs.copy())
+        found = self._coordinator.read(lambda state: state.epochs.since(0, feed))
+        return history_of(each for each in found if each.fed_epoch in own)
 
     @property
     def last_progress(self) -> Any:
@@ -219,7 +231,17 @@ class StreamTraining:
         self._run.let_go.set()
         stopping.join(_END_S)
         if self._run.error is None:
+            self._await_metrics()
             self._save()
+
+    def _await_metrics(self) -> None:
+        """Wait until `fit` has ended the last batch's epoch: `history` then has it."""
+        feed, epochs = self._state.feed, self._state.epochs
+        if epochs:
+            self._coordinator.wait(
+                lambda state: not state.epochs.is_awaited(feed, epochs[-1]) or _has_ended(state),
+                _COMMIT_S,
+            )
 
     def _await_commit(self) -> None:
         """Wait until Spark marks the last batch as done; it would be repeated at the next start."""

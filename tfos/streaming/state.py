@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from rpc.field_texts import with_field_texts
+from tfos.control.epoch_log import MAX_EPOCHS
 from tfos.monitor.reports import EpochReport
 
 _INTERRUPTED = (
@@ -53,6 +55,8 @@ class QueryState:
     rows: int = 0
     rows_per_s: float = 0.0
     has_warned: bool = False
+    epochs: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
+    """Epochs of the feed that were the newest batches with rows."""
 
     def know(self, restored_id: int) -> None:
         """Go on from a restored batch."""
@@ -78,6 +82,7 @@ class QueryState:
             self.num_batches += 1
             self.rows += report.trained_rows
             self.rows_per_s = report.trained_rows / max(report.seconds, 1e-9)
+            self.epochs.append(report.epoch)
         self.last_id = batch_id  # last: a reader that sees it also sees the numbers of this batch
 
 

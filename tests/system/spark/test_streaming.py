@@ -156,6 +156,8 @@ def test_each_row_of_a_stream_is_once_in_the_saved_parameters(spark, tmp_path, c
         training.stop()
         assert not training.is_active
         assert training.error is None
+        assert sum(training.history["rows"]) == 9 + 1
+        assert len(training.history["loss"]) == training.num_batches
         total = sum(range(1, 30)) + 100 + sum(range(1000, 1009)) + 20_000
         assert bed.saved_weight() == total
 

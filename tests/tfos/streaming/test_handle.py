@@ -1,14 +1,18 @@
-"""The handle of a stream: the stop of a query that has ended by itself."""
+"""The handle of a stream: the stop of a query that has ended by itself, the history."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from typing import Any
 
 import pytest
 
+from tfos.control.epoch_log import EpochLog
+from tfos.control.messages import EpochTrained, FitReading
 from tfos.errors import FeedJobError
+from tfos.monitor.reports import EpochReport
 from tfos.phases import ClusterPhase
 from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import QueryState, StreamRun
@@ -36,3 +40,38 @@ def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_aft
     training.stop()  # behind the cluster's end, which saves by itself
     assert training.end() is None
     assert len(saves) == 2
+
+
+def trained(fed_epoch: int, loss: float, feed: str = "input") -> EpochTrained:
+    return EpochTrained(1, fed_epoch, {"loss": loss}, feed=feed, fed_epoch=fed_epoch)
+
+
+def test_the_history_of_a_stream_has_its_own_batches_and_its_stop_waits_for_the_last_one():
+    log = EpochLog()
+    log.note(FitReading("input"))
+    for event in (trained(0, 9.0), trained(1, 0.5), trained(1, 8.0, "other"), trained(2, 7.0)):
+        log.note(event)
+    state = QueryState("q", feed="input")
+    for batch_id, (epoch, rows) in enumerate([(1, 10), (3, 0), (4, 10)]):
+        state.note(batch_id, EpochReport("input", epoch, rows, rows, 0, 0, 2.0))
+    cluster = types.SimpleNamespace(phase=ClusterPhase.RUNNING, epochs=log)
+    ended = threading.Event()
+
+    def wait(is_over: Any, _: float) -> bool:
+        if threading.current_thread().name == "tfos-stream":  # looks for the cluster's end
+            ended.wait(20)
+        elif not is_over(cluster):
+            log.note(trained(4, 0.25))
+        return bool(is_over(cluster))
+
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    query.stop = lambda: setattr(query, "isActive", False)
+    run = StreamRun()
+    run.is_held = True  # Spark has brought the next batch, so it has marked the last one
+    coordinator: Any = types.SimpleNamespace(read=lambda look: look(cluster), wait=wait)
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    training = StreamTraining(query, state, run, coordinator, ending, lambda: None)
+    assert training.history["loss"] == [0.5]
+    training.stop()
+    ended.set()
+    assert training.history["loss"] == [0.5, 0.25]
