@@ -25,6 +25,7 @@ from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from tfos.worker.epoch_reports import EpochReports
 from tfos.worker.micro_batches import MicroBatches
+from tfos.worker.seen_progress import SeenProgress
 
 DEADLINE_S = 60.0
 _names = itertools.count()
@@ -46,6 +47,8 @@ class Context:
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
     numbers: list[Mapping[str, float]] = field(default_factory=list)
     """What was reported beside each entry of `progress`."""
+    seen: list[dict[str, float]] = field(default_factory=list)
+    """Progress that data have seen of fits that are not distributed."""
 
     @property
     def log_dir(self) -> str | None:
@@ -64,6 +67,10 @@ class Context:
     @property
     def is_chief(self) -> bool:
         return self.worker_rank == 0
+
+    @property
+    def seen_progress(self) -> SeenProgress:
+        return SeenProgress(self.seen.append)
 
     def check_servers_used(self, what: str) -> None:
         """Train without the servers too: tests compare with plain Keras."""

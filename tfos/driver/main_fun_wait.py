@@ -19,6 +19,8 @@ from tfos.phases import ClusterPhase
 
 _NAMED = 4
 """Workers that a line names."""
+_SILENT_S = 30.0
+"""Seconds without a step until a loop of main_fun is taken for one that reports none."""
 
 
 class MainFunWait:
@@ -49,8 +51,20 @@ class MainFunWait:
         now_s = self._coordinator.now_s()
         if self._is_fed:
             return self._coordinator.read(lambda state: _waiting(state, now_s)), True
-        self._coordinator.read(lambda state: self.follow(state, now_s))
-        return str(self._progress), self._progress.is_starting
+        silent = self._coordinator.read(lambda state: self._silent(state, now_s))
+        return silent or str(self._progress), self._progress.is_starting
+
+    def _silent(self, state: ClusterState, now_s: float) -> str:
+        """Follow the numbers; return what to say of loops that report none, or an empty string."""
+        self.follow(state, now_s)
+        began_s = [each.phase_since_s for each in state.training() if each.phase == "main_fun"]
+        silent_s = now_s - min(began_s, default=now_s)
+        if not self._progress.is_starting or silent_s < _SILENT_S:
+            return ""
+        return (
+            f"main_fun runs {silent_s:.0f} s and reports no steps: pass callbacks=ctx.callbacks() "
+            "to fit, or call ctx.report_progress() in a loop of your own"
+        )
 
     def _show_end(self) -> None:
         """Leave the last numbers on the screen."""

@@ -60,11 +60,29 @@ class WorkerContext(Protocol):
         """
 
 
-class DataContext(WorkerContext, Protocol):
-    """The part of `NodeContext` that datasets use."""
+class ProgressSink(Protocol):
+    """Reports of what the data of a `fit` see (tfos.worker.seen_progress)."""
+
+    def begin(self) -> None:
+        """A `fit` of a model that is not distributed begins."""
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Report numbers by name, with `steps` and `rows`, unless main_fun reports its own."""
+
+
+class RowsContext(Protocol):
+    """The part of `NodeContext` that rows of any origin use."""
+
+    @property
+    def seen_progress(self) -> ProgressSink:
+        """Takes the progress of a `fit` that reports none itself."""
 
     def check_servers_used(self, what: str) -> None:
         """Refuse a training, `what`, that leaves the cluster's servers out."""
+
+
+class DataContext(WorkerContext, RowsContext, Protocol):
+    """The part of `NodeContext` that datasets of feeds use."""
 
 
 class ShownContext(WorkerContext, Protocol):

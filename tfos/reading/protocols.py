@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from tfos.keras.protocols import RowsContext
+
 
 class ReadingContext(Protocol):
     """The part of `NodeContext` that this package uses."""
@@ -22,8 +24,5 @@ class ReadingContext(Protocol):
         """A path as every node of the cluster means it."""
 
 
-class DatasetContext(ReadingContext, Protocol):
+class DatasetContext(ReadingContext, RowsContext, Protocol):
     """The part of `NodeContext` that datasets of files use."""
-
-    def check_servers_used(self, what: str) -> None:
-        """Refuse a training, `what`, that leaves the cluster's servers out."""

@@ -384,16 +384,13 @@ class FileRows:
             dtypes=dtypes,
             map_fn=map_fn,
         )
-        check_servers_used = self._ctx.check_servers_used
         if self._course is None:
-            return FileDataset(
-                self._reader(), batch_size, columns, check_servers_used=check_servers_used
-            )
+            return FileDataset(self._reader(), batch_size, columns, ctx=self._ctx)
         return FileDataset(
             self._reader(),
             batch_size,
             columns,
-            check_servers_used=check_servers_used,
+            ctx=self._ctx,
             position_name=position_name(self._name, self._ctx.rank),
             first_metadata=dict([files_metadata(self._name, self._source.files())]),
         )

@@ -25,6 +25,7 @@ from tfos.errors import (
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
 from tfos.node.spec import ChildSpec
+from tfos.worker.seen_progress import SeenProgress
 
 if TYPE_CHECKING:
     import keras
@@ -74,6 +75,7 @@ class NodeContext:
         micro_batches: a distributed `fit` reports its trained epochs there.
         epochs: `fit` reports its epochs' metrics there.
         mgr: for `TFNode.DataFeed(ctx.mgr)`, which is `ctx.get_data_feed()`.
+        seen_progress: data report there how far a `fit` is whose model is not distributed.
 
     Args:
         spec: start document of this process.
@@ -123,7 +125,7 @@ class NodeContext:
             (entry for entry in roster if entry.node.role == "ps"), key=lambda entry: entry.rank
         )
         self._credentials = credentials
-        self._on_progress = on_progress
+        self.seen_progress = SeenProgress(on_progress)
         self._reserved_port = reserved_port
         self._shows_port = not bundle.settings.release_port
         self._manager: WorkerManager | None = None
@@ -472,7 +474,7 @@ class NodeContext:
         except (TypeError, ValueError) as error:
             _logger.warning("report_progress ignored %r: %s", values, error)
             return
-        self._on_progress(numbers)
+        self.seen_progress.report(numbers)
 
     def release_port(self) -> None:
         """Give up this worker's port in `cluster_spec`, for a server that binds it exclusively.

@@ -15,6 +15,7 @@ from tests.support.keras_training import serving
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.fit.distribute import distribute
 from tfos.reading.reading import FileRows, Reading
+from tfos.worker.seen_progress import SeenProgress
 
 STOPS_AFTER = 3
 UNTRAINED_LOSS = 8.0
@@ -26,6 +27,7 @@ class Place:
 
     rank = 0
     num_workers = 1
+    seen_progress = SeenProgress(lambda _: None)
 
     def absolute_path(self, path: str) -> str:
         return path

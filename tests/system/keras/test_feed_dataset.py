@@ -120,10 +120,13 @@ def test_progress_bar_and_evaluation_know_what_is_known(capsys):
         model = make_model()
         dataset = FeedDataset(ctx, BATCH)
         model.fit(dataset, epochs=1, verbose=1)
+        seen = [(each["epoch"], each["steps"], each["rows"]) for each in ctx.seen]
+        assert list(dict.fromkeys(seen))[-1] == (1, 3, 3 * BATCH - 3)
         loss = model.evaluate(dataset, verbose=0)
         assert loss > 0
         predicted = model.predict(FeedDataset(ctx, BATCH), verbose=0)
         assert predicted.shape == (13, 2)
+        assert len(ctx.seen) == len(seen), "neither evaluation nor prediction is progress"
     printed = capsys.readouterr().out
     assert "/Unknown" in printed
     assert "3/3" in printed
@@ -395,6 +398,7 @@ def test_fit_on_a_feed_is_refused_if_the_servers_are_left_out(monkeypatch):
             model.fit(rows, verbose=0)
         distribute(model, ctx)
         assert model.fit(rows, verbose=0).history["loss"], "no row is lost by the refusal"
+        assert ctx.seen == [], "a distributed model reports its progress itself"
 
 
 def test_an_epoch_without_rows_before_the_first_batch_has_no_metrics():

@@ -18,8 +18,11 @@ from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
 from tfos.errors import NotDistributed, SortedRowsWarning
+from tfos.keras.data.lone_progress import LoneProgress
+from tfos.keras.data.running_fit import RunningFit
 from tfos.keras.fit.distribute import distribute
 from tfos.reading.reading import FileRows, Reading
+from tfos.worker.seen_progress import SeenProgress
 
 tf = pytest.importorskip("tensorflow")
 
@@ -33,6 +36,11 @@ class Place(NamedTuple):
 
     rank: int
     num_workers: int
+    told: list[dict[str, float]] = []  # noqa: RUF012 - each test that looks gives its own
+
+    @property
+    def seen_progress(self) -> SeenProgress:
+        return SeenProgress(self.told.append)
 
     def absolute_path(self, path: str) -> str:
         return path
@@ -96,6 +104,45 @@ def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):
     data = reading.tfrecord(path, COLUMNS).dataset(4, features="x", labels="n")
     with pytest.raises(NotDistributed, match="fit"):
         make_model().fit(data, verbose=0)
+
+
+def test_a_fit_without_callbacks_of_ours_tells_its_steps_rows_epochs_and_loss(tmp_path):
+    place = Place(0, 1, [])
+    read = Reading(place).tfrecord(write(tmp_path / "rows", range(10)), COLUMNS)  # type: ignore[arg-type]
+    data = read.dataset(4, features="x", labels="n")
+    history = make_model().fit(data, epochs=3, initial_epoch=1, verbose=0).history
+    seen = [(each["epoch"], each["steps"], each["rows"]) for each in place.told]
+    first = [(2, 0, 0), (2, 1, 4), (2, 2, 8), (2, 3, 10)]
+    second = [(3, 3, 10), (3, 4, 14), (3, 5, 18), (3, 6, 20)]
+    assert list(dict.fromkeys(seen)) == [*first, *second]
+    assert all(each["epochs"] == 3 for each in place.told)
+    losses = {each["epoch"]: each["loss"] for each in place.told if "loss" in each}
+    assert list(losses.values()) == pytest.approx(history["loss"])
+    place.told.clear()
+    validation = read.dataset(4, features="x", labels="n")
+    make_model().fit(np.zeros((4, 4)), np.zeros(4), validation_data=validation, verbose=0)
+    assert place.told == [], "nobody trains these rows"
+
+
+def test_the_loss_within_an_epoch_is_looked_at_once_a_second_and_may_be_unknown():
+    class Model:
+        name = "m"
+        looks = 0
+
+        def get_metrics_result(self) -> dict[str, float]:
+            self.looks += 1
+            return {"loss": self.looks / 2} if self.looks < 3 else {"own": 1.0}
+
+    now_s = [10.0]
+    told: list[dict[str, float]] = []
+    fit = RunningFit(Model(), True, None, None, 0, 1)
+    progress = LoneProgress(fit, SeenProgress(told.append), lambda: now_s[0])
+    for batch in range(1, 8):
+        now_s[0] += 0.4
+        progress.trained(batch, batch, is_over=False)
+    progress.trained(7, 7, is_over=True)
+    assert fit.model.looks == 3
+    assert [each.get("loss") for each in told] == [*[None] * 3, *[0.5] * 3, *[1.0] * 3]
 
 
 def test_class_weights_reach_a_model_that_is_not_distributed(tmp_path):

@@ -103,6 +103,22 @@ def test_a_training_that_reads_files_has_epochs_rates_and_a_time_left():
     ]
 
 
+def test_a_loop_that_reports_nothing_is_told_apart_from_a_start():
+    played = wait(
+        False,
+        lambda it: it.tell(messages.PhaseChanged("main_fun: import tensorflow")),
+        lambda it: it.tell(messages.PhaseChanged("main_fun")),
+        *[lambda it: None] * 31,
+        lambda it: it.tell(messages.Done()),
+    )
+    assert played.shown[1] == "epoch 1  workers are starting: main_fun 0 s"
+    assert played.shown[29] == "epoch 1  workers are starting: main_fun 28 s"
+    assert played.shown[-2] == (
+        "main_fun runs 31 s and reports no steps: pass callbacks=ctx.callbacks() to fit, or call "
+        "ctx.report_progress() in a loop of your own"
+    )
+
+
 def test_numbers_of_a_worker_that_make_no_sense_stop_nothing():
     played = wait(
         False,

@@ -18,6 +18,7 @@ from tests.support.ps_cluster import cluster, run_all, succeeded
 from tfos.errors import NoServersError, SettingsError
 from tfos.reading.reading import Reading
 from tfos.reading.row_counts import counted
+from tfos.worker.seen_progress import SeenProgress
 
 pytestmark = pytest.mark.socket
 
@@ -32,6 +33,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.is_chief = self.rank == 0
+        self.seen_progress = SeenProgress(lambda _: None)
 
     def check_servers_used(self, what: str) -> None:
         """Nothing is trained."""

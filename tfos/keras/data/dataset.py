@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,9 +39,10 @@ from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.label_order import LabelOrder
 from tfos.keras.data.lists import has_lists, refusal_of_lists
+from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
 from tfos.keras.data.running_fit import running_fit
-from tfos.keras.protocols import DataContext
+from tfos.keras.protocols import DataContext, RowsContext
 
 PREFETCHED_BATCHES = 3
 """Enough to hide a short gap in the feed; more only holds memory."""
@@ -75,8 +76,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         columns: which values of a row are x, y and the sample weight; `map_fn` runs in the thread
             that reads ahead.
         name: of the rows, for that thread's name.
-        check_servers_used: refuses a training, named in its argument, without the cluster's
-            servers; None: there are none.
+        ctx: the node's context; it refuses a training without the cluster's servers, and takes the
+            progress of a model that is not distributed. None: there is no cluster.
 
     Raises:
         SettingsError: an argument that cannot work.
@@ -89,7 +90,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         columns: ColumnRoles = AS_FED,
         *,
         name: str = "files",
-        check_servers_used: Callable[[str], None] | None = None,
+        ctx: RowsContext | None = None,
     ) -> None:
         if type(batch_size) is not int or batch_size < 1:
             raise SettingsError(
@@ -107,7 +108,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._prefetcher = Prefetcher(
             read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )
-        self._check_servers_used = check_servers_used or (lambda _: None)
+        self._ctx = ctx
+        self._lone: LoneProgress | None = None
+        """Of the running `fit`, if its model is not distributed."""
         self._class_weights: ClassWeights | None = None
         self._refusal_of_lists = ""
         """Why the model of the running fit takes no rows of differing lengths; empty: it may."""
@@ -163,6 +166,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._came_back()
         head = self._peek()
         self._over = is_end(head)
+        if self._lone is not None:
+            self._lone.trained(self._batches, self.rows, is_over=self._over)
         if self._over and self._batches and self._label_order is not None:
             self._check_order(self._label_order.looks_sorted_at_end())
             self._label_order = None
@@ -299,8 +304,11 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             SettingsError: a class_weight of `fit` that cannot work.
         """
         fit = running_fit()
-        if fit is not None and fit.is_lone:
-            self._check_servers_used("fit() trains this model")
+        self._lone = None
+        if fit is not None and fit.is_lone and self._ctx is not None:
+            self._ctx.check_servers_used("fit() trains this model")
+            if fit.x is self:
+                self._lone = LoneProgress(fit, self._ctx.seen_progress)
         self._refusal_of_lists = "" if fit is None else refusal_of_lists(fit.model)
         trains = fit is not None and fit.x is self
         given = fit.class_weight if fit is not None and trains else None
@@ -367,9 +375,7 @@ class FeedDataset(BatchDataset):
     ) -> None:
         self._feed = BatchReader(ctx.feed_channel, feed)
         self._feed.reads_ahead = True
-        super().__init__(
-            self._feed, batch_size, columns, name=feed, check_servers_used=ctx.check_servers_used
-        )
+        super().__init__(self._feed, batch_size, columns, name=feed, ctx=ctx)
         self.feed = feed
         self._channel = ctx.feed_channel
         self._in_loop = False

@@ -19,6 +19,7 @@ from feeding.reading.reader import DirectReader
 from tfos.keras.data import tensors
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.dataset import BatchDataset, Ready
+from tfos.keras.protocols import RowsContext
 
 
 class FileDataset(BatchDataset):
@@ -30,7 +31,7 @@ class FileDataset(BatchDataset):
         columns: which values of a row are x, y and the sample weight.
         position_name: under which name the position is kept with the parameters; empty: it is not.
         first_metadata: what the chief keeps beside it, by name.
-        check_servers_used: as for BatchDataset.
+        ctx: as for BatchDataset.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class FileDataset(BatchDataset):
         *,
         position_name: str = "",
         first_metadata: dict[str, Any] | None = None,
-        check_servers_used: Callable[[str], None] | None = None,
+        ctx: RowsContext | None = None,
     ) -> None:
-        super().__init__(reader, batch_size, columns, check_servers_used=check_servers_used)
+        super().__init__(reader, batch_size, columns, ctx=ctx)
         self._reader = reader
         self._position_name = position_name
         self._first_metadata = first_metadata or {}

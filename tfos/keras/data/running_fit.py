@@ -1,4 +1,4 @@
-"""Running fit: the model that a running `fit` trains, and its class weights.
+"""Running fit: the model that a running `fit` trains, its class weights, its epochs.
 
 Covers: finding the call behind Keras' request for batches.
 Does not: decide what to do about it (tfos.worker.context, class_weights).
@@ -26,6 +26,8 @@ class RunningFit:
     x: Any
     """What it trains on."""
     class_weight: Any
+    initial_epoch: int
+    epochs: int
 
 
 def running_fit() -> RunningFit | None:
@@ -39,6 +41,13 @@ def running_fit() -> RunningFit | None:
             found = frame.f_locals
             trainer = vars(found["self"]).get("_tfos_trainer")
             is_lone = trainer is None or trainer.is_local
-            return RunningFit(found["self"], is_lone, found["x"], found["class_weight"])
+            return RunningFit(
+                found["self"],
+                is_lone,
+                found["x"],
+                found["class_weight"],
+                found["initial_epoch"],
+                found["epochs"],
+            )
         frame = frame.f_back
     return None
