@@ -262,7 +262,7 @@ def _fitted(values: Any, info: TensorInfo, what: str) -> Any:
     if (values.dtype == object) != (info.dtype == "object"):
         raise RowError(f"{what}: {values.dtype} does not fit {info}; cast the column")
     if values.dtype != object and values.dtype.name != info.dtype:
-        values = values.astype(info.dtype)
+        values = _cast(values, info, what)
     if values.ndim == len(info.shape) + 1:
         sides = zip(values.shape[1:], info.shape, strict=True)
         if all(wanted in (None, side) for side, wanted in sides):
@@ -272,6 +272,17 @@ def _fitted(values: Any, info: TensorInfo, what: str) -> Any:
         with contextlib.suppress(ValueError):
             return values.reshape(len(values), *shape)
     raise RowError(f"{what}: rows of shape {values.shape[1:]} do not fit {info}")
+
+
+def _cast(values: Any, info: TensorInfo, what: str) -> Any:
+    """Return values in the dtype of an input; floats may be rounded, integers may not change."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = values.astype(info.dtype)
+    if found.dtype.kind in "iub":
+        changed = values[found != values]
+        if changed.size:
+            raise RowError(f"{what}: value {changed.flat[0]} does not fit {info}; cast the column")
+    return found
 
 
 def _tensor(values: Any) -> Any:

@@ -54,6 +54,23 @@ def test_named_inputs_and_several_outputs_keep_their_names(tmp_path):
         assert table.to_pydict() == {"o": [[1.0, 2.0, 3.0, 4.0]]}
 
 
+@pytest.mark.parametrize("value", [1.5, float("nan"), 1e300, 2**40])
+def test_no_value_is_rounded_to_an_integer_in_silence(tmp_path, value):
+    ids = keras.Input((), dtype="int32", name="ids")
+    model = keras.Model(ids, keras.layers.Rescaling(1.0)(ids))
+    compat.export_saved_model(model, str(tmp_path / "m"), True)
+    signature = read_signature(str(tmp_path / "m"))
+    (output,) = signature.outputs
+    for given, expected in ((7.0, [7.0]), (value, None)):
+        batch = pa.RecordBatch.from_pydict({"ids": [given]})
+        if expected is None:
+            with pytest.raises(RowError, match=r"value .* does not fit int32\[\]; cast"):
+                predicted(signature, ("ids",), ((output, "y"),), 4, batch)
+        else:
+            table = predicted(signature, ("ids",), ((output, "y"),), 4, batch)
+            assert table.to_pydict() == {"y": expected}
+
+
 def test_batches_cross_record_batches_and_rows_keep_their_order(linear):
     batches = (rows_of(3), rows_of(0), rows_of(5, 3), rows_of(1, 8))
     for batch_size in (1, 4, 100):
