@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import Root, load_chain, load_indexes, logger
-from ps.checkpoint.storage import storage_at
+from ps.checkpoint.format import Checkpoint, step_name
+from ps.checkpoint.reader import Root, load_chain, load_index, logger
+from ps.checkpoint.storage import Storage, storage_at
 from ps.checkpoint.table_format import num_segments
 from ps.checkpoint.table_reader import End, RowPlace, SavedSegment, read_rows
 from ps.config import ServerSettings
 from ps.errors import CheckpointError
+from ps.manifest.manifest import Layout
 from ps.tables.rows import Dropped, RowBatch
 from ps.tables.table import Table
 
@@ -48,36 +49,11 @@ def saved_segments(root: Root, checkpoint: Checkpoint, place: ServerSettings) ->
         checkpoint: the one to restore.
         place: has the server's rank and the number of servers.
     """
-    if len(checkpoint.shards) != place.num_servers or not checkpoint.manifest.tables:
-        return {}
-    _, index = load_indexes(storage_at(root), checkpoint)[place.rank]
-    return {
-        spec.name: num_segments(index.tables, at)
-        for at, spec in enumerate(checkpoint.manifest.tables)
-    }
-
-
-def has_same_slices(
-    root: Root, checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings
-) -> bool:
-    """Whether a server's segments own the same ids as in the checkpoint.
-
-    Args:
-        root: the checkpoint directory.
-        checkpoint: the one to restore.
-        tables: the server's shares of the manifest's tables.
-        place: has the server's rank and the number of servers.
-    """
     if len(checkpoint.shards) != place.num_servers:
-        return False
-    asked = [len(table.segments) for table in tables]
-    storage = storage_at(root)
-    return all(
-        asked == [num_segments(indexes[place.rank][1].tables, at) for at in range(len(tables))]
-        for indexes in (
-            load_indexes(storage, each) for each in load_chain(storage, checkpoint.step)
-        )
-    )
+        return {}
+    counts = _segments_of(storage_at(root), checkpoint, place.rank)
+    names = [spec.name for spec in checkpoint.manifest.tables]
+    return dict(zip(names, counts, strict=True))
 
 
 def restore_tables(
@@ -87,8 +63,8 @@ def restore_tables(
     place: ServerSettings,
     *,
     reset_optimizer: bool = False,
-) -> None:
-    """Load all rows that this server owns.
+) -> bool:
+    """Load all rows that this server owns; return whether its segments own the same ids as saved.
 
     Args:
         root: the checkpoint directory.
@@ -101,7 +77,7 @@ def restore_tables(
         CheckpointError: a file is damaged.
         TableFull: this server's share cannot hold its rows.
     """
-    is_same = has_same_slices(root, checkpoint, tables, place)
+    is_same = _has_same_slices(root, checkpoint, tables, place)
     versions = [0] * len(tables)
     gone: defaultdict[RowPlace, _Gone] = defaultdict(_Gone)
     pieces = read_rows(root, checkpoint, servers={place.rank} if is_same else None)
@@ -131,6 +107,28 @@ def restore_tables(
         elif not is_same:
             for segment in table.segments:
                 segment.version = version
+    return is_same
+
+
+def _has_same_slices(
+    root: Root, checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings
+) -> bool:
+    if len(checkpoint.shards) != place.num_servers:
+        return False
+    asked = [len(table.segments) for table in tables]
+    storage = storage_at(root)
+    chain = load_chain(storage, checkpoint.step) if tables else ()
+    return all(asked == _segments_of(storage, each, place.rank) for each in chain)
+
+
+def _segments_of(storage: Storage, checkpoint: Checkpoint, rank: int) -> list[int]:
+    """Return how many segments each table has in one shard's file."""
+    manifest = checkpoint.manifest
+    if not manifest.tables:
+        return []
+    directory, layout = step_name(checkpoint.step), Layout.whole(manifest)
+    index = load_index(storage, checkpoint.shards[rank], checkpoint, layout, directory)
+    return [num_segments(index.tables, at) for at in range(len(manifest.tables))]
 
 
 def _one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:

@@ -30,7 +30,7 @@ from ps.checkpoint.restore import read_extra, restore_shard
 from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.staging import saver_of
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.checkpoint.table_restore import has_same_slices, restore_tables
+from ps.checkpoint.table_restore import restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
 from ps.config import ServerSettings
@@ -269,7 +269,7 @@ def restore_into(
         TableFull: a table has more rows than this server may hold.
     """
     restore_shard(root, checkpoint, dense, reset_optimizer=reset_optimizer)
-    restore_tables(root, checkpoint, tables, place, reset_optimizer=reset_optimizer)
+    is_same = restore_tables(root, checkpoint, tables, place, reset_optimizer=reset_optimizer)
     num_saved = len(checkpoint.shards)
     extras = [_decode(read_extra(root, checkpoint, server), server) for server in range(num_saved)]
     clock = max((extra.clock for extra in extras), default=0)
@@ -277,7 +277,7 @@ def restore_into(
     own = extras[place.rank] if place.rank < num_saved else ShardExtra(0, ())
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
-    is_known = units <= {0, num_units} and has_same_slices(root, checkpoint, tables, place)
+    is_known = is_same and units <= {0, num_units}
     notes = extras[0].notes if extras and place.rank == 0 else {}
     return ShardExtra(clock, own.sessions if is_known else None, saved_at_s, notes)
 
