@@ -20,13 +20,13 @@ import numpy as np
 from keras import tree
 
 from tfos.errors import UnsupportedModel
-from tfos.keras.embedding.sources import GraphSource
+from tfos.keras.embedding.sources import NoRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class GraphRows(GraphSource):
-    """The rows of one table as variables of a SavedModel.
+class GraphRows(NoRows):
+    """The rows of one table as variables of a SavedModel; a layer looks them up in the graph.
 
     Args:
         keys: [n] int64, ascending.
@@ -43,7 +43,12 @@ class GraphRows(GraphSource):
         self._rows = tf.Variable(np.concatenate([rows, unseen[None]]), trainable=False)
 
     def looked_up(self, keys: Any, pad_key: int | None) -> Any:
-        """Return the rows of keys, [n, dim] float32; zeros for padding. See GraphSource."""
+        """Return the rows of keys as a tensor, [n, dim] float32; zeros for padding.
+
+        Args:
+            keys: [n] int64 tensor.
+            pad_key: the key of padding; None: there is none.
+        """
         import tensorflow as tf
 
         if self._num_keys:

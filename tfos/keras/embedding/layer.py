@@ -19,8 +19,9 @@ from ps.manifest.table_spec import Admission
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras.embedding import row_flow
 from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
+from tfos.keras.embedding.graph_rows import GraphRows
 from tfos.keras.embedding.keys import Keys, keys_of, pad_key
-from tfos.keras.embedding.sources import NO_ROWS, GraphSource, LoadedRows, RowSource, looked_up
+from tfos.keras.embedding.sources import NO_ROWS, LoadedRows, RowSource, looked_up
 from tfos.keras.embedding.table_settings import (
     TableSettings,
     admission_given,
@@ -283,7 +284,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         self.bind(LoadedRows(keys, rows, self.settings.unseen_row))
 
     def _rows(self, keys: Keys, training: bool | None) -> Any:
-        if isinstance(self.source, GraphSource):
+        if isinstance(self.source, GraphRows):
             return self.source.looked_up(keys.flat, self.pad_key)
         flow = row_flow.current()
         if flow is not None and training is not False:  # a train_step may call self(x)

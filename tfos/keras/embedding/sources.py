@@ -44,27 +44,16 @@ class RowSource(Protocol):
         """
 
 
-class _NoRows:
-    """The source of a layer whose table does not exist yet."""
+class NoRows:
+    """The source of a layer whose table does not exist yet, or is in a graph."""
 
     def rows(self, table: str, keys: Array, *, training: bool = False) -> Array | None:  # noqa: ARG002
+        """Return None; see RowSource."""
         return None
 
     def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array] | None:  # noqa: ARG002
+        """Return None; see RowSource."""
         return None
-
-
-class GraphSource(_NoRows):
-    """A source of an export, inside the graph: it looks up in tensors, without this process."""
-
-    def looked_up(self, keys: Any, pad_key: int | None) -> Any:
-        """Return the rows of keys as a tensor, [n, dim] float32; zeros for padding.
-
-        Args:
-            keys: [n] int64 tensor.
-            pad_key: the key of padding; None: there is none.
-        """
-        raise NotImplementedError
 
 
 class LoadedRows:
@@ -118,7 +107,7 @@ def check_size(table: str, num_bytes: int, limit_bytes: int) -> None:
         )
 
 
-NO_ROWS: RowSource = _NoRows()
+NO_ROWS: RowSource = NoRows()
 
 
 def rows_for(layer: Any, keys: Array, *, training: bool) -> Array:
