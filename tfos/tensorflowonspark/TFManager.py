@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.tensorflowonspark.queue_feed import QueueFeed
+from tfos.worker.manager import ManagerValues
 
 MODES = ("local", "remote")
 
 
-class QueueManager:
+class QueueManager(ManagerValues):
     """Queues and values by name.
 
     Args:
@@ -25,21 +26,8 @@ class QueueManager:
     """
 
     def __init__(self, queues: Iterable[str]) -> None:
+        super().__init__()
         self._queues: dict[str, queue.Queue[Any]] = {name: queue.Queue() for name in queues}
-        self._values: dict[str, Any] = {"state": "running"}
-
-    def get(self, name: str) -> Any:
-        """Return a value that was set, None if it was not."""
-        return self._values.get(name)
-
-    def set(self, name: str, value: Any) -> None:
-        """Keep a value.
-
-        Args:
-            name: of the value.
-            value: any object.
-        """
-        self._values[name] = value
 
     def get_queue(self, name: str) -> queue.Queue[Any] | None:
         """Return the queue of this name, None if there is none."""

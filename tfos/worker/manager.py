@@ -18,15 +18,10 @@ if TYPE_CHECKING:
 OpenFeed = Callable[[bool, str, str, Mapping[str, str] | None], "DataFeed"]
 
 
-class WorkerManager:
-    """Manager of one worker's feeds under TensorFlowOnSpark's names.
+class ManagerValues:
+    """Values by name, which programs keep in a manager."""
 
-    Args:
-        open_feed: `ctx.get_data_feed`.
-    """
-
-    def __init__(self, open_feed: OpenFeed) -> None:
-        self._open_feed = open_feed
+    def __init__(self) -> None:
         self._values: dict[str, Any] = {"state": "running"}
 
     def get(self, name: str) -> Any:
@@ -41,6 +36,18 @@ class WorkerManager:
             value: any object.
         """
         self._values[name] = value
+
+
+class WorkerManager(ManagerValues):
+    """Manager of one worker's feeds under TensorFlowOnSpark's names.
+
+    Args:
+        open_feed: `ctx.get_data_feed`.
+    """
+
+    def __init__(self, open_feed: OpenFeed) -> None:
+        super().__init__()
+        self._open_feed = open_feed
 
     def data_feed(
         self,
