@@ -13,6 +13,7 @@ import pytest
 from ps import rules
 from ps.errors import IdError
 from tests.support.keras_training import serving, together
+from tests.support.summed_gradients import SummedGradients
 from tfos import serving as serving_of_files
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.keras import Embedding
@@ -51,19 +52,6 @@ def data(num_rows=STEPS * BATCH, width=3, seed=0):
     return x, (random.normal(size=IDS)[x].sum(1) > 0).astype("float32")
 
 
-class DenseGradients(keras.Model):  # type: ignore[misc]  # Keras has no types
-    """Keras, with the gradients of equal ids summed before its rule, as every rule means them."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
-        variables = self.trainable_variables
-        gradients = map(tf.convert_to_tensor, tape.gradient(loss, variables))
-        self.optimizer.apply(list(gradients), variables)
-        return {"loss": loss}
-
-
 def make_model(embedding, optimizer, kind=keras.Model, **compiling):
     keras.utils.set_random_seed(7)
     ids = keras.Input((3,), dtype="int64")
@@ -94,7 +82,7 @@ def test_one_sync_worker_equals_kerass_embedding_bit_for_bit(optimizer, num_serv
         distribute(model, cluster.contexts[0], consistency="sync")
         weights = initial_rows(cluster)
         plain = make_model(
-            keras.layers.Embedding(IDS, DIM, weights=weights), optimizer(), DenseGradients
+            keras.layers.Embedding(IDS, DIM, weights=weights), optimizer(), SummedGradients
         )
         for each in (model, plain):
             each.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
@@ -257,7 +245,7 @@ def test_gradient_accumulation_pushes_the_mean_of_its_batches():
         plain = make_model(
             keras.layers.Embedding(IDS, DIM, weights=weights),
             keras.optimizers.SGD(0.5),
-            DenseGradients,
+            SummedGradients,
         )
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
         plain.fit(x, y, batch_size=4 * BATCH, shuffle=False, verbose=0)

@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.keras_training import serving
+from tests.support.summed_gradients import SummedGradients
 from tfos.keras import Embedding
 from tfos.keras.embedding.combine import Combiner
 from tfos.keras.embedding.keys import hashed
@@ -133,19 +134,6 @@ class DenseRows(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     def compute_output_spec(self, ids: Any, weights: Any = None) -> Any:
         lists = self.feature.shape == "list" and self.feature.combiner is None
         return keras.KerasTensor((None, *([LONGEST] if lists else []), self.table.dim))
-
-
-class SummedGradients(keras.Model):  # type: ignore[misc]  # Keras has no types
-    """The gradients of equal ids are summed before the rule, as every rule means them."""
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
-        variables = self.trainable_variables
-        gradients = map(tf.convert_to_tensor, tape.gradient(loss, variables))
-        self.optimizer.apply(list(gradients), variables)
-        return {"loss": loss}
 
 
 def build(wanted: Recommender, layer_of: Any, kind: Any = keras.Model) -> Any:
