@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report
-from scripts.benchmarks.reference.plain_fit import build_model, step_seconds
+from scripts.benchmarks.reference.plain_fit import build_model, digits_like, step_seconds
 from scripts.benchmarks.worker_context import BenchWorker
 from tfos.bench.servers import served
 
@@ -31,12 +31,13 @@ def main() -> None:
     from tfos.keras.fit.distribute import distribute
 
     hidden, num_steps = (16, 10) if args.toy else (800, 60)
+    images, labels = digits_like(num_steps * BATCH_SIZE)
     with served(unix=True) as client, tempfile.TemporaryDirectory() as log_dir:
         plain, shared = build_model(hidden), build_model(hidden)
         distribute(shared, BenchWorker(lambda: client, Path(log_dir)))
 
         def steps_per_s(model: Any) -> float:
-            seconds = step_seconds(model, num_steps, BATCH_SIZE, SKIPPED_STEPS)
+            seconds = step_seconds(model, images, labels, BATCH_SIZE, SKIPPED_STEPS)
             return 1.0 / statistics.median(seconds)
 
         steps_per_s(shared), steps_per_s(plain)

@@ -13,8 +13,8 @@ Last result: docs/guides/performance.md.
 
 from __future__ import annotations
 
+import statistics
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from examples.recommender.criteo_rows import LABEL, CriteoRows
 from ps.client.client import PSClient
 from scripts.benchmarks.deepfm_model import BATCH_SIZE, TOY, Size, build_model
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report
+from scripts.benchmarks.reference.plain_fit import step_seconds
 from scripts.benchmarks.worker_context import BenchWorker
 from tfos.bench.servers import served
 
@@ -83,12 +84,8 @@ def main() -> None:
         return model
 
     def step_ms(model: Any) -> float:
-        ends: list[float] = []
-        clock = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())  # noqa: ARG005  # Keras passes both by name
-        )
-        model.fit(rows, labels, batch_size=BATCH_SIZE, verbose=0, callbacks=[clock])
-        return 1e3 * float(np.median(np.diff(ends)[SKIPPED_STEPS:]))
+        seconds = step_seconds(model, rows, labels, BATCH_SIZE, SKIPPED_STEPS)
+        return 1e3 * statistics.median(seconds)
 
     with ExitStack() as stack:
         log_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -35,7 +35,7 @@ def digits_like(num_rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
     return images, random.integers(0, 10, num_rows)
 
 
-def step_seconds(model: Any, num_steps: int, batch_size: int, skip: int) -> list[float]:
+def step_seconds(model: Any, x: Any, y: Any, batch_size: int, skip: int) -> list[float]:
     """Run `fit` and return how long each step took, without the first `skip` (tracing)."""
     import keras
 
@@ -43,6 +43,5 @@ def step_seconds(model: Any, num_steps: int, batch_size: int, skip: int) -> list
     clock = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())  # noqa: ARG005  # Keras passes both by name
     )
-    images, labels = digits_like(num_steps * batch_size)
-    model.fit(images, labels, batch_size=batch_size, epochs=1, verbose=0, callbacks=[clock])
+    model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0, callbacks=[clock])
     return [float(value) for value in np.diff(ends)[skip:]]
