@@ -270,7 +270,7 @@ class TableClient:
         """
         router = self._router(name)
         bits = as_bits(router.spec, ids)
-        check_loaded(router.spec, bits, rows)
+        _check_loaded(router.spec, bits, rows)
         at_once = max(1, LOAD_BYTES // (8 + router.spec.value_nbytes))
         added = 0
         for start in range(0, bits.size, at_once):
@@ -442,7 +442,7 @@ class TableClient:
         )
 
 
-def check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
+def _check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
     """Refuse rows that do not fit the table.
 
     Args:

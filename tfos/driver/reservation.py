@@ -146,7 +146,8 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
-    settings = _settings(request, facts, cluster_id, port, feeds if mode is InputMode.SPARK else ())
+    own_feeds = feeds if mode is InputMode.SPARK else ()
+    settings = _settings(request, plan, facts, cluster_id, port, own_feeds)
     return Reservation(
         sc=sc,
         console=console,
@@ -163,6 +164,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
 
 def _settings(
     request: ReservationRequest,
+    plan: Plan,
     facts: spark_facts.SparkFacts,
     cluster_id: str,
     port: int,
@@ -174,8 +176,8 @@ def _settings(
         driver_address=f"{endpoint.bracketed(host)}:{port}",
         config=request.config,
         tensorboard=request.tensorboard,
-        num_workers=request.cluster_size - request.num_ps,
-        num_ps=request.num_ps,
+        num_workers=plan.num_workers,
+        num_ps=plan.num_ps,
         feeds=feeds,
         loopback=facts.loopback,
         default_fs=facts.default_fs,
