@@ -51,6 +51,7 @@ BARS = {
     "P24r": "reported",
     "P25": "≤ 1.0",
     "P25p99": "≤ 1.0",
+    "P26": "≥ 0.7 of sockets, ≥ 1.5 of TF",
     "P28": "≥ 0.87",
     "P29": "≥ 0.65",
     "ACC": "mean within 0.01",

@@ -2,8 +2,9 @@
 
 Public names: TFCluster with its settings and reports; NodeContext, which `main_fun` receives; the
 modules of TensorFlowOnSpark that programs import (TFNode, TFParallel, dfutil, pipeline, gpu_info,
-compat). They load on first use, so that `import tfos` costs neither pyspark nor TensorFlow; node
-processes import parts of this package a thousand times.
+compat); run, Runner and runner, for functions as ranks. They load on first use, so that
+`import tfos` costs neither pyspark nor TensorFlow; node processes import parts of this package a
+thousand times.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from rpc.lazy import lazy_names  # noqa: E402 - only if rpc is ours
 
 if TYPE_CHECKING:
     from tfos import dfutil as dfutil
+    from tfos import runner as runner
     from tfos.cluster import TFCluster
+    from tfos.collectives.group import RankGroup
     from tfos.config import Checkpoints, ClusterConfig, InputMode
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, StepTimes, TrainReport
     from tfos.phases import ClusterPhase
     from tfos.reading.reading import FileRows, Reading
+    from tfos.runner.horovod_runner import Runner
+    from tfos.runner.spark_run import run
     from tfos.streaming.handle import StreamTraining
     from tfos.streaming.state import StreamLag
     from tfos.tensorflowonspark import TFNode as TFNode
@@ -52,7 +57,9 @@ __all__ = [
     "NodeFailedError",
     "NodeFailure",
     "NodeReport",
+    "RankGroup",
     "Reading",
+    "Runner",
     "StepTimes",
     "StreamLag",
     "StreamTraining",
@@ -68,6 +75,8 @@ __all__ = [
     "gpu_info",
     "pipeline",
     "register_data_sources",
+    "run",
+    "runner",
 ]
 
 _HOMES = {
@@ -84,7 +93,9 @@ _HOMES = {
     "NodeFailedError": "tfos.errors",
     "NodeFailure": "tfos.failure",
     "NodeReport": "tfos.monitor.reports",
+    "RankGroup": "tfos.collectives.group",
     "Reading": "tfos.reading.reading",
+    "Runner": "tfos.runner.horovod_runner",
     "StepTimes": "tfos.monitor.reports",
     "StreamLag": "tfos.streaming.state",
     "StreamTraining": "tfos.streaming.handle",
@@ -99,6 +110,8 @@ _HOMES = {
     "gpu_info": "tfos.tensorflowonspark.gpu_info:",
     "pipeline": "tfos.tensorflowonspark.pipeline:",
     "register_data_sources": "tfos.datasource",
+    "run": "tfos.runner.spark_run",
+    "runner": "tfos.runner:",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

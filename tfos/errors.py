@@ -21,6 +21,10 @@ TFOSError                        every error of every room
 ├── PSError                  ps.errors: parameter servers, checkpoints, tables
 ├── RpcError                 rpc.errors: the data plane below both
 ├── ExportError              an export or index is damaged or another one → the text names the file
+├── CollectiveError          a barrier, broadcast, allreduce or allgather failed
+│   ├── RankLost             a rank ended before it made this call        → read that rank's error
+│   ├── RankMismatch         ranks make different calls                   → the same calls on each
+│   └── CollectiveTimeout    a rank did not make this call in time        → timeout_s
 ├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
 ├── ControlError             the control plane between driver and nodes
 │   ├── ControlUnavailable   transient: no reply in time                  → retried by the caller
@@ -41,6 +45,7 @@ The classes of ps.errors, feeding.errors and rpc.errors can also be imported fro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from feeding.errors import (
     ChunkError,
@@ -111,6 +116,8 @@ __all__ = [
     "ChunkError",
     "ClosedError",
     "ClusterStopped",
+    "CollectiveError",
+    "CollectiveTimeout",
     "ConfigError",
     "ConnectionClosed",
     "ControlError",
@@ -154,6 +161,8 @@ __all__ = [
     "PortInUse",
     "ProtocolError",
     "PushError",
+    "RankLost",
+    "RankMismatch",
     "RemoteError",
     "RemoteTraceback",
     "RequestTimeout",
@@ -235,6 +244,30 @@ class FeedJobError(FeedError):
 
 class ExportError(TFOSError):
     """An export cannot be written, read or served; the text names the file and the reason."""
+
+
+class CollectiveError(TFOSError):
+    """A collective call of several ranks failed."""
+
+    code: ClassVar[str] = "collective"
+
+
+class RankLost(CollectiveError):
+    """A rank has ended before it made this collective call; its own error is the cause."""
+
+    code = "rank_lost"
+
+
+class RankMismatch(CollectiveError):
+    """Ranks make different collective calls, or with arrays that differ in shape or dtype."""
+
+    code = "rank_mismatch"
+
+
+class CollectiveTimeout(CollectiveError):
+    """A rank did not make this collective call in time; the text names it."""
+
+    code = "collective_timeout"
 
 
 class ShutdownTimeout(TFOSError):

@@ -71,14 +71,14 @@ LEVELS = {
         ("console", "failure", "import_check", "metric_direction", "version"),
         ("errors",),
         ("files", "phases", "topology"),
-        ("config", "datasource", "keras"),
+        ("collectives", "config", "datasource", "keras"),
         ("control", "keras.data", "keras.embedding"),
         ("keras.step", "monitor", "node", "reading", "serving", "spark"),
         ("dfutil", "driver", "keras.fit", "node.supervisor"),
         ("feed", "worker"),
         ("streaming",),
         ("cluster",),
-        ("tensorflowonspark",),
+        ("runner", "tensorflowonspark"),
         ("bench",),
         ("cli",),
     ),
@@ -94,6 +94,7 @@ IN_FUNCTIONS_ONLY = {
 OWN_PROCESS = {"ps/cli/serve.py", "tfos/node/child_log.py"}
 LOADED_BY_USERS = {
     "keras": "keras",  # by ctx.distribute, after the user's own import
+    "runner.log_callback": "keras",
     "datasource": "pyspark",  # by Spark itself
     "tensorflowonspark.params": "pyspark",  # by programs that use spark.ml
     "tensorflowonspark.pipeline": "pyspark",

@@ -48,7 +48,7 @@ def _defaults(method):
 FACES = (*ROOMS, "tfos.keras")
 RECEIVED = {
     *("TFCluster", "NodeContext", "Reading", "FileRows", "StreamTraining", "DataFeed"),
-    *("TableClient", "TrainingBatch"),
+    *("TableClient", "TrainingBatch", "RankGroup"),
 }
 """Classes whose objects users receive: they do not call the constructors."""
 NOT_FOR_USERS = {"tfos.NodeContext.saver"}
@@ -95,6 +95,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
     return [each for each in found if each.name not in ("self", "cls")]
 
 
+PASSED_ON = {"tfos.Runner.run(**kwargs: 'Any')"}
+"""Arguments of the user's function, in the shape that its users know."""
+
+
 def test_public_calls_have_typed_signatures_without_catch_alls():
     loose = [
         f"{name}({parameter})"
@@ -102,7 +106,7 @@ def test_public_calls_have_typed_signatures_without_catch_alls():
         for parameter in _parameters(function)
         if parameter.kind is parameter.VAR_KEYWORD or parameter.annotation is parameter.empty
     ]
-    assert not loose
+    assert set(loose) == PASSED_ON
 
 
 def test_public_calls_of_two_or_more_parameters_document_each():
@@ -111,7 +115,7 @@ def test_public_calls_of_two_or_more_parameters_document_each():
         for name, function, text in _public_callables()
         if len(_parameters(function)) > 1
         for parameter in _parameters(function)
-        if not re.search(rf"^ +(?:\w+, )*{parameter.name}(?:, \w+)*: ", text, re.MULTILINE)
+        if not re.search(rf"^ +\*{{0,2}}(?:\w+, )*{parameter.name}(?:, \w+)*: ", text, re.MULTILINE)
     ]
     assert not missing
 

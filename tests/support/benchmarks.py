@@ -27,6 +27,7 @@ OWN_SPARK = ("inference",)
 """Its reference imports TensorFlow once per executor, so at toy size it has one."""
 WITHOUT_SPARK = {
     # The first two limit TensorFlow to one thread, which must come before its first use.
+    "allreduce": ["P26"] * 2,
     "apply": ["APPLY"] * 4,
     "tfrecord": ["P10", "P10"],
     "calls": [*["CALLS"] * 6, *["PUSH"] * 2],

@@ -38,6 +38,7 @@ its own limit cannot flood the user's terminal."""
 _SYMPTOMS = (
     *("WorkerLost", "ServerGone", "RequestTimeout"),  # of ps
     *("PeerGone", "DeadlineExceeded", "NodeSilent"),
+    "RankLost",
 )
 """Errors that follow from the end of another node; no headline while a cause is known."""
 

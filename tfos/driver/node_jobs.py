@@ -129,6 +129,14 @@ class NodeJobs:
                 job.cancel(max(0.1, deadline_s - time.monotonic()))
         return all(job.is_ended for job in self._jobs)
 
+    def values(self) -> dict[str, bytes]:
+        """Return, by node, what main_fun has handed over to its task; once the jobs have ended.
+
+        A node whose task failed or was cancelled has none.
+        """
+        ended = [job for job in self._jobs if job.is_ended and job.error is None]
+        return {result.name: result.value for job in ended for result in job.result()}
+
     def _job(
         self, role: str, nodes: tuple[PlannedNode, ...], bundles: list[NodeBundle], *, hold: bool
     ) -> SparkJob[list[Any]]:

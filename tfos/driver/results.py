@@ -13,6 +13,7 @@ from typing import Any
 from tfos.control.members import Member, NodeStatus
 from tfos.control.state import ClusterState
 from tfos.driver.reservation import Reservation
+from tfos.driver.shutdown import Shutdown
 from tfos.errors import CheckpointError, NoResultError, SettingsError
 from tfos.monitor.history import BestCheckpoint, History, history_of
 from tfos.phases import ClusterPhase, require
@@ -22,6 +23,7 @@ class ResultCalls:
     """Methods of TFCluster for what its workers have to say at the end."""
 
     _reserved: Reservation
+    _ending: Shutdown
 
     def results(self, *, default: Any = ...) -> list[Any]:
         """Return what main_fun has returned on every worker, in rank order, the chief first.
@@ -59,6 +61,16 @@ class ResultCalls:
                 "results(default=None) returns the others, with None in the place of these"
             ) from coordinator.error()
         return [default if text else return_values.decode(data) for data, text in found]
+
+    def handed_over(self) -> dict[int, bytes]:
+        """Return, by rank, the bytes that main_fun gave to `ctx.hand_over`; after `shutdown()`.
+
+        Spark brings them as results of the nodes' tasks, so they may be large. A worker that handed
+        nothing over, or whose task failed, is left out.
+        """
+        values = self._ending.values()
+        workers = self._reserved.plan.workers
+        return {each.rank: values[each.name] for each in workers if values.get(each.name)}
 
     def history(self) -> History:
         """Return metrics, seconds and steps of every epoch of `fit` so far, the newest 10,000.

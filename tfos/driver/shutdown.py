@@ -79,6 +79,10 @@ class Shutdown:
         self._on_drop = weakref.finalize(cluster, self._close_unused)
         self._on_drop.atexit = False
 
+    def values(self) -> dict[str, bytes]:
+        """Return what the nodes' tasks brought back; see NodeJobs.values."""
+        return self._jobs.values() if self._jobs is not None else {}
+
     def begin(self, jobs: NodeJobs) -> None:
         """Take charge of the jobs that are about to start the nodes.
 

@@ -97,7 +97,7 @@ def launch(spec: SupervisorSpec) -> SupervisorHandle:
     """Start a detached supervisor.
 
     Args:
-        spec: its descriptors are replaced by those made here; `jvm_pidfd` is inherited as it is.
+        spec: `status_fd` is replaced; `jvm_pidfd` and `value_fd` are inherited as they are.
     """
     status_read, status_write = os.pipe()
     errors_read, errors_write = os.pipe()
@@ -109,7 +109,8 @@ def launch(spec: SupervisorSpec) -> SupervisorHandle:
         sys_path=sys_path,
         detach=True,
     )
-    inherited = [document, status_write, *([spec.jvm_pidfd] if spec.jvm_pidfd >= 0 else [])]
+    given = [fd for fd in (spec.jvm_pidfd, spec.value_fd) if fd >= 0]
+    inherited = [document, status_write, *given]
     try:
         between = subprocess.Popen(
             bootstrap.command(document, f"tfos supervisor of {spec.bundle.name}"),

@@ -106,6 +106,8 @@ class SupervisorSpec(msgspec.Struct, frozen=True):
     """Inherited write end; the node task reads LaunchStatus lines from the other."""
     hold_slot: bool
     sys_path: tuple[str, ...]
+    value_fd: int = -1
+    """Inherited memfd for the bytes that main_fun hands to its task; -1: nobody reads them."""
     skew: str = ""
     """Versions that differ from the driver's without harm, in one line."""
 
@@ -124,6 +126,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """For TensorBoard's event files."""
     restart: int = 0
     """How many children of this node came before; above 0 a server loads the last checkpoint."""
+    value_fd: int = -1
+    """As of SupervisorSpec."""
     listen_fds: tuple[int, ...] = ()
     """Inherited TCP and Unix sockets to listen on; empty: bind your own."""
 

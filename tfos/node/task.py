@@ -44,6 +44,8 @@ class NodeResult:
     """`released`: roster complete, the node goes on. `ended`: it is over. `lost`: the supervisor
     vanished without a word."""
     reason: str = ""
+    value: bytes = b""
+    """What main_fun has handed over; see NodeContext.hand_over."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: pickled by name, so that releases can differ
@@ -80,25 +82,29 @@ class NodeTask:
         context = _task_context()
         attempt = self.first_attempt + (context.attemptNumber() if context else 0)
         executor = find_executor(bundle, cores=context.cpus() if context else 1)
-        jvm_pidfd = os.pidfd_open(executor.jvm_pid) if executor.jvm_pid else -1
-        try:
-            handle = launch.launch(
-                SupervisorSpec(
-                    attempt=attempt,
-                    bundle=bundle,
-                    executor=executor,
-                    jvm_pidfd=jvm_pidfd,
-                    status_fd=-1,
-                    hold_slot=self.hold_slot,
-                    sys_path=tuple(sys.path),
-                    skew=skew,
-                )
+        is_awaited = self.hold_slot and not bundle.node.is_ps
+        with contextlib.ExitStack() as open_fds:
+            jvm_pidfd = value_fd = -1
+            if executor.jvm_pid:
+                jvm_pidfd = os.pidfd_open(executor.jvm_pid)
+                open_fds.callback(os.close, jvm_pidfd)
+            if is_awaited:
+                value_fd = os.memfd_create("tfos-value", os.MFD_CLOEXEC)
+                open_fds.callback(os.close, value_fd)
+            spec = SupervisorSpec(
+                attempt=attempt,
+                bundle=bundle,
+                executor=executor,
+                jvm_pidfd=jvm_pidfd,
+                status_fd=-1,
+                value_fd=value_fd,
+                hold_slot=self.hold_slot,
+                sys_path=tuple(sys.path),
+                skew=skew,
             )
-        finally:
-            if jvm_pidfd >= 0:
-                os.close(jvm_pidfd)
-        with contextlib.closing(handle):
+            handle = open_fds.enter_context(contextlib.closing(launch.launch(spec)))
             outcome, reason = self._wait(handle, bundle, executor)
+            value = os.pread(value_fd, os.fstat(value_fd).st_size, 0) if is_awaited else b""
         return NodeResult(
             name=bundle.name,
             attempt=attempt,
@@ -106,6 +112,7 @@ class NodeTask:
             host=executor.host,
             outcome=outcome,
             reason=reason,
+            value=value,
         )
 
     def _wait(

@@ -19,12 +19,13 @@ from tfos.errors import NotPicklable
 _MAX_DEPTH = 5
 
 
-def pickle_main_fun(main_fun: Any, args: Any) -> bytes:
+def pickle_main_fun(main_fun: Any, args: Any, *, called: str = "main_fun") -> bytes:
     """Return the bytes of `(main_fun, args)`.
 
     Args:
         main_fun: what every node will call.
         args: its first argument.
+        called: what the user calls the function.
 
     Raises:
         NotPicklable: names the object and the line that refers to it.
@@ -33,27 +34,27 @@ def pickle_main_fun(main_fun: Any, args: Any) -> bytes:
         pickled: bytes = cloudpickle.dumps((main_fun, args))
         return pickled
     except Exception as error:
-        raise NotPicklable(_explain(main_fun, args, error)) from error
+        raise NotPicklable(_explain(main_fun, args, error, called)) from error
 
 
-def _explain(main_fun: Any, args: Any, error: Exception) -> str:
+def _explain(main_fun: Any, args: Any, error: Exception, called: str) -> str:
     name = getattr(main_fun, "__qualname__", type(main_fun).__qualname__)
     if _fails(main_fun):
         found = _culprit(main_fun, 0) or _culprit_in_owner(main_fun)
         if found is None:
             return (
-                f"main_fun {name} cannot be pickled: {_first_line(error)}. Create objects that "
-                "cannot travel to an executor inside main_fun."
+                f"{called} {name} cannot be pickled: {_first_line(error)}. Create objects that "
+                f"cannot travel to an executor inside {called}."
             )
         what, value, where = found
         return (
-            f"main_fun {name} refers to {what!r} ({type(value).__qualname__}){where}, which cannot "
-            "travel to an executor. Create it inside main_fun, or pass its ingredients in args."
+            f"{called} {name} refers to {what!r} ({type(value).__qualname__}){where}, which cannot "
+            f"travel to an executor. Create it inside {called}, or pass its ingredients in args."
         )
     part, value = _culprit_in_data("args", args, 0)
     return (
         f"{part} ({type(value).__qualname__}) cannot be pickled: {_first_line(error)}. Pass plain "
-        "data in args and open files, sessions and connections inside main_fun."
+        f"data in args and open files, sessions and connections inside {called}."
     )
 
 

@@ -14,10 +14,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from rpc.auth.handshake import Identity, Role
 from tfos.control.messages import RosterEntry
 from tfos.errors import (
     NoServersError,
     NotDistributed,
+    PhaseError,
     PSError,
     SettingsError,
     UnsupportedError,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from ps.compression.format import Compression
     from ps.manifest.manifest import Consistency
     from rpc.auth.handshake import Credentials
+    from tfos.collectives.group import RankGroup
+    from tfos.collectives.offers import Offers
     from tfos.keras.data.columns import Dtypes, Selector
     from tfos.keras.data.dataset import FeedDataset
     from tfos.reading.reading import Reading
@@ -83,6 +87,7 @@ class NodeContext:
         feed_channel: receives the rows.
         credentials: credentials of the data plane.
         on_progress: called with the numbers of `report_progress`, by name.
+        offers: answers the other ranks of `rank_group()`.
         reserved_port: this worker's port in `cluster_spec`; None: it holds none.
         micro_batches: records which micro-batches of streams are trained.
         epochs: sends epochs' metrics to the driver.
@@ -98,6 +103,7 @@ class NodeContext:
         on_progress: Callable[[dict[str, float]], None],
         micro_batches: MicroBatches,
         epochs: EpochReports,
+        offers: Offers,
         reserved_port: ReservedPort | None = None,
     ) -> None:
         bundle = spec.bundle
@@ -115,12 +121,16 @@ class NodeContext:
         self.feed_channel = feed_channel
         self.micro_batches = micro_batches
         self.epochs = epochs
+        self._identity = Identity(Role.WORKER, self.rank, spec.attempt)
+        self._workers = {each.rank: each for each in roster if each.node.role != "ps"}
+        self._offers = offers
+        self._rank_group: RankGroup | None = None
+        self._value_fd = spec.value_fd
         self._feeds = bundle.settings.feeds
         self._checkpoints = bundle.settings.config.checkpoints
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name
-        self._attempt = spec.attempt
         self._servers = sorted(
             (entry for entry in roster if entry.node.role == "ps"), key=lambda entry: entry.rank
         )
@@ -139,6 +149,12 @@ class NodeContext:
     def worker_num(self) -> int:
         """TensorFlowOnSpark's name of `rank`."""
         return self.rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this worker among those of its host, from 0."""
+        host = self._workers[self.rank].host
+        return sum(each.host == host for rank, each in self._workers.items() if rank < self.rank)
 
     @property
     def worker_rank(self) -> int:
@@ -233,6 +249,43 @@ class NodeContext:
         if self._leaves_servers_out and self._are_servers_empty():
             self.check_servers_used(what)
 
+    def rank_group(self) -> RankGroup:
+        """Return the collective calls of this cluster's workers, the same on every call.
+
+        They are for clusters whose workers all run to the end: a rank that was lost is not
+        replaced.
+        """
+        if self._rank_group is None:
+            from tfos.collectives.group import RankGroup, RankPeer
+
+            peers = {
+                rank: RankPeer(Identity(Role.WORKER, rank, each.node.attempt), each.endpoint)
+                for rank, each in self._workers.items()
+                if rank != self.rank
+            }
+            self._rank_group = RankGroup(self._identity, self._credentials, self._offers, peers)
+        return self._rank_group
+
+    def hand_over(self, value: bytes) -> None:
+        """Give bytes to this node's Spark task, which returns them as its result.
+
+        Args:
+            value: replaces what was handed over before.
+
+        Raises:
+            PhaseError: the task does not wait for this node, because rows come by `train`.
+        """
+        if self._value_fd < 0:
+            raise PhaseError(
+                f"{self._name}: its Spark task has ended and takes no value: use the return value "
+                "of main_fun and cluster.results(), or InputMode.TENSORFLOW"
+            )
+        os.ftruncate(self._value_fd, 0)
+        view = memoryview(value)
+        while view:
+            written = os.pwrite(self._value_fd, view, len(value) - len(view))
+            view = view[written:]
+
     def saver(self) -> ChiefSaver | None:
         """Return the saver of the cluster's checkpoints; None on workers that do not save."""
         from tfos.worker.saver import ChiefSaver
@@ -244,13 +297,12 @@ class NodeContext:
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
         from ps.client.client import DEFAULT_RECONNECT_S, PSClient
-        from rpc.auth.handshake import Identity, Role
 
         restarts = self._checkpoints is not None and self._checkpoints.ps_restarts > 0
         return PSClient(
             [entry.endpoint for entry in self._servers],
             self._credentials,
-            Identity(Role.WORKER, self.rank, self._attempt),
+            self._identity,
             num_workers=self.num_workers,
             reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
             open_storage=self._storages,

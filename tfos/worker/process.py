@@ -31,9 +31,10 @@ from feeding.errors import FeedClosed, FeedError
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.feed_queue import FeedStats
 from rpc.auth.handshake import Identity, Role
-from rpc.server.listener import Listener
+from rpc.server.listener import Call, Listener
+from tfos.collectives.offers import Offers
 from tfos.control import messages, return_values
-from tfos.errors import NoResultError
+from tfos.errors import NoResultError, RankLost
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.child_log import start_log
@@ -63,6 +64,8 @@ _MAX_TRACEBACK_CHARS = 128_000
 _FLUSH_WAIT_S = 60.0
 _LAST_LOGS_S = 2.0
 """For event files of a training that failed or is stopped."""
+_CAUSE_S = 2.0
+"""Seconds for the failure of a lost rank to reach the driver before those that follow from it."""
 _LAST_ANSWERS_S = 0.5
 """Seconds for feed tasks to receive the error of main_fun, before the driver receives the
 failure."""
@@ -87,11 +90,12 @@ class WorkerProcess:
             FeedConfig(max_inflight_bytes=bundle.settings.config.max_inflight_bytes),
             worker=bundle.name,
         )
+        self._offers = Offers(bundle.node.rank)
         self._listener = Listener(
-            self._channel.handler,
+            self._answer,
             self._credentials,
             Identity(Role.WORKER, bundle.node.rank, spec.attempt),
-            on_disconnect=self._channel.on_disconnect,
+            on_disconnect=self._disconnected,
         )
         self._roster: tuple[messages.RosterEntry, ...] = ()
         self._started = threading.Event()
@@ -133,12 +137,24 @@ class WorkerProcess:
         return self._run_main_fun(main_fun, args)
 
     def close(self) -> None:
-        """Stop listening and release every wait for a feed."""
+        """Stop listening and release every wait for a feed or a rank."""
         self._channel.close()
+        self._offers.end("has ended")
         if self._reserved_port is not None:
             self._reserved_port.release()
         self._listener.finish_calls(_LAST_ANSWERS_S)
         self._listener.close(timeout_s=1.0)
+
+    def _answer(self, call: Call) -> None:
+        """Answer feeders, and the ranks of collective calls; either refuses everybody else."""
+        if call.peer.role is Role.WORKER:
+            self._offers.handle(call)
+        else:
+            self._channel.handler(call)
+
+    def _disconnected(self, peer: Identity) -> None:
+        self._offers.disconnected(peer)
+        self._channel.on_disconnect(peer)
 
     def _import_for(self, main_fun: Callable[[Any, Any], Any], args: Any) -> None:
         """Begin with what main_fun begins with; rows arrive and other nodes start meanwhile."""
@@ -212,6 +228,8 @@ class WorkerProcess:
         if self._stop is not None and isinstance(error, KeyboardInterrupt | FeedClosed):
             _logger.info("main_fun was interrupted: %s", self._stop.reason)
             return 0
+        if isinstance(error, RankLost):
+            self._stopped.wait(_CAUSE_S)
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else _qualified(kind)
         ours = frozenset({__file__, cloudpickle.__file__})
@@ -296,6 +314,7 @@ class WorkerProcess:
             on_progress=self._meter.note,
             micro_batches=self._batches,
             epochs=self._epochs,
+            offers=self._offers,
             reserved_port=self._reserved_port,
         )
 

@@ -11,6 +11,7 @@ from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.support.nodes import node_settings
+from tfos.collectives.offers import Offers
 from tfos.control.messages import RosterEntry
 from tfos.errors import NoServersError, NotDistributed, SettingsError, UnsupportedError
 from tfos.failure import NodeId
@@ -47,6 +48,7 @@ def make_context(roster=(), on_progress=lambda _: None, reserved_port=None, **se
         on_progress=on_progress,
         micro_batches=MicroBatches(lambda _: None),
         epochs=EpochReports(lambda _: None),
+        offers=Offers(1),
         reserved_port=reserved_port,
     )
 

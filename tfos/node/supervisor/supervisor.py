@@ -143,6 +143,8 @@ class Supervisor:
             os.set_inheritable(self._spec.jvm_pidfd, False)
             self._loop.watch(self._spec.jvm_pidfd, self._on_jvm_gone)
         os.set_inheritable(self._spec.status_fd, False)
+        if self._spec.value_fd >= 0:
+            os.set_inheritable(self._spec.value_fd, False)
         self._loop.watch(self._spec.status_fd, self._on_task_gone)
         self._loop.set_timer("tick", _TICK_S, self._on_tick)
         self._restarts.open_sockets(self._spec.executor.host, self._workspace.socket_dir)
@@ -172,8 +174,10 @@ class Supervisor:
             socket_dir=str(self._workspace.socket_dir),
             log_dir=tensorboard.event_dir(self._settings.tensorboard.log_dir, self._workspace),
             restart=self._restarts.count,
+            value_fd=spec.value_fd,
             listen_fds=self._restarts.descriptors,
         )
+        inherited = [*self._restarts.descriptors, *([spec.value_fd] if spec.value_fd >= 0 else [])]
         return children.spawn(
             "tfos.node.ps_process" if self._planned.is_ps else "tfos.worker.process",
             msgspec.msgpack.encode(body),
@@ -181,7 +185,7 @@ class Supervisor:
             env=self._env,
             title=f"tfos {self._node.name}",
             link=(ours, theirs),
-            inherit=self._restarts.descriptors,
+            inherit=inherited,
         )
 
     def _on_notice(self, notice: Notice) -> None:

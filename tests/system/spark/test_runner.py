@@ -1,0 +1,53 @@
+"""tfos.run on executors: values, collective calls, failures that name the rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import tfos
+from tfos import runner
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300, func_only=True),
+    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+]
+FAILED_WITHIN_S = 30.0
+
+
+def work(count, fail=""):
+    ones = np.full(count, runner.rank() + 1.0, np.float32)
+    total = runner.allreduce(ones)
+    if runner.rank() == 2:
+        if fail == "raise":
+            raise ValueError("no luck here")
+        if fail == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+    runner.log_to_driver(f"the sum is {total[0]}")
+    names = runner.allgather(np.arange(runner.rank()))
+    return {"rank": runner.rank(), "total": total, "names": [each.tolist() for each in names]}
+
+
+def test_values_come_back_in_rank_order_and_a_failed_rank_is_named(spark, capfd):
+    found = tfos.run(work, (300_000,), num_proc=3, sc=spark)
+    assert [each["rank"] for each in found] == [0, 1, 2]
+    for each in found:
+        np.testing.assert_array_equal(each["total"], np.full(300_000, 6, np.float32))
+        assert each["names"] == [[], [0], [0, 1]]
+    assert "| the sum is 6.0" in capfd.readouterr().err
+    assert tfos.Runner(np=2, sc=spark).run(work, count=1)["rank"] == 0
+    for fail, text in (
+        ("raise", r"ValueError: no luck here\nraised in worker:2"),
+        ("kill", r"killed by SIGKILL(.|\n)*failed: worker:2"),
+    ):
+        began_s = time.monotonic()
+        with pytest.raises(tfos.NodeFailedError, match=text):
+            tfos.run(work, (10, fail), num_proc=3, sc=spark)
+        assert time.monotonic() - began_s < FAILED_WITHIN_S
+    with pytest.raises(tfos.TFOSError, match=r"need 4 task slots at once .*Spark offers 3"):
+        tfos.run(work, (10,), num_proc=4, sc=spark)

@@ -1,0 +1,257 @@
+"""Collective calls: every rank has the same bits, and what goes wrong on one is said on all."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.server.listener import Listener
+from tfos.collectives import layout
+from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup, RankPeer
+from tfos.collectives.offers import Offers
+from tfos.errors import CollectiveTimeout, RankLost, RankMismatch, SettingsError
+
+pytestmark = pytest.mark.socket
+CREDENTIALS = Credentials("collectives", b"k" * 32)
+JOIN_S = 60.0
+
+
+class Ranks:
+    """Ranks of one run as threads, each with a listener on a Unix socket of its own."""
+
+    def __init__(self, size: int, directory: str) -> None:
+        self.offers = [Offers(rank) for rank in range(size)]
+        identities = [Identity(Role.WORKER, rank) for rank in range(size)]
+        self.listeners = [
+            Listener(offer.handle, CREDENTIALS, who, on_disconnect=offer.disconnected)
+            for offer, who in zip(self.offers, identities, strict=True)
+        ]
+        for each in self.listeners:
+            each.bind_unix(directory)
+            each.start()
+        peers = {
+            who.rank: RankPeer(who, listener.endpoint)
+            for who, listener in zip(identities, self.listeners, strict=True)
+        }
+        self.groups = [
+            RankGroup(who, CREDENTIALS, offer, {r: p for r, p in peers.items() if r != who.rank})
+            for who, offer in zip(identities, self.offers, strict=True)
+        ]
+
+    def run(self, function: Callable[[RankGroup], Any]) -> list[Any]:
+        """Call it on every rank at once; returns results or errors in rank order."""
+        found: list[Any] = [None] * len(self.groups)
+
+        def one(rank: int) -> None:
+            try:
+                found[rank] = function(self.groups[rank])
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                found[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(found))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(JOIN_S)
+        assert not any(thread.is_alive() for thread in threads)
+        return found
+
+    def leave(self, rank: int) -> None:
+        """End one rank as a process does."""
+        self.groups[rank].close()
+        self.listeners[rank].close()
+
+    def close(self) -> None:
+        for rank in range(len(self.groups)):
+            self.leave(rank)
+
+
+@pytest.fixture
+def start(tmp_path: Any) -> Iterator[Callable[[int], Ranks]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(size: int) -> Ranks:
+            ranks = Ranks(size, str(tmp_path))
+            stack.callback(ranks.close)
+            return ranks
+
+        yield start
+
+
+def brought(rank: int, count: int, dtype: str) -> np.ndarray[Any, Any]:
+    numbers = np.random.default_rng(rank).integers(0, 100, count)
+    return (numbers / 7).astype(dtype) if dtype.startswith("f") else numbers.astype(dtype)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("op", ["sum", "mean", "min", "max"])
+def test_every_rank_has_the_reduction_in_rank_order_to_the_bit(start, size, op):
+    ranks = start(size)
+    counts = [0, 1, 7, FEW_BYTES // 4 + 1, 2 * PIECE_BYTES // 4 * size + 13]
+    for count in counts:
+        found = ranks.run(lambda group, n=count: group.allreduce(brought(group.rank, n, "f4"), op))
+        expected = brought(0, count, "f4")
+        for rank in range(1, size):
+            add = {"min": np.minimum, "max": np.maximum}.get(op, np.add)
+            expected = add(expected, brought(rank, count, "f4"))
+        if op == "mean":
+            expected = expected / np.float32(size)
+        for each in found:
+            np.testing.assert_array_equal(each, expected)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "u1", "c8"])
+def test_each_dtype_and_shape_comes_back(start, dtype):
+    ranks = start(2)
+
+    def call(group: RankGroup) -> Any:
+        arrays = {"a": np.full((2, 3), group.rank + 1, dtype), "b": [1.5, group.rank]}
+        return group.allreduce({"a": arrays["a"], "b": np.array(arrays["b"])})
+
+    for found in ranks.run(call):
+        assert found["a"].dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(found["a"], np.full((2, 3), 3, dtype))
+        np.testing.assert_array_equal(found["b"], [3.0, 1.0])
+
+
+def test_half_precision_is_summed_as_single_precision(start):
+    found = start(3).run(lambda group: group.allreduce(np.float16([2048.0, 1.0][group.rank > 0])))
+    assert [float(each) for each in found] == [2050.0] * 3
+
+
+@pytest.mark.parametrize("count", [3, FEW_BYTES, 3_000_001])
+def test_a_broadcast_brings_the_roots_value_to_all(start, count):
+    ranks = start(3)
+    value = [brought(7, count, "f8"), np.int32(5)]
+    found = ranks.run(lambda group: group.broadcast(value if group.rank == 1 else None, root=1))
+    for each in found:
+        assert isinstance(each, list)
+        np.testing.assert_array_equal(each[0], value[0])
+        assert (each[1], each[1].shape, each[1].dtype) == (5, (), np.dtype("i4"))
+
+
+def test_what_ranks_bring_may_differ_in_shape_and_is_gathered_in_rank_order(start):
+    found = start(3).run(lambda group: group.allgather((np.arange(group.rank), True)))
+    for each in found:
+        assert [values[0].tolist() for values in each] == [[], [0], [0, 1]]
+        assert all(bool(values[1]) for values in each)
+
+
+def test_a_rank_may_change_its_array_when_its_call_is_over(start):
+    ranks = start(3)
+
+    def calls(group: RankGroup) -> list[float]:
+        array = np.ones(100_000, np.float32)
+        sums = []
+        for _ in range(10):
+            sums.append(float(group.allreduce(array)[-1]))
+            array += 1.0
+        return sums
+
+    assert ranks.run(calls) == [[3.0 * (n + 1) for n in range(10)]] * 3
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(start):
+    ranks = start(3)
+    come: list[int] = []
+
+    def call(group: RankGroup) -> int:
+        come.append(group.rank)
+        group.barrier()
+        return len(come)
+
+    assert ranks.run(call) == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        ([lambda g: g.barrier(), lambda g: g.allreduce(1.0)], "calls barrier .*allreduce sum"),
+        (
+            [lambda g: g.allreduce(np.ones(3, "f4")), lambda g: g.allreduce(np.ones(4, "f4"))],
+            r"float32\[3\].*float32\[4\]",
+        ),
+        ([lambda g: g.broadcast(1, 0), lambda g: g.broadcast(1, 1)], "from rank 0 .*from rank 1"),
+    ],
+)
+def test_ranks_that_make_different_calls_are_told_so(start, calls, text):
+    found = start(2).run(lambda group: calls[group.rank](group))
+    assert all(isinstance(each, RankMismatch | RankLost) for each in found), found
+    first = [each for each in found if isinstance(each, RankMismatch)]
+    assert first
+    for each in first:
+        with pytest.raises(RankMismatch, match=text):
+            raise each
+
+
+def test_a_rank_that_has_ended_is_named_and_later_calls_fail_too(start):
+    ranks = start(3)
+
+    def calls(group: RankGroup) -> None:
+        group.barrier()
+        if group.rank == 2:
+            ranks.leave(2)
+            return
+        group.allreduce(np.ones(1_000_000))
+
+    found = ranks.run(calls)
+    assert found[2] is None
+    for each in found[:2]:
+        assert isinstance(each, RankLost)
+    assert any("rank 2" in str(each) for each in found[:2])
+    with pytest.raises(RankLost):
+        ranks.groups[0].barrier()
+
+
+def test_the_root_of_a_broadcast_does_not_wait_for_a_rank_that_has_ended(start):
+    ranks = start(2)
+
+    def calls(group: RankGroup) -> None:
+        group.barrier()
+        if group.rank == 1:
+            ranks.leave(1)
+        else:
+            group.broadcast(np.ones(10))
+
+    with pytest.raises(RankLost, match="rank 1"):
+        raise ranks.run(calls)[0]
+
+
+def test_a_late_rank_is_named_at_the_timeout(start):
+    ranks = start(2)
+    with pytest.raises(CollectiveTimeout, match=r"waited 0.2 s in barrier .* for rank 1"):
+        ranks.groups[0].barrier(timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda g: g.allreduce("text"), "dtype <U4"),
+        (lambda g: g.allreduce(1, "median"), "'median'"),
+        (lambda g: g.allreduce(1, "mean"), "takes floats, got int64"),
+        (lambda g: g.allreduce(True), "booleans"),
+        (lambda g: g.allreduce(1j, "max"), "no order"),
+        (lambda g: g.broadcast(1, root=2), "rank from 0 to 0, got 2"),
+        (lambda g: g.allgather({1: 2}), r"must be text, got \[1\]"),
+    ],
+)
+def test_values_that_cannot_travel_are_refused_before_anything_is_sent(start, call, text):
+    group = start(1).groups[0]
+    with pytest.raises(SettingsError, match=text):
+        call(group)
+    assert float(group.allreduce(2.0)) == 2.0
+
+
+def test_slices_cover_everything_once():
+    assert layout.bounds(10, 4) == [0, 2, 5, 7, 10]
+    views = [memoryview(b"abc"), memoryview(b""), memoryview(b"defg")]
+    for start in range(8):
+        for stop in range(start, 8):
+            found = b"".join(layout.cut(views, start, stop))
+            assert found == b"abcdefg"[start:stop]

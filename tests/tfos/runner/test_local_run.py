@@ -1,0 +1,104 @@
+"""Ranks as processes of this host: values in rank order, failures with their cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import tfos
+from tfos import runner
+from tfos.errors import (
+    NodeFailedError,
+    NotPicklable,
+    PhaseError,
+    SettingsError,
+    UnsupportedError,
+)
+from tfos.runner.local_run import run_local
+
+pytestmark = pytest.mark.socket
+ANY = cast("Callable[[object], Any]", lambda value: value)
+"""Hides a wrong type from the type checker."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _by_value():
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def sums(count, scale=1.0):
+    total = runner.allreduce(np.full(count, (runner.rank() + 1) * scale))
+    return runner.rank(), runner.size(), runner.local_rank(), float(total.sum())
+
+
+def test_values_come_back_in_rank_order_and_the_runner_returns_that_of_rank_0():
+    expected = [(rank, 2, rank, 30.0) for rank in range(2)]
+    assert run_local(sums, (5,), {"scale": 2.0}, 2) == expected
+    assert tfos.Runner(np=-2).run(sums, count=5, scale=2.0) == expected[0]
+
+
+def fails(how):
+    runner.barrier()
+    if runner.rank() == 1:
+        if how == "raises":
+            raise ValueError("no luck here")
+        os.kill(os.getpid(), signal.SIGKILL)
+    runner.barrier()
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("raises", r"ValueError: no luck here\nraised in rank:1"),
+        ("is killed", "rank 1 killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_failed_is_the_headline_and_the_others_end(how, text):
+    with pytest.raises(NodeFailedError, match=text) as found:
+        run_local(fails, (how,), {}, 2)
+    symptoms = [each.error_type for each in found.value.failures[1:]]
+    assert symptoms == ["tfos.errors.RankLost"]
+
+
+def test_what_cannot_be_pickled_is_named_on_either_way():
+    lock = __import__("threading").Lock()
+    with pytest.raises(NotPicklable, match=r"fn .* refers to 'lock'"):
+        run_local(lambda: lock, (), {}, 1)
+    with pytest.raises(NodeFailedError, match="rank 0 returned a lock that cannot"):
+        run_local(lambda: __import__("threading").Lock(), (), {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: tfos.Runner(np=0), SettingsError, "got 0: 4 is four"),
+        (lambda: tfos.Runner(np=True), SettingsError, "got True"),
+        (
+            lambda: tfos.Runner(np=1, driver_log_verbosity=ANY("log_callback_only")),
+            UnsupportedError,
+            "verbose=False",
+        ),
+        (lambda: tfos.run(ANY(3)), SettingsError, "must be a function, got int"),
+        (lambda: tfos.run(sums, "ab"), SettingsError, "must be a tuple or list, got 'ab'"),
+        (lambda: tfos.run(sums, kwargs=ANY({1: 2})), SettingsError, "text keys"),
+        (
+            lambda: tfos.run(sums, (1,), num_proc=0, sc=ANY(object())),
+            SettingsError,
+            "from 1, got 0",
+        ),
+        (runner.rank, PhaseError, r"rank\(\) was called outside of a run"),
+        (lambda: runner.allreduce(1.0), PhaseError, r"allreduce\(\) was called outside"),
+    ],
+)
+def test_wrong_uses_are_refused_before_anything_starts(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

@@ -1,0 +1,151 @@
+"""Fetching: asks several peers at once for bytes that they offer, until all of them have answered.
+
+Covers: the connections to the peers, asking again for what is not there yet, deadlines.
+Does not: decide what to fetch (group), answer peers (offers).
+Threads: the one that makes the collective calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rpc.auth.handshake import Credentials, Identity
+from rpc.client.connection import Connection, PendingCall, connect, wait_any
+from rpc.endpoint import Endpoint
+from rpc.errors import DeadlineExceeded, RemoteError, RpcError
+from tfos.collectives import messages
+from tfos.collectives.messages import NOT_YET, ArrayFetch
+from tfos.collectives.offers import timeout_text
+from tfos.errors import CollectiveError, CollectiveTimeout, RankLost, RankMismatch
+
+CONNECT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankPeer:
+    """Another process of the run, and where it listens."""
+
+    identity: Identity
+    """Its rank, and the least generation that may answer."""
+    endpoint: Endpoint
+
+
+@dataclass(slots=True)
+class Wanted:
+    """Bytes of one peer."""
+
+    rank: int
+    fetch: ArrayFetch
+    into: memoryview | None = None
+    """Filled by the reply; None: `data` is the reply."""
+    data: memoryview = field(default_factory=lambda: memoryview(b""))
+    pending: PendingCall | None = None
+
+
+class PeerLinks:
+    """The connections of one rank to all others, made at the first collective call.
+
+    Args:
+        identity: of this process.
+        credentials: the run's secret.
+        peers: by rank, without this one.
+    """
+
+    def __init__(
+        self, identity: Identity, credentials: Credentials, peers: Mapping[int, RankPeer]
+    ) -> None:
+        self._identity = identity
+        self._credentials = credentials
+        self._peers = peers
+        self._connections: dict[int, Connection] = {}
+
+    def open(self) -> None:
+        """Connect to every peer that is not connected yet.
+
+        Raises:
+            RankLost: a peer cannot be reached.
+        """
+        for rank, peer in self._peers.items():
+            if rank in self._connections:
+                continue
+            try:
+                self._connections[rank] = connect(
+                    peer.endpoint,
+                    self._identity,
+                    self._credentials,
+                    expect=peer.identity,
+                    timeout_s=CONNECT_S,
+                )
+            except RpcError as error:
+                raise RankLost(f"rank {rank} cannot be reached: {error}") from error
+
+    def close(self) -> None:
+        """Close all connections: peers that wait for this rank are told so."""
+        for connection in self._connections.values():
+            connection.close()
+
+    def begin(self, wanted: Sequence[Wanted]) -> None:
+        """Send the requests, at most one per peer; `finish` waits for their replies."""
+        for each in wanted:
+            into = None if each.into is None else [each.into]
+            each.pending = self._connections[each.rank].begin(
+                messages.encode(each.fetch), into=into
+            )
+
+    def finish(self, wanted: Sequence[Wanted], deadline_s: float, timeout_s: float) -> None:
+        """Wait until every peer has answered with its bytes.
+
+        Args:
+            wanted: begun before.
+            deadline_s: monotonic.
+            timeout_s: what the deadline was made of, for the error.
+
+        Raises:
+            RankLost, RankMismatch, CollectiveTimeout: the first that a peer or the clock says.
+        """
+        waiting = list(wanted)
+        while waiting:
+            pending = [each.pending for each in waiting if each.pending is not None]
+            wait_any(pending, max(0.0, deadline_s - time.monotonic()))
+            still = [each for each in waiting if not self._is_answered(each)]
+            if still and time.monotonic() >= deadline_s:
+                raise CollectiveTimeout(
+                    timeout_text(
+                        self._identity.rank,
+                        still[0].fetch.call,
+                        [each.rank for each in still],
+                        timeout_s,
+                    )
+                )
+            waiting = still
+
+    def _is_answered(self, each: Wanted) -> bool:
+        """Take a settled reply; ask again where the peer was not there yet."""
+        pending = each.pending
+        if pending is None or not pending.settled:
+            return pending is None
+        try:
+            each.data = pending.result(0.0).payload
+        except RemoteError as refusal:
+            if refusal.code != NOT_YET:
+                raise _raised(refusal) from None
+            self.begin([each])
+            return False
+        except DeadlineExceeded as error:
+            raise CollectiveTimeout(f"rank {each.rank} in {each.fetch.call}: {error}") from None
+        except RpcError as error:
+            raise RankLost(
+                f"rank {each.rank} ended in the middle of {each.fetch.call}; its own error is the "
+                f"cause ({error})"
+            ) from None
+        each.pending = None
+        return True
+
+
+def _raised(refusal: RemoteError) -> CollectiveError:
+    for kind in (RankLost, RankMismatch):
+        if refusal.code == kind.code:
+            return kind(refusal.message)
+    return CollectiveError(refusal.message)

@@ -1,0 +1,373 @@
+"""RankGroup: barrier, broadcast, allgather and allreduce of the processes of one run.
+
+Covers: the calls and their algorithms.
+Does not: move bytes (fetching, offers), take values apart (layout).
+Threads: one at a time makes calls; every rank makes the same calls in the same order.
+
+A rank offers what it brings and fetches what it needs, so nobody receives more than it has asked
+for. A call ends on a rank when that rank has its result and its peers have what it offered.
+
+allreduce of many bytes: each rank reduces one slice, which it fetches from all others piece by
+piece, then all fetch the finished slices. A rank receives and sends 2 (n - 1) / n of the bytes, as
+in a ring (Patarasuk and Yuan 2009), in two steps in place of 2 (n - 1). Pieces are added in rank
+order. Few bytes: each rank fetches all and reduces by itself.
+broadcast of many bytes: as many slices as ranks leave the root once and are passed on (van de Geijn
+1991).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from rpc.auth.handshake import Credentials, Identity
+from tfos.collectives import layout
+from tfos.collectives.fetching import PeerLinks, RankPeer, Wanted
+from tfos.collectives.layout import Array, ValueLayout
+from tfos.collectives.messages import BROUGHT, LAYOUT, MADE, ArrayFetch, CollectiveCall
+from tfos.collectives.offers import CallOffer, Offers
+from tfos.errors import CollectiveError, SettingsError
+
+Arrays: TypeAlias = Sequence[Array]
+Result = TypeVar("Result")
+Op = Literal["sum", "mean", "min", "max"]
+DEFAULT_TIMEOUT_S = 600.0
+FEW_BYTES = 64 << 10
+"""Up to so many, each rank fetches everything from everyone: one round trip."""
+PIECE_BYTES = 1 << 20
+"""Of one fetch while a slice is reduced: what two processes of one host share at a time, halved."""
+_ADD: dict[str, Callable[..., Array]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Op", "RankGroup", "RankPeer"]
+
+
+class RankGroup:
+    """The ranks of one run, as one of them sees them.
+
+    Args:
+        identity: of this process; its rank is that of the group.
+        credentials: the run's secret.
+        offers: answers the peers; its `handle` serves this process's listener.
+        peers: by rank, without this one; ranks go from 0 to `len(peers)`.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        credentials: Credentials,
+        offers: Offers,
+        peers: Mapping[int, RankPeer],
+    ) -> None:
+        self.rank = identity.rank
+        self.size = len(peers) + 1
+        self._others = sorted(peers)
+        self._offers = offers
+        self._links = PeerLinks(identity, credentials, peers)
+        self._number = 0
+        self._broken: CollectiveError | None = None
+        self._deadline_s = 0.0
+        self._timeout_s = DEFAULT_TIMEOUT_S
+
+    def barrier(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Return when every rank has made this call.
+
+        Args:
+            timeout_s: for the slowest rank.
+
+        Raises:
+            CollectiveError: a rank was lost, makes another call, or is late.
+        """
+        self._run("barrier", timeout_s, lambda call: self._gather(call, *layout.taken_apart([])))
+
+    def allgather(self, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
+        """Return what all ranks brought, in rank order; shapes and dtypes may differ.
+
+        Args:
+            value: numbers or numpy arrays of any shape, alone or in a list, tuple or dict.
+            timeout_s: for the slowest rank.
+
+        Raises:
+            SettingsError: the value has something else in it.
+            CollectiveError: a rank was lost, makes another call, or is late.
+        """
+        found = layout.taken_apart(value)
+        return self._run("allgather", timeout_s, lambda call: self._gather(call, *found))
+
+    def broadcast(
+        self, value: Any = None, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Any:
+        """Return what one rank brought.
+
+        Args:
+            value: of the root, as for `allgather`; that of the others is not looked at.
+            root: rank.
+            timeout_s: for the slowest rank.
+
+        Raises:
+            SettingsError: there is no such rank, or the root's value has something else in it.
+            CollectiveError: a rank was lost, makes another call, or is late.
+        """
+        _check_root(root, self.size)
+        text = f"broadcast from rank {root}"
+        if self.rank == root:
+            found = layout.taken_apart(value)
+            return self._run(text, timeout_s, lambda call: self._send(call, *found))
+        return self._run(text, timeout_s, lambda call: self._receive(call, root))
+
+    def allreduce(self, value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Return the sum of what all ranks brought, or another reduction, on every rank.
+
+        float16 is summed as float32. All ranks have the same bits: sums are taken in rank order.
+
+        Args:
+            value: as for `allgather`, of the same shapes and dtypes on all ranks.
+            op: "sum", "mean" (of floats), "min" or "max".
+            timeout_s: for the slowest rank.
+
+        Raises:
+            SettingsError: the value has something else in it, or op does not fit it.
+            CollectiveError: a rank was lost, makes another call, brings other shapes, or is late.
+        """
+        _check_op(op)
+        form, arrays = layout.taken_apart(value)
+        for each in arrays:
+            _check_dtype(op, each.dtype)
+        text = f"allreduce {op} of {form}"
+        return self._run(text, timeout_s, lambda call: self._reduce(call, form, arrays, op))
+
+    def close(self, reason: str = "has ended") -> None:
+        """Leave: ranks that make a further call are told that this one has ended."""
+        self._offers.end(reason)
+        self._links.close()
+
+    # ---- inside ----
+
+    def _run(
+        self, text: str, timeout_s: float, algorithm: Callable[[CollectiveCall], Result]
+    ) -> Result:
+        if self._broken is not None:
+            raise self._broken
+        self._timeout_s, self._deadline_s = timeout_s, time.monotonic() + timeout_s
+        call = CollectiveCall(self._number, text)
+        self._number += 1
+        try:
+            self._links.open()
+            return algorithm(call)
+        except CollectiveError as error:
+            self._broken = error  # ranks are no longer in step
+            self._offers.end(f"has failed in {call}")
+            raise
+
+    def _gather(self, call: CollectiveCall, form: ValueLayout, arrays: Arrays) -> list[Any]:
+        offer = CallOffer(call, self._others, layout.encode(form))
+        self._offer(offer, arrays)
+        forms = self._layouts(call, self._others)
+        buffers = {rank: memoryview(bytearray(forms[rank].num_bytes)) for rank in self._others}
+        self._fetch(
+            [
+                self._wanted(call, rank, BROUGHT, 0, buffers[rank], last=True)
+                for rank in self._others
+            ]
+        )
+        own = [each.copy() for each in arrays]
+        self._wait(offer)
+        return [
+            layout.put_together(form, own)
+            if rank == self.rank
+            else layout.put_together(forms[rank], layout.arrays_of(forms[rank], buffers[rank]))
+            for rank in range(self.size)
+        ]
+
+    def _send(self, call: CollectiveCall, form: ValueLayout, arrays: Arrays) -> Any:
+        offer = CallOffer(call, self._others, layout.encode(form))
+        offer.views[MADE] = [layout.bytes_of(each) for each in arrays]  # its own slice among them
+        offer.ready[MADE] = form.num_bytes
+        self._offer(offer, arrays)
+        # The root needs nothing; it asks, to learn of a rank that makes another call.
+        self._fetch(
+            [Wanted(rank, ArrayFetch(call, LAYOUT, 0, 0, last=False)) for rank in self._others]
+        )
+        self._wait(offer)
+        return layout.put_together(form, [each.copy() for each in arrays])
+
+    def _receive(self, call: CollectiveCall, root: int) -> Any:
+        form = self._layouts(call, [root])[root]
+        data = memoryview(bytearray(form.num_bytes))
+        bounds = layout.bounds(len(data), self.size)
+        if len(data) <= FEW_BYTES:
+            self._offers.post(CallOffer(call, ()))
+            self._fetch([self._wanted(call, root, BROUGHT, 0, data, last=True)])
+            return layout.put_together(form, layout.arrays_of(form, data))
+        passes_on = [rank for rank in self._others if rank != root]
+        offer = CallOffer(call, passes_on)
+        offer.views[MADE] = [data]
+        self._offers.post(offer)
+        start, stop = bounds[self.rank], bounds[self.rank + 1]
+        self._fetch([self._wanted(call, root, BROUGHT, start, data[start:stop], last=False)])
+        self._finish_slices(offer, data, bounds)
+        return layout.put_together(form, layout.arrays_of(form, data))
+
+    def _reduce(self, call: CollectiveCall, form: ValueLayout, arrays: Arrays, op: Op) -> Any:
+        """Reduce arrays of one dtype as one; each further dtype is a call of its own."""
+        dtypes = sorted({each.dtype.str for each in arrays})
+        reduced: dict[int, Array] = {}
+        for dtype in dtypes:
+            places = [at for at, each in enumerate(arrays) if each.dtype.str == dtype]
+            flat = _joined([arrays[at] for at in places])
+            made = self._reduce_flat(call, flat, op)
+            start = 0
+            for at in places:
+                stop = start + arrays[at].size
+                reduced[at] = made[start:stop].reshape(arrays[at].shape)
+                start = stop
+            if dtype != dtypes[-1]:
+                call = CollectiveCall(self._number, call.text)
+                self._number += 1
+        return layout.put_together(form, [reduced[at] for at in range(len(arrays))])
+
+    def _reduce_flat(self, call: CollectiveCall, flat: Array, op: Op) -> Array:
+        offer = CallOffer(call, self._others)
+        if flat.nbytes <= FEW_BYTES:
+            self._offer(offer, [flat])
+            made = self._reduced(call, flat, 0, flat.size, op, is_all=True)
+            self._wait(offer)
+            return made
+        made = np.empty_like(flat)
+        offer.views[MADE] = [layout.bytes_of(made)]
+        self._offer(offer, [flat])
+        bounds = layout.bounds(flat.size, self.size)
+        start, stop = bounds[self.rank], bounds[self.rank + 1]
+        made[start:stop] = self._reduced(call, flat, start, stop, op, is_all=False)
+        self._finish_slices(
+            offer, layout.bytes_of(made), [bound * flat.itemsize for bound in bounds]
+        )
+        return made
+
+    def _reduced(
+        self, call: CollectiveCall, flat: Array, start: int, stop: int, op: Op, *, is_all: bool
+    ) -> Array:
+        """Return the reduction of elements start to stop over all ranks, piece by piece."""
+        step = max(1, PIECE_BYTES // flat.itemsize)
+        pieces = [(at, min(at + step, stop)) for at in range(start, stop, step)] or [(start, stop)]
+        out = np.empty(stop - start, dtype=flat.dtype)
+        spare = [np.empty((self.size, min(step, stop - start)), flat.dtype) for _ in range(2)]
+
+        def wanted(number: int) -> list[Wanted]:
+            first, end = pieces[number]
+            is_last = is_all and number == len(pieces) - 1
+            rows = spare[number % 2]
+            return [
+                self._wanted(
+                    call,
+                    rank,
+                    BROUGHT,
+                    first * flat.itemsize,
+                    layout.bytes_of(rows[rank, : end - first]),
+                    last=is_last,
+                )
+                for rank in self._others
+            ]
+
+        asked = wanted(0)
+        self._links.begin(asked)
+        for number, (first, end) in enumerate(pieces):
+            self._links.finish(asked, self._deadline_s, self._timeout_s)
+            if number + 1 < len(pieces):  # bytes of the next piece come while this one is added
+                asked = wanted(number + 1)
+                self._links.begin(asked)
+            rows = spare[number % 2][:, : end - first]
+            rows[self.rank] = flat[first:end]
+            _reduce_rows(rows, op, out[first - start : end - start])
+        return out
+
+    def _finish_slices(self, offer: CallOffer, data: memoryview, bounds: Sequence[int]) -> None:
+        """CallOffer this rank's finished slice and fetch those of the others into `data`."""
+        self._offers.grow(offer, MADE, len(data))
+        self._fetch(
+            [
+                self._wanted(
+                    offer.call,
+                    rank,
+                    MADE,
+                    bounds[rank],
+                    data[bounds[rank] : bounds[rank + 1]],
+                    last=True,
+                )
+                for rank in self._others
+            ]
+        )
+        self._wait(offer)
+
+    def _layouts(self, call: CollectiveCall, ranks: Sequence[int]) -> dict[int, ValueLayout]:
+        wanted = [Wanted(rank, ArrayFetch(call, LAYOUT, 0, 0, last=False)) for rank in ranks]
+        self._fetch(wanted)
+        return {each.rank: layout.decode(each.data) for each in wanted}
+
+    def _offer(self, offer: CallOffer, arrays: Arrays) -> None:
+        views = [layout.bytes_of(each) for each in arrays]
+        offer.views[BROUGHT] = views
+        offer.ready[BROUGHT] = sum(map(len, views))
+        self._offers.post(offer)
+
+    def _wanted(
+        self,
+        call: CollectiveCall,
+        rank: int,
+        part: int,
+        start: int,
+        into: memoryview,
+        *,
+        last: bool,
+    ) -> Wanted:
+        return Wanted(rank, ArrayFetch(call, part, start, start + len(into), last), into)
+
+    def _fetch(self, wanted: Sequence[Wanted]) -> None:
+        self._links.begin(wanted)
+        self._links.finish(wanted, self._deadline_s, self._timeout_s)
+
+    def _wait(self, offer: CallOffer) -> None:
+        self._offers.wait_fetched(offer, self._deadline_s, self._timeout_s)
+
+
+def _check_op(op: str) -> None:
+    if op not in _ADD:
+        raise SettingsError(f"op must be one of {', '.join(_ADD)}, got {op!r}")
+
+
+def _check_root(root: object, size: int) -> None:
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
+        raise SettingsError(f"root must be a rank from 0 to {size - 1}, got {root!r}")
+
+
+def _check_dtype(op: str, dtype: np.dtype[Any]) -> None:
+    if op == "mean" and dtype.kind not in "fc":
+        raise SettingsError(f"op='mean' takes floats, got {dtype}; sum and divide")
+    if op in ("min", "max") and dtype.kind == "c":
+        raise SettingsError(f"complex numbers have no order: op={op!r} takes others, got {dtype}")
+    if op == "sum" and dtype.kind == "b":
+        raise SettingsError("op='sum' of booleans has no count: take integers, or op='max'")
+
+
+def _joined(arrays: Arrays) -> Array:
+    if len(arrays) == 1:
+        return arrays[0].reshape(-1)
+    return np.concatenate([each.reshape(-1) for each in arrays])
+
+
+def _reduce_rows(rows: Array, op: Op, out: Array) -> None:
+    """Reduce rows[rank, element] over ranks, in rank order, into out[element]."""
+    add = _ADD[op]
+    total = rows[0].astype(np.float32) if rows.dtype == np.float16 else rows[0]
+    for row in rows[1:]:
+        add(total, row, out=total)
+    if op == "mean":
+        total /= rows.dtype.type(len(rows)) if total.dtype == rows.dtype else len(rows)
+    out[...] = total

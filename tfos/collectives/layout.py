@@ -1,0 +1,139 @@
+"""A value as bytes: an array, or a list, tuple or dict of arrays, one after the other.
+
+Covers: which arrays a value has, its bytes without a copy, the value made of bytes again; slices.
+Does not: send anything.      Threads: any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from tfos.errors import SettingsError
+
+Array = np.ndarray[Any, Any]
+_KINDS = "biufc"
+_MAX_TEXT_ARRAYS = 3
+
+
+class ArrayLayout(msgspec.Struct, frozen=True, array_like=True):
+    """One array: dtype and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{np.dtype(self.dtype)}{list(self.shape)}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class ValueLayout(msgspec.Struct, frozen=True, array_like=True):
+    """A value: its arrays in order, and what holds them."""
+
+    kind: Literal["array", "list", "tuple", "dict"]
+    arrays: tuple[ArrayLayout, ...]
+    keys: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "array":
+            return str(self.arrays[0])
+        if len(self.arrays) <= _MAX_TEXT_ARRAYS and not self.keys:
+            return f"{self.kind} of {', '.join(map(str, self.arrays)) or 'nothing'}"
+        digest = hashlib.blake2b(encode(self), digest_size=6).hexdigest()
+        return f"{self.kind} of {len(self.arrays)} arrays, {self.num_bytes:,} bytes, kinds {digest}"
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all arrays."""
+        return sum(each.num_bytes for each in self.arrays)
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(ValueLayout).decode
+
+
+def taken_apart(value: Any) -> tuple[ValueLayout, list[Array]]:
+    """Return the layout of a value and its arrays, contiguous, without a copy where they are.
+
+    Args:
+        value: a number or array, or a list, tuple or dict with text keys of these.
+
+    Raises:
+        SettingsError: it has something else in it.
+    """
+    kind, parts = "array", [value]
+    keys: tuple[str, ...] = ()
+    if isinstance(value, dict):
+        kind, keys, parts = "dict", tuple(value), list(value.values())
+        if not all(isinstance(key, str) for key in keys):
+            raise SettingsError(f"keys of a dict of arrays must be text, got {list(keys)!r}")
+    elif isinstance(value, list | tuple):
+        kind, parts = ("list" if isinstance(value, list) else "tuple"), list(value)
+    arrays = [_as_array(part) for part in parts]
+    layouts = tuple(ArrayLayout(each.dtype.str, each.shape) for each in arrays)
+    return ValueLayout(kind, layouts, keys), arrays  # type: ignore[arg-type]
+
+
+def put_together(layout: ValueLayout, arrays: Sequence[Array]) -> Any:
+    """Return the value that `taken_apart` made these of.
+
+    Args:
+        layout: of the value.
+        arrays: in order.
+    """
+    if layout.kind == "array":
+        return arrays[0]
+    if layout.kind == "dict":
+        return dict(zip(layout.keys, arrays, strict=True))
+    return list(arrays) if layout.kind == "list" else tuple(arrays)
+
+
+def arrays_of(layout: ValueLayout, data: memoryview) -> list[Array]:
+    """Return the arrays over these bytes, without a copy; `data` has exactly `num_bytes`."""
+    arrays, start = [], 0
+    for each in layout.arrays:
+        stop = start + each.num_bytes
+        flat = np.frombuffer(data[start:stop], dtype=each.dtype)
+        arrays.append(flat.reshape(each.shape))
+        start = stop
+    return arrays
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array, also of an empty one."""
+    return memoryview(array.reshape(-1).view(np.uint8).data)
+
+
+def cut(views: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
+    """Return bytes start to stop of views that lie one after the other."""
+    found, at = [], 0
+    for view in views:
+        first, last = max(start - at, 0), min(stop - at, len(view))
+        if first < last:
+            found.append(view[first:last])
+        at += len(view)
+    return found
+
+
+def bounds(count: int, num_parts: int) -> list[int]:
+    """Return the bounds of `num_parts` nearly equal slices of `count` elements."""
+    return [count * part // num_parts for part in range(num_parts + 1)]
+
+
+def _as_array(part: Any) -> Array:
+    array = np.asarray(part)
+    if array.dtype.kind not in _KINDS:
+        raise SettingsError(
+            f"collective calls take arrays of numbers and booleans, got {type(part).__name__} of "
+            f"dtype {array.dtype}"
+        )
+    return np.ascontiguousarray(array).reshape(array.shape)

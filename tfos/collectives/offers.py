@@ -1,0 +1,185 @@
+"""Offers: what this process has for its peers in the collective call that it makes now.
+
+Covers: the RPC handler that sends it, waiting until all peers have it, peers that are gone.
+Does not: fetch from peers or reduce (group).
+Threads: one per peer in `handle`, the calling thread in `post` and `wait_fetched`; `_changed`
+guards everything, and every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from rpc.auth.handshake import Identity, Role
+from rpc.errors import ProtocolError
+from rpc.server.listener import Call
+from tfos.collectives import layout, messages
+from tfos.collectives.messages import LAYOUT, MAX_HOLD_S, NOT_YET, ArrayFetch, CollectiveCall
+from tfos.errors import CollectiveError, CollectiveTimeout, RankLost, RankMismatch
+
+
+class CallOffer:
+    """What one rank has for the others in one call.
+
+    Args:
+        call: which.
+        fetchers: ranks that will fetch.
+        layout_bytes: of the arrays it brought, where peers need that.
+    """
+
+    def __init__(
+        self, call: CollectiveCall, fetchers: Iterable[int], layout_bytes: bytes = b""
+    ) -> None:
+        self.call = call
+        self.fetchers = set(fetchers)
+        self.layout_bytes = layout_bytes
+        self.views: list[Sequence[memoryview]] = [(), ()]
+        """By part: views one after the other."""
+        self.ready: list[int] = [0, 0]
+        """By part: how many bytes, from the first, may be fetched."""
+        self.mismatch: RankMismatch | None = None
+
+    def has(self, fetch: ArrayFetch) -> bool:
+        """Say whether the bytes are there."""
+        return fetch.part == LAYOUT or fetch.stop <= self.ready[fetch.part]
+
+    def bytes_for(self, fetch: ArrayFetch) -> list[memoryview]:
+        """Return the bytes asked for."""
+        if fetch.part == LAYOUT:
+            return [memoryview(self.layout_bytes)]
+        return layout.cut(self.views[fetch.part], fetch.start, fetch.stop)
+
+
+class Offers:
+    """This process's end of the collective calls; pass `handle` and `disconnected` to its Listener.
+
+    Args:
+        rank: of this process.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._changed = threading.Condition()
+        self._current: CallOffer | None = None
+        self._gone: set[int] = set()
+        self._ended = ""
+
+    def handle(self, call: Call) -> None:
+        """Answer a peer: with the bytes, with NOT_YET, or with what does not fit."""
+        try:
+            if call.peer.role is not Role.WORKER:
+                raise ProtocolError(f"{call.peer} is no rank; only workers exchange arrays")
+            fetch = messages.decode(call.meta)
+            if call.payload_bytes:
+                raise ProtocolError(f"a fetch has no payload, got {call.payload_bytes} bytes")
+            offer = self._offer_for(fetch, call.peer.rank)
+        except (RankLost, RankMismatch) as error:
+            call.fail(error.code, str(error))
+            return
+        except ProtocolError as error:
+            call.fail(CollectiveError.code, str(error))
+            return
+        if offer is None:
+            call.fail(NOT_YET, f"rank {self._rank} is not there yet")
+            return
+        call.reply(b"", offer.bytes_for(fetch))
+        if fetch.last:
+            with self._changed:
+                offer.fetchers.discard(call.peer.rank)
+                self._changed.notify_all()
+
+    def disconnected(self, peer: Identity) -> None:
+        """Note that a peer's connection has ended: it fetches nothing more."""
+        if peer.role is Role.WORKER:
+            with self._changed:
+                self._gone.add(peer.rank)
+                self._changed.notify_all()
+
+    def post(self, offer: CallOffer) -> None:
+        """CallOffer this from now on, in the place of the call before."""
+        with self._changed:
+            self._current = offer
+            self._changed.notify_all()
+
+    def grow(self, offer: CallOffer, part: int, ready_bytes: int) -> None:
+        """Let peers fetch so many bytes of a part."""
+        with self._changed:
+            offer.ready[part] = ready_bytes
+            self._changed.notify_all()
+
+    def wait_fetched(self, offer: CallOffer, deadline_s: float, timeout_s: float) -> None:
+        """Return when every peer has what it needs: the caller may change its arrays then.
+
+        Args:
+            offer: the current one.
+            deadline_s: monotonic.
+            timeout_s: what the deadline was made of, for the error.
+
+        Raises:
+            RankLost, RankMismatch, CollectiveTimeout: they do not come.
+        """
+        with self._changed:
+            while offer.fetchers:
+                if offer.mismatch is not None:
+                    raise offer.mismatch
+                if lost := offer.fetchers & self._gone:
+                    raise RankLost(_gone_text(lost, offer.call))
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise CollectiveTimeout(
+                        timeout_text(self._rank, offer.call, offer.fetchers, timeout_s)
+                    )
+                self._changed.wait(left_s)
+
+    def end(self, reason: str) -> None:
+        """Refuse all later requests: this rank makes no more calls."""
+        with self._changed:
+            self._ended = self._ended or reason
+            self._changed.notify_all()
+
+    def _offer_for(self, fetch: ArrayFetch, peer: int) -> CallOffer | None:
+        """Wait for the offer that holds these bytes; None: it is not there yet."""
+        deadline_s = time.monotonic() + MAX_HOLD_S
+        with self._changed:
+            while True:
+                offer = self._current
+                if offer is not None and offer.call.number >= fetch.call.number:
+                    self._check(offer, fetch, peer)
+                    if offer.has(fetch):
+                        return offer
+                if self._ended:
+                    raise RankLost(
+                        f"rank {self._rank} {self._ended}, rank {peer} is in {fetch.call}"
+                    )
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return None
+                self._changed.wait(left_s)
+
+    def _check(self, offer: CallOffer, fetch: ArrayFetch, peer: int) -> None:
+        if offer.call == fetch.call:
+            return
+        calls = sorted([(peer, str(fetch.call)), (self._rank, str(offer.call))])
+        mismatch = RankMismatch(
+            f"{', '.join(f'rank {rank} calls {call}' for rank, call in calls)}: every rank must "
+            "make the same collective calls in the same order, with arrays of one shape and dtype"
+        )
+        offer.mismatch = offer.mismatch or mismatch
+        self._changed.notify_all()
+        raise mismatch
+
+
+def timeout_text(rank: int, call: CollectiveCall, missing: Iterable[int], timeout_s: float) -> str:
+    """Return the sentence of a wait that took too long."""
+    names = ", ".join(f"rank {each}" for each in sorted(missing))
+    return (
+        f"rank {rank} has waited {timeout_s:g} s in {call} for {names}: every rank must make the "
+        "call, and none may be later than timeout_s"
+    )
+
+
+def _gone_text(lost: Iterable[int], call: CollectiveCall) -> str:
+    names = ", ".join(f"rank {each}" for each in sorted(lost))
+    return f"{names} ended in the middle of {call}; its own error is the cause"

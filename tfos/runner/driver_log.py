@@ -1,0 +1,23 @@
+"""log_to_driver: lines for the driver from inside a run.
+
+Covers: the call.      Does not: carry lines; the control plane brings a node's output.
+Runs in: a rank's process.
+"""
+
+from __future__ import annotations
+
+import sys
+
+MAX_LINE_CHARS = 4000
+
+
+def log_to_driver(message: str) -> None:
+    """Show a message at the driver, with the rank's name before it.
+
+    The rest of a rank's output is shown there, too, unless ClusterConfig(verbose=False).
+
+    Args:
+        message: longer ones end after 4,000 characters.
+    """
+    sys.stdout.write(f"{str(message)[:MAX_LINE_CHARS]}\n")
+    sys.stdout.flush()

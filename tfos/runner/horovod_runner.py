@@ -1,0 +1,75 @@
+"""Runner: HorovodRunner's shape of `run`: one value, that of rank 0; also without a cluster.
+
+Covers: Runner.      Does not: start ranks (spark_run, local_run).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from tfos.config import ClusterConfig
+from tfos.errors import SettingsError, UnsupportedError
+from tfos.runner.local_run import run_local
+from tfos.runner.spark_run import run
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+
+class Runner:
+    """Runs a function on ranks, as HorovodRunner does.
+
+    Args:
+        np: above 0: so many ranks on the executors. Below 0: -np ranks as processes beside the
+            driver, to try a program.
+        driver_log_verbosity: "all": every rank's output is shown at the driver.
+        sc: SparkContext or classic SparkSession; None: the one that runs in this process.
+        config: timeouts and limits of a run on the executors.
+
+    Raises:
+        SettingsError: np is 0 or no whole number.
+        UnsupportedError: another verbosity.
+    """
+
+    def __init__(
+        self,
+        *,
+        np: int,
+        driver_log_verbosity: Literal["all"] = "all",
+        sc: SparkContext | SparkSession | None = None,
+        config: ClusterConfig | None = None,
+    ) -> None:
+        _check(np, driver_log_verbosity)
+        self._np = np
+        self._sc = sc
+        self._config = config
+
+    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call `main(**kwargs)` on every rank and return what rank 0 returned.
+
+        Args:
+            main: may use `tfos.runner`; see tfos.run.
+            **kwargs: of main.
+
+        Raises:
+            SettingsError, NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError: as run.
+        """
+        if self._np < 0:
+            return run_local(main, (), kwargs, -self._np)[0]
+        return run(main, (), kwargs, self._np, sc=self._sc, config=self._config)[0]
+
+
+def _check(np: object, verbosity: str) -> None:
+    if isinstance(np, bool) or not isinstance(np, int) or np == 0:
+        raise SettingsError(
+            f"np must be a whole number of ranks, got {np!r}: 4 is four on the executors, -4 four "
+            "processes beside the driver"
+        )
+    if verbosity != "all":
+        raise UnsupportedError(
+            f"driver_log_verbosity={verbosity!r}: the output of ranks is shown whole ('all') or, "
+            "by config=ClusterConfig(verbose=False), not at all"
+        )

@@ -1,0 +1,110 @@
+"""Process of a rank beside the driver: listens, learns where the others are, calls the function.
+
+Covers: the messages with the driver, the rank's value or error.
+Does not: start processes (local_run).
+Runs in: a process of its own, which dies with the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import cloudpickle
+import msgspec
+
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+from rpc.server.listener import Listener
+from tfos.collectives.group import RankGroup, RankPeer
+from tfos.collectives.offers import Offers
+from tfos.node import failure
+from tfos.runner import ranks
+from tfos.runner.rank_process import RankWork, pickled
+
+_LAST_ANSWERS_S = 5.0
+
+
+class LocalRank(msgspec.Struct, frozen=True, array_like=True):
+    """What the process receives at its start, in a memfd."""
+
+    rank: int
+    size: int
+    run_id: str
+    secret: bytes
+    directory: str
+    """For its Unix socket."""
+    work: bytes
+    """cloudpickle of RankWork."""
+    link_fd: int
+    outcome_fd: int
+    """memfd for the RankOutcome."""
+
+
+class RankListening(msgspec.Struct, frozen=True):
+    """Where this rank listens."""
+
+    endpoint: Endpoint
+
+
+class RankAddresses(msgspec.Struct, frozen=True):
+    """Where all ranks listen."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+class RankOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """How the function ended: with a value, or with an error."""
+
+    value: bytes = b""
+    error_type: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+def main(body: bytes) -> None:
+    """Run the rank that this document describes."""
+    spec = msgspec.msgpack.decode(body, type=LocalRank)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's Ctrl-C ends it through the driver
+    offers = Offers(spec.rank)
+    credentials = Credentials(spec.run_id, spec.secret)
+    identity = Identity(Role.WORKER, spec.rank)
+    listener = Listener(offers.handle, credentials, identity, on_disconnect=offers.disconnected)
+    listener.bind_unix(spec.directory)
+    listener.start()
+    try:
+        work = cloudpickle.loads(spec.work)
+        peers = _peers(spec, listener.endpoint)
+        group = RankGroup(identity, credentials, offers, peers)
+        outcome = RankOutcome(_value(spec, work, group))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
+        kind = type(error)
+        name = kind.__qualname__
+        if kind.__module__ != "builtins":
+            name = f"{kind.__module__}.{name}"
+        text = failure.user_traceback(error, frozenset({__file__, cloudpickle.__file__}))
+        outcome = RankOutcome(error_type=name, message=failure.text_of(error), traceback=text)
+    os.pwrite(spec.outcome_fd, msgspec.msgpack.encode(outcome), 0)
+    offers.end("has ended")
+    listener.finish_calls(_LAST_ANSWERS_S)
+    listener.close()
+
+
+def _value(spec: LocalRank, work: RankWork, group: RankGroup) -> bytes:
+    with ranks.entered(group, spec.rank):
+        return pickled(work(), spec.rank)
+
+
+def _peers(spec: LocalRank, endpoint: Endpoint) -> dict[int, RankPeer]:
+    with socket.socket(fileno=spec.link_fd) as link:
+        message = msgspec.msgpack.encode(RankListening(endpoint))
+        link.sendall(len(message).to_bytes(4, "big") + message)
+        with link.makefile("rb") as stream:
+            length = int.from_bytes(stream.read(4), "big")
+            found = msgspec.msgpack.decode(stream.read(length), type=RankAddresses)
+    return {
+        rank: RankPeer(Identity(Role.WORKER, rank), each)
+        for rank, each in enumerate(found.endpoints)
+        if rank != spec.rank
+    }

@@ -1,0 +1,207 @@
+"""Ranks as processes of this host, without Spark: to try a program where it is written.
+
+Covers: starting and ending them, who listens where, their values.
+Does not: run a rank (local_process).
+Runs in: the driver. Its children die with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from tfos.errors import NodeFailedError, NodeStartError
+from tfos.failure import NodeFailure, NodeId
+from tfos.node import bootstrap
+from tfos.node.failure import Exit, describe_exit
+from tfos.runner.local_process import LocalRank, RankAddresses, RankListening, RankOutcome
+from tfos.runner.spark_run import checked_work, unpickled
+
+START_S = 120.0
+"""Until a process listens: the imports of the program's modules."""
+_END_S = 5.0
+_SYMPTOMS = ("RankLost",)
+"""Errors that follow from the end of another rank."""
+
+
+@dataclass(slots=True)
+class _Running:
+    rank: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    link: socket.socket
+    outcome_fd: int
+
+    def read(self) -> bytes:
+        """Return the next message; empty: the process has ended."""
+        head = self._exactly(4)
+        return self._exactly(int.from_bytes(head, "big")) if head else b""
+
+    def outcome(self) -> RankOutcome | None:
+        """Return what the process left behind, once it has ended."""
+        data = os.pread(self.outcome_fd, os.fstat(self.outcome_fd).st_size, 0)
+        return msgspec.msgpack.decode(data, type=RankOutcome) if data else None
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = self.link.recv(count - len(data))
+            if not piece:
+                return b""
+            data += piece
+        return data
+
+
+def run_local(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], num_proc: int
+) -> list[Any]:
+    """Call a function in processes of this host and return their values in rank order.
+
+    Their output goes to this process's own.
+
+    Args:
+        fn: as for tfos.run.
+        args: of fn.
+        kwargs: of fn.
+        num_proc: how many, from 1.
+
+    Raises:
+        SettingsError, NotPicklable, NoResultError: as tfos.run.
+        NodeFailedError: a rank failed; its own traceback is the cause.
+    """
+    work = cloudpickle.dumps(checked_work(fn, args, kwargs))
+    secret, run_id = secrets.token_bytes(32), f"local-{secrets.token_hex(4)}"
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfos-run-"))
+        ranks = []
+        for rank in range(num_proc):
+            spec = (rank, num_proc, run_id, secret, directory, work)
+            ranks.append(_start(stack, spec))
+        _introduce(ranks)
+        failures = _await(ranks)
+        if failures:
+            raise NodeFailedError(failures)
+        outcomes = [each.outcome() for each in ranks]
+    return [unpickled(each.value if each else b"", rank) for rank, each in enumerate(outcomes)]
+
+
+def _start(stack: contextlib.ExitStack, spec: tuple[int, int, str, bytes, str, bytes]) -> _Running:
+    rank, size, run_id, secret, directory, work = spec
+    ours, theirs = socket.socketpair()
+    stack.callback(ours.close)
+    ours.settimeout(START_S)
+    outcome_fd = os.memfd_create("tfos-outcome", os.MFD_CLOEXEC)
+    stack.callback(os.close, outcome_fd)
+    body = LocalRank(rank, size, run_id, secret, directory, work, theirs.fileno(), outcome_fd)
+    document = bootstrap.document_fd(
+        "tfos.runner.local_process",
+        msgspec.msgpack.encode(body),
+        sys_path=tuple(sys.path),
+        parent_pid=os.getpid(),
+    )
+    try:
+        process = subprocess.Popen(
+            bootstrap.command(document, f"tfos rank {rank}"),
+            pass_fds=[document, theirs.fileno(), outcome_fd],
+            stdin=subprocess.DEVNULL,
+            env=bootstrap.without_spark_secrets(os.environ),
+        )
+    finally:
+        os.close(document)
+        theirs.close()
+    pidfd = os.pidfd_open(process.pid)
+    stack.callback(os.close, pidfd)
+    stack.callback(_end, process)
+    return _Running(rank, process, pidfd, ours, outcome_fd)
+
+
+def _introduce(ranks: Sequence[_Running]) -> None:
+    """Tell every rank where all listen; one that has ended instead is found by `_await`."""
+    found = []
+    for each in ranks:
+        try:
+            data = each.read()
+        except TimeoutError:
+            raise NodeStartError(
+                f"rank {each.rank} did not begin within {START_S:.0f} s: its imports "
+                "take longer, or this host has no processor time left"
+            ) from None
+        if not data:
+            return
+        found.append(msgspec.msgpack.decode(data, type=RankListening).endpoint)
+    message = msgspec.msgpack.encode(RankAddresses(tuple(found)))
+    for each in ranks:
+        with contextlib.suppress(OSError):
+            each.link.sendall(len(message).to_bytes(4, "big") + message)
+
+
+def _await(ranks: Sequence[_Running]) -> list[NodeFailure]:
+    """Wait for all; when one fails, end the others. Causes come first."""
+    failures: list[NodeFailure] = []
+    waiting = {each.pidfd: each for each in ranks}
+    deadline_s: float | None = None
+    while waiting:
+        poll = select.poll()
+        for pidfd in waiting:
+            poll.register(pidfd, select.POLLIN)
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        ended = poll.poll(None if left_s is None else left_s * 1000)
+        if not ended and deadline_s is not None:
+            for each in waiting.values():
+                each.process.send_signal(signal.SIGKILL)
+            deadline_s = None
+        for pidfd, _ in ended:
+            each = waiting.pop(pidfd)
+            failure = _failure(each, each.process.wait())
+            if failure is not None:
+                failures.append(failure)
+        if failures and waiting and deadline_s is None:
+            deadline_s = time.monotonic() + _END_S
+    failures.sort(key=lambda each: each.error_type.rpartition(".")[2] in _SYMPTOMS)
+    return failures
+
+
+def _failure(each: _Running, code: int) -> NodeFailure | None:
+    outcome = each.outcome()
+    if outcome is not None and not outcome.error_type:
+        return None
+    node = NodeId("rank", each.rank)
+    host, pid = socket.gethostname(), each.process.pid
+    if outcome is None:
+        how = Exit(code, None) if code >= 0 else Exit(None, -code)
+        return NodeFailure(
+            node,
+            host,
+            pid,
+            exit_code=how.exit_code,
+            signal=how.signal_number,
+            message=f"rank {each.rank} {describe_exit(how)}",
+        )
+    return NodeFailure(
+        node,
+        host,
+        pid,
+        error_type=outcome.error_type,
+        message=outcome.message,
+        traceback=outcome.traceback,
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()

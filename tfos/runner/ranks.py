@@ -1,0 +1,117 @@
+"""What a function knows inside `tfos.run`: its rank, and the collective calls of all ranks.
+
+Covers: the functions that programs call.      Does not: carry arrays (tfos.collectives).
+Threads: those of one rank at a time; see RankGroup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.collectives.group import DEFAULT_TIMEOUT_S, Op, RankGroup
+from tfos.errors import PhaseError
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    group: RankGroup
+    local_rank: int
+
+
+_running: list[_Run] = []
+"""At most one: a process is one rank."""
+
+
+@contextlib.contextmanager
+def entered(group: RankGroup, local_rank: int) -> Iterator[None]:
+    """Let the functions below answer for this run.
+
+    Args:
+        group: the ranks.
+        local_rank: number of this rank among those of its host.
+    """
+    _running.append(_Run(group, local_rank))
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+def rank() -> int:
+    """Return the number of this process in its run, from 0.
+
+    Raises:
+        PhaseError: outside of tfos.run.
+    """
+    return _current("rank()").group.rank
+
+
+def size() -> int:
+    """Return how many ranks the run has.
+
+    Raises:
+        PhaseError: outside of tfos.run.
+    """
+    return _current("size()").group.size
+
+
+def local_rank() -> int:
+    """Return the number of this rank among those of its host, from 0.
+
+    Raises:
+        PhaseError: outside of tfos.run.
+    """
+    return _current("local_rank()").local_rank
+
+
+def barrier(*, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Return when every rank has made this call; see RankGroup.barrier.
+
+    Args:
+        timeout_s: for the slowest rank.
+    """
+    _current("barrier()").group.barrier(timeout_s=timeout_s)
+
+
+def broadcast(value: Any = None, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+    """Return what one rank brought; see RankGroup.broadcast.
+
+    Args:
+        value: of the root: numbers or numpy arrays, alone or in a list, tuple or dict.
+        root: rank.
+        timeout_s: for the slowest rank.
+    """
+    return _current("broadcast()").group.broadcast(value, root, timeout_s=timeout_s)
+
+
+def allreduce(value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+    """Return the sum of what all ranks brought, or another reduction; see RankGroup.allreduce.
+
+    Args:
+        value: of the same shapes and dtypes on all ranks, as for `broadcast`.
+        op: "sum", "mean" (of floats), "min" or "max".
+        timeout_s: for the slowest rank.
+    """
+    return _current("allreduce()").group.allreduce(value, op, timeout_s=timeout_s)
+
+
+def allgather(value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
+    """Return what all ranks brought, in rank order; see RankGroup.allgather.
+
+    Args:
+        value: as for `broadcast`; shapes and dtypes may differ.
+        timeout_s: for the slowest rank.
+    """
+    return _current("allgather()").group.allgather(value, timeout_s=timeout_s)
+
+
+def _current(call: str) -> _Run:
+    if not _running:
+        raise PhaseError(
+            f"{call} was called outside of a run: there are ranks only in the function that "
+            "tfos.run(fn, num_proc=N) or tfos.Runner(np=N).run(fn) calls"
+        )
+    return _running[-1]

@@ -1,0 +1,134 @@
+"""run: a function as N ranks on Spark's executors, and what they return.
+
+Covers: the arguments, the cluster of the ranks, the values in rank order.
+Does not: start nodes (tfos.cluster), run a rank (rank_process).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from tfos.cluster import TFCluster
+from tfos.config import ClusterConfig
+from tfos.errors import NoResultError, SettingsError
+from tfos.runner.rank_process import RankWork, run_rank
+from tfos.spark import pickling
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    sc: SparkContext | SparkSession | None = None,
+    config: ClusterConfig | None = None,
+) -> list[Any]:
+    """Call a function in `num_proc` processes on the executors; return their values in rank order.
+
+    Inside, `tfos.runner` has `rank()`, `size()`, `barrier()`, `broadcast()`, `allreduce()` and
+    `allgather()`, and TF_CONFIG names all ranks. The run ends with the first rank that fails.
+
+    Args:
+        fn: called as `fn(*args, **kwargs)` on every rank; may return anything that pickles.
+        args: anything that pickles.
+        kwargs: anything that pickles.
+        num_proc: ranks, one task slot each; None: as many as Spark's default parallelism.
+        sc: SparkContext or classic SparkSession; None: the one that runs in this process.
+        config: timeouts and limits. A lost rank fails the run whatever it says.
+
+    Raises:
+        SettingsError: the arguments cannot work.
+        NotPicklable: fn or its arguments cannot travel; the text names the object.
+        NotEnoughSlots: Spark cannot run all ranks at once; the text has both numbers.
+        NodeFailedError: a rank failed; its own traceback is the cause.
+        NoResultError: a rank ended without a value.
+    """
+    work = checked_work(fn, args, kwargs or {})
+    context = sc if sc is not None else active_context()
+    count = _count(num_proc, context)
+    every_rank = dataclasses.replace(config or ClusterConfig(), tolerate_lost_workers=False)
+    with TFCluster.reserve(context, count, 0, config=every_rank) as cluster:
+        cluster.start(run_rank, work)
+    values = cluster.handed_over()
+    missing = [rank for rank in range(count) if rank not in values]
+    if missing:
+        raise NoResultError(
+            f"ranks {', '.join(map(str, missing))} of {count} ended without a value: fn called "
+            "sys.exit(0), or their Spark task was killed after they had ended"
+        )
+    return [unpickled(values[rank], rank) for rank in range(count)]
+
+
+def checked_work(fn: object, args: object, kwargs: object) -> RankWork:
+    """Return what every rank calls, after a look at it.
+
+    Args:
+        fn: must be a function.
+        args: must be a sequence.
+        kwargs: must be a mapping with text keys.
+
+    Raises:
+        SettingsError: one of them is something else.
+        NotPicklable: they cannot travel.
+    """
+    if not callable(fn):
+        raise SettingsError(f"fn must be a function, got {type(fn).__qualname__}")
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise SettingsError(f"args must be a tuple or list, got {args!r}; for one write (x,)")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise SettingsError(f"kwargs must be a dict with text keys, got {kwargs!r}")
+    pickling.pickle_main_fun(fn, (tuple(args), dict(kwargs)), called="fn")
+    return RankWork(fn, tuple(args), dict(kwargs))
+
+
+def active_context() -> Any:
+    """Return the SparkContext of this process.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise SettingsError(
+            "there is no SparkContext in this process: make one first, or pass it as sc="
+        )
+    return context
+
+
+def unpickled(data: bytes, rank: int) -> Any:
+    """Return a rank's value.
+
+    Args:
+        data: of rank_process.pickled.
+        rank: whose.
+
+    Raises:
+        NoResultError: the driver cannot read it.
+    """
+    try:
+        return cloudpickle.loads(data)
+    except Exception as error:
+        raise NoResultError(
+            f"the value of rank {rank} cannot be read here: {type(error).__name__}: {error}. A "
+            "package that made it may be missing at the driver; return plain data"
+        ) from error
+
+
+def _count(num_proc: object, context: Any) -> int:
+    if num_proc is None:
+        return int(getattr(context, "sparkContext", context).defaultParallelism)
+    if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
+        raise SettingsError(f"num_proc must be a whole number from 1, got {num_proc!r}")
+    return num_proc
