@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tfos.monitor.history import BestCheckpoint, History, TrainedEpoch
     from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, StepTimes, TrainReport
     from tfos.phases import ClusterPhase
+    from tfos.predict.column import PredictColumn, predict_column
     from tfos.reading.reading import FileRows, Reading
     from tfos.runner.horovod_runner import Runner
     from tfos.runner.spark_run import run
@@ -58,6 +59,7 @@ __all__ = [
     "NodeFailure",
     "NodeReport",
     "RankGroup",
+    "PredictColumn",
     "Reading",
     "Runner",
     "StepTimes",
@@ -74,6 +76,7 @@ __all__ = [
     "dfutil",
     "gpu_info",
     "pipeline",
+    "predict_column",
     "register_data_sources",
     "run",
     "runner",
@@ -94,6 +97,7 @@ _HOMES = {
     "NodeFailure": "tfos.failure",
     "NodeReport": "tfos.monitor.reports",
     "RankGroup": "tfos.collectives.group",
+    "PredictColumn": "tfos.predict.column",
     "Reading": "tfos.reading.reading",
     "Runner": "tfos.runner.horovod_runner",
     "StepTimes": "tfos.monitor.reports",
@@ -109,6 +113,7 @@ _HOMES = {
     "dfutil": "tfos.dfutil:",
     "gpu_info": "tfos.tensorflowonspark.gpu_info:",
     "pipeline": "tfos.tensorflowonspark.pipeline:",
+    "predict_column": "tfos.predict.column",
     "register_data_sources": "tfos.datasource",
     "run": "tfos.runner.spark_run",
     "runner": "tfos.runner:",

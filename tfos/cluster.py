@@ -308,7 +308,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             )
         )
 
-    def inference(
+    def inference(  # noqa: PLR0913 - TensorFlowOnSpark's arguments, and ours by keyword
         self,
         dataRDD: RDD[Any] | DataFrame,
         feed_timeout: float = 600,
@@ -317,10 +317,12 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         columns: Sequence[str] | None = None,
         nulls: object = "error",
         output: str | StructType | None = None,
+        model: str | None = None,
     ) -> RDD[Any] | DataFrame:
         """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
 
-        Lazy: each action on the result feeds the rows.
+        Lazy: each action on the result feeds the rows. With `model` the answers are those of a
+        saved model instead, which Spark's own tasks compute: see tfos.predict_column.
 
         Args:
             dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gains those
@@ -333,13 +335,20 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             output: of a DataFrame: the result columns, as a name ("prediction", the default, an
                 array<float>), as names and types ("digit int, scores array<float>") or as a
                 StructType. Results of several columns are dicts, or tuples in this order.
+            model: path or URL of a `.keras` file, SavedModel or export, for a DataFrame: `columns`
+                fill its inputs in their order (None: the columns with their names), `output` is
+                the name of its only output's column.
 
         Raises:
-            SettingsError: columns, nulls or output do not fit the DataFrame.
+            SettingsError: columns, nulls, output or model do not fit the DataFrame.
 
         An action fails with a ResultTypeError if a result does not fit its column, with a
         ResultCountError if the number of results differs from that of the rows.
         """
+        if model is not None:
+            from tfos.predict.column import predicted_by  # Arrow, where it is used
+
+            return predicted_by(dataRDD, model, columns, output, nulls)
         return self._feed_service.inference(
             FeedRequest(
                 data=dataRDD,

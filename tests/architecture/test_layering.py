@@ -76,7 +76,7 @@ LEVELS = {
         ("keras.step", "monitor", "node", "reading", "serving", "spark"),
         ("dfutil", "driver", "keras.fit", "node.supervisor"),
         ("feed", "worker"),
-        ("streaming",),
+        ("predict", "streaming"),
         ("cluster",),
         ("runner", "tensorflowonspark"),
         ("bench",),

@@ -49,6 +49,7 @@ FACES = (*ROOMS, "tfos.keras")
 RECEIVED = {
     *("TFCluster", "NodeContext", "Reading", "FileRows", "StreamTraining", "DataFeed"),
     *("TableClient", "TrainingBatch", "RankGroup"),
+    *("TableClient", "TrainingBatch", "PredictColumn"),
 }
 """Classes whose objects users receive: they do not call the constructors."""
 NOT_FOR_USERS = {"tfos.NodeContext.saver"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -135,11 +135,41 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
         fields=fields,
         packer=functools.partial(ArrowPacker, names=names, fills=fills),
     )
-    beside = _by_map if _arrow_udf() is None else _by_udf
-    return beside(frame, positions, results, arrow_task)
+    return with_results(frame, positions, results, arrow_task)
 
 
-def _by_udf(frame: Any, positions: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
+class ResultTask(Protocol):
+    """Answers the rows of a partition."""
+
+    def results(
+        self, partition: int, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the result columns, one row per row, in order, in any batches."""
+
+    def beside(
+        self,
+        partition: int,
+        batches: Iterator[pa.RecordBatch],
+        names: Sequence[str],
+        places: Sequence[int],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield each batch under other names with its result columns appended."""
+
+
+def with_results(frame: Any, positions: Sequence[int], results: Any, task: ResultTask) -> Any:
+    """Return the lazy DataFrame of the given one's columns and the result columns.
+
+    Args:
+        frame: a classic DataFrame.
+        positions: of the columns that the task is given.
+        results: the result columns as a StructType.
+        task: runs in Spark's tasks.
+    """
+    beside = _by_map if arrow_udf() is None else _by_udf
+    return beside(frame, positions, results, task)
+
+
+def _by_udf(frame: Any, positions: Sequence[int], results: Any, task: ResultTask) -> Any:
     """Spark keeps the rows: only the fed columns go to its Python process, only results return."""
     from pyspark.sql.functions import col
 
@@ -149,38 +179,39 @@ def _by_udf(frame: Any, positions: Sequence[int], results: Any, task: ArrowInfer
     def answer(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         columns = ([each] if len(sent) == 1 else list(each) for each in arrays)
         batches = (pa.RecordBatch.from_arrays(each, sent) for each in columns)
-        for found in task.results(_partition(), batches):
+        for found in task.results(partition_id(), batches):
             yield found.to_struct_array()
 
     # Not deterministic: otherwise Spark may compute the same results more than once.
-    answers = _arrow_udf()(answer, returnType=results).asNondeterministic()(*sent)
+    answers = arrow_udf()(answer, returnType=results).asNondeterministic()(*sent)
     name = _free_name("answers", plain.columns)
     given = [col(old).alias(new) for old, new in zip(plain.columns, frame.columns, strict=True)]
     beside = [col(name)[field.name].alias(field.name) for field in results.fields]
     return plain.select("*", answers.alias(name)).select(*given, *beside)
 
 
-def _by_map(frame: Any, positions: Sequence[int], results: Any, task: ArrowInferenceTask) -> Any:
+def _by_map(frame: Any, positions: Sequence[int], results: Any, task: ResultTask) -> Any:
     """Send all columns through Spark's Python process, as Spark 4.0 needs."""
     from pyspark.sql.types import StructType
 
     names = tuple(frame.columns)
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return task.beside(_partition(), batches, names, positions)
+        return task.beside(partition_id(), batches, names, positions)
 
     schema = StructType([*frame.schema.fields, *results.fields])
     return with_plain_names(frame).mapInArrow(answer, schema)
 
 
-def _arrow_udf() -> Any:
+def arrow_udf() -> Any:
     """Return pyspark's arrow_udf, which exists since Spark 4.1, or None."""
     from pyspark.sql import functions
 
     return getattr(functions, "arrow_udf", None)
 
 
-def _partition() -> int:
+def partition_id() -> int:
+    """Return the number of the task's partition; 0 outside of a task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -14,6 +14,7 @@ from typing import Any
 
 from feeding.filesystem.location import LOCAL, parse
 from tfos.errors import UnsupportedError
+from tfos.predict.loading import output_names
 from tfos.tensorflowonspark import gpu_info
 
 _AUTOMATIC = re.compile(r"keras_tensor(_\d+)?|input_layer(_\d+)?")
@@ -112,18 +113,3 @@ def input_names(model: Any) -> list[str]:
     if len(names) == 1 and _AUTOMATIC.fullmatch(names[0]) and not hasattr(model, "output_names"):
         return [f"{model.layers[0].name}_input"]
     return names
-
-
-def output_names(model: Any) -> list[str]:
-    """Return the names of a Keras 3 model's outputs: of its layers, or the keys of a dict."""
-    names = getattr(model, "output_names", None)
-    if names is None:
-        return [str(model.layers[-1].name)]
-    if isinstance(model.output, dict):
-        return sorted(model.output)
-    seen: dict[str, int] = {}
-    unique = []
-    for name in names:
-        count = seen[name] = seen.get(name, -1) + 1
-        unique.append(f"{name}_{count}" if count else str(name))
-    return unique

@@ -1,7 +1,7 @@
 """pipeline: TFEstimator and TFModel of spark.ml, over a cluster and a SavedModel.
 
 Covers: fit, transform, Params, copy, persistence; Namespace and helpers of old programs.
-Does not: train (tfos.cluster) or predict (tfos.tensorflowonspark.saved_model).
+Does not: train (tfos.cluster) or predict (tfos.predict).
 Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 """
 
@@ -26,7 +26,11 @@ from pyspark.ml.util import (
 from tfos.cluster import TFCluster
 from tfos.config import InputMode
 from tfos.errors import SettingsError, UnsupportedError
-from tfos.tensorflowonspark import TFParallel, saved_model, util
+from tfos.feed.dataframe_inference import partition_id
+from tfos.predict.column import read_signature
+from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.signature import DEFAULT_SIGNATURE, DEFAULT_TAGS, ModelSource
+from tfos.tensorflowonspark import TFParallel, util
 from tfos.tensorflowonspark.namespace import Namespace
 from tfos.tensorflowonspark.params import (
     HasBatchSize,
@@ -81,23 +85,6 @@ __all__ = [
     "single_node_env",
     "yield_batch",
 ]
-
-_TYPES = {
-    "bool": "boolean",
-    "int8": "tinyint",
-    "uint8": "smallint",
-    "int16": "smallint",
-    "uint16": "int",
-    "int32": "int",
-    "uint32": "bigint",
-    "int64": "bigint",
-    "float16": "float",
-    "bfloat16": "float",
-    "float32": "float",
-    "float64": "double",
-    "object": "binary",
-}
-"""Spark's type of an output column by numpy's dtype."""
 
 
 class _Stored(TFParams, MLWritable, MLReadable[Any]):  # type: ignore[misc]  # pyspark is not checked
@@ -258,33 +245,34 @@ class TFModel(
             raise SettingsError(
                 "output_mapping is empty; setOutputMapping({'name of the output': 'column'})"
             )
-        signature = self._signature(dataset.sparkSession.sparkContext)
-        inputs = tuple(mapping[name].removesuffix(":0") for name in columns)
-        plain = tuple((name.removesuffix(":0"), column) for name, column in outputs)
-        signature.check(inputs, [name for name, _ in plain])
-        task = saved_model.PredictTask(
-            signature=signature, inputs=inputs, outputs=plain, batch_size=self.getBatchSize()
+        inputs = tuple(
+            (mapping[name].removesuffix(":0"), (place,)) for place, name in enumerate(columns)
         )
-        schema = ", ".join(
-            f"`{column}` {_column_type(signature.outputs[name])}" for name, column in plain
+        plain = tuple(OutputColumn(name.removesuffix(":0"), column) for name, column in outputs)
+        signature = read_signature(dataset.sparkSession.sparkContext, self._source())
+        signature.check([name for name, _ in inputs], [each.output for each in plain])
+        predictor = Predictor(
+            signature=signature,
+            columns=tuple(columns),
+            inputs=inputs,
+            outputs=plain,
+            batch_size=self.getBatchSize(),
         )
 
         def predict(batches: Iterator[Any]) -> Iterator[Any]:
-            return task(batches)
+            return predictor.results(partition_id(), batches)
 
-        return dataset.select(*columns).mapInArrow(predict, schema)
+        return dataset.select(*columns).mapInArrow(predict, predictor.schema())
 
-    def _signature(self, sc: Any) -> saved_model.SavedSignature:
-        """Read the signature on an executor: the driver needs no TensorFlow."""
+    def _source(self) -> ModelSource:
         path = self.getExportDir() or self.getModelDir()
         if not path:
             raise SettingsError("export_dir is not set; setExportDir(the SavedModel's directory)")
-        tags = self.getTagSet() or saved_model.DEFAULT_TAGS
-        name = self.getSignatureDefKey() or saved_model.DEFAULT_SIGNATURE
-        found = sc.parallelize([0], 1).map(lambda _: _read(path, tags, name)).collect()[0]
-        if isinstance(found, str):
-            raise SettingsError(found)
-        return found  # type: ignore[no-any-return]
+        return ModelSource(
+            path=path,
+            tags=self.getTagSet() or DEFAULT_TAGS,
+            name=self.getSignatureDefKey() or DEFAULT_SIGNATURE,
+        )
 
 
 def single_node_env(args: Any) -> None:
@@ -423,20 +411,3 @@ def _mapped_columns(mapping: dict[str, str], dataset: Any) -> list[str]:
             f"{dataset.columns}; setInputMapping({{'column': 'input'}}) with columns that exist"
         )
     return sorted(mapping)
-
-
-def _column_type(info: saved_model.TensorInfo) -> str:
-    kind = _TYPES.get(info.dtype)
-    if kind is None:
-        raise SettingsError(f"an output of dtype {info.dtype} fits no column; map another output")
-    for _ in info.shape:
-        kind = f"array<{kind}>"
-    return kind
-
-
-def _read(path: str, tags: str, name: str) -> Any:
-    """Return the signature, or the text of why there is none: Spark would wrap the error."""
-    try:
-        return saved_model.read_signature(path, tags, name)
-    except SettingsError as error:
-        return str(error)

@@ -41,7 +41,7 @@ def test_each_module_of_the_old_package_is_ours(forwarding, name):
 
 
 def test_all_of_ours_are_forwarded():
-    own = {"namespace", "params", "queue_feed", "saved_model"}
+    own = {"namespace", "params", "queue_feed"}
     ours = {path.stem for path in (ROOT / "tfos" / "tensorflowonspark").glob("*.py")} - own
     package = ROOT / "compat" / "tensorflowonspark" / "tensorflowonspark"
     assert {path.stem for path in package.glob("*.py")} == ours | {"dfutil"}

@@ -1,0 +1,215 @@
+"""Saved models of every kind over record batches: the numbers of Keras itself, in order."""
+
+from __future__ import annotations
+
+import pickle
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+import tfos.keras
+from tests.support.exports import write_export
+from tfos.errors import RowError, SettingsError, UnsupportedModel
+from tfos.predict import loading
+from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.signature import ModelSource, TensorInfo
+
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+def predictor(signature, *inputs, batch_size=4):
+    """One column per input, all outputs under their names."""
+    places = tuple((name, (place,)) for place, name in enumerate(inputs or signature.inputs))
+    found = Predictor(
+        signature=signature,
+        columns=tuple(name for name, _ in places),
+        inputs=places,
+        outputs=tuple(OutputColumn(name, name) for name in signature.outputs),
+        batch_size=batch_size,
+    )
+    return pickle.loads(pickle.dumps(found))
+
+
+def predicted(signature, *batches, **options):
+    return pa.Table.from_batches(list(predictor(signature, **options).results(0, iter(batches))))
+
+
+def mlp():
+    layers = [keras.Input((3,), name="f"), keras.layers.Dense(4), keras.layers.Dense(2, name="y")]
+    return keras.Sequential(layers)
+
+
+def save(model, path):
+    if path.suffix == ".keras":
+        model.save(path)
+    else:
+        model.export(path, verbose=False)
+    return str(path)
+
+
+def rows(values):
+    return pa.RecordBatch.from_arrays([pa.array(values.tolist(), pa.list_(pa.float32()))], ["f"])
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m"])
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_batches_cross_record_batches_and_rows_keep_their_order(tmp_path, name, batch_size):
+    model = mlp()
+    signature = loading.read_signature(ModelSource(path=save(model, tmp_path / name)))
+    values = np.random.default_rng(0).random((9, 3), np.float32)
+    batches = [rows(values[a:b]) for a, b in ((0, 3), (3, 3), (3, 8), (8, 9))]
+    table = predicted(signature, *batches, batch_size=batch_size)
+    (found,) = table.columns
+    np.testing.assert_allclose(found.to_pylist(), model(values), rtol=1e-5)
+    assert list(predictor(signature).results(0, iter([]))) == []
+
+
+def test_every_batch_but_the_last_has_the_same_number_of_rows(tmp_path, monkeypatch):
+    signature = loading.read_signature(ModelSource(path=save(mlp(), tmp_path / "m.keras")))
+    model = loading.loaded(signature)
+    sizes = []
+
+    def counted(tensors):
+        sizes.append(int(tensors[0].shape[0]))
+        return model.call(tensors)
+
+    counting = loading.LoadedModel(signature, counted)
+    monkeypatch.setitem(loading._loaded, loading._key(signature), counting)
+    predicted(signature, rows(np.ones((3, 3))), rows(np.ones((10, 3))), batch_size=4)
+    assert sizes == [4, 4, 4, 1]
+
+
+def test_a_model_is_read_once_and_another_one_at_its_path_is_refused(tmp_path, monkeypatch):
+    path = save(mlp(), tmp_path / "m.keras")
+    signature = loading.read_signature(ModelSource(path=path))
+    monkeypatch.setattr(loading, "_read", None)
+    predicted(signature, rows(np.ones((1, 3))))
+    monkeypatch.undo()
+    loading._loaded.clear()
+    save(mlp(), tmp_path / "m.keras")
+    with pytest.raises(SettingsError, match=r"m\.keras has changed since its names and types"):
+        predicted(signature, rows(np.ones((1, 3))))
+
+
+def test_a_process_keeps_a_few_models(tmp_path):
+    signatures = [
+        loading.read_signature(ModelSource(path=save(mlp(), tmp_path / f"{n}.keras")))
+        for n in range(loading.KEPT + 1)
+    ]
+    kept = [loading._key(each) in loading._loaded for each in signatures]
+    assert kept == [False] + [True] * loading.KEPT
+
+
+def test_the_bytes_of_a_file_are_a_model(tmp_path):
+    model = mlp()
+    save(model, tmp_path / "m.keras")
+    source = ModelSource(content=(tmp_path / "m.keras").read_bytes())
+    table = predicted(loading.read_signature(source), rows(np.ones((2, 3))))
+    np.testing.assert_allclose(table["y"].to_pylist(), model(np.ones((2, 3))), rtol=1e-5)
+
+
+@keras.saving.register_keras_serializable("tests")
+class RowSum(keras.layers.Layer):  # type: ignore[misc]  # Keras is not checked
+    def call(self, x):
+        return tf.reduce_sum(x, axis=1)
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape[:1], x.dtype)
+
+
+def test_several_inputs_of_all_kinds_and_several_outputs(tmp_path):
+    word = keras.Input((), dtype="string", name="word")
+    number = keras.Input((), dtype="int32", name="number")
+    some = keras.Input((None,), dtype="int64", ragged=True, name="some")
+    known = keras.layers.StringLookup(vocabulary=["a", "b"])(word)
+    model = keras.Model(
+        {"word": word, "number": number, "some": some},
+        {"place": known, "both": keras.layers.Add()([number, number]), "sum": RowSum()(some)},
+    )
+    signature = loading.read_signature(ModelSource(path=save(model, tmp_path / "m.keras")))
+    assert signature.inputs["some"] == TensorInfo("int64", (None,), is_ragged=True)
+    batch = pa.RecordBatch.from_pydict(
+        {"number": [1.0, 2.0, 3.0], "some": [[1], [], [2, 3]], "word": ["b", "x", "a"]}
+    )
+    table = predicted(signature, batch, batch.slice(1), batch_size=2)
+    assert table.to_pydict() == {
+        "both": [2, 4, 6, 4, 6],
+        "place": [2, 0, 1, 0, 1],
+        "sum": [1, 0, 5, 0, 5],
+    }
+
+
+def test_lists_of_another_length_go_into_the_next_batch(tmp_path):
+    class Total(tf.Module):  # type: ignore[misc]  # TensorFlow is not checked
+        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32, name="x")])
+        def serve(self, x):
+            return {"total": tf.reduce_sum(x, axis=1), "text": tf.strings.as_string(x[:, 0])}
+
+    module = Total()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures={"serving_default": module.serve})
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    table = predicted(signature, rows(np.ones((3, 2))), rows(np.ones((2, 3))), batch_size=2)
+    assert table["total"].to_pylist() == [2, 2, 2, 3, 3]
+    assert table["text"].to_pylist() == [b"1.000000"] * 5
+
+
+def test_the_dense_model_of_an_export_finds_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFOS_SERVING_CACHE", str(tmp_path / "cache"))
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    rows_of = tfos.keras.Embedding(4, table="user", combiner="sum")
+    keras.Model(ids, rows_of(ids)).save(tmp_path / "m.keras")
+    write_export(tmp_path / "e", {1: 1.0, 2: 10.0}, model=tmp_path / "m.keras")
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "e")))
+    batch = pa.RecordBatch.from_pydict({"ids": [[1, 2], [1, 3]]})
+    (found,) = predicted(signature, batch).columns
+    assert [row[0] for row in found.to_pylist()] == [11.0, 1.0]
+
+
+def test_what_is_no_model_is_refused_with_what_would_be(tmp_path):
+    class Free(keras.Model):  # type: ignore[misc]  # Keras is not checked
+        def call(self, x):
+            return x
+
+    free = Free()
+    free(np.ones((1, 1)))
+    (tmp_path / "damaged.keras").write_bytes(b"x")
+    for path, text in (
+        (tmp_path, "no SavedModel with tags 'serve', no .keras file and no export is at"),
+        (tmp_path / "none.keras", "no .keras file and no export is at"),
+        (tmp_path / "damaged.keras", "no .keras file and no export is at"),
+        ("hdfs://a@b/x", "no model can be at 'hdfs://a@b/x'"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            loading.read_signature(ModelSource(path=str(path)))
+    path = save(mlp(), tmp_path / "m")
+    with pytest.raises(SettingsError, match=r"has no signature 'other', it has \['serv"):
+        loading.read_signature(ModelSource(path=path, name="other"))
+    keras.saving.register_keras_serializable("tests")(Free)
+    with pytest.raises(UnsupportedModel, match="a Free without fixed inputs"):
+        loading.read_signature(ModelSource(path=save(free, tmp_path / "f.keras")))
+
+
+def test_outputs_without_a_row_per_row_are_refused(tmp_path):
+    class Mean(tf.Module):  # type: ignore[misc]  # TensorFlow is not checked
+        @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")])
+        def serve(self, x):
+            return {"mean": tf.reduce_mean(x, axis=0)}
+
+    module = Mean()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures={"serving_default": module.serve})
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    with pytest.raises(SettingsError, match=r"output 'mean' has shape \(3,\) for 2 rows"):
+        predicted(signature, rows(np.ones((2, 3))))
+
+
+def test_a_bad_row_names_partition_row_and_column(tmp_path):
+    signature = loading.read_signature(ModelSource(path=save(mlp(), tmp_path / "m.keras")))
+    batches = [rows(np.ones((5, 3))), rows(np.ones((2, 2)))]
+    with pytest.raises(RowError, match=r"partition 7, row 5, column 'f': rows of shape \(2,\)"):
+        list(predictor(signature).results(7, iter(batches)))

@@ -1,0 +1,129 @@
+"""Columns as inputs of a model, without a model: dtypes, shapes, and refusals that name the row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from feeding.columnar.batch import Ragged
+from feeding.errors import RowError
+from tfos.errors import SettingsError
+from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
+from tfos.predict.tensors import Inputs, arrow_column, column_type
+
+FLOATS = TensorInfo("float32", (2,))
+
+
+def given(info, *arrays):
+    names = ["a", "b", "c"][: len(arrays)]
+    inputs = Inputs(names, [("x", tuple(range(len(arrays))))], [info], 3)
+    return inputs.of(pa.RecordBatch.from_arrays(list(arrays), names))[0]
+
+
+def lists(*rows, kind="float64"):
+    return pa.array(rows, pa.list_(pa.type_for_alias(kind)))
+
+
+def test_numbers_of_several_columns_are_put_side_by_side():
+    found = given(TensorInfo("float32", (3,)), pa.array([1, 2]), lists([3.0, 4.0], [5.0, 6.0]))
+    assert found.dtype == np.float32
+    assert found.tolist() == [[1, 3, 4], [2, 5, 6]]
+
+
+def test_a_list_is_an_image_where_the_model_takes_one():
+    info = TensorInfo("float32", (2, 2, 1))
+    assert given(info, lists([1.0, 2.0, 3.0, 4.0])).shape == (1, 2, 2, 1)
+
+
+def test_lists_of_any_length_are_ragged_where_the_model_takes_them():
+    info = TensorInfo("int64", (None,), is_ragged=True)
+    found = given(info, lists([1, 2], [], [3], kind="int64"))
+    assert isinstance(found, Ragged)
+    assert (found.values.tolist(), found.offsets.tolist()) == ([1, 2, 3], [0, 2, 2, 3])
+    even = given(info, lists([1, 2], [3, 4], kind="int64"))
+    assert (even.values.tolist(), even.offsets.tolist()) == ([1, 2, 3, 4], [0, 2, 4])
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+def test_texts_are_bytes(kind):
+    found = given(TensorInfo("object", ()), pa.array(["ab", "", "ü"]).cast(kind))
+    assert found.tolist() == [b"ab", b"", "ü".encode()]
+
+
+@pytest.mark.parametrize(
+    ("info", "array", "text"),
+    [
+        (FLOATS, lists([1.0, 2.0], None), "partition 3, row 3, column 'a': null; F.coalesce"),
+        (FLOATS, lists([1.0, 2.0], [1.0, None]), "row 3, column 'a': null inside a list"),
+        (
+            FLOATS,
+            lists([1.0, 2.0], [1.0]),
+            r"row 3, column 'a': 1 values; input 'x' is float32\[2\]",
+        ),
+        (
+            FLOATS,
+            lists([1.0] * 3, [1.0] * 3),
+            r"row 2, column 'a': rows of shape \(3,\); input 'x'",
+        ),
+        (FLOATS, pa.array([1.0]), "row 2, column 'a': a number; input 'x' is float32"),
+        (FLOATS, pa.array(["a"]), "row 2, column 'a': text does not fit input 'x', float32"),
+        (
+            TensorInfo("object", ()),
+            pa.array([1]),
+            r"int64 does not fit input 'x', string\[\]; cast",
+        ),
+        (
+            TensorInfo("int32", ()),
+            pa.array([1, 2**40]),
+            f"row 3, column 'a': value {2**40} does not",
+        ),
+        (TensorInfo("int32", ()), pa.array([1.0, 1.5]), "row 3, column 'a': value 1.5 does not"),
+        (
+            TensorInfo("int32", (2,)),
+            lists([1.0, 1.0], [1.0, 9e99]),
+            "row 3, .*: value 9e.99 does not",
+        ),
+        (
+            TensorInfo("float32", (None,)),
+            lists([1.0], [1.0, 2.0]),
+            "row 3, .* 2 values, 1 in the rows",
+        ),
+        (FLOATS, pa.array([{"f": 1.0, "g": 2.0}]), "row 2, column 'a': a struct; name its fields"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_partition_row_and_column(info, array, text):
+    inputs = Inputs(("a",), [("x", (0,))], [info], 3)
+    fits = {"object": pa.array(["a", "b"]), "int32": pa.array([1, 2])}
+    first = fits[info.dtype] if info.shape == () else lists([1.0, 2.0], [1.0, 2.0])
+    inputs.of(pa.RecordBatch.from_arrays([first], ["a"]))
+    with pytest.raises(RowError, match=text):
+        inputs.of(pa.RecordBatch.from_arrays([array], ["a"]))
+
+
+def test_outputs_are_columns_of_their_types():
+    assert column_type("y", TensorInfo("float32", (3, None))) == "array<array<float>>"
+    assert column_type("y", TensorInfo("uint8", ())) == "smallint"
+    with pytest.raises(SettingsError, match=r"output 'y' is uint64\[\], which no column holds"):
+        column_type("y", TensorInfo("uint64", ()))
+    wide = arrow_column(np.array([1, 255], np.uint8), TensorInfo("uint8", ()))
+    assert (wide.type, wide.to_pylist()) == (pa.int16(), [1, 255])
+    nested = arrow_column(np.arange(12.0).reshape(2, 3, 2), TensorInfo("float64", (3, 2)))
+    assert nested.to_pylist() == np.arange(12.0).reshape(2, 3, 2).tolist()
+
+
+def test_names_that_the_model_lacks_are_refused_with_those_it_has():
+    signature = ModelSignature(
+        source=ModelSource(path="/m.keras"), digest="", inputs={"x": FLOATS}, outputs={"y": FLOATS}
+    )
+    signature.check(["x"], ["y"])
+    for inputs, outputs in (([], ["y"]), (["x", "z"], ["y"]), (["x"], ["y", "y"]), (["x"], [])):
+        with pytest.raises(SettingsError, match=r"/m.keras has (x|y) float32\[2\]; name"):
+            signature.check(inputs, outputs)
+    pair = OutputColumn("y", "p", is_number=True)
+    predictor = Predictor(
+        signature=signature, columns=("a",), inputs=(("x", (0,)),), outputs=(pair,), batch_size=1
+    )
+    with pytest.raises(SettingsError, match="no number per row; read it as an array"):
+        predictor.schema()

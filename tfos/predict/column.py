@@ -1,0 +1,280 @@
+"""predict_column: a saved model as a function of columns, `df.select("*", predict("features"))`.
+
+Covers: which columns fill which inputs, the result's type, whole DataFrames with result columns.
+Does not: read models in the driver: a Spark task reads names and types, so that the driver needs no
+TensorFlow; predict (tfos.predict.predictor).
+Runs in: the driver; the functions that it makes in Spark's Python workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from feeding.columnar.batch import check_batch_size
+from tfos.errors import SettingsError, UnsupportedError
+from tfos.feed.dataframe import check_classic
+from tfos.feed.dataframe_inference import (
+    arrow_udf,
+    is_frame,
+    partition_id,
+    result_columns,
+    with_results,
+)
+from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.signature import (
+    DEFAULT_SIGNATURE,
+    DEFAULT_TAGS,
+    ModelSignature,
+    ModelSource,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+BATCH_SIZE = 1024
+PREDICTION = "prediction"
+
+
+class PredictColumn:
+    """A saved model as a function of columns; made by `predict_column`.
+
+    Args:
+        signature: of the model.
+        inputs: names of the inputs, in the order of the columns.
+        outputs: names of the outputs.
+        batch_size: rows that the model takes at once.
+    """
+
+    def __init__(
+        self,
+        signature: ModelSignature,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        batch_size: int,
+    ) -> None:
+        self._signature = signature
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._batch_size = batch_size
+
+    def __call__(self, *columns: str | Column) -> Column:
+        """Return the model's answers as a column: of the output's type, or a struct of several.
+
+        Args:
+            columns: names or columns: one per input in their order; or, of a model with one
+                input, several of numbers, which are put side by side.
+
+        Raises:
+            SettingsError: not as many columns as inputs.
+        """
+        from pyspark.sql import functions
+
+        places = self._places(len(columns))
+        names = tuple(_name_of(each) for each in columns)
+        predictor = Predictor(
+            signature=self._signature,
+            columns=names,
+            inputs=places,
+            outputs=tuple(OutputColumn(name, name) for name in self._outputs),
+            batch_size=self._batch_size,
+        )
+        is_one = len(self._outputs) == 1
+        schema = predictor.schema()
+        kind = schema.rpartition("` ")[2] if is_one else f"struct<{schema.replace('` ', '`: ')}>"
+
+        def predict(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+            given = ([each] if len(names) == 1 else list(each) for each in arrays)
+            plain = [f"c{place}" for place in range(len(names))]
+            batches = (pa.RecordBatch.from_arrays(each, plain) for each in given)
+            for found in predictor.results(partition_id(), batches):
+                yield found.column(0) if is_one else found.to_struct_array()
+
+        given = [functions.col(each) if isinstance(each, str) else each for each in columns]
+        made = _udf()(predict, returnType=kind)
+        # Not deterministic: otherwise Spark may compute the same answers more than once.
+        return made.asNondeterministic()(*given).alias(PREDICTION)
+
+    def _places(self, count: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        if count == len(self._inputs):
+            return tuple((name, (place,)) for place, name in enumerate(self._inputs))
+        if count and len(self._inputs) == 1:
+            return ((self._inputs[0], tuple(range(count))),)
+        has = ", ".join(f"{name} {self._signature.inputs[name]}" for name in self._inputs)
+        raise SettingsError(
+            f"{count} columns are given, the model {self._signature.source} takes {has}: name one "
+            "column per input, in this order"
+        )
+
+    def __repr__(self) -> str:
+        inputs, outputs = ", ".join(self._inputs), ", ".join(self._outputs)
+        return f"predict_column({str(self._signature.source)!r}: {inputs} -> {outputs})"
+
+
+def predict_column(
+    model_path: str,
+    inputs: Sequence[str] | str | None = None,
+    outputs: Sequence[str] | str | None = None,
+    *,
+    batch_size: int = BATCH_SIZE,
+    signature: str = DEFAULT_SIGNATURE,
+    tags: str = DEFAULT_TAGS,
+) -> PredictColumn:
+    """Return a saved model as a function of columns, for `df.select("*", predict("features"))`.
+
+    It needs no cluster. Each Python worker of Spark reads the model once and calls it as one traced
+    function, on batches of `batch_size` rows that cross those of Arrow. Columns are numbers, text,
+    arrays and vectors; the result column is called `prediction`.
+
+    Args:
+        model_path: path or URL, the same for all executors, of a `.keras` file, a SavedModel or an
+            export with tables beside the model.
+        inputs: names of the model's inputs in the order of the columns; None: in its own order.
+        outputs: names of the outputs: one makes a column of its type, several make a struct; None:
+            all.
+        batch_size: rows that the model takes at once; only a partition's last ones are fewer.
+        signature: of a SavedModel.
+        tags: of a SavedModel, joined by commas.
+
+    Raises:
+        SettingsError: there is no such model or name, or no SparkSession.
+        UnsupportedError: Spark is older than 4.1.
+    """
+    from pyspark import SparkContext
+
+    check_batch_size(batch_size)
+    _udf()
+    sc = SparkContext._active_spark_context
+    if sc is None:
+        raise SettingsError(
+            "predict_column() needs a classic SparkSession, whose executors read the model; make "
+            "it first: SparkSession.builder.getOrCreate()"
+        )
+    found = read_signature(sc, ModelSource(path=model_path, tags=tags, name=signature))
+    asked = _listed(inputs, found.inputs), _listed(outputs, found.outputs)
+    found.check(*asked)
+    return PredictColumn(found, *asked, batch_size)
+
+
+def read_signature(sc: Any, source: ModelSource) -> ModelSignature:
+    """Return a model's signature, read by a Spark task.
+
+    Args:
+        sc: the SparkContext.
+        source: of the model.
+
+    Raises:
+        SettingsError: there is no such model.
+    """
+    found = sc.parallelize([0], 1).map(lambda _: _read(source)).collect()[0]
+    if isinstance(found, str):
+        raise SettingsError(found)
+    return found  # type: ignore[no-any-return]
+
+
+def predicted(frame: DataFrame, predictor: Predictor, columns: Sequence[str]) -> DataFrame:
+    """Return the lazy DataFrame of the given one's columns and the outputs'.
+
+    Args:
+        frame: any classic DataFrame.
+        predictor: fills the output columns.
+        columns: of the frame, that fill the inputs.
+
+    Raises:
+        SettingsError: a column is missing, or one of the outputs' names is taken.
+    """
+    check_classic(frame)
+    missing = [name for name in columns if name not in frame.columns]
+    if missing:
+        raise SettingsError(
+            f"columns={list(columns)}, but the DataFrame has {frame.columns}; name columns that "
+            "exist"
+        )
+    results = result_columns(predictor.schema(), frame.columns)
+    positions = [frame.columns.index(name) for name in columns]
+    return with_results(frame, positions, results, predictor)
+
+
+def predicted_by(
+    frame: Any, model_path: str, columns: Sequence[str] | None, output: Any, nulls: object
+) -> DataFrame:
+    """Return the DataFrame with the answers of a saved model; see TFCluster.inference.
+
+    Args:
+        frame: the rows.
+        model_path: as for `predict_column`.
+        columns: that fill the model's inputs, in their order; None: those with the inputs' names,
+            or the only one.
+        output: name of the column, of a model with one output; None: "prediction". The outputs of
+            others are columns of their own names.
+        nulls: only "error".
+
+    Raises:
+        SettingsError: no DataFrame, no such model or column.
+    """
+    if not is_frame(frame):
+        raise SettingsError(
+            f"model={model_path!r} answers the rows of a DataFrame, got {type(frame).__name__}; "
+            "spark.createDataFrame(rdd) makes one"
+        )
+    check_classic(frame)
+    if nulls != "error" or not isinstance(output, str | None):
+        raise SettingsError(
+            f"nulls={nulls!r}, output={output!r} beside model=: a model takes no missing values, "
+            "df.na.fill() fills them, and its outputs have types; output= is a column's name"
+        )
+    signature = read_signature(frame.sparkSession.sparkContext, ModelSource(path=model_path))
+    names = list(signature.inputs)
+    if columns is None:
+        only = frame.columns if len(frame.columns) == len(names) == 1 else names
+        columns = names if set(names) <= set(frame.columns) else only
+    asked = [columns] if isinstance(columns, str) else list(columns)
+    outputs = list(signature.outputs)
+    if len(outputs) > 1 and output is not None:
+        raise SettingsError(
+            f"output={output!r}: the model {model_path} has the outputs {outputs}, whose names "
+            "their columns have; leave output= out"
+        )
+    first = (OutputColumn(outputs[0], output or PREDICTION),)
+    predictor = Predictor(
+        signature=signature,
+        columns=tuple(asked),
+        inputs=PredictColumn(signature, names, outputs, BATCH_SIZE)._places(len(asked)),
+        outputs=first if len(outputs) == 1 else tuple(OutputColumn(each, each) for each in outputs),
+        batch_size=BATCH_SIZE,
+    )
+    return predicted(frame, predictor, asked)
+
+
+def _read(source: ModelSource) -> ModelSignature | str:
+    """Return the signature, or the text of why there is none: Spark would wrap the error."""
+    from tfos.predict import loading
+
+    try:
+        return loading.read_signature(source)
+    except SettingsError as error:
+        return str(error)
+
+
+def _listed(given: Sequence[str] | str | None, names: Any) -> list[str]:
+    if given is None:
+        return list(names)
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _name_of(column: Any) -> str:
+    return column if isinstance(column, str) else str(column).removeprefix("Column<'")[:-2]
+
+
+def _udf() -> Any:
+    found = arrow_udf()
+    if found is None:
+        from pyspark import __version__
+
+        raise UnsupportedError(
+            f"predict_column() needs Spark 4.1, whose arrow_udf takes Arrow arrays; this is "
+            f"{__version__}. cluster.inference(df, model=path) and TFModel.transform work here"
+        )
+    return found

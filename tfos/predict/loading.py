@@ -1,0 +1,288 @@
+"""Models in a Spark Python worker: read once per process, kept, called as one traced function.
+
+Covers: `.keras` files (or their bytes), SavedModels and exports with tables beside the model, from
+local paths and URLs; which of them are kept.
+Does not: know columns (tfos.predict.tensors); call `model.predict`.
+Runs in: Spark's Python workers.
+Threads: one. TensorFlow and Keras are imported in functions only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feeding.errors import PathError
+from feeding.filesystem.location import LOCAL, Location, parse
+from feeding.filesystem.registry import filesystem_for
+from tfos.errors import SettingsError, UnsupportedModel
+from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
+
+KEPT = 4
+"""Models of one Python process; several columns of a query take turns in it."""
+_KERAS = ".keras"
+_MANIFEST = "export.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as a function of tensors."""
+
+    signature: ModelSignature
+    call: Callable[[list[Any]], list[Any]]
+    """Tensors of the inputs to those of the outputs, both in the signature's order."""
+
+
+_loaded: dict[tuple[str, str, str, str], LoadedModel] = {}
+"""By the identity of the signature, the one that was used last at the end."""
+
+
+def read_signature(source: ModelSource) -> ModelSignature:
+    """Read a model and return its signature; the model is kept for this process's predictions.
+
+    Raises:
+        SettingsError: there is no model, or no such signature; the text says what would do.
+    """
+    model = _read(source)
+    _keep(model)
+    return model.signature
+
+
+def loaded(signature: ModelSignature) -> LoadedModel:
+    """Return the model of a signature, read at most once per process.
+
+    Raises:
+        SettingsError: another model is there now.
+    """
+    found = _loaded.pop(_key(signature), None)
+    if found is None:
+        found = _read(signature.source)
+        if found.signature.digest != signature.digest:
+            raise SettingsError(
+                f"the model {signature.source} has changed since its names and types were read; "
+                "make the column or transformer again, or write new models to new paths"
+            )
+    _keep(found)
+    return found
+
+
+def _keep(model: LoadedModel) -> None:
+    _loaded[_key(model.signature)] = model
+    while len(_loaded) > KEPT:
+        del _loaded[next(iter(_loaded))]
+
+
+def _key(signature: ModelSignature) -> tuple[str, str, str, str]:
+    source = signature.source
+    return source.path, source.tags, source.name, signature.digest
+
+
+def _read(source: ModelSource) -> LoadedModel:
+    _limit_threads()
+    with contextlib.ExitStack() as files:
+        if source.content:
+            directory = files.enter_context(tempfile.TemporaryDirectory(prefix="tfos-model-"))
+            file = Path(directory, f"model{_KERAS}")
+            file.write_bytes(source.content)
+            found = _read_keras(source, file)
+        else:
+            found = _read_path(source, files)
+    _leave_to_collector()
+    return found
+
+
+def _read_path(source: ModelSource, files: contextlib.ExitStack) -> LoadedModel:
+    try:
+        place = parse(source.path)
+        if not source.path.endswith(_KERAS) and _exists(place.child(_MANIFEST)):
+            return _read_export(source)
+        local = files.enter_context(_on_disk(place))
+    except PathError as error:
+        raise SettingsError(f"no model can be at {source.path!r}: {error}") from error
+    except FileNotFoundError as error:
+        raise _no_model(source, error) from error
+    if local.is_file():
+        return _read_keras(source, local)
+    return _read_saved_model(source, local)
+
+
+def _exists(place: Location) -> bool:
+    return filesystem_for(str(place)).exists(str(place))
+
+
+@contextlib.contextmanager
+def _on_disk(place: Location) -> Iterator[Path]:
+    """Yield the path of a file or directory on this host: its own, or that of a copy."""
+    if place.scheme == LOCAL:
+        yield Path(place.path)
+        return
+    from tfos.files import transfer
+
+    with tempfile.TemporaryDirectory(prefix="tfos-model-") as staging:
+        local = Path(staging, "model" + (_KERAS if place.name.endswith(_KERAS) else ""))
+        transfer.download(place, local)
+        yield local
+
+
+def _read_keras(source: ModelSource, file: Path) -> LoadedModel:
+    from tfos.keras.export import load_model
+
+    try:
+        model = load_model(file, compile=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise _no_model(source, error) from error
+    return _of_keras(source, model, hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def _read_export(source: ModelSource) -> LoadedModel:
+    """Read the dense model of an export; its layers find their rows in the export's index."""
+    from tfos import serving
+    from tfos.serving.export_reader import ExportFiles
+
+    digest = ExportFiles(source.path).manifest.digest
+    return _of_keras(source, serving.load(source.path, progress=False).model, digest)
+
+
+def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
+    import keras
+    import tensorflow as tf
+
+    if not getattr(model, "inputs", None):
+        raise UnsupportedModel(
+            f"the model {source} is a {type(model).__name__} without fixed inputs, so nothing says "
+            "what its columns are; export it as a SavedModel: ctx.export(model, 'directory')"
+        )
+    inputs = {
+        name: _keras_info(each) for name, each in zip(_names(model), model.inputs, strict=True)
+    }
+    takes_one = isinstance(model, keras.Sequential)
+
+    @tf.function(input_signature=[_spec(each) for each in inputs.values()], autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow is not checked
+    def run(*given: Any) -> list[Any]:
+        x = given[0] if takes_one else keras.tree.pack_sequence_as(model.input, list(given))
+        return list(map(tf.convert_to_tensor, keras.tree.flatten(model(x, training=False))))
+
+    function = run.get_concrete_function()
+    outputs = dict(zip(output_names(model), map(_info, function.structured_outputs), strict=True))
+    signature = ModelSignature(source=source, digest=digest, inputs=inputs, outputs=outputs)
+    # `run` itself keeps the model's variables alive.
+    return LoadedModel(signature, lambda tensors: run(*tensors))
+
+
+def _read_saved_model(source: ModelSource, directory: Path) -> LoadedModel:
+    import tensorflow as tf
+
+    try:
+        tags = [tag for tag in source.tags.split(",") if tag]
+        model = tf.saved_model.load(str(directory), tags=tags)
+    except (OSError, RuntimeError) as error:
+        raise _no_model(source, error) from error
+    if source.name not in model.signatures:
+        raise SettingsError(
+            f"{source} has no signature {source.name!r}, it has {sorted(model.signatures)}; "
+            "name one of these"
+        )
+    function = model.signatures[source.name]
+    function.tfos_owner = model  # a signature alone does not keep its variables
+    _, keywords = function.structured_input_signature
+    inputs = {key: _info(spec) for key, spec in keywords.items()}
+    outputs = {key: _info(spec) for key, spec in function.structured_outputs.items()}
+    signature = ModelSignature(
+        source=source, digest=_digest(directory), inputs=inputs, outputs=outputs
+    )
+
+    def call(tensors: list[Any]) -> list[Any]:
+        found: Mapping[str, Any] = function(**dict(zip(inputs, tensors, strict=True)))
+        return [found[name] for name in outputs]
+
+    return LoadedModel(signature, call)
+
+
+def _no_model(source: ModelSource, error: Exception) -> SettingsError:
+    reason = str(error).strip().partition("\n")[0]
+    return SettingsError(
+        f"no SavedModel with tags {source.tags!r}, no .keras file and no export is at {source}: "
+        f"{reason}. Write one by ctx.export(model, path) to a path that every executor sees"
+    )
+
+
+def _digest(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for name in ("saved_model.pb", "variables/variables.index"):
+        path = directory / name
+        digest.update(path.read_bytes() if path.exists() else b"")
+    return digest.hexdigest()
+
+
+def _names(model: Any) -> list[str]:
+    names = [str(each.name) for each in model.inputs]
+    given = model.input if hasattr(model, "output_names") else None  # not of Sequential models
+    return sorted(given) if isinstance(given, dict) else names
+
+
+def output_names(model: Any) -> list[str]:
+    """Return the keys of a dict, or the layers' names, numbered where one has several outputs.
+
+    Args:
+        model: of Keras 3, functional or Sequential.
+    """
+    names = getattr(model, "output_names", None)
+    if names is None:
+        return [str(model.layers[-1].name)]
+    if isinstance(model.output, dict):
+        return sorted(model.output)
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        count = seen[name] = seen.get(name, -1) + 1
+        unique.append(f"{name}_{count}" if count else str(name))
+    return unique
+
+
+def _keras_info(tensor: Any) -> TensorInfo:
+    dtype = "object" if tensor.dtype == "string" else str(tensor.dtype)
+    return TensorInfo(dtype, tuple(tensor.shape[1:]), bool(getattr(tensor, "ragged", False)))
+
+
+def _spec(info: TensorInfo) -> Any:
+    import tensorflow as tf
+
+    dtype = tf.string if info.dtype == "object" else tf.as_dtype(info.dtype)
+    shape = (None, *info.shape)
+    return tf.RaggedTensorSpec(shape, dtype, 1) if info.is_ragged else tf.TensorSpec(shape, dtype)
+
+
+def _info(spec: Any) -> TensorInfo:
+    shape = spec.shape.as_list()[1:] if spec.shape.rank else []
+    return TensorInfo(np.dtype(spec.dtype.as_numpy_dtype).name, tuple(shape))
+
+
+def _limit_threads() -> None:
+    """Give TensorFlow the cores of the Spark task, not those of the host, if it still asks."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return
+    import tensorflow as tf
+
+    with contextlib.suppress(RuntimeError):  # it computes already
+        tf.config.threading.set_intra_op_parallelism_threads(context.cpus())
+        tf.config.threading.set_inter_op_parallelism_threads(context.cpus())
+
+
+def _leave_to_collector() -> None:
+    """Take what TensorFlow has made out of the collections that Spark asks for after each task."""
+    from pyspark import TaskContext
+
+    if TaskContext.get() is not None:
+        gc.collect()
+        gc.freeze()

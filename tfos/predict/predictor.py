@@ -1,0 +1,215 @@
+"""Predictor: a partition's record batches to the columns of a model's outputs.
+
+    record batches ─► inputs (views) ─► batches of `batch_size` rows, across record batches
+        ─► the model's traced function ─► output columns, one row per row, in order
+
+Covers: which columns fill which input, batches, the output columns.
+Does not: read models (tfos.predict.loading), convert values (tfos.predict.tensors), know Spark.
+Runs in: Spark's Python workers.      Threads: one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from feeding.columnar.batch import BatchColumn, Ragged
+from feeding.sender.arrow_inference import UnansweredBatches
+from tfos.errors import SettingsError
+from tfos.predict.loading import loaded
+from tfos.predict.signature import ModelSignature, TensorInfo
+from tfos.predict.tensors import Array, Inputs, arrow_column, column_type
+
+
+@dataclass(frozen=True, slots=True)
+class OutputColumn:
+    """One output of a model as a column."""
+
+    output: str
+    column: str
+    is_number: bool = False
+    """Of an output [rows, 1]: the column holds the number instead of an array of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """Fills columns with a model's outputs."""
+
+    signature: ModelSignature
+    columns: tuple[str, ...]
+    """Names of the columns of the record batches, for errors."""
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    """Each input with the places of its columns; several are put side by side as one matrix."""
+    outputs: tuple[OutputColumn, ...]
+    batch_size: int
+    """Rows that the model takes at once; only a partition's last ones are fewer."""
+
+    def schema(self) -> str:
+        """Return the output columns with their types, as Spark writes them.
+
+        Raises:
+            SettingsError: an output that no column holds.
+        """
+        return ", ".join(
+            f"`{each.column}` {column_type(each.output, self._info(each))}" for each in self.outputs
+        )
+
+    def results(
+        self, partition: int, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of the output columns, one row per row, in the rows' order.
+
+        Args:
+            partition: number of the partition, for errors.
+            batches: its rows; a column for each of `columns`.
+
+        Raises:
+            RowError: a value does not fit; names partition, row and column.
+            SettingsError: another model is there now, or an output has no row per row.
+        """
+        model = loaded(self.signature)
+        places = list(model.signature.outputs)
+        taken = [places.index(each.output) for each in self.outputs]
+        infos = [self.signature.inputs[name] for name, _ in self.inputs]
+        inputs = Inputs(self.columns, self.inputs, infos, partition)
+        order = [self._place(name) for name in model.signature.inputs]
+        rows = _WaitingRows()
+        for batch in itertools.chain(filter(len, batches), [None]):
+            if batch is not None:
+                rows.add(inputs.of(batch), batch.num_rows)
+            answers: list[list[Array]] = []
+            for given in rows.take(self.batch_size, is_last=batch is None):
+                found = model.call([_tensor(given[place]) for place in order])
+                answers.append([found[place].numpy() for place in taken])
+                self._check(answers[-1], _num_rows(given[0]))
+            if answers:
+                yield self._joined(answers)
+
+    def beside(
+        self,
+        partition: int,
+        batches: Iterable[pa.RecordBatch],
+        names: Sequence[str],
+        places: Sequence[int],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield each record batch with the output columns appended.
+
+        Args:
+            partition: number of the partition, for errors.
+            batches: of the partition.
+            names: of the batches' columns in the result.
+            places: of the columns that fill the inputs.
+
+        Raises:
+            RowError, SettingsError: as `results`.
+        """
+        waiting = UnansweredBatches(iter(batches), names)
+        for results in self.results(partition, (batch.select(places) for batch in waiting)):
+            yield from waiting.answered(results)
+
+    def _place(self, name: str) -> int:
+        return next(place for place, (each, _) in enumerate(self.inputs) if each == name)
+
+    def _info(self, column: OutputColumn) -> TensorInfo:
+        info = self.signature.outputs[column.output]
+        if not column.is_number:
+            return info
+        if info.shape not in ((), (1,)):
+            raise SettingsError(
+                f"output {column.output!r} is {info}, no number per row; read it as an array"
+            )
+        return TensorInfo(info.dtype, ())
+
+    def _check(self, found: Sequence[Array], num_rows: int) -> None:
+        for each, values in zip(self.outputs, found, strict=True):
+            info = self.signature.outputs[each.output]
+            if values.ndim != len(info.shape) + 1 or len(values) != num_rows:
+                raise SettingsError(
+                    f"output {each.output!r} has shape {values.shape} for {num_rows} rows of "
+                    f"{info}; its first dimension must be the rows"
+                )
+
+    def _joined(self, answers: Sequence[Sequence[Array]]) -> pa.RecordBatch:
+        columns = []
+        for each, parts in zip(self.outputs, zip(*answers, strict=True), strict=True):
+            values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            values = values.reshape(len(values)) if each.is_number else values
+            columns.append(arrow_column(values, self._info(each)))
+        return pa.RecordBatch.from_arrays(columns, [each.column for each in self.outputs])
+
+
+class _WaitingRows:
+    """Rows of a partition, as inputs, that are not predicted yet."""
+
+    def __init__(self) -> None:
+        self._parts: deque[list[BatchColumn]] = deque()
+        self._num_rows = 0
+
+    def add(self, part: list[BatchColumn], num_rows: int) -> None:
+        """Append rows."""
+        self._parts.append(part)
+        self._num_rows += num_rows
+
+    def take(self, batch_size: int, *, is_last: bool) -> Iterator[list[BatchColumn]]:
+        """Yield full batches, and the rest if there are no more rows."""
+        while self._num_rows >= batch_size or (is_last and self._num_rows):
+            yield self._next(min(batch_size, self._num_rows))
+
+    def _next(self, num_rows: int) -> list[BatchColumn]:
+        parts: list[list[BatchColumn]] = []
+        missing = num_rows
+        while missing:
+            part = self._parts.popleft()
+            length = _num_rows(part[0])
+            if parts and not _fit(parts[0], part):
+                # Lists of another length: rows that one tensor cannot hold go into the next batch.
+                self._parts.appendleft(part)
+                break
+            if length > missing:
+                self._parts.appendleft([_slice(each, missing, length) for each in part])
+                part = [_slice(each, 0, missing) for each in part]
+                length = missing
+            parts.append(part)
+            missing -= length
+        self._num_rows -= num_rows - missing
+        return parts[0] if len(parts) == 1 else [_join(each) for each in zip(*parts, strict=True)]
+
+
+def _num_rows(column: BatchColumn) -> int:
+    return len(column.offsets) - 1 if isinstance(column, Ragged) else len(column)
+
+
+def _fit(first: Sequence[BatchColumn], second: Sequence[BatchColumn]) -> bool:
+    return all(
+        isinstance(a, Ragged) or isinstance(b, Ragged) or a.shape[1:] == b.shape[1:]
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _slice(column: BatchColumn, start: int, stop: int) -> BatchColumn:
+    if not isinstance(column, Ragged):
+        return column[start:stop]
+    offsets = column.offsets[start : stop + 1]
+    return Ragged(column.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _join(parts: Sequence[Any]) -> BatchColumn:
+    if not isinstance(parts[0], Ragged):
+        return np.concatenate(parts)
+    ends = np.cumsum([0, *(part.offsets[-1] for part in parts)])
+    offsets = [part.offsets[1:] + start for part, start in zip(parts, ends, strict=False)]
+    return Ragged(np.concatenate([part.values for part in parts]), np.concatenate([[0], *offsets]))
+
+
+def _tensor(column: BatchColumn) -> Any:
+    import tensorflow as tf
+
+    if isinstance(column, Ragged):
+        return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)
+    return tf.constant(column)

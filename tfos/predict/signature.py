@@ -1,0 +1,81 @@
+"""Model signature: where a model is, and the names, dtypes and shapes of its inputs and outputs.
+
+Covers: ModelSource, TensorInfo, ModelSignature and the check of names that a user gives.
+Does not: read models (tfos.predict.loading).
+Threads: any; pure data, which travels to Spark's Python workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tfos.errors import SettingsError
+
+DEFAULT_TAGS = "serve"
+DEFAULT_SIGNATURE = "serving_default"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One input or output: dtype as numpy calls it ("object" for text), shape without the rows."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    is_ragged: bool = False
+    """Rows are lists of any length, and reach the model as tf.RaggedTensor."""
+
+    def __str__(self) -> str:
+        sides = ", ".join("?" if each is None else str(each) for each in self.shape)
+        return f"{'string' if self.dtype == 'object' else self.dtype}[{sides}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a model is: at a path or URL that every executor sees, or its bytes."""
+
+    path: str = ""
+    """A `.keras` file, a SavedModel's directory, or an export with tables beside the model."""
+    content: bytes = field(default=b"", repr=False)
+    """Of a `.keras` file, in the place of a path."""
+    tags: str = DEFAULT_TAGS
+    """Of a SavedModel, joined by commas."""
+    name: str = DEFAULT_SIGNATURE
+    """Of a SavedModel's signature."""
+
+    def __str__(self) -> str:
+        return self.path or f"a model of {len(self.content)} bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSignature:
+    """The tensors of one model, and which bytes it was read from."""
+
+    source: ModelSource
+    digest: str
+    """Of the model's files: another export at the same path is another model."""
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
+
+    def check(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """Refuse names that the model lacks.
+
+        Args:
+            inputs: names of the inputs that have columns.
+            outputs: names of the outputs that become columns.
+
+        Raises:
+            SettingsError: a name is unknown or there twice, or an input has no column.
+        """
+        for what, asked, given in (
+            ("input", inputs, self.inputs),
+            ("output", outputs, self.outputs),
+        ):
+            unknown = set(asked) - set(given)
+            missing = set(given) - set(asked) if what == "input" else ()
+            if unknown or missing or not asked or len(set(asked)) != len(asked):
+                has = ", ".join(f"{name} {info}" for name, info in sorted(given.items()))
+                raise SettingsError(
+                    f"{what}s {sorted(asked)} are named, the model {self.source} has {has}; name "
+                    + ("each of these once" if what == "input" else "some of these, each once")
+                )

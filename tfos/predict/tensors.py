@@ -1,0 +1,219 @@
+"""Arrow columns as a model's inputs, and its outputs as Arrow columns; no Python code per row.
+
+Covers: dtypes and shapes, columns side by side as one matrix, ragged rows, text; refusals that name
+partition, row and column; the types of output columns.
+Does not: call models (tfos.predict.predictor), know Spark.
+Threads: any; pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from feeding.arrow.arrays import plain
+from feeding.arrow.encoder import ArrowEncoder
+from feeding.columnar.batch import BatchColumn, Ragged
+from feeding.columnar.builder import Collector
+from feeding.errors import RowError
+from tfos.errors import SettingsError
+from tfos.predict.signature import TensorInfo
+
+Array = np.ndarray[Any, Any]
+
+_TYPES = {
+    "bool": ("boolean", "bool"),
+    "int8": ("tinyint", "int8"),
+    "uint8": ("smallint", "int16"),
+    "int16": ("smallint", "int16"),
+    "uint16": ("int", "int32"),
+    "int32": ("int", "int32"),
+    "uint32": ("bigint", "int64"),
+    "int64": ("bigint", "int64"),
+    "float16": ("float", "float32"),
+    "bfloat16": ("float", "float32"),
+    "float32": ("float", "float32"),
+    "float64": ("double", "float64"),
+    "object": ("binary", "object"),
+}
+"""Spark's type of an output column, and numpy's of its values, by the dtype of the output."""
+
+
+def column_type(name: str, info: TensorInfo) -> str:
+    """Return the type of an output's column, as Spark writes it.
+
+    Args:
+        name: of the output.
+        info: its dtype and shape.
+
+    Raises:
+        SettingsError: no column holds it.
+    """
+    kind = _TYPES.get(info.dtype, ("", ""))[0]
+    if not kind:
+        raise SettingsError(f"output {name!r} is {info}, which no column holds; name another one")
+    return "array<" * len(info.shape) + kind + ">" * len(info.shape)
+
+
+class Inputs:
+    """Makes the inputs of a model of record batches of one partition.
+
+    Args:
+        names: of the columns, for errors.
+        inputs: name, and places of the columns that fill it, by input.
+        infos: dtype and shape by input.
+        partition: number of the partition, for errors.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        inputs: Sequence[tuple[str, tuple[int, ...]]],
+        infos: Sequence[TensorInfo],
+        partition: int,
+    ) -> None:
+        self._names = tuple(names)
+        self._inputs = tuple(zip(inputs, infos, strict=True))
+        self._partition = partition
+        self._first_row = 0
+
+    def of(self, batch: pa.RecordBatch) -> list[BatchColumn]:
+        """Return an array [n, *shape], or Ragged, per input; views of the batch where possible.
+
+        Raises:
+            RowError: a value does not fit; names partition, row and column.
+        """
+        out = Collector(self._partition, self._first_row)
+        self._first_row += batch.num_rows
+        for name, array in zip(self._names, batch.columns, strict=True):
+            self._encode(out, name, array)
+        found: list[BatchColumn] = []
+        for (name, places), info in self._inputs:
+            parts = [_fitted(out, place, name, info, len(places) > 1) for place in places]
+            found.append(parts[0] if len(parts) == 1 else _side_by_side(out, name, info, parts))
+        return found
+
+    def _encode(self, out: Collector, name: str, array: pa.Array) -> None:
+        array = plain(array)
+        if array.null_count:
+            row = int(array.is_null().index(True).as_py())
+            text = "null; F.coalesce() replaces it, df.na.drop() drops such rows"
+            raise out.refuse(name, row, text)
+        before = len(out.specs)
+        one = pa.RecordBatch.from_arrays([array], [name])
+        ArrowEncoder((name,)).encode(out, one)
+        if len(out.specs) != before + 1:
+            raise out.refuse(name, 0, "a struct; name its fields as columns: 'struct.field'")
+
+
+def _fitted(out: Collector, place: int, name: str, info: TensorInfo, is_part: bool) -> BatchColumn:
+    """Return a column in the dtype and shape of an input, or of a part of it."""
+    spec, column = out.specs[place], out.columns[place]
+    if spec.kind in ("str", "bytes"):
+        values = _texts(column.values, column.offsets)
+    elif spec.kind == "tensor":
+        values = column.values
+    elif info.is_ragged:
+        return Ragged(_cast(out, spec.name, column.values, name, info), _offsets(column.offsets))
+    else:
+        raise _wrong_length(out, spec.name, column.offsets, name, info)
+    values = _cast(out, spec.name, values, name, info)
+    if info.is_ragged:
+        return _ragged(values)
+    return values if is_part else _shaped(out, spec.name, values, name, info)
+
+
+def _shaped(out: Collector, column: str, values: Array, name: str, info: TensorInfo) -> Array:
+    if values.ndim == len(info.shape) + 1:
+        sides = zip(values.shape[1:], info.shape, strict=True)
+        if all(wanted in (None, side) for side, wanted in sides):
+            return values
+    elif sum(each is None for each in info.shape) < 2:
+        shape = [-1 if each is None else each for each in info.shape]
+        try:
+            return values.reshape(len(values), *shape)
+        except ValueError:
+            pass
+    got = "a number" if values.ndim == 1 else f"rows of shape {values.shape[1:]}"
+    raise out.refuse(column, 0, f"{got}; input {name!r} is {info}")
+
+
+def _side_by_side(out: Collector, name: str, info: TensorInfo, parts: Sequence[Any]) -> Array:
+    matrix = np.column_stack([part.reshape(len(part), -1) for part in parts])
+    return _shaped(out, ", ".join(spec.name for spec in out.specs), matrix, name, info)
+
+
+def _wrong_length(
+    out: Collector, column: str, offsets: Any, name: str, info: TensorInfo
+) -> RowError:
+    lengths = np.diff(offsets)
+    if None in info.shape:
+        row = int(np.argmax(lengths != lengths[0]))
+        text = f"{lengths[row]} values, {lengths[0]} in the rows before; lists of several lengths"
+        return out.refuse(column, row, f"{text} do not fit input {name!r}, {info}: pad them")
+    size = math.prod(side or 1 for side in info.shape)
+    row = int(np.argmax(lengths != size))
+    return out.refuse(column, row, f"{lengths[row]} values; input {name!r} is {info}")
+
+
+def _ragged(values: Array) -> Ragged:
+    """Return rows of one length as Ragged."""
+    if values.ndim == 1:
+        return Ragged(values, np.arange(len(values) + 1, dtype=np.int64))
+    num_rows, width = values.shape[:2]
+    offsets = np.arange(num_rows + 1, dtype=np.int64) * width
+    return Ragged(values.reshape(num_rows * width, *values.shape[2:]), offsets)
+
+
+def _offsets(offsets: Any) -> Array:
+    return np.asarray(offsets, np.int64)
+
+
+def _texts(data: Any, offsets: Any) -> Array:
+    """Return texts as object [n] of bytes."""
+    buffers = [None, pa.py_buffer(_offsets(offsets)), pa.py_buffer(data.tobytes())]
+    found: Array = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers).to_numpy(
+        zero_copy_only=False
+    )
+    return found
+
+
+def _cast(out: Collector, column: str, values: Array, name: str, info: TensorInfo) -> Array:
+    """Return values in the dtype of an input; floats may be rounded, integers may not change."""
+    if (values.dtype == object) != (info.dtype == "object"):
+        kind = "text" if values.dtype == object else values.dtype
+        raise out.refuse(column, 0, f"{kind} does not fit input {name!r}, {info}; cast the column")
+    if values.dtype == object or values.dtype.name == info.dtype:
+        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = values.astype(info.dtype)
+    if found.dtype.kind in "iub" and (changed := found != values).any():
+        item = int(np.argmax(changed.reshape(-1)))
+        row = item * len(values) // max(1, values.size)
+        text = f"value {values.reshape(-1)[item]} does not fit input {name!r}, {info}"
+        raise out.refuse(column, row, f"{text}; cast the column")
+    return found
+
+
+def arrow_column(values: Array, info: TensorInfo) -> pa.Array:
+    """Return an output as an Arrow array: a list level for each dimension behind the rows.
+
+    Args:
+        values: [rows, *shape].
+        info: dtype of the output.
+    """
+    dtype = _TYPES[info.dtype][1]
+    return _lists(values if dtype == "object" else values.astype(dtype, copy=False))
+
+
+def _lists(values: Array) -> pa.Array:
+    if values.ndim == 1:
+        return pa.array(values, pa.binary()) if values.dtype == object else pa.array(values)
+    num_rows, width = values.shape[:2]
+    inner = _lists(values.reshape(num_rows * width, *values.shape[2:]))
+    offsets = np.arange(num_rows + 1, dtype=np.int32) * np.int32(width)
+    return pa.ListArray.from_arrays(pa.array(offsets), inner)
