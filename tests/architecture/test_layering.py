@@ -79,6 +79,8 @@ LEVELS = {
         ("predict", "streaming"),
         ("cluster",),
         ("runner", "tensorflowonspark"),
+        ("estimators",),
+        ("ml", "tensorflowonspark"),
         ("bench",),
         ("cli",),
     ),
@@ -93,6 +95,7 @@ IN_FUNCTIONS_ONLY = {
 # these own their process and its logging
 OWN_PROCESS = {"ps/cli/serve.py", "tfos/node/child_log.py"}
 LOADED_BY_USERS = {
+    "ml": "pyspark",  # by programs that use spark.ml
     "keras": "keras",  # by ctx.distribute, after the user's own import
     "runner.log_callback": "keras",
     "datasource": "pyspark",  # by Spark itself

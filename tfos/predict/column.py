@@ -41,6 +41,9 @@ PREDICTION = "prediction"
 class PredictColumn:
     """A saved model as a function of columns; made by `predict_column`.
 
+    Attributes:
+        signature: names, dtypes and shapes of the model's `inputs` and `outputs`.
+
     Args:
         signature: of the model.
         inputs: names of the inputs, in the order of the columns.
@@ -55,7 +58,7 @@ class PredictColumn:
         outputs: Sequence[str],
         batch_size: int,
     ) -> None:
-        self._signature = signature
+        self.signature = signature
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._batch_size = batch_size
@@ -72,10 +75,10 @@ class PredictColumn:
         """
         from pyspark.sql import functions
 
-        places = self._places(len(columns))
+        places = places_of(self.signature, self._inputs, len(columns))
         names = tuple(_name_of(each) for each in columns)
         predictor = Predictor(
-            signature=self._signature,
+            signature=self.signature,
             columns=names,
             inputs=places,
             outputs=tuple(OutputColumn(name, name) for name in self._outputs),
@@ -97,20 +100,9 @@ class PredictColumn:
         # Not deterministic: otherwise Spark may compute the same answers more than once.
         return made.asNondeterministic()(*given).alias(PREDICTION)
 
-    def _places(self, count: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        if count == len(self._inputs):
-            return tuple((name, (place,)) for place, name in enumerate(self._inputs))
-        if count and len(self._inputs) == 1:
-            return ((self._inputs[0], tuple(range(count))),)
-        has = ", ".join(f"{name} {self._signature.inputs[name]}" for name in self._inputs)
-        raise SettingsError(
-            f"{count} columns are given, the model {self._signature.source} takes {has}: name one "
-            "column per input, in this order"
-        )
-
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self._inputs), ", ".join(self._outputs)
-        return f"predict_column({str(self._signature.source)!r}: {inputs} -> {outputs})"
+        return f"predict_column({str(self.signature.source)!r}: {inputs} -> {outputs})"
 
 
 def predict_column(
@@ -241,11 +233,35 @@ def predicted_by(
     predictor = Predictor(
         signature=signature,
         columns=tuple(asked),
-        inputs=PredictColumn(signature, names, outputs, BATCH_SIZE)._places(len(asked)),
+        inputs=places_of(signature, names, len(asked)),
         outputs=first if len(outputs) == 1 else tuple(OutputColumn(each, each) for each in outputs),
         batch_size=BATCH_SIZE,
     )
     return predicted(frame, predictor, asked)
+
+
+def places_of(
+    signature: ModelSignature, inputs: Sequence[str], count: int
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return which of `count` columns fill each input; see Predictor.inputs.
+
+    Args:
+        signature: of the model.
+        inputs: names of its inputs in the columns' order.
+        count: of the columns.
+
+    Raises:
+        SettingsError: not as many columns as inputs.
+    """
+    if count == len(inputs):
+        return tuple((name, (place,)) for place, name in enumerate(inputs))
+    if count and len(inputs) == 1:
+        return ((inputs[0], tuple(range(count))),)
+    has = ", ".join(f"{name} {signature.inputs[name]}" for name in inputs)
+    raise SettingsError(
+        f"{count} columns are given, the model {signature.source} takes {has}: name one column per "
+        "input, in this order"
+    )
 
 
 def _read(source: ModelSource) -> ModelSignature | str:

@@ -136,7 +136,7 @@ def _read_keras(source: ModelSource, file: Path) -> LoadedModel:
     from tfos.keras.export import load_model
 
     try:
-        model = load_model(file, compile=False)
+        model = load_model(file, custom_objects=source.custom_objects, compile=False)
     except (OSError, ValueError, TypeError) as error:
         raise _no_model(source, error) from error
     return _of_keras(source, model, hashlib.sha256(file.read_bytes()).hexdigest())
@@ -161,7 +161,7 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
             "what its columns are; export it as a SavedModel: ctx.export(model, 'directory')"
         )
     inputs = {
-        name: _keras_info(each) for name, each in zip(_names(model), model.inputs, strict=True)
+        name: _keras_info(each) for name, each in zip(input_names(model), model.inputs, strict=True)
     }
     takes_one = isinstance(model, keras.Sequential)
 
@@ -222,7 +222,12 @@ def _digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _names(model: Any) -> list[str]:
+def input_names(model: Any) -> list[str]:
+    """Return the keys of a dict of inputs, or the inputs' own names.
+
+    Args:
+        model: of Keras 3, functional or Sequential.
+    """
     names = [str(each.name) for each in model.inputs]
     given = model.input if hasattr(model, "output_names") else None  # not of Sequential models
     return sorted(given) if isinstance(given, dict) else names

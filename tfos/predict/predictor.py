@@ -14,7 +14,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +33,9 @@ class OutputColumn:
 
     output: str
     column: str
-    is_number: bool = False
-    """Of an output [rows, 1]: the column holds the number instead of an array of one."""
+    form: Literal["tensor", "number", "class"] = "tensor"
+    """"number": of an output [rows, 1], as a double; "class": the place of its largest number, or
+    whether its one number is above 0.5, as a double."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +119,15 @@ class Predictor:
 
     def _info(self, column: OutputColumn) -> TensorInfo:
         info = self.signature.outputs[column.output]
-        if not column.is_number:
+        if column.form == "tensor":
             return info
-        if info.shape not in ((), (1,)):
+        if info.dtype == "object" or (
+            info.shape not in ((), (1,)) if column.form == "number" else len(info.shape) > 1
+        ):
             raise SettingsError(
-                f"output {column.output!r} is {info}, no number per row; read it as an array"
+                f"output {column.output!r} is {info}, no {column.form} per row; read it as an array"
             )
-        return TensorInfo(info.dtype, ())
+        return TensorInfo("float64", ())
 
     def _check(self, found: Sequence[Array], num_rows: int) -> None:
         for each, values in zip(self.outputs, found, strict=True):
@@ -139,9 +142,17 @@ class Predictor:
         columns = []
         for each, parts in zip(self.outputs, zip(*answers, strict=True), strict=True):
             values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            values = values.reshape(len(values)) if each.is_number else values
-            columns.append(arrow_column(values, self._info(each)))
+            columns.append(arrow_column(_formed(values, each.form), self._info(each)))
         return pa.RecordBatch.from_arrays(columns, [each.column for each in self.outputs])
+
+
+def _formed(values: Array, form: str) -> Array:
+    if form == "tensor":
+        return values
+    if values.ndim == 2 and values.shape[1] > 1:
+        return np.asarray(np.argmax(values, axis=1))
+    flat: Array = values.reshape(len(values))
+    return flat if form == "number" else flat > 0.5
 
 
 class _WaitingRows:

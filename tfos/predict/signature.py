@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tfos.errors import SettingsError
 
@@ -38,6 +39,8 @@ class ModelSource:
     """A `.keras` file, a SavedModel's directory, or an export with tables beside the model."""
     content: bytes = field(default=b"", repr=False)
     """Of a `.keras` file, in the place of a path."""
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    """Classes and functions of the user that a `.keras` file names."""
     tags: str = DEFAULT_TAGS
     """Of a SavedModel, joined by commas."""
     name: str = DEFAULT_SIGNATURE

@@ -7,7 +7,6 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +25,7 @@ from pyspark.ml.util import (
 from tfos.cluster import TFCluster
 from tfos.config import InputMode
 from tfos.errors import SettingsError, UnsupportedError
+from tfos.estimators.functions import function_of, reference_to
 from tfos.feed.dataframe_inference import partition_id
 from tfos.predict.column import read_signature
 from tfos.predict.predictor import OutputColumn, Predictor
@@ -345,7 +345,7 @@ class _Writer(MLWriter):  # type: ignore[misc]  # pyspark is not checked
     def saveImpl(self, path: str) -> None:
         """Write Params, arguments and names of functions as JSON."""
         instance = self._instance
-        names = {each: _reference(each, getattr(instance, each)) for each in instance.functions}
+        names = {each: reference_to(each, getattr(instance, each)) for each in instance.functions}
         try:
             extra = {"args": json.loads(json.dumps(vars(instance.args))), "functions": names}
         except TypeError as error:
@@ -365,7 +365,7 @@ class _Reader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
         """Return what was saved there."""
         metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
         made: Any = self._cls.__new__(self._cls)
-        functions = {name: _found(each) for name, each in metadata["functions"].items()}
+        functions = {name: function_of(each) for name, each in metadata["functions"].items()}
         if functions:
             made.__init__(functions["train_fn"], metadata["args"], functions["export_fn"])
         else:
@@ -373,29 +373,6 @@ class _Reader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
         made._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(made, metadata)
         return made
-
-
-def _reference(what: str, function: Any) -> str:
-    """Return `module:name` of a function that another program can import."""
-    if function is None:
-        return ""
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    if module in ("", "__main__") or "<" in name:
-        raise SettingsError(
-            f"{what} {name or function!r} of {module or 'no module'} cannot be saved: another "
-            "program could not import it. Define it in a module, at top level"
-        )
-    return f"{module}:{name}"
-
-
-def _found(reference: str) -> Any:
-    if not reference:
-        return None
-    module, _, name = reference.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def _mapped_columns(mapping: dict[str, str], dataset: Any) -> list[str]:

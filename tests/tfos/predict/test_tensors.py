@@ -121,7 +121,7 @@ def test_names_that_the_model_lacks_are_refused_with_those_it_has():
     for inputs, outputs in (([], ["y"]), (["x", "z"], ["y"]), (["x"], ["y", "y"]), (["x"], [])):
         with pytest.raises(SettingsError, match=r"/m.keras has (x|y) float32\[2\]; name"):
             signature.check(inputs, outputs)
-    pair = OutputColumn("y", "p", is_number=True)
+    pair = OutputColumn("y", "p", "number")
     predictor = Predictor(
         signature=signature, columns=("a",), inputs=(("x", (0,)),), outputs=(pair,), batch_size=1
     )

@@ -1,0 +1,270 @@
+"""KerasEstimator on executors: fits, pipelines, persistence, cross validation; nothing is left."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import tempfile
+from multiprocessing.pool import ThreadPool
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300, func_only=True),
+    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+]
+
+WEIGHTS = np.array([2.0, -1.0, 0.5])
+NUM_ROWS = 600
+
+
+def linear():
+    """Return a compiled linear model, in a worker."""
+    import keras
+
+    x = keras.Input((3,), name="x")
+    y = keras.layers.Dense(1, kernel_initializer="zeros", name="y")(x)
+    model = keras.Model(x, y)
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    return model
+
+
+def two_towers():
+    """Return a compiled model of two inputs and two outputs."""
+    import keras
+
+    a, b = keras.Input((2,), name="a"), keras.Input((1,), name="b")
+    both = keras.layers.Concatenate()([a, b])
+    model = keras.Model(
+        [a, b],
+        [
+            keras.layers.Dense(1, name="total")(both),
+            keras.layers.Dense(2, "softmax", name="side")(both),
+        ],
+    )
+    model.compile("sgd", ["mse", "sparse_categorical_crossentropy"])
+    return model
+
+
+def stops_early():
+    """Return callbacks that end a fit after its second epoch: its loss does not grow."""
+    import keras
+
+    return [keras.callbacks.EarlyStopping("loss", patience=0, mode="max")]
+
+
+@pytest.fixture(scope="module")
+def frame(spark):
+    from pyspark.ml.linalg import Vectors
+    from pyspark.sql import SparkSession
+
+    x = np.random.default_rng(0).random((NUM_ROWS, 3))
+    rows = [
+        (
+            Vectors.dense(*each),
+            each[:2].tolist(),
+            float(each[2]),
+            float(each @ WEIGHTS + 1),
+            n % 5 == 0,
+        )
+        for n, each in enumerate(x)
+    ]
+    names = ["features", "two", "one", "label", "held"]
+    return SparkSession(spark).createDataFrame(rows, names).repartition(3).cache()
+
+
+@pytest.fixture(scope="module")
+def fitted(frame):
+    from tfos.ml import KerasEstimator
+
+    estimator = KerasEstimator(
+        model_fn=linear, epochs=4, batchSize=20, validationCol="held", seed=-1
+    )
+    return estimator.fit(frame.coalesce(1))
+
+
+def test_a_fit_has_keras_own_metrics_and_the_model_its_history(frame, fitted):
+    """The reference is Keras on the same rows in memory, in the same order."""
+    assert {"loss", "mae", "val_loss", "val_mae"} <= set(fitted.history)
+    assert [len(each) for each in fitted.history.values()] == [4] * len(fitted.history)
+    rows = sorted(frame.coalesce(1).collect(), key=lambda row: row.held)
+    x, y = np.array([row.features.toArray() for row in rows]), [row.label for row in rows]
+    num_held = sum(row.held for row in rows)
+    code = (
+        "import json, sys, numpy as np\n"
+        f"{inspect.getsource(linear)}\n"
+        "data = np.load(sys.argv[1])\n"
+        f"x, y, n = data['x'], data['y'], {NUM_ROWS - num_held}\n"
+        "found = linear().fit(x[:n], y[:n], epochs=4, batch_size=20, verbose=0, shuffle=False, "
+        "validation_data=(x[n:], y[n:]), validation_batch_size=20)\n"
+        "print(json.dumps(found.history))\n"
+    )
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        np.savez(file, x=x, y=y)
+        file.flush()
+        run = subprocess.run(
+            [sys.executable, "-c", code, file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+    expected = json.loads(run.stdout)
+    for name, values in expected.items():
+        np.testing.assert_allclose(fitted.history[name], values, rtol=1e-4)
+
+
+def test_what_was_saved_answers_bit_for_bit(frame, fitted, tmp_path):
+    from pyspark.ml import PipelineModel
+    from pyspark.ml.evaluation import RegressionEvaluator
+
+    from tfos.ml import KerasModel
+
+    frame = frame.coalesce(1)
+    answered = fitted.transform(frame)
+    assert answered.dtypes[-1] == ("prediction", "double")
+    path = str(tmp_path / "model")
+    fitted.write().overwrite().save(path)
+    loaded = KerasModel.load(path)
+    assert loaded.history == fitted.history
+    assert (loaded.uid, loaded.content) == (fitted.uid, fitted.content)
+    PipelineModel([fitted]).write().save(str(tmp_path / "pipeline"))
+    piped = PipelineModel.load(str(tmp_path / "pipeline"))
+    first = answered.orderBy("one").collect()
+    for each in (loaded, piped):
+        assert each.transform(frame).orderBy("one").collect() == first
+    found = fitted.evaluate(frame)
+    error = RegressionEvaluator(metricName="mae").evaluate(answered)
+    assert found["mae"] == pytest.approx(error, rel=1e-4)
+    copied = fitted.copy({fitted.predictionCol: "other"})
+    assert copied.transform(frame).columns[-1] == "other"
+
+
+def test_workers_with_a_server_train_one_model_and_stop_together(frame):
+    from tfos.ml import KerasEstimator
+
+    estimator = KerasEstimator(
+        model_fn=linear,
+        callbacks=stops_early,
+        clusterSize=3,
+        consistency="sync",
+        epochs=3,
+        weightCol="one",
+        validationSplit=0.2,
+        learningRate=0.01,
+    )
+    model = estimator.fit(frame)
+    assert [len(model.history[name]) for name in ("loss", "val_loss")] == [2, 2]
+
+
+def test_several_inputs_and_outputs_have_a_column_each(frame):
+    from pyspark.sql import functions as f
+
+    from tfos.ml import KerasEstimator
+
+    sides = frame.withColumn("side", f.col("held").cast("int"))
+    model = KerasEstimator(
+        model_fn=two_towers, featuresCols=["two", "one"], labelCols=["label", "side"]
+    ).fit(sides)
+    answered = model.transform(sides.drop("side"))
+    assert answered.dtypes[-2:] == [("total", "array<float>"), ("side", "array<float>")]
+    assert len(answered.first().side) == 2
+
+
+def test_tuning_runs_within_the_slots_and_leaves_nothing(frame, monkeypatch):
+    """Two fits of two nodes begin at once on three slots. CrossValidator runs them the same way."""
+    from pyspark.ml import tuning
+    from pyspark.ml.evaluation import RegressionEvaluator
+
+    from tfos.ml import KerasEstimator
+
+    class ClosedPool(ThreadPool):
+        """pyspark leaves its threads to the garbage collector."""
+
+        def imap_unordered(self, *given, **options):
+            yield from super().imap_unordered(*given, **options)
+            self.terminate()
+            self.join()
+
+    monkeypatch.setattr(tuning, "ThreadPool", ClosedPool)
+    estimator = KerasEstimator(model_fn=linear, clusterSize=2, batchSize=20)
+    rates = tuning.ParamGridBuilder().addGrid(estimator.learningRate, [0.0001, 0.2]).build()
+    tuned = tuning.TrainValidationSplit(
+        estimator=estimator,
+        estimatorParamMaps=rates,
+        evaluator=RegressionEvaluator(),
+        parallelism=2,
+    ).fit(frame)
+    assert tuned.validationMetrics[0] > tuned.validationMetrics[1]
+    assert tuned.bestModel.history["loss"]
+    assert not frame.sparkSession.sparkContext._jsc.sc().statusTracker().getActiveJobIds()
+
+
+def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypatch):
+    from tfos.errors import SettingsError
+    from tfos.ml import KerasEstimator
+
+    monkeypatch.setattr("tfos.estimators.training.TFCluster", None)
+    texts = frame.selectExpr(
+        "features", "'a' as label", "map(1, 2) as m", "struct(one) as s", "one"
+    )
+    for given, asked, text in (
+        (
+            frame,
+            {"featuresCol": "x"},
+            r"featuresCols: 'x': the DataFrame has no such column: it has",
+        ),
+        (texts, {}, "label column 'label' is label: string; it must be numbers"),
+        (
+            texts,
+            {"featuresCol": "m", "labelCol": "one"},
+            "column 'm' is map<int,int>, which a feed",
+        ),
+        (
+            texts,
+            {"featuresCol": "s", "labelCol": "one"},
+            "column 's' is struct<one:double>; select",
+        ),
+        (
+            frame,
+            {"weightCol": "two"},
+            "weight column 'two' is two: array<double>; it must be numbers, one",
+        ),
+        (frame, {"validationCol": "one"}, "validationCol 'one' is double; it must be boolean"),
+        (
+            frame.filter("one > 2"),
+            {},
+            r"the DataFrame with the columns \[.*\] has no rows to train",
+        ),
+        (frame.filter("not held"), {"validationCol": "held"}, "has no rows that validate"),
+        (frame, {"validationCol": "held", "validationSplit": 0.1}, "set one of them"),
+        (frame, {"featuresCol": "one", "featuresCols": ["two"]}, "set one of them"),
+        (frame, {"featuresCols": ["two", "two"]}, "has a column twice"),
+        (frame, {"batchSize": 0}, "batch_size must be an int >= 1, got 0"),
+        (frame, {"epochs": 0}, "epochs=0; a fit needs at least 1"),
+        (frame, {"clusterSize": 3, "numPS": 0}, "clusterSize=3 with numPS=0: several workers"),
+        (frame, {"clusterSize": 1, "numPS": 1}, "clusterSize=1 with numPS=1 leaves no worker"),
+        (frame, {"checkpointDir": "/tmp/c"}, "needs parameter servers, which save"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            KerasEstimator(model_fn=linear, **asked).fit(given)
+
+
+def test_an_estimator_is_saved_by_the_names_of_its_functions(spark, tmp_path):
+    from tests.support.named_models import compiled
+    from tfos.errors import SettingsError
+    from tfos.ml import KerasEstimator
+
+    estimator = KerasEstimator(model_fn=compiled, class_weight={0: 1.0, 1: 2.0}, epochs=3)
+    estimator.write().save(str(tmp_path / "e"))
+    loaded = KerasEstimator.load(str(tmp_path / "e"))
+    assert (loaded.recipe.model_fn, loaded.getEpochs()) == (compiled, 3)
+    assert loaded.class_weight == {0: 1.0, 1: 2.0}
+    with pytest.raises(SettingsError, match=r"model_fn .*lambda.* cannot be saved"):
+        KerasEstimator(model_fn=lambda: None).write().save(str(tmp_path / "f"))
+    with pytest.raises(SettingsError, match=r"callbacks=\[1\] cannot be saved"):
+        KerasEstimator(model_fn=compiled, callbacks=[1]).write().save(str(tmp_path / "g"))

@@ -1,0 +1,106 @@
+"""Columns of a fit: what ctx.dataset selects, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfos.errors import SettingsError
+from tfos.estimators.columns import ColumnPlan, named
+
+
+class Kind:
+    """A type of Spark's, by its names."""
+
+    def __init__(self, name, item=None):
+        self.elementType = item
+        self._name = name
+
+    def typeName(self):
+        return self._name
+
+    def simpleString(self):
+        return (
+            f"{self._name}<{self.elementType.simpleString()}>" if self.elementType else self._name
+        )
+
+
+DOUBLE, STRING = Kind("double"), Kind("string")
+FIELDS = [
+    ("x", Kind("vectorudt")),
+    ("n", DOUBLE),
+    ("word", STRING),
+    ("y", DOUBLE),
+    ("day", Kind("date")),
+    ("ys", Kind("array", DOUBLE)),
+    ("held", Kind("boolean")),
+]
+
+
+@pytest.mark.parametrize(
+    ("plan", "inputs", "outputs", "expected"),
+    [
+        (ColumnPlan(features=("x",), labels=("y",)), ["a"], ["b"], ("x", "y")),
+        (ColumnPlan(features=("n", "y"), labels=("y",)), ["a"], ["b"], (["n", "y"], "y")),
+        (
+            ColumnPlan(features=("n", "word"), labels=("y", "n")),
+            ["a", "b"],
+            ["c", "d"],
+            ({"a": "n", "b": "word"}, {"c": "y", "d": "n"}),
+        ),
+        (ColumnPlan(features=("n", "word"), labels=("y",)), [], [], (["n", "word"], "y")),
+    ],
+)
+def test_columns_go_to_the_inputs_in_their_order(plan, inputs, outputs, expected):
+    found = plan.selectors(inputs, outputs)
+    assert (found["feature_cols"], found["label_cols"]) == expected
+    plan.check(FIELDS)
+
+
+def test_every_column_is_fed_once_and_flags_are_not():
+    plan = ColumnPlan(features=("x", "n"), labels=("y",), weight="n", validation="held")
+    plan.check(FIELDS)
+    assert plan.fed == ["x", "n", "y"]
+    assert plan.selectors((), ())["weight_col"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (
+            ColumnPlan(features=(), labels=("y",)),
+            r"featuresCols names no column; the DataFrame has",
+        ),
+        (ColumnPlan(features=("z",), labels=("y",)), "featuresCols: 'z': .* has no such column"),
+        (ColumnPlan(features=("x",), labels=("twice",)), "labelCols: 'twice': .* has two of them"),
+        (ColumnPlan(features=("x",), labels=("word",)), "label column 'word' is word: string"),
+        (ColumnPlan(features=("x",), labels=("day",)), "label column 'day' is day: date"),
+        (
+            ColumnPlan(features=("x",), labels=("y",), weight="ys"),
+            "'ys' is ys: array<double>.*per row",
+        ),
+        (
+            ColumnPlan(features=("x",), labels=("y",), validation="y"),
+            "'y' is double; it must be bool",
+        ),
+    ],
+)
+def test_columns_without_a_place_are_refused(plan, text):
+    with pytest.raises(SettingsError, match=text):
+        plan.check([*FIELDS, ("twice", DOUBLE), ("twice", DOUBLE)])
+
+
+def test_numbers_of_columns_that_do_not_fit_the_model_are_refused():
+    plan = ColumnPlan(features=("x", "n"), labels=("y",))
+    plan.check_model(0, 0)
+    plan.check_model(1, 1)
+    plan.check_model(2, 1)
+    with pytest.raises(SettingsError, match=r"the model has 3 inputs, features are \['x', 'n'\]"):
+        plan.check_model(3, 1)
+    with pytest.raises(SettingsError, match=r"the model has 2 outputs, labels are \['y'\]"):
+        plan.check_model(2, 2)
+
+
+def test_one_name_or_several():
+    assert (named("a"), named(["a", "b"]), named(None)) == (("a",), ("a", "b"), ())
+    with pytest.raises(SettingsError, match="must be a name or a list of names"):
+        named([1])  # type: ignore[list-item]

@@ -1,0 +1,65 @@
+"""Fits at once: each waits in its turn until its nodes fit beside those that run."""
+
+from __future__ import annotations
+
+import threading
+
+from tfos.estimators.slots import SlotQueue
+
+WAIT_S = 30.0
+
+
+class Fit(threading.Thread):
+    """Holds slots until it is told to end."""
+
+    def __init__(self, queue, count, total=3):
+        super().__init__(daemon=True)
+        self.began, self.end = threading.Event(), threading.Event()
+        self._take = lambda: queue.take(count, lambda: total)
+        self.start()
+
+    def run(self):
+        with self._take():
+            self.began.set()
+            assert self.end.wait(WAIT_S)
+
+    def finish(self):
+        self.end.set()
+        self.join(WAIT_S)
+
+
+def test_fits_wait_for_those_before_them():
+    queue = SlotQueue()
+    first = Fit(queue, 2)
+    assert first.began.wait(WAIT_S)
+    second = Fit(queue, 2)
+    while len(queue._waiting) < 1:
+        pass
+    third = Fit(queue, 1)
+    while len(queue._waiting) < 2:
+        pass
+    assert not second.began.is_set()
+    assert not third.began.is_set()  # it would fit, but is not the next one
+    first.finish()
+    assert second.began.wait(WAIT_S)
+    assert third.began.wait(WAIT_S)
+    second.finish()
+    third.finish()
+    assert queue._taken == 0
+
+
+def test_a_fit_that_never_fits_is_left_to_the_cluster_to_refuse():
+    fit = Fit(SlotQueue(), 9)
+    assert fit.began.wait(WAIT_S)
+    fit.finish()
+
+
+def test_a_fit_that_fails_gives_its_slots_back():
+    queue = SlotQueue()
+    try:
+        with queue.take(3, lambda: 3):
+            raise ValueError
+    except ValueError:
+        pass
+    with queue.take(3, lambda: 3):
+        assert queue._taken == 3

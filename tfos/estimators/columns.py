@@ -1,0 +1,160 @@
+"""Column plan: which columns of a DataFrame are features, labels and weights of a fit.
+
+Covers: the checks at `fit`, before any node starts; the selectors of `ctx.dataset`.
+Does not: look at rows (tfos.estimators.training), import pyspark: types are known by their names.
+Runs in: the driver and in workers.      Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.errors import SettingsError
+from tfos.feed import dataframe_columns
+from tfos.feed.dataframe_columns import Leaf
+
+_TEXTS = {"string", "char", "varchar", "binary"}
+_TIMES = {"date", "timestamp", "timestamp_ntz"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnPlan:
+    """The columns of a fit, by what they are for."""
+
+    features: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    weight: str | None = None
+    validation: str | None = None
+    """True or not 0 where a row validates; it is not fed."""
+
+    @property
+    def fed(self) -> list[str]:
+        """All columns that reach workers, each once."""
+        names = [*self.features, *self.labels, *([self.weight] if self.weight else ())]
+        return list(dict.fromkeys(names))
+
+    def check(self, fields: Sequence[tuple[str, Any]]) -> None:
+        """Refuse columns that a fit cannot use.
+
+        Args:
+            fields: name and type of the DataFrame's columns.
+
+        Raises:
+            SettingsError: a column is missing, there twice, or of a type that has no place; names
+                column, type and remedy.
+        """
+        names = [name for name, _ in fields]
+        for role, asked in self._roles():
+            _check_names(role, asked, names)
+        kinds = dict(fields)
+        leaves = dataframe_columns.leaves([(name, kinds[name]) for name in self.fed])
+        by_name = {leaf.name: leaf for leaf in leaves}
+        for name in self.fed:
+            if name not in by_name:
+                raise SettingsError(
+                    f"column {name!r} is {kinds[name].simpleString()}; select its fields as "
+                    f"columns: df.withColumn('x', F.col('{name}.x'))"
+                )
+        for name in self.labels:
+            _check_number(f"label column {name!r}", by_name[name])
+        if self.weight is not None:
+            _check_number(f"weight column {self.weight!r}", by_name[self.weight], is_list=False)
+        if self.validation is not None:
+            _check_flag(self.validation, kinds[self.validation])
+
+    def check_model(self, inputs: int, outputs: int) -> None:
+        """Refuse numbers of columns that do not fit the model.
+
+        Args:
+            inputs: of the model; 0: unknown.
+            outputs: of the model; 0: unknown.
+
+        Raises:
+            SettingsError: names both numbers.
+        """
+        if inputs > 1 and len(self.features) != inputs:
+            raise SettingsError(
+                f"the model has {inputs} inputs, features are {list(self.features)}: name one "
+                "column per input, in the order of the inputs"
+            )
+        if outputs > 1 and len(self.labels) != outputs:
+            raise SettingsError(
+                f"the model has {outputs} outputs, labels are {list(self.labels)}: name one column "
+                "per output, in the order of the outputs"
+            )
+
+    def selectors(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of `ctx.dataset` that select these columns.
+
+        Args:
+            inputs: names of the model's inputs; empty: it has none that are fixed.
+            outputs: names of its outputs.
+        """
+        found: dict[str, Any] = {
+            "feature_cols": _selector(self.features, inputs),
+            "label_cols": _selector(self.labels, outputs),
+        }
+        return found if self.weight is None else {**found, "weight_col": self.weight}
+
+    def _roles(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return what users call them, with the columns."""
+        one = [("weightCol", self.weight), ("validationCol", self.validation)]
+        roles = [("featuresCols", self.features), ("labelCols", self.labels)]
+        return roles + [(role, (name,)) for role, name in one if name is not None]
+
+
+def _check_names(role: str, asked: tuple[str, ...], names: list[str]) -> None:
+    if not asked:
+        raise SettingsError(f"{role} names no column; the DataFrame has {names}")
+    if len(set(asked)) != len(asked):
+        raise SettingsError(f"{role}={list(asked)} has a column twice; name each once")
+    for name in asked:
+        if names.count(name) != 1:
+            what = "has no such column" if name not in names else "has two of them"
+            raise SettingsError(f"{role}: {name!r}: the DataFrame {what}: it has {names}")
+
+
+def _selector(columns: tuple[str, ...], tensors: Sequence[str]) -> str | list[str] | dict[str, str]:
+    """One column: itself; one per tensor: by the tensors' names; else side by side."""
+    if len(columns) == 1:
+        return columns[0]
+    if len(columns) == len(tensors):
+        return dict(zip(tensors, columns, strict=True))
+    return list(columns)
+
+
+def _check_number(what: str, leaf: Leaf, *, is_list: bool = True) -> None:
+    if leaf.kind in _TEXTS | _TIMES or (leaf.is_list and not is_list):
+        raise SettingsError(
+            f"{what} is {leaf}; it must be numbers"
+            + ("" if is_list else ", one per row")
+            + ": StringIndexer makes numbers of text, F.col(name).cast('double') of the rest"
+        )
+
+
+def _check_flag(name: str, kind: Any) -> None:
+    if kind.typeName() not in ("boolean", "byte", "short", "integer", "long"):
+        raise SettingsError(
+            f"validationCol {name!r} is {kind.simpleString()}; it must be boolean, or an integer "
+            "that is not 0 where a row validates"
+        )
+
+
+def named(columns: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names that a user gave as one or several.
+
+    Args:
+        columns: a name, names, or None.
+
+    Raises:
+        SettingsError: something else.
+    """
+    if columns is None:
+        return ()
+    if isinstance(columns, str):
+        return (columns,)
+    if isinstance(columns, Mapping) or not all(isinstance(each, str) for each in columns):
+        raise SettingsError(f"columns must be a name or a list of names, got {columns!r}")
+    return tuple(columns)

@@ -1,0 +1,44 @@
+"""Functions by name: what is saved of a user's function is its module and name, never its code.
+
+Covers: the reference of a function, and the function of a reference.
+Threads: any; pure.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tfos.errors import SettingsError
+
+
+def reference_to(what: str, function: Any) -> str:
+    """Return `module:name` of a function that another program can import; empty of None.
+
+    Args:
+        what: name of the argument, for the error.
+        function: of the user.
+
+    Raises:
+        SettingsError: it is in no module, or inside another function.
+    """
+    if function is None:
+        return ""
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if module in ("", "__main__") or not name or "<" in name:
+        raise SettingsError(
+            f"{what} {name or function!r} of {module or 'no module'} cannot be saved: another "
+            "program could not import it. Define it in a module, at top level"
+        )
+    return f"{module}:{name}"
+
+
+def function_of(reference: str) -> Any:
+    """Return the function of a reference; None of an empty one."""
+    if not reference:
+        return None
+    module, _, name = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,102 @@
+"""Programs of an estimator's workers: fit or evaluate a model, then hand it over.
+
+Covers: main_fun of both; the trained model's bytes as answers to rows of the feed `model`, since a
+worker's return value is small and executors need not share a disk with the driver.
+Does not: start clusters (tfos.estimators.training).
+Runs in: workers. Keras is imported in functions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.estimators.columns import ColumnPlan
+from tfos.estimators.recipe import ModelRecipe, content_of, tensors_of
+
+MODEL_FEED = "model"
+"""Rows are numbers of pieces; -1 asks for the number of bytes."""
+PIECE_BYTES = 1 << 20
+_FEEDS = ("input", "validation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitProgram:
+    """main_fun of a fit."""
+
+    recipe: ModelRecipe
+    plan: ColumnPlan
+    batch_size: int
+    """Rows of one worker's step."""
+    epochs: int
+    has_validation: bool
+    consistency: str | None
+    """Of `ctx.distribute`; None: the one worker trains alone."""
+    callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = ()
+    class_weight: Mapping[int, float] | None = None
+    learning_rate: float | None = None
+    seed: int | None = None
+
+    def __call__(self, args: Any, ctx: Any) -> None:
+        """Train, then answer with the model until the feeds end."""
+        import keras
+
+        del args
+        if self.seed is not None:
+            keras.utils.set_random_seed(self.seed + ctx.rank)
+        model = self.recipe.build()
+        if self.learning_rate is not None:
+            model.optimizer.learning_rate = self.learning_rate
+        if self.consistency is not None:
+            ctx.distribute(model, consistency=self.consistency)
+        made = self.callbacks() if callable(self.callbacks) else self.callbacks
+        model.fit(
+            self._data(ctx, model, "input"),
+            epochs=self.epochs,
+            validation_data=self._data(ctx, model, "validation") if self.has_validation else None,
+            callbacks=[*ctx.callbacks(), *made],
+            class_weight=dict(self.class_weight) if self.class_weight else None,
+            verbose=0,
+        )
+        for feed in _FEEDS:  # what EarlyStopping leaves
+            ctx.get_data_feed(qname_in=feed).terminate()
+        _answer(ctx, model)
+
+    def _data(self, ctx: Any, model: Any, feed: str) -> Any:
+        return ctx.dataset(self.batch_size, feed=feed, **self.plan.selectors(*tensors_of(model)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateProgram:
+    """main_fun of an evaluation by one worker; returns the metrics by name."""
+
+    recipe: ModelRecipe
+    plan: ColumnPlan
+    batch_size: int
+
+    def __call__(self, args: Any, ctx: Any) -> dict[str, float]:
+        """Evaluate one epoch of the feed."""
+        del args
+        model = self.recipe.build()
+        selected = self.plan.selectors(*tensors_of(model))
+        data = ctx.dataset(self.batch_size, **selected)
+        found = model.evaluate(data, verbose=0, return_dict=True)
+        return {name: float(value) for name, value in found.items()}
+
+
+def _answer(ctx: Any, model: Any) -> None:
+    """Answer rows of the feed `model` by pieces of the model's file."""
+    feed = ctx.get_data_feed(train_mode=False, qname_in=MODEL_FEED)
+    content = b""
+    while not feed.should_stop():
+        asked = feed.next_batch(1)
+        if asked:
+            content = content or content_of(model)
+            feed.batch_results([_piece(content, int(place)) for place in asked])
+
+
+def _piece(content: bytes, place: int) -> bytes:
+    if place < 0:
+        return str(len(content)).encode()
+    return content[place * PIECE_BYTES : (place + 1) * PIECE_BYTES]

@@ -1,0 +1,123 @@
+"""Model recipe: a compiled Keras model as bytes, or the function that makes one in each worker.
+
+Covers: the checks at the driver, building in a worker, the bytes of a trained model.
+Does not: train (tfos.estimators.program).
+Runs in: the driver and in workers. Keras is imported in functions only.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfos.errors import NotCompiled, SettingsError
+from tfos.predict.loading import input_names, output_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecipe:
+    """How a worker gets the model."""
+
+    content: bytes = field(default=b"", repr=False)
+    """Of a `.keras` file of a compiled model; empty: `model_fn` makes it."""
+    model_fn: Callable[[], Any] | None = None
+    """Returns a compiled model."""
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    """Classes and functions of the user that the file names."""
+    inputs: tuple[str, ...] = ()
+    """Names of the model's inputs; empty: unknown, or it has none that are fixed."""
+    outputs: tuple[str, ...] = ()
+
+    def build(self) -> Any:
+        """Return the compiled model.
+
+        Raises:
+            SettingsError: model_fn returned no compiled Keras model.
+        """
+        if self.content:
+            return model_of(self.content, self.custom_objects)
+        if self.model_fn is None:
+            raise SettingsError("there is neither a model nor a model_fn; pass one of them")
+        model = self.model_fn()
+        _check(model, "model_fn returned")
+        return model
+
+
+def recipe_of(
+    model: Any, model_fn: Any, custom_objects: Mapping[str, Any] | None = None
+) -> ModelRecipe:
+    """Return the recipe of a user's model.
+
+    Args:
+        model: a compiled Keras model, its weights included; or None.
+        model_fn: a function without arguments that returns one, in each worker; or None.
+        custom_objects: classes and functions that a saved model names.
+
+    Raises:
+        SettingsError: none or both are given, or the model is not compiled.
+    """
+    if (model is None) == (model_fn is None):
+        raise SettingsError(
+            "pass either model=, a compiled Keras model, or model_fn=, a function that returns one"
+        )
+    custom = dict(custom_objects or {})
+    if model is None:
+        if not callable(model_fn):
+            raise SettingsError(
+                f"model_fn must be a function that returns a compiled Keras model, got {model_fn!r}"
+            )
+        return ModelRecipe(model_fn=model_fn, custom_objects=custom)
+    _check(model, "model= is")
+    if not model.built:
+        raise SettingsError(
+            "the model has no weights yet: add keras.Input(shape), call model.build(input_shape), "
+            "or pass model_fn="
+        )
+    inputs, outputs = tensors_of(model)
+    return ModelRecipe(
+        content=content_of(model), custom_objects=custom, inputs=inputs, outputs=outputs
+    )
+
+
+def content_of(model: Any) -> bytes:
+    """Return the bytes of a model's `.keras` file."""
+    with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
+        file = Path(directory, "model.keras")
+        model.save(file)
+        return file.read_bytes()
+
+
+def model_of(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the compiled model of a `.keras` file's bytes.
+
+    Args:
+        content: of the file.
+        custom_objects: classes and functions that it names.
+    """
+    from tfos.keras.export import load_model
+
+    with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
+        file = Path(directory, "model.keras")
+        file.write_bytes(content)
+        return load_model(file, custom_objects=custom_objects)
+
+
+def _check(model: Any, what: str) -> None:
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise SettingsError(f"{what} {type(model).__qualname__}; it must be a Keras model")
+    if not model.compiled:
+        raise NotCompiled(
+            f"{what} a model that is not compiled; call model.compile(optimizer, loss)"
+        )
+
+
+def tensors_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the inputs and outputs of a model; empty where they are not fixed."""
+    if not getattr(model, "inputs", None):
+        return (), ()
+    return tuple(input_names(model)), tuple(output_names(model))

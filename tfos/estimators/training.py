@@ -1,0 +1,249 @@
+"""Training on a DataFrame: the cluster of one fit or evaluation, from checked rows to its results.
+
+Covers: what is checked before any node starts, validation rows, the cluster, the model's bytes.
+Does not: choose columns (columns) or run in workers (program).
+Does not: choose columns (estimators.columns) or run in workers (estimators.program).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feeding.columnar.batch import check_batch_size
+from tfos.cluster import TFCluster
+from tfos.config import Checkpoints, ClusterConfig, InputMode
+from tfos.driver import preflight
+from tfos.errors import SettingsError
+from tfos.estimators.columns import ColumnPlan
+from tfos.estimators.program import MODEL_FEED, PIECE_BYTES, EvaluateProgram, FitProgram
+from tfos.estimators.recipe import ModelRecipe
+from tfos.estimators.slots import slots_for
+from tfos.feed.dataframe import check_classic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """How a fit trains."""
+
+    batch_size: int = 32
+    """Rows of one worker's step."""
+    epochs: int = 1
+    cluster_size: int = 1
+    """Nodes, servers included; one task slot each."""
+    num_ps: int | None = None
+    """Servers among them; None: one beside several workers, none beside one node."""
+    consistency: str = "async"
+    seed: int | None = 0
+    """Shuffles rows, and is the seed of the workers' Keras; None: rows in their own order."""
+    validation_split: float = 0.0
+    """Share of the rows that validate."""
+    learning_rate: float | None = None
+    callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = ()
+    class_weight: Mapping[int, float] | None = None
+    checkpoint_dir: str | None = None
+    """Where the servers save while they train; None: nowhere."""
+    resume: bool = False
+    """Go on from the newest checkpoint there; otherwise those of another fit are refused."""
+    feed_timeout_s: float = 600.0
+    verbose: bool = True
+
+    @property
+    def servers(self) -> int:
+        """Number of parameter servers."""
+        return int(self.cluster_size > 1) if self.num_ps is None else self.num_ps
+
+    def check(self) -> None:
+        """Refuse values that cannot work.
+
+        Raises:
+            SettingsError: names value and remedy.
+        """
+        check_batch_size(self.batch_size)
+        preflight.check_epochs(self.epochs)
+        if self.epochs < 1:
+            raise SettingsError(f"epochs={self.epochs}; a fit needs at least 1")
+        if not 0.0 <= self.validation_split < 1.0:
+            raise SettingsError(
+                f"validationSplit={self.validation_split}; it is a share of the rows, from 0 to "
+                "below 1"
+            )
+        if self.cluster_size - self.servers != 1 and not self.servers:
+            raise SettingsError(
+                f"clusterSize={self.cluster_size} with numPS=0: several workers train one model "
+                "through a parameter server; set numPS=1, or clusterSize=1"
+            )
+        if self.cluster_size <= self.servers:
+            raise SettingsError(
+                f"clusterSize={self.cluster_size} with numPS={self.servers} leaves no worker; "
+                "raise clusterSize"
+            )
+        if self.checkpoint_dir and not self.servers:
+            raise SettingsError(
+                f"checkpointDir={self.checkpoint_dir!r} needs parameter servers, which save; set "
+                "numPS=1 and clusterSize=2 or more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """A trained model."""
+
+    content: bytes = field(repr=False)
+    """Of its `.keras` file."""
+    history: dict[str, list[float]]
+    """A value per epoch by metric, as Keras has them; of a distributed model, of all workers."""
+
+
+def fit(
+    frame: Any,
+    plan: ColumnPlan,
+    recipe: ModelRecipe,
+    settings: FitSettings,
+    validation: Any = None,
+) -> FitResult:
+    """Train a model on a DataFrame.
+
+    Args:
+        frame: the rows.
+        plan: its columns.
+        recipe: the model.
+        settings: how it trains.
+        validation: a DataFrame that validates each epoch; None: as plan and settings say.
+
+    Raises:
+        SettingsError: columns, types, settings or an empty DataFrame; before any node starts.
+        NodeFailedError, FeedError: see TFCluster.train.
+    """
+    settings.check()
+    _check_frame(frame, plan, recipe)
+    if validation is not None:
+        _check_frame(validation, plan, recipe)
+    train, held = _split(frame, plan, settings) if validation is None else (frame, validation)
+    _check_rows(train, "has no rows to train")
+    if held is not None:
+        _check_rows(held, "has no rows that validate")
+    program = FitProgram(
+        recipe=recipe,
+        plan=plan,
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        has_validation=held is not None,
+        consistency=settings.consistency if settings.servers else None,
+        callbacks=settings.callbacks,
+        class_weight=settings.class_weight,
+        learning_rate=settings.learning_rate,
+        seed=settings.seed,
+    )
+    fed = None if held is None else held.select(*map(_quoted, plan.fed))
+    return _trained(train.select(*map(_quoted, plan.fed)), fed, program, settings)
+
+
+def _trained(train: Any, held: Any, program: FitProgram, settings: FitSettings) -> FitResult:
+    sc = train.sparkSession.sparkContext
+    with slots_for(sc, settings.cluster_size):
+        cluster = TFCluster.reserve(
+            sc,
+            settings.cluster_size,
+            settings.servers,
+            input_mode=InputMode.SPARK,
+            queues=("input", MODEL_FEED),
+            config=_config(settings),
+        )
+        with cluster:
+            cluster.start(program)
+            cluster.train(
+                train,
+                settings.epochs,
+                settings.feed_timeout_s,
+                seed=settings.seed,
+                validation=held,
+            )
+            content = _content(sc, cluster)
+        history = cluster.history()
+    return FitResult(content, {name: history[name] for name in history.metrics})
+
+
+def evaluate(
+    frame: Any, plan: ColumnPlan, recipe: ModelRecipe, batch_size: int = 32, *, verbose: bool = True
+) -> dict[str, float]:
+    """Return the loss and metrics of a model on a DataFrame, by one worker: Keras' own numbers.
+
+    Args:
+        frame: the rows.
+        plan: its columns.
+        recipe: the model.
+        batch_size: rows of a step.
+        verbose: show progress.
+
+    Raises:
+        SettingsError: columns, types or an empty DataFrame; before any node starts.
+    """
+    check_batch_size(batch_size)
+    _check_frame(frame, plan, recipe)
+    _check_rows(frame, "has no rows to evaluate")
+    sc = frame.sparkSession.sparkContext
+    program = EvaluateProgram(recipe=recipe, plan=plan, batch_size=batch_size)
+    with slots_for(sc, 1):
+        config = ClusterConfig(verbose=verbose)
+        cluster = TFCluster.reserve(sc, 1, 0, input_mode=InputMode.SPARK, config=config)
+        with cluster:
+            cluster.start(program)
+            cluster.train(frame.select(*map(_quoted, plan.fed)), 1)
+        found: dict[str, float] = cluster.results()[0]
+    return found
+
+
+def _content(sc: Any, cluster: TFCluster) -> bytes:
+    """Fetch the trained model, in pieces: they are answers of a worker to a Spark task."""
+
+    def answers(places: list[int]) -> list[bytes]:
+        found: list[bytes] = cluster.inference(
+            sc.parallelize(places, 1), qname=MODEL_FEED
+        ).collect()
+        return found
+
+    size = int(answers([-1])[0])
+    return b"".join(answers(list(range(-(-size // PIECE_BYTES)))))
+
+
+def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
+    check_classic(frame)
+    plan.check([(each.name, each.dataType) for each in frame.schema.fields])
+    plan.check_model(len(recipe.inputs), len(recipe.outputs))
+
+
+def _check_rows(frame: Any, text: str) -> None:
+    if frame.isEmpty():
+        raise SettingsError(f"the DataFrame with the columns {frame.columns} {text}")
+
+
+def _split(frame: Any, plan: ColumnPlan, settings: FitSettings) -> tuple[Any, Any]:
+    """Return the rows to train and those that validate, or None."""
+    if plan.validation is not None:
+        if settings.validation_split:
+            raise SettingsError(
+                f"validationSplit={settings.validation_split} and validationCol="
+                f"{plan.validation!r}; set one of them"
+            )
+        from pyspark.sql import functions as f
+
+        flag = f.coalesce(f.col(_quoted(plan.validation)).cast("boolean"), f.lit(False))
+        return frame.filter(~flag), frame.filter(flag)
+    if settings.validation_split:
+        share = settings.validation_split
+        train, held = frame.randomSplit([1.0 - share, share], settings.seed or 0)
+        return train, held
+    return frame, None
+
+
+def _config(settings: FitSettings) -> ClusterConfig:
+    if not settings.checkpoint_dir:
+        return ClusterConfig(verbose=settings.verbose)
+    checkpoints = Checkpoints(directory=settings.checkpoint_dir, resume=settings.resume)
+    return ClusterConfig(verbose=settings.verbose, checkpoints=checkpoints)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

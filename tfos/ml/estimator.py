@@ -1,0 +1,159 @@
+"""KerasEstimator: fits a Keras model on a DataFrame by a cluster of workers and parameter servers.
+
+Covers: the estimator of spark.ml: Params, fit, copy, persistence.
+Does not: check, train (tfos.estimators.training) or write (tfos.ml.persistence).
+Runs in: the driver. Imports pyspark, as every user of spark.ml has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from tfos.estimators.recipe import recipe_of
+from tfos.estimators.training import FitSettings, fit
+from tfos.ml.model import KerasModel
+from tfos.ml.params import FitParams
+from tfos.ml.persistence import EstimatorReader, EstimatorWriter
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+
+class KerasEstimator(
+    Estimator[KerasModel],  # type: ignore[misc]  # pyspark is not checked
+    FitParams,
+    MLWritable,  # type: ignore[misc]  # pyspark is not checked
+    MLReadable[Any],  # type: ignore[misc]  # pyspark is not checked
+):
+    """Fits a compiled Keras model on the columns of a DataFrame.
+
+    Args:
+        model: compiled, with its weights, from which each fit begins.
+        model_fn: makes the compiled model in each worker, in the place of `model`.
+        custom_objects: classes and functions of yours that the saved model names.
+        callbacks: of Keras' fit, in every worker; or a function that makes them there.
+        class_weight: by class, as of Keras' fit.
+        featuresCol: column of the features; "features".
+        featuresCols: several: one per input of the model, or numbers side by side.
+        labelCol: column of the labels; "label".
+        labelCols: several: one per output of the model, or numbers side by side.
+        predictionCol: column that the model fills; "prediction".
+        classCol: column of the class with the largest output, a double; "": none.
+        weightCol: column of the sample weights.
+        validationCol: column that is true where a row validates.
+        validationSplit: share of the rows that validate.
+        batchSize: rows of one worker's step; 32.
+        epochs: passes over the rows; 1.
+        learningRate: replaces that of the compiled optimizer.
+        seed: shuffles the rows, and is the seed of the workers' Keras; 0. -1: rows as they come.
+        clusterSize: nodes, servers included; one task slot each; 1.
+        numPS: parameter servers among them; -1: one beside several workers.
+        consistency: of ctx.distribute; "async".
+        checkpointDir: where the servers save while they train.
+        resume: go on from the newest checkpoint there.
+        feedTimeout: seconds without any worker taking a row; 600.
+        verbose: show progress.
+
+    Raises:
+        SettingsError: none or both of model and model_fn, or a model that is not compiled.
+    """
+
+    def __init__(  # noqa: PLR0913 - Params of spark.ml, by keyword
+        self,
+        model: keras.Model | None = None,
+        *,
+        model_fn: Callable[[], keras.Model] | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        callbacks: Sequence[keras.callbacks.Callback]
+        | Callable[[], Sequence[keras.callbacks.Callback]] = (),
+        class_weight: Mapping[int, float] | None = None,
+        featuresCol: str | None = None,
+        featuresCols: Sequence[str] | None = None,
+        labelCol: str | None = None,
+        labelCols: Sequence[str] | None = None,
+        predictionCol: str | None = None,
+        classCol: str | None = None,
+        weightCol: str | None = None,
+        validationCol: str | None = None,
+        validationSplit: float | None = None,
+        batchSize: int | None = None,
+        epochs: int | None = None,
+        learningRate: float | None = None,
+        seed: int | None = None,
+        clusterSize: int | None = None,
+        numPS: int | None = None,
+        consistency: str | None = None,
+        checkpointDir: str | None = None,
+        resume: bool | None = None,
+        feedTimeout: float | None = None,
+        verbose: bool | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name in _PARAMS}
+        super().__init__()
+        self.recipe = recipe_of(model, model_fn, custom_objects)
+        self.callbacks = callbacks
+        self.class_weight = class_weight
+        self._setDefault(**_PARAMS)
+        self._set(**{name: value for name, value in given.items() if value is not None})
+
+    def _fit(self, dataset: DataFrame) -> KerasModel:
+        found = fit(dataset, self.column_plan(), self.recipe, self._settings())
+        model = KerasModel(found.content, self.recipe.custom_objects, found.history)
+        return self._copyValues(model)  # type: ignore[no-any-return]
+
+    def _settings(self) -> FitSettings:
+        return FitSettings(
+            batch_size=self.getBatchSize(),
+            epochs=self.getEpochs(),
+            cluster_size=self.getClusterSize(),
+            num_ps=None if self.getNumPS() < 0 else self.getNumPS(),
+            consistency=self.getConsistency(),
+            seed=None if self.getSeed() < 0 else self.getSeed(),
+            validation_split=self.getValidationSplit(),
+            learning_rate=self.getLearningRate() or None,
+            callbacks=self.callbacks,
+            class_weight=self.class_weight,
+            checkpoint_dir=self.getCheckpointDir() or None,
+            resume=self.getResume(),
+            feed_timeout_s=self.getFeedTimeout(),
+            verbose=self.getVerbose(),
+        )
+
+    def write(self) -> MLWriter:
+        """Return the writer of spark.ml: the model as a file, functions by their names."""
+        return EstimatorWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return the reader of spark.ml."""
+        return EstimatorReader(cls)
+
+
+_PARAMS: dict[str, Any] = {
+    "featuresCol": "features",
+    "featuresCols": None,
+    "labelCol": "label",
+    "labelCols": None,
+    "predictionCol": "prediction",
+    "classCol": "",
+    "weightCol": "",
+    "validationCol": "",
+    "validationSplit": 0.0,
+    "batchSize": 32,
+    "epochs": 1,
+    "learningRate": 0.0,
+    "seed": 0,
+    "clusterSize": 1,
+    "numPS": -1,
+    "consistency": "async",
+    "checkpointDir": "",
+    "resume": False,
+    "feedTimeout": 600.0,
+    "verbose": True,
+}
+"""Params with their defaults."""

@@ -1,0 +1,129 @@
+"""KerasModel: a trained Keras model that fills columns of DataFrames; what KerasEstimator returns.
+
+Covers: the transformer of spark.ml: Params, transform, evaluate, copy, persistence.
+Does not: predict (tfos.predict), write (tfos.ml.persistence).
+Runs in: the driver. Imports pyspark, as every user of spark.ml has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Model
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from tfos.errors import SettingsError
+from tfos.estimators.recipe import ModelRecipe, model_of
+from tfos.estimators.training import evaluate
+from tfos.ml.params import ModelParams
+from tfos.ml.persistence import ModelFileReader, ModelFileWriter
+from tfos.predict.column import BATCH_SIZE, places_of, predicted, read_signature
+from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.signature import ModelSignature, ModelSource
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame
+
+
+class KerasModel(
+    Model,  # type: ignore[misc]  # pyspark is not checked
+    ModelParams,
+    MLWritable,  # type: ignore[misc]  # pyspark is not checked
+    MLReadable[Any],  # type: ignore[misc]  # pyspark is not checked
+):
+    """A trained Keras model as a transformer.
+
+    Attributes:
+        content: bytes of its `.keras` file.
+        history: a value per epoch of its fit, by metric.
+
+    Args:
+        content: bytes of a `.keras` file.
+        custom_objects: classes and functions of yours that it names.
+        history: of its fit.
+    """
+
+    def __init__(
+        self,
+        content: bytes,
+        custom_objects: Mapping[str, Any] | None = None,
+        history: Mapping[str, list[float]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.content = content
+        self.custom_objects = dict(custom_objects or {})
+        self.history = {name: list(values) for name, values in (history or {}).items()}
+        self._signature: ModelSignature | None = None
+        self._setDefault(
+            featuresCol="features",
+            labelCol="label",
+            predictionCol="prediction",
+            classCol="",
+            batchSize=32,
+            verbose=True,
+        )
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        columns = self.column_plan().features
+        signature = self._read(dataset.sparkSession.sparkContext)
+        predictor = Predictor(
+            signature=signature,
+            columns=columns,
+            inputs=places_of(signature, list(signature.inputs), len(columns)),
+            outputs=self._outputs(signature),
+            batch_size=BATCH_SIZE,
+        )
+        return predicted(dataset, predictor, columns)
+
+    def evaluate(self, dataset: DataFrame) -> dict[str, float]:
+        """Return the loss and the compiled metrics on a DataFrame, as Keras' evaluate does.
+
+        Args:
+            dataset: has the columns of features and labels.
+
+        Raises:
+            SettingsError: columns, types or an empty DataFrame.
+        """
+        recipe = ModelRecipe(content=self.content, custom_objects=self.custom_objects)
+        plan = self.column_plan()
+        return evaluate(dataset, plan, recipe, self.getBatchSize(), verbose=self.getVerbose())
+
+    def keras_model(self) -> keras.Model:
+        """Return the compiled Keras model."""
+        return model_of(self.content, self.custom_objects)
+
+    def write(self) -> MLWriter:
+        """Return the writer of spark.ml: `model.keras` beside the metadata."""
+        return ModelFileWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return the reader of spark.ml."""
+        return ModelFileReader(cls)
+
+    def _read(self, sc: Any) -> ModelSignature:
+        if self._signature is None:
+            self._signature = read_signature(sc, self._source())
+        return self._signature
+
+    def _source(self) -> ModelSource:
+        return ModelSource(content=self.content, custom_objects=self.custom_objects)
+
+    def _outputs(self, signature: ModelSignature) -> tuple[OutputColumn, ...]:
+        """One number per row is a double, as Spark's evaluators take it."""
+        names = list(signature.outputs)
+        if len(names) > 1:
+            if self.getClassCol():
+                raise SettingsError(
+                    f"classCol={self.getClassCol()!r}: the model has the outputs {names}; a class "
+                    "is that of one output"
+                )
+            return tuple(OutputColumn(name, name) for name in names)
+        is_number = signature.outputs[names[0]].shape in ((), (1,))
+        column = self.getPredictionCol()
+        found = (OutputColumn(names[0], column, "number" if is_number else "tensor"),)
+        if not self.getClassCol():
+            return found
+        return (*found, OutputColumn(names[0], self.getClassCol(), "class"))

@@ -1,0 +1,360 @@
+"""Params of KerasEstimator and KerasModel.
+
+Covers: the Params, their setters and getters, the columns that they name.
+Does not: check columns against a DataFrame (tfos.estimators.columns).
+Runs in: the driver. Imports pyspark, as every user of spark.ml has.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from tfos.errors import SettingsError
+from tfos.estimators.columns import ColumnPlan
+
+
+class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
+    """Params of both."""
+
+    featuresCol = Param(
+        Params._dummy(),
+        "featuresCol",
+        "column of the features, where it is one",
+        typeConverter=TypeConverters.toString,
+    )
+    featuresCols = Param(
+        Params._dummy(),
+        "featuresCols",
+        "columns of the features: one per input of the model, or numbers side by side",
+        typeConverter=TypeConverters.toListString,
+    )
+    labelCol = Param(
+        Params._dummy(),
+        "labelCol",
+        "column of the labels, where it is one",
+        typeConverter=TypeConverters.toString,
+    )
+    labelCols = Param(
+        Params._dummy(),
+        "labelCols",
+        "columns of the labels: one per output of the model, or numbers side by side",
+        typeConverter=TypeConverters.toListString,
+    )
+    predictionCol = Param(
+        Params._dummy(),
+        "predictionCol",
+        "column of the output of a model with one",
+        typeConverter=TypeConverters.toString,
+    )
+    classCol = Param(
+        Params._dummy(),
+        "classCol",
+        "column of the class with the largest output, a double; empty: none",
+        typeConverter=TypeConverters.toString,
+    )
+    batchSize = Param(
+        Params._dummy(),
+        "batchSize",
+        "rows of one worker's step",
+        typeConverter=TypeConverters.toInt,
+    )
+    verbose = Param(
+        Params._dummy(),
+        "verbose",
+        "whether progress is shown",
+        typeConverter=TypeConverters.toBoolean,
+    )
+
+    def setFeaturesCol(self, value: str) -> Self:
+        """Set `featuresCol`, and return this object."""
+        return self._set(featuresCol=value)  # type: ignore[no-any-return]
+
+    def getFeaturesCol(self) -> str:
+        """Return `featuresCol`."""
+        found: str = self.getOrDefault(self.featuresCol)
+        return found
+
+    def setFeaturesCols(self, value: list[str]) -> Self:
+        """Set `featuresCols`, and return this object."""
+        return self._set(featuresCols=value)  # type: ignore[no-any-return]
+
+    def getFeaturesCols(self) -> list[str]:
+        """Return `featuresCols`."""
+        found: list[str] = self.getOrDefault(self.featuresCols)
+        return found
+
+    def setLabelCol(self, value: str) -> Self:
+        """Set `labelCol`, and return this object."""
+        return self._set(labelCol=value)  # type: ignore[no-any-return]
+
+    def getLabelCol(self) -> str:
+        """Return `labelCol`."""
+        found: str = self.getOrDefault(self.labelCol)
+        return found
+
+    def setLabelCols(self, value: list[str]) -> Self:
+        """Set `labelCols`, and return this object."""
+        return self._set(labelCols=value)  # type: ignore[no-any-return]
+
+    def getLabelCols(self) -> list[str]:
+        """Return `labelCols`."""
+        found: list[str] = self.getOrDefault(self.labelCols)
+        return found
+
+    def setPredictionCol(self, value: str) -> Self:
+        """Set `predictionCol`, and return this object."""
+        return self._set(predictionCol=value)  # type: ignore[no-any-return]
+
+    def getPredictionCol(self) -> str:
+        """Return `predictionCol`."""
+        found: str = self.getOrDefault(self.predictionCol)
+        return found
+
+    def setClassCol(self, value: str) -> Self:
+        """Set `classCol`, and return this object."""
+        return self._set(classCol=value)  # type: ignore[no-any-return]
+
+    def getClassCol(self) -> str:
+        """Return `classCol`."""
+        found: str = self.getOrDefault(self.classCol)
+        return found
+
+    def setBatchSize(self, value: int) -> Self:
+        """Set `batchSize`, and return this object."""
+        return self._set(batchSize=value)  # type: ignore[no-any-return]
+
+    def getBatchSize(self) -> int:
+        """Return `batchSize`."""
+        found: int = self.getOrDefault(self.batchSize)
+        return found
+
+    def setVerbose(self, value: bool) -> Self:
+        """Set `verbose`, and return this object."""
+        return self._set(verbose=value)  # type: ignore[no-any-return]
+
+    def getVerbose(self) -> bool:
+        """Return `verbose`."""
+        found: bool = self.getOrDefault(self.verbose)
+        return found
+
+    def column_plan(self) -> ColumnPlan:
+        """Return the columns of features and labels.
+
+        Raises:
+            SettingsError: one column and several are named for the same.
+        """
+        return ColumnPlan(
+            features=self._either(self.featuresCol, self.featuresCols),
+            labels=self._either(self.labelCol, self.labelCols),
+        )
+
+    def _either(self, one: Param[str], several: Param[list[str]]) -> tuple[str, ...]:
+        if not self.isSet(several):
+            return (self.getOrDefault(one),)
+        if self.isSet(one):
+            raise SettingsError(
+                f"{one.name}={self.getOrDefault(one)!r} and {several.name}="
+                f"{self.getOrDefault(several)!r}; set one of them"
+            )
+        return tuple(self.getOrDefault(several))
+
+
+class FitParams(ModelParams):
+    """Params of KerasEstimator."""
+
+    weightCol = Param(
+        Params._dummy(),
+        "weightCol",
+        "column of the sample weights; empty: none",
+        typeConverter=TypeConverters.toString,
+    )
+    validationCol = Param(
+        Params._dummy(),
+        "validationCol",
+        "column that is true where a row validates; empty: none",
+        typeConverter=TypeConverters.toString,
+    )
+    validationSplit = Param(
+        Params._dummy(),
+        "validationSplit",
+        "share of the rows that validate",
+        typeConverter=TypeConverters.toFloat,
+    )
+    epochs = Param(
+        Params._dummy(),
+        "epochs",
+        "passes over the rows",
+        typeConverter=TypeConverters.toInt,
+    )
+    learningRate = Param(
+        Params._dummy(),
+        "learningRate",
+        "replaces that of the compiled optimizer; 0: does not",
+        typeConverter=TypeConverters.toFloat,
+    )
+    seed = Param(
+        Params._dummy(),
+        "seed",
+        "shuffles the rows, and is the seed of the workers' Keras; -1: rows as they come",
+        typeConverter=TypeConverters.toInt,
+    )
+    clusterSize = Param(
+        Params._dummy(),
+        "clusterSize",
+        "nodes, servers included; one task slot each",
+        typeConverter=TypeConverters.toInt,
+    )
+    numPS = Param(
+        Params._dummy(),
+        "numPS",
+        "parameter servers among the nodes; -1: one beside several workers, none beside one node",
+        typeConverter=TypeConverters.toInt,
+    )
+    consistency = Param(
+        Params._dummy(),
+        "consistency",
+        "of ctx.distribute: async, sync, ssp or hybrid",
+        typeConverter=TypeConverters.toString,
+    )
+    checkpointDir = Param(
+        Params._dummy(),
+        "checkpointDir",
+        "where the servers save while they train; empty: nowhere",
+        typeConverter=TypeConverters.toString,
+    )
+    resume = Param(
+        Params._dummy(),
+        "resume",
+        "whether a fit goes on from the newest checkpoint in checkpointDir",
+        typeConverter=TypeConverters.toBoolean,
+    )
+    feedTimeout = Param(
+        Params._dummy(),
+        "feedTimeout",
+        "seconds without any worker taking a row",
+        typeConverter=TypeConverters.toFloat,
+    )
+
+    def setWeightCol(self, value: str) -> Self:
+        """Set `weightCol`, and return this object."""
+        return self._set(weightCol=value)  # type: ignore[no-any-return]
+
+    def getWeightCol(self) -> str:
+        """Return `weightCol`."""
+        found: str = self.getOrDefault(self.weightCol)
+        return found
+
+    def setValidationCol(self, value: str) -> Self:
+        """Set `validationCol`, and return this object."""
+        return self._set(validationCol=value)  # type: ignore[no-any-return]
+
+    def getValidationCol(self) -> str:
+        """Return `validationCol`."""
+        found: str = self.getOrDefault(self.validationCol)
+        return found
+
+    def setValidationSplit(self, value: float) -> Self:
+        """Set `validationSplit`, and return this object."""
+        return self._set(validationSplit=value)  # type: ignore[no-any-return]
+
+    def getValidationSplit(self) -> float:
+        """Return `validationSplit`."""
+        found: float = self.getOrDefault(self.validationSplit)
+        return found
+
+    def setEpochs(self, value: int) -> Self:
+        """Set `epochs`, and return this object."""
+        return self._set(epochs=value)  # type: ignore[no-any-return]
+
+    def getEpochs(self) -> int:
+        """Return `epochs`."""
+        found: int = self.getOrDefault(self.epochs)
+        return found
+
+    def setLearningRate(self, value: float) -> Self:
+        """Set `learningRate`, and return this object."""
+        return self._set(learningRate=value)  # type: ignore[no-any-return]
+
+    def getLearningRate(self) -> float:
+        """Return `learningRate`."""
+        found: float = self.getOrDefault(self.learningRate)
+        return found
+
+    def setSeed(self, value: int) -> Self:
+        """Set `seed`, and return this object."""
+        return self._set(seed=value)  # type: ignore[no-any-return]
+
+    def getSeed(self) -> int:
+        """Return `seed`."""
+        found: int = self.getOrDefault(self.seed)
+        return found
+
+    def setClusterSize(self, value: int) -> Self:
+        """Set `clusterSize`, and return this object."""
+        return self._set(clusterSize=value)  # type: ignore[no-any-return]
+
+    def getClusterSize(self) -> int:
+        """Return `clusterSize`."""
+        found: int = self.getOrDefault(self.clusterSize)
+        return found
+
+    def setNumPS(self, value: int) -> Self:
+        """Set `numPS`, and return this object."""
+        return self._set(numPS=value)  # type: ignore[no-any-return]
+
+    def getNumPS(self) -> int:
+        """Return `numPS`."""
+        found: int = self.getOrDefault(self.numPS)
+        return found
+
+    def setConsistency(self, value: str) -> Self:
+        """Set `consistency`, and return this object."""
+        return self._set(consistency=value)  # type: ignore[no-any-return]
+
+    def getConsistency(self) -> str:
+        """Return `consistency`."""
+        found: str = self.getOrDefault(self.consistency)
+        return found
+
+    def setCheckpointDir(self, value: str) -> Self:
+        """Set `checkpointDir`, and return this object."""
+        return self._set(checkpointDir=value)  # type: ignore[no-any-return]
+
+    def getCheckpointDir(self) -> str:
+        """Return `checkpointDir`."""
+        found: str = self.getOrDefault(self.checkpointDir)
+        return found
+
+    def setResume(self, value: bool) -> Self:
+        """Set `resume`, and return this object."""
+        return self._set(resume=value)  # type: ignore[no-any-return]
+
+    def getResume(self) -> bool:
+        """Return `resume`."""
+        found: bool = self.getOrDefault(self.resume)
+        return found
+
+    def setFeedTimeout(self, value: float) -> Self:
+        """Set `feedTimeout`, and return this object."""
+        return self._set(feedTimeout=value)  # type: ignore[no-any-return]
+
+    def getFeedTimeout(self) -> float:
+        """Return `feedTimeout`."""
+        found: float = self.getOrDefault(self.feedTimeout)
+        return found
+
+    def column_plan(self) -> ColumnPlan:
+        """Return the columns of a fit.
+
+        Raises:
+            SettingsError: one column and several are named for the same.
+        """
+        both = super().column_plan()
+        return ColumnPlan(
+            features=both.features,
+            labels=both.labels,
+            weight=self.getWeightCol() or None,
+            validation=self.getValidationCol() or None,
+        )

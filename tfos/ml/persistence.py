@@ -1,0 +1,159 @@
+"""Persistence of spark.ml: Params as Spark writes them, the model as `model.keras` beside them.
+
+Covers: readers and writers of KerasEstimator and KerasModel, on every file system that Spark knows.
+Does not: write code: functions are saved by module and name (tfos.estimators.functions).
+Runs in: the driver. Imports pyspark, as every user of spark.ml has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from tfos.errors import SettingsError
+from tfos.estimators.functions import function_of, reference_to
+from tfos.estimators.recipe import ModelRecipe
+
+_FILE = "model.keras"
+_PIECE_BYTES = 8 << 20
+"""Of one call into the JVM."""
+
+
+class ModelFileWriter(MLWriter):  # type: ignore[misc]  # pyspark is not checked
+    """Writes a KerasModel.
+
+    Args:
+        instance: the model.
+    """
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write Params, history and the model."""
+        model = self._instance
+        extra = {"history": model.history, "custom": _references(model.custom_objects)}
+        DefaultParamsWriter.saveMetadata(model, path, self.sc, extraMetadata=extra)
+        _write(self.sc, f"{path}/{_FILE}", model.content)
+
+
+class ModelFileReader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
+    """Reads a KerasModel.
+
+    Args:
+        cls: its class.
+    """
+
+    def __init__(self, cls: type[Any]) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> Any:
+        """Return what was saved there."""
+        metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
+        content = _read(self.sparkSession, f"{path}/{_FILE}")
+        made = self._cls(content, _functions(metadata["custom"]), metadata["history"])
+        return _with_params(made, metadata)
+
+
+class EstimatorWriter(MLWriter):  # type: ignore[misc]  # pyspark is not checked
+    """Writes a KerasEstimator.
+
+    Args:
+        instance: the estimator.
+    """
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write Params, functions by their names, and the model."""
+        estimator = self._instance
+        recipe = estimator.recipe
+        callbacks = estimator.callbacks
+        if not callable(callbacks) and len(callbacks):
+            raise SettingsError(
+                f"callbacks={list(callbacks)} cannot be saved, being objects. Pass a function in "
+                "a module, at top level, that makes them: callbacks=made"
+            )
+        extra = {
+            "model_fn": reference_to("model_fn", recipe.model_fn),
+            "callbacks": reference_to("callbacks", callbacks or None),
+            "custom": _references(recipe.custom_objects),
+            "class_weight": list((estimator.class_weight or {}).items()),
+            "inputs": recipe.inputs,
+            "outputs": recipe.outputs,
+        }
+        DefaultParamsWriter.saveMetadata(estimator, path, self.sc, extraMetadata=extra)
+        if recipe.content:
+            _write(self.sc, f"{path}/{_FILE}", recipe.content)
+
+
+class EstimatorReader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
+    """Reads a KerasEstimator.
+
+    Args:
+        cls: its class.
+    """
+
+    def __init__(self, cls: type[Any]) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> Any:
+        """Return what was saved there."""
+        metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
+        model_fn = function_of(metadata["model_fn"])
+        recipe = ModelRecipe(
+            content=b"" if model_fn else _read(self.sparkSession, f"{path}/{_FILE}"),
+            model_fn=model_fn,
+            custom_objects=_functions(metadata["custom"]),
+            inputs=tuple(metadata["inputs"]),
+            outputs=tuple(metadata["outputs"]),
+        )
+        made = self._cls(
+            model_fn=_nothing,
+            callbacks=function_of(metadata["callbacks"]) or (),
+            class_weight=dict(map(tuple, metadata["class_weight"])) or None,
+        )
+        made.recipe = recipe
+        return _with_params(made, metadata)
+
+
+def _nothing() -> None:
+    """Stand in for the model, whose recipe follows."""
+
+
+def _with_params(made: Any, metadata: dict[str, Any]) -> Any:
+    made._resetUid(metadata["uid"])
+    DefaultParamsReader.getAndSetParams(made, metadata)
+    return made
+
+
+def _references(custom: dict[str, Any]) -> dict[str, str]:
+    return {name: reference_to(f"custom_objects[{name!r}]", each) for name, each in custom.items()}
+
+
+def _functions(references: dict[str, str]) -> dict[str, Any]:
+    return {name: function_of(each) for name, each in references.items()}
+
+
+def _write(sc: Any, path: str, content: bytes) -> None:
+    """Write a file by Hadoop's file systems, as Spark does the metadata beside it."""
+    target = sc._jvm.org.apache.hadoop.fs.Path(path)
+    stream = target.getFileSystem(sc._jsc.hadoopConfiguration()).create(target, True)
+    try:
+        for start in range(0, len(content), _PIECE_BYTES):
+            stream.write(bytearray(content[start : start + _PIECE_BYTES]))
+    finally:
+        stream.close()
+
+
+def _read(session: Any, path: str) -> bytes:
+    found = session.read.format("binaryFile").load(path).select("content").first()
+    if found is None:
+        raise SettingsError(f"{path} does not exist, which write().save() puts beside the metadata")
+    return bytes(found[0])
