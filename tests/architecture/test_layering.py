@@ -80,7 +80,7 @@ LEVELS = {
         ("cluster",),
         ("runner", "tensorflowonspark"),
         ("estimators",),
-        ("ml", "tensorflowonspark"),
+        ("ml", "orca", "tensorflowonspark"),
         ("bench",),
         ("cli",),
     ),

@@ -64,26 +64,39 @@ class ColumnPlan:
         if self.validation is not None:
             _check_flag(self.validation, kinds[self.validation])
 
-    def check_model(self, inputs: int, outputs: int) -> None:
-        """Refuse numbers of columns that do not fit the model.
+    def check_model(
+        self, fields: Sequence[tuple[str, Any]], dtypes: Sequence[str], num_outputs: int
+    ) -> None:
+        """Refuse columns that do not fit the model.
 
         Args:
-            inputs: of the model; 0: unknown.
-            outputs: of the model; 0: unknown.
+            fields: name and type of the DataFrame's columns.
+            dtypes: of the model's inputs, as Keras calls them; empty: unknown.
+            num_outputs: of the model; 0: unknown.
 
         Raises:
-            SettingsError: names both numbers.
+            SettingsError: another number of columns than of inputs or outputs, or text where an
+                input takes numbers.
         """
-        if inputs > 1 and len(self.features) != inputs:
+        if len(dtypes) > 1 and len(self.features) != len(dtypes):
             raise SettingsError(
-                f"the model has {inputs} inputs, features are {list(self.features)}: name one "
+                f"the model has {len(dtypes)} inputs, features are {list(self.features)}: name one "
                 "column per input, in the order of the inputs"
             )
-        if outputs > 1 and len(self.labels) != outputs:
+        if num_outputs > 1 and len(self.labels) != num_outputs:
             raise SettingsError(
-                f"the model has {outputs} outputs, labels are {list(self.labels)}: name one column "
-                "per output, in the order of the outputs"
+                f"the model has {num_outputs} outputs, labels are {list(self.labels)}: name one "
+                "column per output, in the order of the outputs"
             )
+        kinds = dict(fields)
+        by_column = dtypes if len(dtypes) > 1 else [*dtypes] * len(self.features)
+        for name, dtype in zip(self.features, by_column, strict=False):
+            (leaf,) = dataframe_columns.leaves([(name, kinds[name])])
+            if (leaf.kind in _TEXTS) != (dtype == "string"):
+                raise SettingsError(
+                    f"feature column {leaf}: the model takes {dtype} there; StringIndexer makes "
+                    "numbers of text, F.col(name).cast('string') text of numbers"
+                )
 
     def selectors(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of `ctx.dataset` that select these columns.

@@ -21,16 +21,52 @@ PIECE_BYTES = 1 << 20
 _FEEDS = ("input", "validation")
 
 
+@dataclass(frozen=True, slots=True)
+class FedData:
+    """Rows of a DataFrame that reach the worker by a feed."""
+
+    plan: ColumnPlan
+    batch_size: int
+    """Rows of one worker's step."""
+    feed: str = "input"
+
+    def dataset(self, ctx: Any, model: Any) -> Any:
+        """Return what `fit` takes.
+
+        Args:
+            ctx: the node's context.
+            model: its inputs and outputs have a column each.
+        """
+        selected = self.plan.selectors(*tensors_of(model))
+        return ctx.dataset(self.batch_size, feed=self.feed, **selected)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeData:
+    """A tf.data.Dataset that the user's function makes in each worker."""
+
+    make: Callable[[], Any]
+
+    def dataset(self, ctx: Any, model: Any) -> Any:
+        """Return this worker's share of it, batch by batch.
+
+        Args:
+            ctx: the node's context.
+            model: any.
+        """
+        del model
+        made = self.make()
+        return made.shard(ctx.num_workers, ctx.rank) if ctx.num_workers > 1 else made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitProgram:
     """main_fun of a fit."""
 
     recipe: ModelRecipe
-    plan: ColumnPlan
-    batch_size: int
-    """Rows of one worker's step."""
+    data: FedData | MadeData
+    validation: FedData | MadeData | None
     epochs: int
-    has_validation: bool
     consistency: str | None
     """Of `ctx.distribute`; None: the one worker trains alone."""
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = ()
@@ -52,9 +88,9 @@ class FitProgram:
             ctx.distribute(model, consistency=self.consistency)
         made = self.callbacks() if callable(self.callbacks) else self.callbacks
         model.fit(
-            self._data(ctx, model, "input"),
+            self.data.dataset(ctx, model),
             epochs=self.epochs,
-            validation_data=self._data(ctx, model, "validation") if self.has_validation else None,
+            validation_data=self.validation and self.validation.dataset(ctx, model),
             callbacks=[*ctx.callbacks(), *made],
             class_weight=dict(self.class_weight) if self.class_weight else None,
             verbose=0,
@@ -63,25 +99,19 @@ class FitProgram:
             ctx.get_data_feed(qname_in=feed).terminate()
         _answer(ctx, model)
 
-    def _data(self, ctx: Any, model: Any, feed: str) -> Any:
-        return ctx.dataset(self.batch_size, feed=feed, **self.plan.selectors(*tensors_of(model)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateProgram:
     """main_fun of an evaluation by one worker; returns the metrics by name."""
 
     recipe: ModelRecipe
-    plan: ColumnPlan
-    batch_size: int
+    data: FedData | MadeData
 
     def __call__(self, args: Any, ctx: Any) -> dict[str, float]:
-        """Evaluate one epoch of the feed."""
+        """Evaluate one epoch."""
         del args
         model = self.recipe.build()
-        selected = self.plan.selectors(*tensors_of(model))
-        data = ctx.dataset(self.batch_size, **selected)
-        found = model.evaluate(data, verbose=0, return_dict=True)
+        found = model.evaluate(self.data.dataset(ctx, model), verbose=0, return_dict=True)
         return {name: float(value) for name, value in found.items()}
 
 

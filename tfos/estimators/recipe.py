@@ -30,6 +30,8 @@ class ModelRecipe:
     inputs: tuple[str, ...] = ()
     """Names of the model's inputs; empty: unknown, or it has none that are fixed."""
     outputs: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    """Of the inputs, as Keras calls them."""
 
     def build(self) -> Any:
         """Return the compiled model.
@@ -78,7 +80,11 @@ def recipe_of(
         )
     inputs, outputs = tensors_of(model)
     return ModelRecipe(
-        content=content_of(model), custom_objects=custom, inputs=inputs, outputs=outputs
+        content=content_of(model),
+        custom_objects=custom,
+        inputs=inputs,
+        outputs=outputs,
+        dtypes=tuple(str(each.dtype) for each in model.inputs) if inputs else (),
     )
 
 

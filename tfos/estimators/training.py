@@ -17,10 +17,20 @@ from tfos.config import Checkpoints, ClusterConfig, InputMode
 from tfos.driver import preflight
 from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
-from tfos.estimators.program import MODEL_FEED, PIECE_BYTES, EvaluateProgram, FitProgram
+from tfos.estimators.program import (
+    MODEL_FEED,
+    PIECE_BYTES,
+    EvaluateProgram,
+    FedData,
+    FitProgram,
+    MadeData,
+)
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.slots import slots_for
 from tfos.feed.dataframe import check_classic
+
+_LONG_S = 259_200.0
+"""A worker answers once its fit has ended, which may be days where it reads its own data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,24 +134,63 @@ def fit(
     _check_rows(train, "has no rows to train")
     if held is not None:
         _check_rows(held, "has no rows that validate")
-    program = FitProgram(
+    program = _program(
+        recipe,
+        settings,
+        FedData(plan, settings.batch_size),
+        None if held is None else FedData(plan, settings.batch_size, "validation"),
+    )
+    fed = [each and each.select(*map(_quoted, plan.fed)) for each in (train, held)]
+    return _trained(frame.sparkSession.sparkContext, program, settings, *fed)
+
+
+def fit_made(
+    sc: Any,
+    make: Callable[[], Any],
+    recipe: ModelRecipe,
+    settings: FitSettings,
+    validation: Callable[[], Any] | None = None,
+) -> FitResult:
+    """Train a model on a tf.data.Dataset that a function makes in each worker.
+
+    Args:
+        sc: the SparkContext.
+        make: returns the dataset, in batches; several workers take turns in its batches.
+        recipe: the model.
+        settings: how it trains; `batch_size` and `seed` of rows are the function's own affair.
+        validation: returns the one that validates each epoch.
+
+    Raises:
+        SettingsError: settings that cannot work.
+        NodeFailedError: a worker failed.
+    """
+    settings.check()
+    held = None if validation is None else MadeData(validation)
+    return _trained(sc, _program(recipe, settings, MadeData(make), held), settings)
+
+
+def _program(
+    recipe: ModelRecipe,
+    settings: FitSettings,
+    data: FedData | MadeData,
+    validation: FedData | MadeData | None,
+) -> FitProgram:
+    return FitProgram(
         recipe=recipe,
-        plan=plan,
-        batch_size=settings.batch_size,
+        data=data,
+        validation=validation,
         epochs=settings.epochs,
-        has_validation=held is not None,
         consistency=settings.consistency if settings.servers else None,
         callbacks=settings.callbacks,
         class_weight=settings.class_weight,
         learning_rate=settings.learning_rate,
         seed=settings.seed,
     )
-    fed = None if held is None else held.select(*map(_quoted, plan.fed))
-    return _trained(train.select(*map(_quoted, plan.fed)), fed, program, settings)
 
 
-def _trained(train: Any, held: Any, program: FitProgram, settings: FitSettings) -> FitResult:
-    sc = train.sparkSession.sparkContext
+def _trained(
+    sc: Any, program: FitProgram, settings: FitSettings, train: Any = None, held: Any = None
+) -> FitResult:
     with slots_for(sc, settings.cluster_size):
         cluster = TFCluster.reserve(
             sc,
@@ -153,13 +202,14 @@ def _trained(train: Any, held: Any, program: FitProgram, settings: FitSettings) 
         )
         with cluster:
             cluster.start(program)
-            cluster.train(
-                train,
-                settings.epochs,
-                settings.feed_timeout_s,
-                seed=settings.seed,
-                validation=held,
-            )
+            if train is not None:
+                cluster.train(
+                    train,
+                    settings.epochs,
+                    settings.feed_timeout_s,
+                    seed=settings.seed,
+                    validation=held,
+                )
             content = _content(sc, cluster)
         history = cluster.history()
     return FitResult(content, {name: history[name] for name in history.metrics})
@@ -183,14 +233,34 @@ def evaluate(
     check_batch_size(batch_size)
     _check_frame(frame, plan, recipe)
     _check_rows(frame, "has no rows to evaluate")
-    sc = frame.sparkSession.sparkContext
-    program = EvaluateProgram(recipe=recipe, plan=plan, batch_size=batch_size)
+    program = EvaluateProgram(recipe=recipe, data=FedData(plan, batch_size))
+    fed = frame.select(*map(_quoted, plan.fed))
+    return _evaluated(frame.sparkSession.sparkContext, program, fed, verbose=verbose)
+
+
+def evaluate_made(
+    sc: Any, make: Callable[[], Any], recipe: ModelRecipe, *, verbose: bool = True
+) -> dict[str, float]:
+    """Return the loss and metrics of a model on a tf.data.Dataset, by one worker.
+
+    Args:
+        sc: the SparkContext.
+        make: returns the dataset, in batches.
+        recipe: the model.
+        verbose: show progress.
+    """
+    program = EvaluateProgram(recipe=recipe, data=MadeData(make))
+    return _evaluated(sc, program, None, verbose=verbose)
+
+
+def _evaluated(sc: Any, program: EvaluateProgram, fed: Any, *, verbose: bool) -> dict[str, float]:
     with slots_for(sc, 1):
         config = ClusterConfig(verbose=verbose)
         cluster = TFCluster.reserve(sc, 1, 0, input_mode=InputMode.SPARK, config=config)
         with cluster:
             cluster.start(program)
-            cluster.train(frame.select(*map(_quoted, plan.fed)), 1)
+            if fed is not None:
+                cluster.train(fed, 1)
         found: dict[str, float] = cluster.results()[0]
     return found
 
@@ -199,19 +269,23 @@ def _content(sc: Any, cluster: TFCluster) -> bytes:
     """Fetch the trained model, in pieces: they are answers of a worker to a Spark task."""
 
     def answers(places: list[int]) -> list[bytes]:
-        found: list[bytes] = cluster.inference(
-            sc.parallelize(places, 1), qname=MODEL_FEED
-        ).collect()
+        rows = sc.parallelize(places, 1)
+        found: list[bytes] = cluster.inference(rows, _LONG_S, MODEL_FEED).collect()
         return found
 
-    size = int(answers([-1])[0])
-    return b"".join(answers(list(range(-(-size // PIECE_BYTES)))))
+    try:
+        size = int(answers([-1])[0])
+        return b"".join(answers(list(range(-(-size // PIECE_BYTES)))))
+    except Exception:
+        cluster.shutdown()  # raises the failure of a worker that has one
+        raise
 
 
 def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
     check_classic(frame)
-    plan.check([(each.name, each.dataType) for each in frame.schema.fields])
-    plan.check_model(len(recipe.inputs), len(recipe.outputs))
+    fields = [(each.name, each.dataType) for each in frame.schema.fields]
+    plan.check(fields)
+    plan.check_model(fields, recipe.dtypes, len(recipe.outputs))
 
 
 def _check_rows(frame: Any, text: str) -> None:

@@ -86,6 +86,7 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]  # pyspark is not checked
             "class_weight": list((estimator.class_weight or {}).items()),
             "inputs": recipe.inputs,
             "outputs": recipe.outputs,
+            "dtypes": recipe.dtypes,
         }
         DefaultParamsWriter.saveMetadata(estimator, path, self.sc, extraMetadata=extra)
         if recipe.content:
@@ -113,6 +114,7 @@ class EstimatorReader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not ch
             custom_objects=_functions(metadata["custom"]),
             inputs=tuple(metadata["inputs"]),
             outputs=tuple(metadata["outputs"]),
+            dtypes=tuple(metadata["dtypes"]),
         )
         made = self._cls(
             model_fn=_nothing,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import numpy as np
 import pytest
@@ -268,3 +269,73 @@ def test_an_estimator_is_saved_by_the_names_of_its_functions(spark, tmp_path):
         KerasEstimator(model_fn=lambda: None).write().save(str(tmp_path / "f"))
     with pytest.raises(SettingsError, match=r"callbacks=\[1\] cannot be saved"):
         KerasEstimator(model_fn=compiled, callbacks=[1]).write().save(str(tmp_path / "g"))
+
+
+def scaled(config):
+    """Return a compiled linear model, of Orca's model_creator."""
+    model = linear()
+    model.optimizer.learning_rate = config["rate"]
+    return model
+
+
+def made(config, batch_size):
+    """Return the rows of a formula, of Orca's data creator."""
+    import tensorflow as tf
+
+    x = np.random.default_rng(config["seed"]).random((200, 3)).astype("f4")
+    return tf.data.Dataset.from_tensor_slices((x, x @ WEIGHTS + 1)).batch(batch_size)
+
+
+def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
+    from tfos.errors import SettingsError
+    from tfos.orca import Estimator
+
+    config = {"rate": 0.1, "seed": 0}
+    where: dict[str, Any] = {
+        "model_creator": scaled,
+        "config": config,
+        "model_dir": str(tmp_path / "runs"),
+    }
+    estimator = Estimator.from_keras(**where)
+    columns: dict[str, Any] = {"feature_cols": "features", "label_cols": "label"}
+    with pytest.raises(SettingsError, match=r"exists in workers only; call fit\(\) or load"):
+        estimator.predict(frame, "features")
+    frame.drop("features").write.parquet(str(tmp_path / "rows"))
+    first = estimator.fit(frame, 2, 20, **columns, validation_data=frame.limit(50))
+    assert sorted(first) == ["loss", "mae", "val_loss", "val_mae"]
+    second = estimator.fit(made, batch_size=20)
+    assert second["loss"][0] < first["loss"][0] / 4
+    assert len(estimator.history["loss"]) == 3
+    answered = estimator.predict(frame.coalesce(1), "features", "y")
+    assert answered.dtypes[-1] == ("y", "array<float>")
+    found = estimator.evaluate(frame, **columns)
+    errors = [abs(row.y[0] - row.label) for row in answered.collect()]
+    assert found["mae"] == pytest.approx(np.mean(errors), rel=1e-4)
+    estimator.save(str(tmp_path / "m.keras"))
+    other = Estimator.from_keras(**where)
+    other.load_latest_checkpoint()
+    assert other._content() == estimator._content()
+    other.load(str(tmp_path / "m.keras"))
+    assert other._content() == estimator._content()
+    assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == [
+        "model-00001.keras",
+        "model-00002.keras",
+    ]
+    with pytest.raises(SettingsError, match="featuresCols: 'x': the DataFrame has no such column"):
+        estimator.fit(str(tmp_path / "rows"), feature_cols="x", label_cols="label")
+    with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
+        Estimator.from_keras(model_creator=scaled, model_dir=str(tmp_path)).load_latest_checkpoint()
+
+
+def failing(config, batch_size):
+    """Fail in the worker, as a data creator can."""
+    raise ValueError(f"no rows of {batch_size}")
+
+
+def test_a_function_that_fails_in_a_worker_is_the_error(spark):
+    from tfos.errors import NodeFailedError
+    from tfos.orca import Estimator
+
+    estimator = Estimator.from_keras(model_creator=scaled, config={"rate": 0.1})
+    with pytest.raises(NodeFailedError, match="ValueError: no rows of 16"):
+        estimator.fit(failing, batch_size=16)

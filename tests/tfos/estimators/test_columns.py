@@ -89,15 +89,20 @@ def test_columns_without_a_place_are_refused(plan, text):
         plan.check([*FIELDS, ("twice", DOUBLE), ("twice", DOUBLE)])
 
 
-def test_numbers_of_columns_that_do_not_fit_the_model_are_refused():
-    plan = ColumnPlan(features=("x", "n"), labels=("y",))
-    plan.check_model(0, 0)
-    plan.check_model(1, 1)
-    plan.check_model(2, 1)
-    with pytest.raises(SettingsError, match=r"the model has 3 inputs, features are \['x', 'n'\]"):
-        plan.check_model(3, 1)
+def test_columns_that_do_not_fit_the_model_are_refused():
+    plan = ColumnPlan(features=("n", "word"), labels=("y",))
+    plan.check_model(FIELDS, (), 0)
+    plan.check_model(FIELDS, ("float32", "string"), 1)
+    with pytest.raises(
+        SettingsError, match=r"the model has 3 inputs, features are \['n', 'word'\]"
+    ):
+        plan.check_model(FIELDS, ("float32",) * 3, 1)
     with pytest.raises(SettingsError, match=r"the model has 2 outputs, labels are \['y'\]"):
-        plan.check_model(2, 2)
+        plan.check_model(FIELDS, ("float32", "string"), 2)
+    with pytest.raises(SettingsError, match="feature column word: string: the model takes float32"):
+        plan.check_model(FIELDS, ("float32",), 1)
+    with pytest.raises(SettingsError, match="feature column n: double: the model takes string"):
+        plan.check_model(FIELDS, ("string", "string"), 1)
 
 
 def test_one_name_or_several():

@@ -1,0 +1,312 @@
+"""Estimator: Orca's way to fit, evaluate and predict with a Keras model on Spark.
+
+Covers: data as a DataFrame, a path or a function of tf.data; `model_dir`; a second fit goes on.
+Does not: train (tfos.estimators.training), predict (tfos.predict).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tfos.errors import SettingsError
+from tfos.estimators import model_files
+from tfos.estimators.columns import ColumnPlan, named
+from tfos.estimators.recipe import ModelRecipe, model_of, recipe_of
+from tfos.estimators.training import (
+    FitSettings,
+    evaluate,
+    evaluate_made,
+    fit,
+    fit_made,
+)
+from tfos.predict.column import BATCH_SIZE, PREDICTION, places_of, predicted, read_signature
+from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.signature import ModelSource
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+    from pyspark.sql import DataFrame
+
+    Creator: TypeAlias = Callable[[Mapping[str, Any], int], tf.data.Dataset]
+    Data: TypeAlias = DataFrame | str | Creator
+
+
+class Estimator:
+    """A Keras model that fits, evaluates and predicts on Spark; made by `from_keras`.
+
+    Attributes:
+        history: a value per epoch of all fits, by metric.
+
+    Args:
+        recipe: the model.
+        config: given to the user's functions.
+        settings: of every fit.
+        model_dir: where models and checkpoints are saved; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        recipe: ModelRecipe,
+        config: Mapping[str, Any],
+        settings: FitSettings,
+        model_dir: str | None,
+    ) -> None:
+        self.history: dict[str, list[float]] = {}
+        self._recipe = recipe
+        self._config = dict(config)
+        self._settings = settings
+        self._model_dir = model_dir
+        self._is_resumed = False
+
+    @classmethod
+    def from_keras(  # noqa: PLR0913 - Orca's arguments, and those of the cluster
+        cls,
+        *,
+        model: keras.Model | None = None,
+        model_creator: Callable[[Mapping[str, Any]], keras.Model] | None = None,
+        config: Mapping[str, Any] | None = None,
+        model_dir: str | None = None,
+        cluster_size: int = 1,
+        num_ps: int | None = None,
+        consistency: str = "async",
+        verbose: bool = True,
+    ) -> Estimator:
+        """Return an estimator of a compiled Keras model.
+
+        Args:
+            model: compiled, with its weights.
+            model_creator: called as `model_creator(config)` in every worker, in the place of
+                `model`; returns a compiled model.
+            config: for `model_creator` and data functions.
+            model_dir: absolute path or URL: each fit leaves its model there, and the servers save
+                there while they train; None: nowhere.
+            cluster_size: nodes of each fit, servers included; one task slot each.
+            num_ps: servers among them; None: one beside several workers.
+            consistency: of ctx.distribute.
+            verbose: show progress.
+
+        Raises:
+            SettingsError: none or both of model and model_creator, or settings that cannot work.
+        """
+        config = dict(config or {})
+        if model_creator is not None and not callable(model_creator):
+            raise SettingsError(
+                f"model_creator must be a function of config, got {model_creator!r}"
+            )
+        make = None if model_creator is None else functools.partial(model_creator, config)
+        settings = FitSettings(
+            cluster_size=cluster_size, num_ps=num_ps, consistency=consistency, verbose=verbose
+        )
+        settings.check()
+        return cls(recipe_of(model, make), config, settings, model_dir)
+
+    def fit(  # noqa: PLR0913 - Orca's arguments
+        self,
+        data: Data,
+        epochs: int = 1,
+        batch_size: int = 32,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+        validation_data: Data | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        class_weight: Mapping[int, float] | None = None,
+    ) -> dict[str, list[float]]:
+        """Train, from where the last fit ended; return this fit's metrics, a value per epoch.
+
+        Args:
+            data: a DataFrame; a path of files in Spark's default format; or a function
+                `creator(config, batch_size)`, called in every worker, that returns a
+                tf.data.Dataset in batches, of which several workers take turns in the batches.
+            epochs: passes over the data.
+            batch_size: rows of one step of all workers together.
+            feature_cols: columns of the features; of a DataFrame or path.
+            label_cols: columns of the labels.
+            validation_data: of the same kind as data; validates each epoch.
+            callbacks: of Keras' fit, in every worker.
+            class_weight: by class, as of Keras' fit.
+
+        Raises:
+            SettingsError: data, columns or settings that cannot work; before any node starts.
+        """
+        settings = self._of_fit(epochs, batch_size, callbacks, class_weight)
+        if callable(data):
+            if validation_data is not None and not callable(validation_data):
+                raise SettingsError("validation_data must be a function too, as data is one")
+            make = self._maker(data, settings.batch_size)
+            held = validation_data and self._maker(validation_data, settings.batch_size)
+            found = fit_made(_context(), make, self._recipe, settings, held)
+        else:
+            plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
+            validation = None if validation_data is None else _frame(validation_data)
+            found = fit(_frame(data), plan, self._recipe, settings, validation)
+        self._recipe = dataclasses.replace(self._recipe, content=found.content, model_fn=None)
+        for name, values in found.history.items():
+            self.history.setdefault(name, []).extend(values)
+        self._is_resumed = True
+        if self._model_dir is not None:
+            number = model_files.newest_fit(self._model_dir) + 1
+            model_files.write_model(model_files.fit_file(self._model_dir, number), found.content)
+        return found.history
+
+    def evaluate(
+        self,
+        data: Data,
+        batch_size: int = 32,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+    ) -> dict[str, float]:
+        """Return the loss and the compiled metrics, as Keras' evaluate does.
+
+        Args:
+            data: as for `fit`.
+            batch_size: rows of a step.
+            feature_cols: columns of the features; of a DataFrame or path.
+            label_cols: columns of the labels.
+
+        Raises:
+            SettingsError: data or columns that cannot work.
+        """
+        verbose = self._settings.verbose
+        if callable(data):
+            make = self._maker(data, batch_size)
+            return evaluate_made(_context(), make, self._recipe, verbose=verbose)
+        plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
+        return evaluate(_frame(data), plan, self._recipe, batch_size, verbose=verbose)
+
+    def predict(
+        self,
+        data: DataFrame | str,
+        feature_cols: str | Sequence[str] | None = None,
+        output_cols: str | Sequence[str] | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> DataFrame:
+        """Return the DataFrame with the model's outputs as further columns.
+
+        Args:
+            data: a DataFrame or a path.
+            feature_cols: columns of the features.
+            output_cols: a name per output; None: "prediction", or the outputs' own names.
+            batch_size: rows that the model takes at once.
+
+        Raises:
+            SettingsError: there is no trained model yet, or columns that do not fit it.
+        """
+        frame = _frame(data)
+        columns = named(feature_cols)
+        sc = frame.sparkSession.sparkContext
+        signature = read_signature(sc, ModelSource(content=self._content()))
+        outputs = list(signature.outputs)
+        names = named(output_cols) or ((PREDICTION,) if len(outputs) == 1 else tuple(outputs))
+        if len(names) != len(outputs):
+            raise SettingsError(
+                f"output_cols={list(names)}, the model has the outputs {outputs}; name a column "
+                "for each, in this order"
+            )
+        predictor = Predictor(
+            signature=signature,
+            columns=columns,
+            inputs=places_of(signature, list(signature.inputs), len(columns)),
+            outputs=tuple(map(OutputColumn, outputs, names)),
+            batch_size=batch_size,
+        )
+        return predicted(frame, predictor, columns)
+
+    def get_model(self) -> keras.Model:
+        """Return the compiled Keras model."""
+        return model_of(self._content())
+
+    def save(self, path: str) -> None:
+        """Write the model as a `.keras` file.
+
+        Args:
+            path: path or URL on the driver's side.
+        """
+        model_files.write_model(path, self._content())
+
+    def load(self, path: str) -> None:
+        """Take the model of a `.keras` file; the next fit begins with it.
+
+        Args:
+            path: path or URL on the driver's side.
+
+        Raises:
+            SettingsError: there is none.
+        """
+        content = model_files.read_model(path)
+        self._recipe = dataclasses.replace(self._recipe, content=content, model_fn=None)
+
+    def load_latest_checkpoint(self) -> None:
+        """Take the newest model of `model_dir`; the next fit goes on from what servers saved there.
+
+        Raises:
+            SettingsError: there is no model_dir, or nothing in it.
+        """
+        if self._model_dir is None:
+            raise SettingsError(
+                "load_latest_checkpoint() needs from_keras(model_dir=...), where fits save"
+            )
+        number = model_files.newest_fit(self._model_dir)
+        if not number and not model_files.has_servers(self._model_dir):
+            raise SettingsError(f"{self._model_dir} has no model and no checkpoint of a fit")
+        if number:
+            self.load(model_files.fit_file(self._model_dir, number))
+        self._is_resumed = True
+
+    def _of_fit(
+        self,
+        epochs: int,
+        batch_size: int,
+        callbacks: Sequence[Any],
+        class_weight: Mapping[int, float] | None,
+    ) -> FitSettings:
+        settings = self._settings
+        workers = settings.cluster_size - settings.servers
+        saves = self._model_dir is not None and settings.servers
+        return dataclasses.replace(
+            settings,
+            epochs=epochs,
+            batch_size=max(1, batch_size // workers) if batch_size else batch_size,
+            callbacks=callbacks,
+            class_weight=class_weight,
+            checkpoint_dir=model_files.servers_dir(self._model_dir or "") if saves else None,
+            resume=self._is_resumed,
+        )
+
+    def _maker(self, creator: Any, batch_size: int) -> Callable[[], Any]:
+        return functools.partial(creator, self._config, batch_size)
+
+    def _content(self) -> bytes:
+        if not self._recipe.content:
+            raise SettingsError(
+                "the model of model_creator exists in workers only; call fit() or load() first"
+            )
+        return self._recipe.content
+
+
+def _context() -> Any:
+    from pyspark import SparkContext
+
+    sc = SparkContext._active_spark_context
+    if sc is None:
+        raise SettingsError("there is no SparkContext; make one first")
+    return sc
+
+
+def _frame(data: Any) -> Any:
+    """Return data as a DataFrame."""
+    if isinstance(data, str):
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession() or SparkSession(_context())
+        return session.read.load(data)
+    if hasattr(data, "mapInArrow") and hasattr(data, "schema"):
+        return data
+    raise SettingsError(
+        f"data must be a DataFrame, a path or a function of (config, batch_size), got "
+        f"{type(data).__name__}"
+    )
