@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import secrets
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 import tensorflow as tf
 
 import tfos.keras
+from feeding.filesystem.location import parse
 from tests.support.exports import write_export
 from tfos.errors import RowError, SettingsError, UnsupportedModel
+from tfos.files import transfer
 from tfos.predict import loading
 from tfos.predict.predictor import OutputColumn, Predictor
 from tfos.predict.signature import ModelSource, TensorInfo
@@ -104,6 +108,16 @@ def test_a_process_keeps_a_few_models(tmp_path):
     ]
     kept = [loading._key(each) in loading._loaded for each in signatures]
     assert kept == [False] + [True] * loading.KEPT
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m"])
+def test_a_model_at_a_url_is_fetched(tmp_path, name):
+    model = mlp()
+    target = f"memory://{secrets.token_hex(4)}/{name}"
+    transfer.upload(Path(save(model, tmp_path / name)), parse(target))
+    signature = loading.read_signature(ModelSource(path=target))
+    (found,) = predicted(signature, rows(np.ones((2, 3)))).columns
+    np.testing.assert_allclose(found.to_pylist(), model(np.ones((2, 3))), rtol=1e-5)
 
 
 def test_the_bytes_of_a_file_are_a_model(tmp_path):

@@ -160,6 +160,10 @@ def test_workers_with_a_server_train_one_model_and_stop_together(frame):
     )
     model = estimator.fit(frame)
     assert [len(model.history[name]) for name in ("loss", "val_loss")] == [2, 2]
+    # The model has the servers' parameters: an untrained one answers 0 everywhere.
+    squares = ("avg(pow(label - prediction, 2))", "avg(pow(label, 2))")
+    error, untrained = model.transform(frame.coalesce(1)).selectExpr(*squares).first()
+    assert error < 0.8 * untrained
 
 
 def test_several_inputs_and_outputs_have_a_column_each(frame):
