@@ -69,6 +69,7 @@ class FitProgram:
     epochs: int
     consistency: str | None
     """Of `ctx.distribute`; None: the one worker trains alone."""
+    staleness_bound: int | None = None
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = ()
     class_weight: Mapping[int, float] | None = None
     learning_rate: float | None = None
@@ -85,7 +86,8 @@ class FitProgram:
         if self.learning_rate is not None:
             model.optimizer.learning_rate = self.learning_rate
         if self.consistency is not None:
-            ctx.distribute(model, consistency=self.consistency)
+            bound = self.staleness_bound
+            ctx.distribute(model, consistency=self.consistency, staleness_bound=bound)
         made = self.callbacks() if callable(self.callbacks) else self.callbacks
         model.fit(
             self.data.dataset(ctx, model),

@@ -29,6 +29,7 @@ from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.slots import slots_for
 from tfos.feed.dataframe import check_classic
 
+_MODES = ("async", "sync", "ssp", "hybrid")
 _LONG_S = 259_200.0
 """A worker answers once its fit has ended, which may be days where it reads its own data."""
 
@@ -45,6 +46,9 @@ class FitSettings:
     num_ps: int | None = None
     """Servers among them; None: one beside several workers, none beside one node."""
     consistency: str = "async"
+    """Of several workers: see ctx.distribute."""
+    staleness_bound: int | None = None
+    """Of ssp, in steps."""
     seed: int | None = 0
     """Shuffles rows, and is the seed of the workers' Keras; None: rows in their own order."""
     validation_split: float = 0.0
@@ -88,6 +92,13 @@ class FitSettings:
             raise SettingsError(
                 f"clusterSize={self.cluster_size} with numPS={self.servers} leaves no worker; "
                 "raise clusterSize"
+            )
+        if self.consistency not in _MODES:
+            raise SettingsError(f"consistency={self.consistency!r}; it is one of {_MODES}")
+        if (self.consistency == "ssp") != (self.staleness_bound is not None):
+            raise SettingsError(
+                f"consistency={self.consistency!r} with stalenessBound={self.staleness_bound}; "
+                "ssp, and only ssp, needs a number of steps"
             )
         if self.checkpoint_dir and not self.servers:
             raise SettingsError(
@@ -181,6 +192,7 @@ def _program(
         validation=validation,
         epochs=settings.epochs,
         consistency=settings.consistency if settings.servers else None,
+        staleness_bound=settings.staleness_bound,
         callbacks=settings.callbacks,
         class_weight=settings.class_weight,
         learning_rate=settings.learning_rate,

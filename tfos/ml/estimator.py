@@ -54,6 +54,7 @@ class KerasEstimator(
         clusterSize: nodes, servers included; one task slot each; 1.
         numPS: parameter servers among them; -1: one beside several workers.
         consistency: of ctx.distribute; "async".
+        stalenessBound: of ssp: steps that a worker may be ahead of the slowest.
         checkpointDir: where the servers save while they train.
         resume: go on from the newest checkpoint there.
         feedTimeout: seconds without any worker taking a row; 600.
@@ -88,6 +89,7 @@ class KerasEstimator(
         clusterSize: int | None = None,
         numPS: int | None = None,
         consistency: str | None = None,
+        stalenessBound: int | None = None,
         checkpointDir: str | None = None,
         resume: bool | None = None,
         feedTimeout: float | None = None,
@@ -113,6 +115,7 @@ class KerasEstimator(
             cluster_size=self.getClusterSize(),
             num_ps=None if self.getNumPS() < 0 else self.getNumPS(),
             consistency=self.getConsistency(),
+            staleness_bound=None if self.getStalenessBound() < 0 else self.getStalenessBound(),
             seed=None if self.getSeed() < 0 else self.getSeed(),
             validation_split=self.getValidationSplit(),
             learning_rate=self.getLearningRate() or None,
@@ -151,6 +154,7 @@ _PARAMS: dict[str, Any] = {
     "clusterSize": 1,
     "numPS": -1,
     "consistency": "async",
+    "stalenessBound": -1,
     "checkpointDir": "",
     "resume": False,
     "feedTimeout": 600.0,

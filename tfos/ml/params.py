@@ -218,6 +218,12 @@ class FitParams(ModelParams):
         "of ctx.distribute: async, sync, ssp or hybrid",
         typeConverter=TypeConverters.toString,
     )
+    stalenessBound = Param(
+        Params._dummy(),
+        "stalenessBound",
+        "steps that a worker may be ahead of the slowest, of ssp; -1: another mode",
+        typeConverter=TypeConverters.toInt,
+    )
     checkpointDir = Param(
         Params._dummy(),
         "checkpointDir",
@@ -316,6 +322,15 @@ class FitParams(ModelParams):
     def getConsistency(self) -> str:
         """Return `consistency`."""
         found: str = self.getOrDefault(self.consistency)
+        return found
+
+    def setStalenessBound(self, value: int) -> Self:
+        """Set `stalenessBound`, and return this object."""
+        return self._set(stalenessBound=value)  # type: ignore[no-any-return]
+
+    def getStalenessBound(self) -> int:
+        """Return `stalenessBound`."""
+        found: int = self.getOrDefault(self.stalenessBound)
         return found
 
     def setCheckpointDir(self, value: str) -> Self:

@@ -25,6 +25,9 @@ def test_several_workers_have_a_server_unless_told_otherwise():
         (FitSettings(validation_split=1.0), "validationSplit=1.0; it is a share"),
         (FitSettings(cluster_size=2, num_ps=0), "clusterSize=2 with numPS=0"),
         (FitSettings(cluster_size=2, num_ps=2), "leaves no worker"),
+        (FitSettings(consistency="bsp"), "consistency='bsp'; it is one of"),
+        (FitSettings(consistency="ssp"), "consistency='ssp' with stalenessBound=None; ssp"),
+        (FitSettings(staleness_bound=2), "consistency='async' with stalenessBound=2; ssp"),
         (FitSettings(checkpoint_dir="/c"), "needs parameter servers"),
     ],
 )
