@@ -1,28 +1,34 @@
 """How fast does a model answer the rows of a DataFrame, beside a query that only counts them?
 
-Figures: P20, once against the counting query and once against Spark's predict_batch_udf.
+Figures: P20 for each of ours against each reference; P20c: rows per second of processor time of all
+    processes, predict_column against predict_batch_udf.
 Method: a cached DataFrame of arrays of 784 floats and an id in 8 partitions, two executors of one
-    core, an MLP 784-128-10. Ours: `cluster.inference`, answered by two workers in batches of 1024;
-    predict_batch_udf: batches of 1024, one model per executor. Both call the model by
-    `predict_on_batch`, and Spark takes every row with its id and its answer. The counting query is
-    a `mapInArrow`. All take turns on the same executors; answers are compared once before.
+    core, an MLP 784-128-10. Ours: predict_column, KerasModel.transform, inference(df, model=) and
+    TFModel.transform, which Spark's Python workers compute; inference(df), which two workers
+    answer by a traced function. References: a `mapInArrow` that counts rows; predict_batch_udf
+    with a traced function; a pandas_udf that calls model.predict. Batches of 1024, models read
+    once. Spark takes every row with its answer. All take turns on the same executors; answers are
+    compared once before.
 Caveats: feed tasks and workers share the cores of one machine; with more cores they do not.
     TensorFlowOnSpark's TFModel.transform, which P20 names too, is not among them.
-Bars: at least 0.6 of the counting query, at least 1.4 times predict_batch_udf.
+Bars: 0.7 of the counting query, 1.2 times predict_batch_udf, twice the pandas_udf; P20c 1.5.
 Last result: docs/guides/performance.md.
 """
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.feed_df import count
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
 from scripts.benchmarks.local_spark import executors
-from scripts.benchmarks.reference.batch_udf import predictions
+from scripts.benchmarks.reference.batch_udf import naive_predictions, predictions
 
 NUM_WORKERS = 2
 NUM_PARTITIONS = 8
@@ -32,15 +38,20 @@ NAME = "MLP 784-128-10 over a DataFrame"
 
 
 def main_fun(path: str, ctx: Any) -> None:
-    """Answer every batch by a model."""
+    """Answer every batch by a model's traced function."""
     import keras
+    import tensorflow as tf
 
     model = keras.models.load_model(path)
+    run = tf.function(
+        lambda x: model(x, training=False),
+        input_signature=[tf.TensorSpec((None, WIDTH), tf.float32)],
+    )
     feed = ctx.get_data_feed(train_mode=False)
     while not feed.should_stop():
         batch = feed.next_arrays(BATCH_ROWS)
         if batch is not None:
-            feed.batch_results(model.predict_on_batch(batch["pixels"]))
+            feed.batch_results(run(tf.constant(batch["pixels"])).numpy())
 
 
 def rows(session: Any, num_rows: int) -> Any:
@@ -52,8 +63,8 @@ def rows(session: Any, num_rows: int) -> Any:
     return ids.select("id", f.expr(item).alias("pixels"))
 
 
-def save_model(path: str) -> None:
-    """Write the model, with weights of a fixed seed."""
+def save_model(path: str, directory: str) -> None:
+    """Write the model, with weights of a fixed seed, as a `.keras` file and as a SavedModel."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -67,6 +78,7 @@ def save_model(path: str) -> None:
         ]
     )
     model.save(path)
+    model.export(directory, verbose=False)
 
 
 def take(frame: Any) -> None:
@@ -85,6 +97,35 @@ def compare(ours: Any, reference: Any) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+def ways(frame: Any, path: str, directory: str) -> dict[str, Any]:
+    """Return the DataFrame answered in each way that needs no cluster."""
+    from tfos import pipeline, predict_column
+    from tfos.ml import KerasModel
+
+    keras_model = KerasModel(Path(path).read_bytes()).setFeaturesCol("pixels")
+    answered = {
+        "predict_column": frame.select("*", predict_column(path)("pixels")),
+        "KerasModel.transform": keras_model.transform(frame),
+    }
+    old: Any = pipeline.TFModel({}).setExportDir(directory).setBatchSize(BATCH_ROWS)
+    signature = predict_column(directory).signature
+    old.setInputMapping({"pixels": next(iter(signature.inputs))})
+    old.setOutputMapping({next(iter(signature.outputs)): "prediction"})
+    return {**answered, "TFModel.transform": old.transform(frame)}
+
+
+def cpu_s() -> float:
+    """Return the processor time of this process and all below it, in seconds."""
+    import psutil
+
+    me = psutil.Process()
+    total = 0.0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:2])
+    return total
+
+
 def main() -> None:
     args = parse_arguments(__doc__, repeats=7)
     from pyspark.sql import SparkSession
@@ -93,35 +134,84 @@ def main() -> None:
 
     # TensorFlow is imported once per worker and reference: most of what the toy costs.
     num_rows, num_workers = (480, 1) if args.toy else (96_000, NUM_WORKERS)
-    with tempfile.TemporaryDirectory() as directory, executors(num_workers, "inference") as sc:
-        path = str(Path(directory) / "model.keras")
-        save_model(path)
+    with tempfile.TemporaryDirectory() as base, executors(num_workers, "inference") as sc:
+        path, directory = str(Path(base) / "model.keras"), str(Path(base) / "saved")
+        save_model(path, directory)
         frame = rows(SparkSession(sc), num_rows).cache()
-        # Python workers of its own: each task ends with a garbage collection, which is slow in a
+        # Python workers of their own: each task ends with a garbage collection, which is slow in a
         # process that has imported TensorFlow.
         sc.environment["BATCH_UDF"] = "1"
-        by_udf = predictions(frame, path, WIDTH, BATCH_ROWS)
+        references = {
+            "Spark predict_batch_udf (traced function)": predictions(
+                frame, path, WIDTH, BATCH_ROWS
+            ),
+            "Spark pandas_udf (model.predict)": naive_predictions(frame, path),
+        }
+        sc.environment["BATCH_UDF"] = "2"
+        ours = ways(frame, path, directory)
         del sc.environment["BATCH_UDF"]
         with TFCluster.reserve(sc, num_workers, num_ps=0, input_mode=InputMode.SPARK) as cluster:
             cluster.start(main_fun, path)
-            answered = cluster.inference(frame, columns=["pixels"])
-            compare(answered, by_udf)
+            sc.environment["BATCH_UDF"] = "2"
+            by_model = cluster.inference(frame, columns=["pixels"], model=path)
+            del sc.environment["BATCH_UDF"]
+            ours["inference(df, model=path)"] = by_model
+            ours["inference(df), answered by main_fun"] = cluster.inference(
+                frame, columns=["pixels"]
+            )
+            measured(args.repeats, frame, num_rows, ours, references)
 
-            def counted() -> None:
-                found = sum(row[0] for row in frame.mapInArrow(count, "rows long").collect())
-                if found != num_rows:
-                    raise RuntimeError(f"{found} rows counted of {num_rows}")
 
-            def rate(work: Callable[[], None]) -> Callable[[], float]:
-                return lambda: num_rows / timed(work)
+def measured(
+    repeats: int,
+    frame: Any,
+    num_rows: int,
+    ours: dict[str, Any],
+    references: dict[str, Any],
+) -> None:
+    """Take all in turns and print the figures."""
+    for answered in ours.values():
+        if "id" in answered.columns:  # TFModel drops other columns
+            compare(answered, next(iter(references.values())))
 
-            measures = [rate(lambda: take(answered)), rate(counted), rate(lambda: take(by_udf))]
-            for measure in measures:
-                measure()
-            ours, sink, udf = interleave(args.repeats, *measures)
-    figure = Figure("P20", NAME, "rows/s", "higher")
-    report(figure, ours, sink, "Spark mapInArrow that counts rows", rows=num_rows)
-    report(figure, ours, udf, "Spark predict_batch_udf", rows=num_rows)
+    def counted() -> None:
+        found = sum(row[0] for row in frame.mapInArrow(count, "rows long").collect())
+        if found != num_rows:
+            raise RuntimeError(f"{found} rows counted of {num_rows}")
+
+    spent: dict[str, list[float]] = {}
+
+    def rate(name: str, work: Callable[[], None]) -> Callable[[], float]:
+        def measure() -> float:
+            before_s = cpu_s()
+            per_s = num_rows / timed(work)
+            spent.setdefault(name, []).append(num_rows / max(1e-3, cpu_s() - before_s))
+            return per_s
+
+        return measure
+
+    works = {"Spark mapInArrow that counts rows": counted}
+    works |= {name: partial(take, each) for name, each in {**references, **ours}.items()}
+    for work in works.values():
+        work()
+    found = dict(
+        zip(works, interleave(repeats, *(rate(*each) for each in works.items())), strict=True)
+    )
+    for name in ours:
+        figure = Figure("P20", f"{NAME}: {name}", "rows/s", "higher")
+        for reference in ("Spark mapInArrow that counts rows", *references):
+            report(
+                figure,
+                found[name],
+                found[reference],
+                reference,
+                rows=num_rows,
+                rows_per_cpu_s=round(statistics.median(spent[name])),
+                reference_rows_per_cpu_s=round(statistics.median(spent[reference])),
+            )
+    figure = Figure("P20c", f"{NAME}: predict_column, processor time", "rows/CPU s", "higher")
+    udf = next(iter(references))
+    report(figure, spent["predict_column"], spent[udf], udf, rows=num_rows)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ ON_SPARK = {
     "feed_parts": ["P28"],
     "accuracy": ["ACC"],
     "end_to_end": ["P29"],
-    "inference": ["P20"] * 2,
+    "inference": [*["P20"] * 15, "P20c"],
 }
 SPARK_EXECUTORS = 4
 """The most that one of them needs."""
