@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -373,6 +374,26 @@ def test_every_test_file_is_collected_by_a_group():
     files = [file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py")]
     assert files
     assert [file for file in files if not file.startswith(folders)] == []
+
+
+def test_only_the_tests_of_keras_import_it_when_they_are_collected():
+    """A group imports all files of its folders, whatever it selects of them; Keras takes 4 s."""
+    by_keras = {path.stem for path in (ROOT / "tests/support").glob("*.py") if _imports_keras(path)}
+    assert by_keras
+    importing = {
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if _imports_keras(file, *by_keras)
+    }
+    assert importing
+    assert [file for file in importing if not file.startswith("tests/system/keras/")] == []
+
+
+def _imports_keras(path: Path, *modules_of_support: str) -> bool:
+    """Whether the module does so itself, or by one of these; ast takes 2 s for all tests."""
+    of_support = "".join(rf"|tests\.support\.{name}" for name in modules_of_support)
+    pattern = rf'^(import |from |\w+ = pytest\.importorskip\(")(keras|tensorflow{of_support})\b'
+    return re.search(pattern, path.read_text(), re.MULTILINE) is not None
 
 
 def test_a_test_without_a_group_is_seen():
