@@ -43,6 +43,7 @@ ROOT = Path(__file__).parent.parent
 ZYGOTE = (
     "tests.support.programs.server_zygote"  # ends with pytest; the servers it forks are checked
 )
+TENSORFLOW = "tensorflow.python"  # the real one; a test's own package of that name has no such
 SETTLE_S = 20.0
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -90,6 +91,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             )
     if config.getoption("shuffle"):
         _shuffle(items, config.getoption("shuffle"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test outside tests/system that loads TensorFlow: its group waits 4 s for it."""
+    was_loaded = TENSORFLOW in sys.modules
+    result = yield
+    if (
+        TENSORFLOW in sys.modules
+        and not was_loaded
+        and ROOT / "tests/system" not in item.path.parents
+    ):
+        pytest.fail("loaded TensorFlow; such a test belongs in tests/system/keras")
+    return result
 
 
 def _shuffle(items: list[pytest.Item], seed: str) -> None:

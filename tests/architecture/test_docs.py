@@ -82,7 +82,7 @@ def test_shown_code_compiles_and_imports_what_exists(block):
     for node in ast.walk(ast.parse(block)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ROOMS:
             module = importlib.import_module(node.module or "")
-            assert all(hasattr(module, alias.name) for alias in node.names)
+            assert {alias.name for alias in node.names} <= {*dir(module)}  # loads no Keras
 
 
 def _owners() -> dict[str, type]:
