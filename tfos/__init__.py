@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
     from tfos.failure import NodeFailure
+    from tfos.many.map_train import map_train
+    from tfos.many.queue import ItemTraining, TrainingState
+    from tfos.many.trainings import ManyTrainings
     from tfos.monitor.history import BestCheckpoint, History, TrainedEpoch
     from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, StepTimes, TrainReport
     from tfos.phases import ClusterPhase
@@ -54,6 +57,8 @@ __all__ = [
     "FileRows",
     "History",
     "InputMode",
+    "ItemTraining",
+    "ManyTrainings",
     "NodeContext",
     "NodeFailedError",
     "NodeFailure",
@@ -71,10 +76,12 @@ __all__ = [
     "TFParallel",
     "TrainReport",
     "TrainedEpoch",
+    "TrainingState",
     "__version__",
     "compat",
     "dfutil",
     "gpu_info",
+    "map_train",
     "pipeline",
     "predict_column",
     "register_data_sources",
@@ -92,6 +99,8 @@ _HOMES = {
     "FileRows": "tfos.reading.reading",
     "History": "tfos.monitor.history",
     "InputMode": "tfos.config",
+    "ItemTraining": "tfos.many.queue",
+    "ManyTrainings": "tfos.many.trainings",
     "NodeContext": "tfos.worker.context",
     "NodeFailedError": "tfos.errors",
     "NodeFailure": "tfos.failure",
@@ -109,9 +118,11 @@ _HOMES = {
     "TFParallel": "tfos.tensorflowonspark.TFParallel:",
     "TrainReport": "tfos.monitor.reports",
     "TrainedEpoch": "tfos.monitor.history",
+    "TrainingState": "tfos.many.queue",
     "compat": "tfos.tensorflowonspark.compat:",
     "dfutil": "tfos.dfutil:",
     "gpu_info": "tfos.tensorflowonspark.gpu_info:",
+    "map_train": "tfos.many.map_train",
     "pipeline": "tfos.tensorflowonspark.pipeline:",
     "predict_column": "tfos.predict.column",
     "register_data_sources": "tfos.datasource",

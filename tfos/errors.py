@@ -25,6 +25,7 @@ TFOSError                        every error of every room
 │   ├── RankLost             a rank ended before it made this call        → read that rank's error
 │   ├── RankMismatch         ranks make different calls                   → the same calls on each
 │   └── CollectiveTimeout    a rank did not make this call in time        → timeout_s
+├── MapTrainError            map_train ended early, or an item has failed → the text names the item
 ├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
 ├── ControlError             the control plane between driver and nodes
 │   ├── ControlUnavailable   transient: no reply in time                  → retried by the caller
@@ -139,6 +140,7 @@ __all__ = [
     "LimitExceeded",
     "LinkError",
     "ManifestMismatch",
+    "MapTrainError",
     "MissingPackage",
     "NoResultError",
     "NoServersError",
@@ -268,6 +270,8 @@ class CollectiveTimeout(CollectiveError):
     """A rank did not make this collective call in time; the text names it."""
 
     code = "collective_timeout"
+class MapTrainError(TFOSError):
+    """`map_train` ended early, or an item has failed; the text names it."""
 
 
 class ShutdownTimeout(TFOSError):

@@ -78,6 +78,7 @@ LEVELS = {
         ("dfutil", "driver", "keras.fit", "node.supervisor"),
         ("feed", "worker"),
         ("predict", "streaming"),
+        ("many", "streaming"),
         ("cluster",),
         ("runner", "tensorflowonspark"),
         ("estimators",),

@@ -50,6 +50,7 @@ RECEIVED = {
     *("TFCluster", "NodeContext", "Reading", "FileRows", "StreamTraining", "DataFeed"),
     *("TableClient", "TrainingBatch", "RankGroup"),
     *("TableClient", "TrainingBatch", "PredictColumn"),
+    *("TableClient", "TrainingBatch", "ManyTrainings"),
 }
 """Classes whose objects users receive: they do not call the constructors."""
 NOT_FOR_USERS = {"tfos.NodeContext.saver"}

@@ -17,6 +17,7 @@ ON_SPARK = {
     "feed_rdd": ["P08"],
     "feed_df": ["P09"] * 3,
     "feed_parts": ["P28"],
+    "map_train": ["P27"],
     "accuracy": ["ACC"],
     "end_to_end": ["P29"],
     "inference": [*["P20"] * 15, "P20c"],

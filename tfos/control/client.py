@@ -75,7 +75,7 @@ class ControlClient:
                 private_key=credentials.key_pem,
                 certificate_chain=credentials.cert_pem,
             ),
-            options=_options(tls_name(cluster_id)),
+            options=channel_options(tls_name(cluster_id)),
         )
 
     def register(
@@ -232,7 +232,8 @@ def _reason(error: Any) -> str:
     return f"{error.code().name}: {error.details() or 'no details'}"
 
 
-def _options(target_name: str) -> list[tuple[str, Any]]:
+def channel_options(target_name: str) -> list[tuple[str, Any]]:
+    """Return the settings of a channel to the driver; `target_name` as of `tls_name`."""
     return [
         ("grpc.ssl_target_name_override", target_name),
         ("grpc.default_authority", target_name),

@@ -88,7 +88,7 @@ class ControlServer:
         self._handler = handler
         self._outboxes: dict[NodeId, Outbox] = {}
         self._outboxes_lock = threading.Lock()
-        self._threads = _DaemonThreads(2 * num_nodes + _SPARE_THREADS)
+        self._threads = DaemonThreads(2 * num_nodes + _SPARE_THREADS)
         self._server = grpc.server(
             self._threads,
             handlers=[_Methods(self)],
@@ -219,11 +219,11 @@ class ControlServer:
             context: of the call; has the peer's certificate.
         """
         _decode(codec.decode_ack, body, context)
-        if _peer_name(context) != STOPPER_NAME:
+        if peer_name(context) != STOPPER_NAME:
             _abort(
                 context,
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{_peer_name(context)!r} may not ask for the stop of streams",
+                f"{peer_name(context)!r} may not ask for the stop of streams",
             )
         self._handler.on_stop_asked()
         return codec.encode(messages.EventAck())
@@ -273,7 +273,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
         return self._handlers.get(handler_call_details.method)
 
 
-class _DaemonThreads(futures.Executor):
+class DaemonThreads(futures.Executor):
     """Runs calls on up to `max_threads` daemon threads, started as they are needed."""
 
     _numbers = itertools.count(1)
@@ -334,13 +334,13 @@ def _decode(
     try:
         return decode(body)
     except codec.MalformedMessage as error:
-        _LOG.warning("refused a message of %s: %s", _peer_name(context), error)
+        _LOG.warning("refused a message of %s: %s", peer_name(context), error)
         _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
 def _check_sender(node: NodeId, context: grpc.ServicerContext) -> None:
     """A node speaks only for itself: its certificate names it."""
-    peer = _peer_name(context)
+    peer = peer_name(context)
     if peer != node.name:
         _LOG.warning("refused a message of %r that claims to be %r", peer, node.name)
         _abort(
@@ -350,7 +350,8 @@ def _check_sender(node: NodeId, context: grpc.ServicerContext) -> None:
         )
 
 
-def _peer_name(context: grpc.ServicerContext) -> str:
+def peer_name(context: grpc.ServicerContext) -> str:
+    """Return the common name of the peer's certificate."""
     names = context.auth_context().get("x509_common_name", [])
     return names[0].decode("utf-8", "replace") if names else ""
 

@@ -72,16 +72,18 @@ class NodeTask:
         """
         differences = versions.compare(self.versions, versions.installed())
         # Before the bundle is read, whose fields another release does not know.
-        _refuse_skew(differences)
+        refuse_skew(differences)
         nodes = list(bundles)  # to its end, or PySpark does not reuse this process
         if len(nodes) != 1:
             raise NodeStartError(f"partition {index} holds {len(nodes)} nodes, expected 1")
         yield self._run(nodes[0], versions.sentence(differences))
 
     def _run(self, bundle: NodeBundle, skew: str) -> NodeResult:
-        context = _task_context()
+        context = task_context()
         attempt = self.first_attempt + (context.attemptNumber() if context else 0)
-        executor = find_executor(bundle, cores=context.cpus() if context else 1)
+        executor = find_executor(
+            loopback=bundle.settings.loopback, cores=context.cpus() if context else 1
+        )
         is_awaited = self.hold_slot and not bundle.node.is_ps
         with contextlib.ExitStack() as open_fds:
             jvm_pidfd = value_fd = -1
@@ -154,7 +156,8 @@ def _clean_up(executor: Executor) -> None:
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _refuse_skew(differences: list[versions.Difference]) -> None:
+def refuse_skew(differences: list[versions.Difference]) -> None:
+    """Raise VersionSkew if one of these differences is fatal."""
     if not any(difference.is_fatal for difference in differences):
         return
     jvm_pid = procfs.java_ancestor() or 0
@@ -167,14 +170,14 @@ def _refuse_skew(differences: list[versions.Difference]) -> None:
     )
 
 
-def find_executor(bundle: NodeBundle, *, cores: int) -> Executor:
+def find_executor(*, loopback: bool, cores: int) -> Executor:
     """Find out where this process runs: from the operating system, not from Spark's settings.
 
     Two tasks of one executor, several executors of one host and local mode all differ in the
     command line of the JVM above this process, and in nothing that an environment would tell.
 
     Args:
-        bundle: what the task received.
+        loopback: everything runs on the driver's host.
         cores: of the executor.
     """
     jvm_pid = procfs.java_ancestor() or 0
@@ -184,7 +187,7 @@ def find_executor(bundle: NodeBundle, *, cores: int) -> Executor:
     cwd = os.getcwd()
     return Executor(
         executor_id=executor_id or _LOCAL_MODE_EXECUTOR,
-        host=_advertised_host(hostname, loopback=bundle.settings.loopback or is_local),
+        host=_advertised_host(hostname, loopback=loopback or is_local),
         jvm_pid=jvm_pid,
         cores=cores,
         cwd=cwd,
@@ -223,7 +226,7 @@ def _first_writable(paths: list[str]) -> str:
     return ""
 
 
-def _task_context() -> Any:
+def task_context() -> Any:
     """Return Spark's TaskContext, or None outside of a task."""
     from pyspark import TaskContext
 

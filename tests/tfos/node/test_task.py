@@ -53,7 +53,7 @@ def test_a_remote_executor_advertises_the_host_that_spark_gave_it(jvm, monkeypat
     jvm.update({"--executor-id": "5", "--hostname": "host-b"})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPARK_EXECUTOR_DIRS", f"/nonexistent:{tmp_path}")
-    executor = find_executor(make_bundle(), cores=2)
+    executor = find_executor(loopback=False, cores=2)
     assert (executor.executor_id, executor.host, executor.jvm_pid) == ("5", "host-b", 4711)
     assert (executor.cores, executor.scratch_dir) == (2, str(tmp_path))
     assert executor.log_dir == executor.cwd == str(tmp_path)
@@ -63,22 +63,22 @@ def test_a_remote_executor_advertises_the_host_that_spark_gave_it(jvm, monkeypat
 def test_the_address_of_all_is_never_advertised(jvm, monkeypatch, wildcard):
     jvm.update({"--executor-id": "5", "--hostname": "host-b"})
     monkeypatch.setenv("SPARK_LOCAL_IP", wildcard)
-    assert find_executor(make_bundle(), cores=1).host == "host-b"
+    assert find_executor(loopback=False, cores=1).host == "host-b"
 
 
 def test_spark_local_ip_wins_and_yarns_log_directory_is_used(jvm, monkeypatch, tmp_path):
     jvm.update({"--executor-id": "5", "--hostname": "host-b"})
     monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.9")
     monkeypatch.setenv("LOG_DIRS", str(tmp_path))
-    executor = find_executor(make_bundle(), cores=1)
+    executor = find_executor(loopback=False, cores=1)
     assert (executor.host, executor.log_dir) == ("10.0.0.9", str(tmp_path))
 
 
 def test_local_mode_and_a_local_cluster_stay_on_loopback(jvm):
-    local = find_executor(make_bundle(), cores=1)
+    local = find_executor(loopback=False, cores=1)
     assert (local.executor_id, local.host, local.log_dir) == ("driver", "127.0.0.1", "")
     jvm.update({"--executor-id": "0", "--hostname": "10.1.2.3"})
-    near = find_executor(make_bundle(loopback=True), cores=1)
+    near = find_executor(loopback=True, cores=1)
     assert (near.executor_id, near.host) == ("0", "127.0.0.1")
 
 

@@ -441,8 +441,8 @@ def test_a_worker_that_never_gives_up_the_gil_is_slow_and_not_dead(bed, tmp_path
 def test_a_child_that_cannot_be_started_is_a_failure_with_its_reason(bed, monkeypatch):
     find_executor = node_task.find_executor
 
-    def without_directory(bundle, *, cores):
-        found = find_executor(bundle, cores=cores)
+    def without_directory(**where):
+        found = find_executor(**where)
         return msgspec.structs.replace(found, cwd="/nonexistent")
 
     monkeypatch.setattr(node_task, "find_executor", without_directory)

@@ -1,0 +1,109 @@
+"""map_train on executors: every end of a training, groups, results that survive, nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+import tfos
+from tests.support.feed import eventually
+from tfos.errors import MapTrainError, SettingsError
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(170),
+    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+]
+
+
+def ends(item):
+    how, path = item
+    with open(path, "a") as log:
+        log.write(f"{how} {os.getpid()}\n")
+    begun = Path(path).read_text().splitlines()
+    if how == "dies" and sum(line.startswith("dies") for line in begun) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "slow":
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "120"])
+        Path(f"{path}.child").write_text(str(child.pid))
+        time.sleep(60)
+    if how == "raises":
+        raise ValueError("no such series")
+    return {"loss": 0.5, "how": how, "pid": os.getpid()}
+
+
+def test_items_end_in_every_way_and_the_others_are_trained(spark, tmp_path):
+    log = tmp_path / "log"
+    items = {how: (how, str(log)) for how in ("dies", "slow", "raises")}
+    items |= {f"fine {number}": (f"fine {number}", str(log)) for number in range(12)}
+    with tfos.map_train(
+        items, ends, sc=spark, slots=2, retries=1, timeout_s=3, wait=False
+    ) as trainings:
+        rows = {row.item: row for row in trainings.as_ended()}
+        assert trainings.wait()
+    assert len(rows) == 15
+    assert (rows["dies"].state, rows["dies"].attempts) == ("done", 2)
+    assert "killed by SIGKILL" in rows["dies"].error
+    assert (rows["slow"].state, rows["slow"].attempts) == ("failed", 2)
+    assert "timeout_s=3" in rows["slow"].error
+    assert rows["raises"].error.endswith("ValueError: no such series")
+    values = trainings.values()
+    assert {value["how"] for value in values.values()} == {*items} - {"slow", "raises"}
+    assert len({value["pid"] for value in values.values()}) <= 2 + 3  # fresh after a death
+    with pytest.raises(MapTrainError, match="2 of 15 items have failed: 'slow', 'raises'"):
+        trainings.raise_failed()
+    pids = [int(line.split()[-1]) for line in log.read_text().splitlines()]
+    pids.append(int(Path(f"{log}.child").read_text()))
+    assert eventually(lambda: not any(map(psutil.pid_exists, pids)), "all trainers end")
+
+
+def counts(key, rows):
+    assert sorted(rows.column_names) == ["series", "v"]
+    return {"key": key, "rows": rows.num_rows, "sum": sum(rows["v"].to_pylist())}
+
+
+def test_groups_of_a_dataframe_are_trained_where_their_rows_are(spark):
+    session = SparkSession(spark)
+    frame = session.range(100).selectExpr("concat('s', id % 7) as series", "double(id) as v")
+    trainings = tfos.map_train(frame.groupBy("series"), counts, slots=2)
+    assert [row.item for row in trainings.table()] == [f"s{number}" for number in range(7)]
+    assert sum((row.metrics or {})["sum"] for row in trainings.table()) == sum(range(100))
+    assert trainings.value("s0") == {"key": "s0", "rows": 15, "sum": 735.0}
+    done = trainings.to_spark(session).where("state = 'done'").selectExpr("sum(metrics.rows)")
+    assert done.first()[0] == 100
+    with pytest.raises(SettingsError, match=r"fn is called as fn\(key, rows\)"):
+        tfos.map_train(frame.groupBy("series"), lambda rows: rows)
+    with pytest.raises(SettingsError, match="no items"):
+        tfos.map_train(frame.limit(0).groupBy("series"), counts, slots=1)
+
+
+def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path):
+    started = tmp_path / "started"
+
+    def slow_later(item):
+        with open(started, "a") as log:
+            log.write(f"{item}\n")
+        time.sleep(0 if item < 3 or (started.parent / "go").exists() else 60)
+        return item * item
+
+    where = {"sc": spark, "slots": 1, "results_dir": str(tmp_path / "results")}
+    with tfos.map_train(range(6), slow_later, wait=False, **where) as trainings:
+        rows = trainings.as_ended()
+        assert [next(rows).item for _ in range(3)] == ["0", "1", "2"]
+        assert trainings.value("2") == 4  # while the others are trained
+    (tmp_path / "go").touch()
+    began = len(started.read_text().splitlines())
+    trainings = tfos.map_train(range(6), slow_later, **where)
+    assert trainings.values() == {str(number): number * number for number in range(6)}
+    assert started.read_text().split()[began:] == ["3", "4", "5"]
+    assert [row.attempts for row in trainings.table()] == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(SettingsError, match="holds results of other items"):
+        tfos.map_train(range(7), slow_later, **where)

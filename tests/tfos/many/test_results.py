@@ -1,0 +1,44 @@
+"""Results that survive the driver: whole files, and a refusal of another run's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfos.errors import SettingsError
+from tfos.many.results import ResultHead, ResultsDirectory
+
+
+@pytest.fixture
+def results(tmp_path):
+    made = ResultsDirectory(f"file://{tmp_path}/results/")
+    made.claim("train", "f1", "i1", 3)
+    return made
+
+
+def test_what_is_written_is_found_with_its_value(results):
+    head = ResultHead(item="b", seconds=1.5, metrics={"loss": 0.5})
+    results.write(2, head, b"pickle\nwith lines")
+    assert list(results.done()) == [(2, head)]
+    assert results.value(2) == b"pickle\nwith lines"
+    assert results.exists(2)
+    assert not results.exists(1)
+
+
+def test_the_same_run_goes_on_and_another_is_refused(results):
+    results.claim("train", "f1", "i1", 3)
+    with pytest.raises(SettingsError, match=r"another version of it \(train\).*delete only .*run"):
+        results.claim("train", "f2", "i1", 3)
+    with pytest.raises(SettingsError, match=r"of other items \(3 then, 4 now\)"):
+        results.claim("train", "f1", "i2", 4)
+
+
+def test_files_that_are_no_results_are_named(results, tmp_path):
+    directory = tmp_path / "results"
+    (directory / "notes.txt").write_text("not ours")
+    assert list(results.done()) == []
+    (directory / "item-0000001.result").write_bytes(b"cut")
+    with pytest.raises(SettingsError, match=r"item-0000001.result is no result of map_train"):
+        list(results.done())
+    (directory / "run.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"run.json is no mark of map_train"):
+        results.claim("train", "f1", "i1", 3)

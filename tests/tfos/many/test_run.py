@@ -1,0 +1,166 @@
+"""A run at the driver: slots are played by functions in this process, Spark by FakeSpark."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+from tests.support.fake_spark import FakeSpark
+from tfos.console.console import Console
+from tfos.errors import MapTrainError, NotEnoughSlots
+from tfos.many.messages import Draw, Ended, Ending, SlotBeat, Train, WaitForItem
+from tfos.many.queue import TrainingQueue, TrainingState
+from tfos.many.run import MapRun, SlotJobs
+from tfos.many.trainings import ManyTrainings
+
+WAIT_S = 30.0
+
+
+class NoServer:
+    def close(self):
+        pass
+
+
+class Bed:
+    """One run over three items."""
+
+    def __init__(self, slot, *, num_slots=2, wait_s=WAIT_S, offer=lambda: "", **options):
+        self.spark = FakeSpark()
+        self.queue = TrainingQueue(["a", "b", "c"], **{"retries": 1, **options})
+        self.slot = slot
+        self.text = io.StringIO()
+        jobs = SlotJobs(
+            sc=self.spark,
+            run_id="r",
+            num_slots=num_slots,
+            action=self._act,
+            wait_s=wait_s,
+            offer=offer,
+        )
+        self.run = MapRun(self.queue, jobs, Console(stream=self.text))
+        self.trainings = ManyTrainings(self.run, ["a", "b", "c"], None, None)
+        self.run.start(NoServer())
+
+    def _act(self, slot, attempt):
+        return self.slot(self, slot, attempt)
+
+    def draw(self, slot, attempt, ended=(), holding=()):
+        return self.run.on_draw(Draw(slot, attempt, ended, holding))
+
+
+@pytest.fixture
+def beds():
+    made = []
+
+    def make(slot, **options):
+        made.append(Bed(slot, **options))
+        return made[-1]
+
+    yield make
+    for bed in made:
+        bed.trainings.cancel()
+        bed.spark.close()
+
+
+def trains_all(bed, slot, attempt):
+    values: list[tuple[int, bytes]] = []
+    ended: tuple[Ended, ...] = ()
+    while True:
+        order = bed.draw(slot, attempt, ended, [each.item for each in ended])
+        ended = ()
+        if isinstance(order, Train):
+            ended = (Ended(order.item, Ending.RETURNED, 0.5, {"loss": order.item}),)
+            values.append((order.item, b"\x80\x04K" + bytes([order.item]) + b"."))
+        elif not isinstance(order, WaitForItem):
+            return values
+
+
+def test_a_run_ends_with_a_row_and_a_value_for_each_item(beds):
+    bed = beds(trains_all)
+    assert {row.item: row.metrics["loss"] for row in bed.trainings.as_ended()} == {
+        "a": 0.0,
+        "b": 1.0,
+        "c": 2.0,
+    }
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    assert bed.trainings.failed == []
+    bed.trainings.raise_failed()
+    assert repr(bed.trainings) == "<3 trainings: 3 done>"
+    assert bed.trainings.busy_share > 0
+
+
+def test_a_job_that_fails_is_started_again_and_its_items_too(beds):
+    failed = threading.Event()
+
+    def dies_once(bed, slot, attempt):
+        if not failed.is_set():
+            failed.set()
+            bed.draw(slot, attempt)
+            raise RuntimeError("executor lost")
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(dies_once, num_slots=1)
+    assert bed.trainings.wait(WAIT_S)
+    first = bed.trainings.table()[0]
+    assert (first.attempts, first.error) == (2, "slot 0: executor lost")
+
+
+def test_jobs_that_always_fail_end_the_run(beds):
+    def dies(bed, slot, attempt):
+        raise RuntimeError("no python here")
+
+    bed = beds(dies)
+    with pytest.raises(MapTrainError, match="jobs of slots failed one after the other: no python"):
+        bed.trainings.wait(WAIT_S)
+
+
+def test_no_slot_is_a_bounded_wait_with_a_sentence(beds):
+    asked = threading.Event()
+
+    def offer():
+        asked.set()
+        return "0 executors"
+
+    def waits_for_spark(bed, slot, attempt):
+        asked.wait(WAIT_S)
+        return []
+
+    bed = beds(waits_for_spark, wait_s=0.1, offer=offer)
+    with pytest.raises(NotEnoughSlots, match=r"no slot has trained for 0 s: 0 executors"):
+        bed.trainings.wait(WAIT_S)
+
+
+def test_slots_are_told_to_stop_when_the_run_is_cancelled(beds):
+    told = threading.Event()
+
+    def beats(bed, slot, attempt):
+        bed.draw(slot, attempt)
+        while not bed.run.on_beat(SlotBeat(slot, attempt)).stop:
+            told.wait(0.01)
+        told.set()
+        return []
+
+    bed = beds(beats, num_slots=1)
+    while bed.run.read(lambda queue: not queue.count(TrainingState.TRAINING)):
+        bed.run.wait(None, 0.01)
+    bed.trainings.cancel()
+    assert told.wait(WAIT_S)
+    assert bed.trainings.is_over
+
+
+def test_failed_items_raise_with_their_names_only_when_asked(beds):
+    def fails(bed, slot, attempt):
+        while isinstance(order := bed.draw(slot, attempt), Train):
+            ended = Ended(order.item, Ending.RAISED, 0.1, error=f"no data for {order.item}")
+            bed.run.on_beat(SlotBeat(slot, attempt, (ended,)))
+        return []
+
+    bed = beds(fails, num_slots=1, retries=0)
+    assert bed.trainings.wait(WAIT_S)
+    with pytest.raises(MapTrainError, match=r"3 of 3 items .*: 'a', 'b', 'c'.*no data for 0"):
+        bed.trainings.raise_failed()
+    with pytest.raises(MapTrainError, match="item 'b' is failed after 1 attempts: no data for 1"):
+        bed.trainings.value("b")
+    assert "3 failed" in repr(bed.trainings)

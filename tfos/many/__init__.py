@@ -1,0 +1,1 @@
+"""Many independent trainings on Spark's task slots: `tfos.map_train`."""

@@ -1,0 +1,92 @@
+"""Groups of a DataFrame as items: each group's rows as one Arrow stream, kept by Spark.
+
+Covers: `df.groupBy(...)` to pickled items in as many partitions as there are slots.
+Does not: bring rows to the driver; names alone come there.
+Runs in: the driver; `_pack` in Spark's tasks.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.errors import UnsupportedError
+from tfos.many.items import check_names, shown_name
+
+_PACKED = "item string, data binary"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedItems:
+    """The groups of a DataFrame."""
+
+    names: tuple[str, ...]
+    homes: tuple[int, ...]
+    """The partition of each group."""
+    frame: Any
+    """Persisted; rows of (name, pickled item)."""
+    digest: str
+
+    def release(self) -> None:
+        """Let Spark forget the groups."""
+        self.frame.unpersist()
+
+
+def is_grouped(given: Any) -> bool:
+    """Whether this is a grouped DataFrame."""
+    kind = type(given)
+    return kind.__module__.startswith("pyspark.sql") and kind.__name__ == "GroupedData"
+
+
+def context_of(given: Any) -> Any:
+    """Return the SparkContext of a grouped DataFrame.
+
+    Raises:
+        UnsupportedError: it is of a Spark Connect session.
+    """
+    if type(given).__module__.startswith("pyspark.sql.connect"):
+        raise UnsupportedError(
+            "map_train needs a classic SparkSession; this DataFrame is of Spark Connect "
+            "(spark.api.mode=connect or SPARK_REMOTE)"
+        )
+    return given.session.sparkContext
+
+
+def group(given: Any, num_slots: int) -> GroupedItems:
+    """Group the rows, in one Spark job.
+
+    Args:
+        given: `df.groupBy(...)`.
+        num_slots: partitions.
+    """
+    import hashlib
+
+    from pyspark import StorageLevel
+    from pyspark.sql import functions
+
+    packed = given.applyInArrow(_pack, _PACKED).repartition(num_slots)
+    packed = packed.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        rows = packed.select("item", functions.spark_partition_id()).collect()
+        found = sorted((row[0], row[1]) for row in rows)
+        names = tuple(name for name, _ in found)
+        check_names(names)
+    except BaseException:
+        packed.unpersist()
+        raise
+    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()
+    return GroupedItems(names, tuple(home for _, home in found), packed, digest)
+
+
+def _pack(key: Any, table: Any) -> Any:
+    import cloudpickle
+    import pyarrow
+
+    values = tuple(part.as_py() for part in key)
+    stream = io.BytesIO()
+    with pyarrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    item = (values[0] if len(values) == 1 else values, stream.getvalue())
+    data = {"item": [shown_name(values)], "data": [cloudpickle.dumps(item)]}
+    return pyarrow.table(data, pyarrow.schema([("item", "string"), ("data", "binary")]))

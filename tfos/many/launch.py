@@ -1,0 +1,244 @@
+"""Launch of a run: what goes to the executors, the jobs of its slots, an earlier run's results.
+
+Covers: slots that Spark has, broadcasts, keys, the queue's first state.
+Does not: check the user's arguments (tfos.many.map_train) or run slots (tfos.many.run).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rpc.endpoint import bracketed
+from tfos.console.console import Console
+from tfos.control.authority import ClusterAuthority
+from tfos.driver import server_address
+from tfos.errors import NotEnoughSlots, SettingsError
+from tfos.many import groups
+from tfos.many.items import ListedItems
+from tfos.many.messages import CLIENT_NAME
+from tfos.many.queue import ItemTraining, TrainingQueue, TrainingState
+from tfos.many.results import ResultsDirectory
+from tfos.many.run import MapRun, SlotJobs
+from tfos.many.server import ManyServer
+from tfos.many.slot.specs import RunSettings
+from tfos.many.slot.task import SlotTask
+from tfos.many.trainings import ManyTrainings
+from tfos.node import versions
+from tfos.spark.facts import SparkFacts, read_offer
+from tfos.spark.jobs import collect_in_order
+from tfos.spark.slots import Offer
+
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a run takes place."""
+
+    sc: Any
+    facts: SparkFacts
+    console: Console
+    wait_s: float
+    """Seconds to wait for the first slot."""
+
+    def count_slots(self, asked: int | None) -> int:
+        """Return the number of slots to start; say so if Spark has fewer now.
+
+        Args:
+            asked: by the user; None: all that are free.
+
+        Raises:
+            NotEnoughSlots: no executor has registered in time.
+        """
+        deadline_s = time.monotonic() + self.wait_s
+        while not (offer := read_offer(self.sc, self.facts)).executors:
+            if time.monotonic() > deadline_s:
+                raise NotEnoughSlots(
+                    f"no executor has registered within {self.wait_s:.0f} s: see the cluster "
+                    "manager's queue, or raise slot_wait_s"
+                )
+            time.sleep(_LOOK_S)
+        if asked is None:
+            return max(1, offer.free)
+        if offer.free < asked:
+            self.console.line(
+                f"map_train: {asked} slots asked for, Spark has {offer.free} free now "
+                f"({_words(offer)}); it goes on with those, and with more as they come"
+            )
+        return asked
+
+    def offer(self) -> str:
+        """Return what Spark has now, in words."""
+        return _words(read_offer(self.sc, self.facts))
+
+
+def _words(offer: Offer) -> str:
+    return (
+        f"{len(offer.executors)} executors with {offer.total} task slots, {offer.busy} of them "
+        "held by running tasks"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunWork:
+    """ListedItems on the way to the slots."""
+
+    names: tuple[str, ...]
+    digest: str
+    pickled: tuple[bytes, ...] | None
+    """None: Spark has them, in `groups`."""
+    groups: groups.GroupedItems | None
+
+    def release(self) -> None:
+        """Let Spark forget them."""
+        if self.groups is not None:
+            self.groups.release()
+
+
+def listed_work(items: ListedItems) -> RunWork:
+    """Return the items of a list."""
+    return RunWork(items.names, items.digest, items.pickled, None)
+
+
+def grouped_work(given: Any, num_slots: int) -> RunWork:
+    """Return the groups of a DataFrame, in `num_slots` partitions."""
+    found = groups.group(given, num_slots)
+    return RunWork(found.names, found.digest, None, found)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the user has asked for."""
+
+    slots: int | None
+    retries: int
+    timeout_s: float | None
+    function: bytes
+    """Pickled."""
+
+
+def start(
+    place: RunPlace,
+    work: RunWork,
+    options: RunOptions,
+    num_slots: int,
+    results: ResultsDirectory | None,
+) -> ManyTrainings:
+    """Start the slots of a run.
+
+    Args:
+        place: Spark.
+        work: its items.
+        options: the user's.
+        num_slots: partitions of groups, and slots at most.
+        results: directory of an earlier or of this run's results; None: values come by Spark.
+    """
+    queue = TrainingQueue(
+        work.names,
+        retries=options.retries,
+        homes=work.groups.homes if work.groups is not None else None,
+        is_durable=results is not None,
+    )
+    restored = _restore(queue, results, place.console)
+    run_id = secrets.token_hex(8)
+    authority = ClusterAuthority(run_id)
+    broadcasts: list[Any] = []
+    run = MapRun(
+        queue,
+        SlotJobs(
+            sc=place.sc,
+            run_id=run_id,
+            num_slots=num_slots if work.groups is not None else min(num_slots, len(work.names)),
+            action=lambda slot, attempt: action(slot, attempt),
+            wait_s=place.wait_s,
+            offer=place.offer,
+        ),
+        place.console,
+        _seen_from_here(results) if results is not None else None,
+    )
+    run.ended_items += restored
+    server = ManyServer(run, authority.driver(), num_slots=num_slots)
+    port = server.start(place.facts.bind_host)
+    settings = RunSettings(
+        run_id=run_id,
+        driver_address=_address(place.facts, port),
+        keys=authority.node(CLIENT_NAME),
+        timeout_s=options.timeout_s,
+        results_dir=results.path if results is not None else "",
+        is_grouped=work.groups is not None,
+        loopback=place.facts.loopback,
+    )
+    action = _action(place.sc, settings, options.function, work, broadcasts)
+
+    def release() -> None:
+        work.release()
+        for each in broadcasts:
+            each.destroy()
+
+    run.start(server)
+    return ManyTrainings(run, work.names, results, release)
+
+
+def _address(facts: SparkFacts, port: int) -> str:
+    host = server_address.wanted_host(os.environ, facts.driver_host)
+    return f"{bracketed(host)}:{port}"
+
+
+def _action(
+    sc: Any, settings: RunSettings, pickled: bytes, work: RunWork, broadcasts: list[Any]
+) -> Callable[[int, int], list[tuple[int, bytes]]]:
+    """Return the function that runs the job of one slot."""
+    broadcasts += [sc.broadcast(pickled), sc.broadcast(work.names)]
+    function, names = broadcasts
+    items = None
+    if work.pickled is not None:
+        items = sc.broadcast(work.pickled)
+        broadcasts.append(items)
+    here = versions.installed()
+    rows = work.groups.frame.rdd if work.groups is not None else None
+
+    def action(slot: int, first_attempt: int) -> list[tuple[int, bytes]]:
+        task = SlotTask(settings, function, names, items, first_attempt, here)
+        data = rows if rows is not None else sc.parallelize(range(slot + 1), slot + 1)
+        return collect_in_order(data.mapPartitionsWithIndex(task), lambda _: [slot])
+
+    return action
+
+
+def _restore(queue: TrainingQueue, results: ResultsDirectory | None, console: Console) -> list[int]:
+    """Take what an earlier run has done."""
+    restored: list[int] = []
+    for item, head in results.done() if results is not None else ():
+        if item >= len(queue.table) or queue.table[item].item != head.item:
+            continue
+        row = ItemTraining(item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics)
+        queue.restore(item, row)
+        restored.append(item)
+    if restored and results is not None:
+        left = len(queue.table) - queue.count(TrainingState.DONE)
+        console.line(
+            f"map_train: {len(restored)} items are done in {results.path}, {left} are left"
+        )
+    return restored
+
+
+def _seen_from_here(results: ResultsDirectory) -> Callable[[int], None]:
+    """Return a check, made once, that the executors' files are the driver's."""
+    is_checked = False
+
+    def check(item: int) -> None:
+        nonlocal is_checked
+        if not is_checked and not results.exists(item):
+            raise SettingsError(
+                f"results_dir={results.path}: a slot has written a result there that the driver "
+                "does not see. Pass a directory that all hosts share, such as hdfs://…"
+            )
+        is_checked = True
+
+    return check

@@ -1,0 +1,161 @@
+"""`tfos.map_train`: many independent trainings on Spark's task slots.
+
+Covers: the arguments, what goes to the executors, an earlier run's results.
+Does not: run slots (tfos.many.run), train (tfos.many.slot.trainer).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+
+from tfos.console.console import Console
+from tfos.driver.preflight import check_timeout
+from tfos.errors import SettingsError
+from tfos.files import paths
+from tfos.many import groups
+from tfos.many.items import function_digest, items_of
+from tfos.many.launch import (
+    RunOptions,
+    RunPlace,
+    RunWork,
+    grouped_work,
+    listed_work,
+    start,
+)
+from tfos.many.results import ResultsDirectory
+from tfos.many.trainings import ManyTrainings
+from tfos.spark.facts import SparkFacts, classic_context, read_facts
+from tfos.spark.pickling import pickle_main_fun
+
+
+def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
+    items: Iterable[Any] | Mapping[Any, Any] | Any,
+    fn: Callable[..., Any],
+    *,
+    sc: Any = None,
+    slots: int | None = None,
+    retries: int = 2,
+    timeout_s: float | None = None,
+    results_dir: str | None = None,
+    slot_wait_s: float = 120.0,
+    wait: bool = True,
+    verbose: bool = True,
+) -> ManyTrainings:
+    """Train many independent models: `fn(item)` for each item, on Spark's task slots.
+
+    Each slot has one process that trains one item after the other, so TensorFlow is imported once
+    per slot. An attempt that raises, takes too long or whose process dies is repeated; after a
+    death or a time-out in a fresh process. Items may be trained in any order.
+
+    Args:
+        items: a list, a mapping from names to items, or `df.groupBy("series")`: then
+            `fn(key, rows)` gets the group's key and its rows as a pyarrow.Table, in any order.
+        fn: what trains one item. Its value may be anything that pickles; numbers in a dict that it
+            returns are the item's metrics.
+        sc: SparkContext or classic SparkSession; None: the active one.
+        slots: trainings at the same time, one task slot each; None: as many as are free now. If
+            Spark has fewer, the run goes on with those.
+        retries: further attempts of an item after its first one.
+        timeout_s: seconds for one attempt, without the import of TensorFlow or Keras before the
+            first one; None: no limit.
+        results_dir: directory that driver and executors see (`hdfs://…`), for results that survive
+            the driver: the same call goes on where an earlier one stopped. None: values come back
+            with Spark's results.
+        slot_wait_s: seconds to wait while Spark has no slot at all.
+        wait: return at the end; False: at once, with a handle.
+        verbose: show progress.
+
+    Returns:
+        The table of items, with their values. An item that has failed raises nothing here: see
+        `raise_failed()`.
+
+    Raises:
+        SettingsError: an argument cannot work, or `results_dir` holds results of another function
+            or of other items.
+        NotPicklable: names the item, or what the function refers to.
+        NotEnoughSlots: Spark had no slot in time.
+        MapTrainError: slots failed again and again, or their jobs were cancelled.
+    """
+    _check(fn, 2 if groups.is_grouped(items) else 1, slots, retries)
+    timeout_s = None if timeout_s is None else check_timeout("timeout_s", timeout_s)
+    context = groups.context_of(items) if groups.is_grouped(items) else sc or _active_context()
+    context = classic_context(context)
+    wait_s = check_timeout("slot_wait_s", slot_wait_s)
+    place = RunPlace(context, read_facts(context), Console(enabled=verbose), wait_s)
+    options = RunOptions(slots, retries, timeout_s, _pickled_function(fn))
+    trainings = _started(place, options, items, fn, results_dir)
+    if wait:
+        trainings.wait()
+    return trainings
+
+
+def _started(
+    place: RunPlace, options: RunOptions, items: Any, fn: Callable[..., Any], results_dir: object
+) -> ManyTrainings:
+    listed = None if groups.is_grouped(items) else items_of(items)
+    num_slots = place.count_slots(options.slots)
+    work = grouped_work(items, num_slots) if listed is None else listed_work(listed)
+    try:
+        results = _claimed(results_dir, place.facts, fn, work)
+        return start(place, work, options, num_slots, results)
+    except BaseException:
+        work.release()
+        raise
+
+
+def _check(fn: Callable[..., Any], num_arguments: int, slots: object, retries: object) -> None:
+    if not callable(fn):
+        raise SettingsError(f"fn must be a function, got {type(fn).__qualname__}")
+    try:
+        inspect.signature(fn).bind(*[None] * num_arguments)
+    except TypeError:
+        wanted = "fn(key, rows)" if num_arguments == 2 else "fn(item)"
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise SettingsError(
+            f"fn is called as {wanted}, but {name}{inspect.signature(fn)} does not take that; "
+            "bind further arguments with functools.partial"
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature
+    if slots is not None and (type(slots) is not int or slots < 1):
+        raise SettingsError(f"slots must be an int >= 1, or None for all free ones, got {slots!r}")
+    if type(retries) is not int or retries < 0:
+        raise SettingsError(f"retries must be an int >= 0, got {retries!r}")
+
+
+def _active_context() -> Any:
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise SettingsError("there is no active SparkContext; create one, or pass sc=")
+    return context
+
+
+def _pickled_function(fn: Callable[..., Any]) -> bytes:
+    pickle_main_fun(fn, None, called="fn")  # its error names the object
+    data: bytes = cloudpickle.dumps(fn)
+    return data
+
+
+def _claimed(
+    results_dir: object, facts: SparkFacts, fn: Callable[..., Any], work: RunWork
+) -> ResultsDirectory | None:
+    if results_dir is None:
+        return None
+    if not isinstance(results_dir, str) or not results_dir:
+        raise SettingsError(f"results_dir must be a path or URL as a str, got {results_dir!r}")
+    paths.user_location(results_dir, "results")
+    complete = paths.absolute_path(
+        results_dir, default_fs=facts.default_fs, working_dir=os.getcwd()
+    )
+    results = ResultsDirectory(complete)
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    results.claim(name, function_digest(fn), work.digest, len(work.names))
+    return results

@@ -1,0 +1,258 @@
+"""The queue of trainings: which item a slot trains next, what becomes of items whose process died.
+
+Covers: states of items, attempts, slots that are lost, values that are lost with them.
+Does not: know processes, Spark or the time. Pure: a slot's reports in, orders out.
+Threads: none; its owner serialises the calls.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rpc.field_texts import with_field_texts
+from tfos.many.messages import Ended, Ending, EndSlot, Order, Train, WaitForItem
+
+
+class TrainingState(enum.StrEnum):
+    """State of one item."""
+
+    WAITING = "waiting"
+    """No slot trains it now."""
+    TRAINING = "training"
+    """A slot trains it."""
+    DONE = "done"
+    """Its function has returned."""
+    FAILED = "failed"
+    """All attempts have failed; `error` has the last one's reason."""
+
+
+@with_field_texts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemTraining:
+    """One row of the table of `map_train`."""
+
+    item: str
+    """Its name: a key of the mapping, the text of a str or a number, the group's key, or `item 7`
+    by its position from 0."""
+    state: TrainingState = TrainingState.WAITING
+    seconds: float = 0.0
+    """Of the attempt that is done, or of the last one that failed."""
+    attempts: int = 0
+    """Attempts that have begun."""
+    metrics: Mapping[str, float] | None = None
+    """The numbers in what the function returned."""
+    error: str = ""
+    """Why the last attempt failed; it may be done all the same, by a later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAttempt:
+    """One process of a slot: Spark may start its task again, with a higher attempt."""
+
+    slot: int
+    attempt: int
+
+
+class TrainingQueue:
+    """The items of one `map_train`, by their position from 0.
+
+    Args:
+        names: of the items, all different.
+        retries: attempts of an item after its first one.
+        homes: the slot that has an item's rows, per item; None: every slot has every item.
+        is_durable: whether a value is safe when its slot has reported it. If not, it is with the
+            slot until the slot ends, and is trained again if the slot is lost.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        retries: int,
+        homes: Sequence[int] | None = None,
+        is_durable: bool = False,
+    ) -> None:
+        self.table = [ItemTraining(item=name, metrics={}) for name in names]
+        self.busy_s = 0.0
+        """Seconds of all attempts that have ended."""
+        self._retries = retries
+        self._homes = homes
+        self._is_durable = is_durable
+        self._waiting: dict[int, deque[int]] = {}
+        self._holders: dict[int, SlotAttempt] = {}
+        """Who trains an item."""
+        self._ahead: dict[int, int] = {}
+        """The item that a slot has drawn and not begun, as far as is known here."""
+        self._values: dict[int, SlotAttempt] = {}
+        """Who has an item's value, where values are not durable."""
+        self._newest: dict[int, SlotAttempt] = {}
+        self._is_stopped = False
+        self._num_open = len(names)
+        for item in range(len(names)):
+            self._put_back(item)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every item is done or has failed."""
+        return not self._num_open
+
+    def count(self, state: TrainingState) -> int:
+        """Return the number of items in a state."""
+        return sum(row.state is state for row in self.table)
+
+    def has_work(self, slot: int) -> bool:
+        """Whether an item waits that this slot could train."""
+        return bool(self._waiting.get(self._queue_number(slot)))
+
+    def restore(self, item: int, row: ItemTraining) -> None:
+        """Take an item as done by an earlier run.
+
+        Args:
+            item: its position.
+            row: as that run had it.
+        """
+        self._queue_of(item).remove(item)
+        self._close(item, replace(row, item=self.table[item].item), TrainingState.DONE)
+
+    def draw(
+        self, slot: SlotAttempt, holding: Collection[int] = (), *, is_ahead: bool = False
+    ) -> Order:
+        """Return what a slot does next.
+
+        Args:
+            slot: who asks.
+            holding: the items that it knows to be its own. Others that it was given were lost on
+                the way and go to the next slot that asks.
+            is_ahead: it trains still. It gets an item only while every slot could have one.
+        """
+        if self._is_stopped or not self._is_newest(slot):
+            return EndSlot()
+        self._take_unknown_back(slot, holding)
+        waiting = self._waiting.setdefault(self._queue_number(slot.slot), deque())
+        if is_ahead and len(waiting) < (len(self._newest) if self._homes is None else 1):
+            return WaitForItem()
+        if waiting:
+            item = waiting.popleft()
+            row = self.table[item]
+            self.table[item] = replace(row, state=TrainingState.TRAINING, attempts=row.attempts + 1)
+            self._holders[item] = slot
+            if is_ahead:
+                self._ahead[slot.slot] = item
+            return Train(item)
+        return WaitForItem() if self._may_return(slot) else EndSlot()
+
+    def ended(self, slot: SlotAttempt, ended: Ended) -> bool:
+        """Record the end of an attempt; return whether it counts.
+
+        Args:
+            slot: who trained.
+            ended: its report. One that repeats another, or comes from a slot that was given up, is
+                left out.
+        """
+        if not 0 <= ended.item < len(self.table) or self._holders.get(ended.item) != slot:
+            return False
+        del self._holders[ended.item]
+        self._ahead.pop(slot.slot, None)  # it has begun
+        self.busy_s += ended.seconds
+        row = replace(
+            self.table[ended.item],
+            seconds=ended.seconds,
+            metrics=ended.metrics,
+            error=ended.error or self.table[ended.item].error,
+        )
+        if ended.how is Ending.RETURNED:
+            self._close(ended.item, row, TrainingState.DONE)
+            if not self._is_durable:
+                self._values[ended.item] = slot
+        else:
+            self._failed(ended.item, row)
+        return True
+
+    def slot_ended(self, slot: int, delivered: Collection[int]) -> None:
+        """Take back what a slot that has ended was to train, or has trained without a value.
+
+        Args:
+            slot: its number.
+            delivered: items whose values have arrived.
+        """
+        for item in delivered:
+            self._values.pop(item, None)
+        self.slot_lost(slot, "its slot ended")
+
+    def slot_lost(self, slot: int, reason: str) -> None:
+        """Take back what all attempts of a slot up to now were to train, and values with them.
+
+        Args:
+            slot: its number.
+            reason: the error of the attempts that were under way.
+        """
+        self._newest.pop(slot, None)
+        ahead = self._ahead.pop(slot, None)
+        for item in [item for item, holder in self._holders.items() if holder.slot == slot]:
+            if item == ahead:
+                self._take_back(item)
+                continue
+            del self._holders[item]
+            self._failed(item, replace(self.table[item], error=reason))
+        for item in [item for item, holder in self._values.items() if holder.slot == slot]:
+            del self._values[item]
+            self.table[item] = replace(self.table[item], state=TrainingState.WAITING, error=reason)
+            self._num_open += 1
+            self._put_back(item)
+
+    def stop(self) -> None:
+        """Give out nothing more."""
+        self._is_stopped = True
+
+    def _take_unknown_back(self, slot: SlotAttempt, holding: Collection[int]) -> None:
+        lost = [
+            item for item, holder in self._holders.items() if holder == slot and item not in holding
+        ]
+        for item in lost:
+            self._take_back(item)
+
+    def _take_back(self, item: int) -> None:
+        """Take an item from a slot that has not begun it."""
+        del self._holders[item]
+        row = self.table[item]
+        self.table[item] = replace(row, state=TrainingState.WAITING, attempts=row.attempts - 1)
+        self._put_back(item)
+
+    def _close(self, item: int, row: ItemTraining, state: TrainingState) -> None:
+        self.table[item] = replace(row, state=state)
+        self._num_open -= 1
+
+    def _failed(self, item: int, row: ItemTraining) -> None:
+        if row.attempts > self._retries:
+            self._close(item, row, TrainingState.FAILED)
+            return
+        self.table[item] = replace(row, state=TrainingState.WAITING)
+        self._put_back(item)
+
+    def _is_newest(self, slot: SlotAttempt) -> bool:
+        known = self._newest.get(slot.slot)
+        if known is not None and slot.attempt < known.attempt:
+            return False
+        if known is not None and slot.attempt > known.attempt:
+            self.slot_lost(slot.slot, f"the process of slot {slot.slot} was lost")
+        self._newest[slot.slot] = slot
+        return True
+
+    def _may_return(self, slot: SlotAttempt) -> bool:
+        """Whether an item that this slot could train may fail yet, on it or on another one."""
+        return any(
+            holder.slot == slot.slot or self._homes is None for holder in self._holders.values()
+        )
+
+    def _put_back(self, item: int) -> None:
+        self._queue_of(item).append(item)
+
+    def _queue_of(self, item: int) -> deque[int]:
+        number = self._queue_number(self._homes[item] if self._homes is not None else 0)
+        return self._waiting.setdefault(number, deque())
+
+    def _queue_number(self, slot: int) -> int:
+        return slot if self._homes is not None else 0

@@ -1,0 +1,307 @@
+"""The driver's side of one `map_train`: the slots' jobs, their calls, the end.
+
+Covers: one Spark job per slot, again after it failed; slots that are silent; waiting for the first
+slot; progress; values as Spark's results; the end of everything.
+Does not: decide which item comes next (tfos.many.queue).
+Runs in: the driver.
+Threads: one per job, one per call of a slot, and `tfos-many`; `_changed` guards all state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
+from tfos.errors import MapTrainError, NotEnoughSlots, TFOSError
+from tfos.many.messages import BeatReply, Draw, Ended, EndSlot, Order, SlotBeat, WaitForItem
+from tfos.many.queue import SlotAttempt, TrainingQueue, TrainingState
+from tfos.spark.jobs import SparkJob, inheriting, reason_of, was_cancelled
+
+_HOLD_S = 2.0
+"""An idle slot's call is answered after this long at the latest."""
+_LOOK_S = 0.2
+_SILENT_S = 30.0
+"""A slot without a call for this long is lost; longer than the slot's own lease of the driver."""
+_MAX_FAILURES = 4
+"""Jobs that fail one after the other without an item that ends in between."""
+_CANCEL_S = 10.0
+_LATER_ATTEMPT = 1000
+"""Attempts of a slot's next job begin this much higher: Spark counts its own from 0."""
+
+
+class Closable(Protocol):
+    """What a run closes at its end: the server that its slots call."""
+
+    def close(self) -> None:
+        """End all calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotJobs:
+    """How the driver runs a slot: the job that yields its values."""
+
+    sc: Any
+    run_id: str
+    num_slots: int
+    action: Callable[[int, int], list[tuple[int, bytes]]]
+    """Runs the job of a slot, given its number and first attempt."""
+    wait_s: float
+    """Seconds without any slot until the run fails."""
+    offer: Callable[[], str]
+    """Returns what Spark offers now, in words."""
+
+
+class MapRun:
+    """One run. `start`, then `wait`; `cancel` at any time.
+
+    Args:
+        queue: of its items.
+        jobs: of its slots.
+        console: for progress.
+        on_done: called with an item whose value is in a file.
+    """
+
+    def __init__(
+        self,
+        queue: TrainingQueue,
+        jobs: SlotJobs,
+        console: Console,
+        on_done: Callable[[int], None] | None = None,
+    ) -> None:
+        self.values: dict[int, bytes] = {}
+        """Pickled, per item; empty if files have them."""
+        self.error: BaseException | None = None
+        """Why the run ended early."""
+        self.ended_items: list[int] = []
+        """Items that are done or have failed, in this order."""
+        self._queue = queue
+        self._jobs = jobs
+        self._console = console
+        self._on_done = on_done
+        self._changed = threading.Condition()
+        self._server: Closable | None = None
+        self._running: dict[int, SparkJob[list[tuple[int, bytes]]]] = {}
+        self._starts: dict[int, int] = {}
+        self._seen_s: dict[int, float] = {}
+        self._trained_on: set[int] = set()
+        self._any_seen_s = time.monotonic()
+        self._failures = 0
+        self._is_over = False
+        self._stopping = False
+        self._started_s = time.monotonic()
+        self._over_s: float | None = None
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the slots' time, from the start, that attempts that have ended took."""
+        end_s = self._over_s or time.monotonic()
+        slots = max(1, len(self._trained_on))
+        return self._queue.busy_s / max(1e-9, slots * (end_s - self._started_s))
+
+    def start(self, server: Closable) -> None:
+        """Submit the jobs.
+
+        Args:
+            server: started, with this run as its handler.
+        """
+        self._server = server
+        self._started_s = self._any_seen_s = time.monotonic()
+        with self._changed:
+            for slot in range(self._jobs.num_slots):
+                if self._queue.has_work(slot):
+                    self._submit(slot)
+        watch = inheriting(self._jobs.sc, self._watch)  # it starts slots again
+        threading.Thread(target=watch, name="tfos-many", daemon=True).start()
+
+    def read(self, look: Callable[[TrainingQueue], Any]) -> Any:
+        """Return what a function finds in the queue."""
+        with self._changed:
+            return look(self._queue)
+
+    def wait(self, is_enough: Callable[[], bool] | None, timeout_s: float | None) -> bool:
+        """Wait for the end, or for a condition; return whether it came in time.
+
+        Args:
+            is_enough: checked at each change, with the run's lock; None: only the end is.
+            timeout_s: None: as long as it takes.
+        """
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._is_over or (is_enough is not None and is_enough()), timeout_s
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._is_over
+
+    def cancel(self, error: BaseException | None = None) -> None:
+        """End all slots and their jobs.
+
+        Args:
+            error: why, for those who wait.
+        """
+        with self._changed:
+            if self._is_over:
+                return
+            self.error = self.error or error
+            self._stopping = True
+            self._queue.stop()
+            self._changed.notify_all()
+
+    def on_draw(self, draw: Draw) -> Order:
+        """See ManyHandler."""
+        slot = SlotAttempt(draw.slot, draw.attempt)
+        deadline_s = time.monotonic() + _HOLD_S
+        with self._changed:
+            self._heard(slot, draw.ended)
+            while True:
+                if self._stopping:
+                    return EndSlot()
+                order = self._queue.draw(slot, draw.holding, is_ahead=draw.is_ahead)
+                left_s = 0.0 if draw.is_ahead else deadline_s - time.monotonic()
+                if not isinstance(order, WaitForItem) or left_s <= 0:
+                    return order
+                self._changed.wait(left_s)
+
+    def on_beat(self, beat: SlotBeat) -> BeatReply:
+        """See ManyHandler."""
+        with self._changed:
+            self._heard(SlotAttempt(beat.slot, beat.attempt), beat.ended)
+            return BeatReply(self._stopping)
+
+    def _heard(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> None:
+        self._trained_on.add(slot.slot)
+        self._seen_s[slot.slot] = self._any_seen_s = time.monotonic()
+        for each in ended:
+            if self._queue.ended(slot, each):
+                self._failures = 0
+                self._note(each.item)
+        if ended:
+            self._changed.notify_all()
+
+    def _note(self, item: int) -> None:
+        state = self._queue.table[item].state
+        if state in (TrainingState.DONE, TrainingState.FAILED):
+            self.ended_items.append(item)
+        if state is TrainingState.DONE and self._on_done is not None:
+            try:
+                self._on_done(item)
+            except Exception as error:  # noqa: BLE001 - raised to those who wait
+                self.error = self.error or error
+                self._stopping = True
+
+    def _submit(self, slot: int) -> None:
+        count = self._starts.get(slot, 0)
+        self._starts[slot] = count + 1
+        run_id = self._jobs.run_id
+        job = SparkJob(
+            self._jobs.sc,
+            f"tfos-many-{run_id}-{slot}-{count}",
+            f"tfos map_train {run_id}: slot {slot}",
+            lambda: self._jobs.action(slot, count * _LATER_ATTEMPT),
+            lambda job: self._job_ended(slot, job),
+        )
+        self._running[slot] = job
+        job.start()
+
+    def _job_ended(self, slot: int, job: SparkJob[list[tuple[int, bytes]]]) -> None:
+        with self._changed:
+            if self._running.get(slot) is job:
+                del self._running[slot]
+            self._seen_s.pop(slot, None)
+            if job.error is None:
+                values = dict(job.result())
+                self.values.update(values)
+                self._queue.slot_ended(slot, values)
+            elif not self._stopping:
+                reason = reason_of(job.error)
+                self._queue.slot_lost(slot, f"slot {slot}: {reason}")
+                self._failures += 1
+                if was_cancelled(job.error) and not job.is_cancelled:
+                    self._fail(MapTrainError(f"the job of slot {slot} was cancelled: {reason}"))
+                elif self._failures >= _MAX_FAILURES:
+                    self._fail(
+                        MapTrainError(
+                            f"{self._failures} jobs of slots failed one after the other: {reason}"
+                        )
+                    )
+            self._changed.notify_all()
+
+    def _fail(self, error: TFOSError) -> None:
+        self.error = self.error or error
+        self._stopping = True
+        self._queue.stop()
+
+    def _watch(self) -> None:
+        lines = ProgressLines(self._console)
+        try:
+            while not self._step():
+                lines.show(self._line())
+                with self._changed:
+                    self._changed.wait(_LOOK_S)
+        except Exception as error:  # noqa: BLE001 - raised to those who wait
+            self.cancel(error)
+        finally:
+            self._console.end_progress()
+            self._end()
+
+    def _step(self) -> bool:
+        """Give up lost slots, start missing ones; return whether the run is to end."""
+        now_s = time.monotonic()
+        with self._changed:
+            if self._stopping:
+                return True
+            for slot, seen_s in list(self._seen_s.items()):
+                if now_s - seen_s > _SILENT_S:
+                    del self._seen_s[slot]
+                    self._queue.slot_lost(slot, f"slot {slot} was silent for {_SILENT_S:.0f} s")
+                    self._changed.notify_all()
+            if self._queue.is_complete:
+                self._over_s = self._over_s or now_s
+                # What is left waits for a free slot of Spark, or is lost.
+                return not set(self._running) & set(self._seen_s)
+            if now_s - self._any_seen_s > self._jobs.wait_s:
+                self._fail(
+                    NotEnoughSlots(
+                        f"no slot has trained for {self._jobs.wait_s:.0f} s: {self._jobs.offer()}. "
+                        "End other jobs, add executors, or raise slot_wait_s."
+                    )
+                )
+                return True
+            for slot in range(self._jobs.num_slots):
+                if slot not in self._running and self._queue.has_work(slot):
+                    self._submit(slot)
+            return False
+
+    def _end(self) -> None:
+        """End what still runs; whoever waits goes on after it."""
+        deadline_s = time.monotonic() + _CANCEL_S
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            jobs = list(self._running.values())
+        for job in jobs:
+            job.cancel(max(0.1, deadline_s - time.monotonic()))
+        if self._server is not None:
+            self._server.close()
+        with self._changed:
+            self._over_s = self._over_s or time.monotonic()
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _line(self) -> str:
+        with self._changed:
+            count = self._queue.count
+            total = len(self._queue.table)
+            failed = count(TrainingState.FAILED)
+            return (
+                f"map_train: {count(TrainingState.DONE)} of {total} done"
+                + (f", {failed} failed" if failed else "")
+                + f", {count(TrainingState.TRAINING)} in training, slots {self.busy_share:.0%} busy"
+            )

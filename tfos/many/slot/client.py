@@ -1,0 +1,61 @@
+"""A slot's side of the calls to its driver.
+
+Covers: mutual TLS, deadlines, typed failures.
+Does not: decide when to call (tfos.many.slot.process).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+import msgspec
+
+from tfos.control import codec
+from tfos.control.client import channel_options
+from tfos.control.identity import tls_name
+from tfos.errors import ControlUnavailable
+from tfos.many import messages
+from tfos.many.slot.specs import RunSettings
+
+Reply = TypeVar("Reply")
+_DRAW_S = 15.0
+"""The driver answers a slot without an item after messages.WaitForItem's own, shorter time."""
+_BEAT_S = 5.0
+
+
+class ManyClient:
+    """One slot's connection. Calls raise ControlUnavailable when no reply arrived in time.
+
+    Args:
+        settings: of the run.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        keys = settings.keys
+        self._channel: Any = grpc.secure_channel(
+            settings.driver_address,
+            grpc.ssl_channel_credentials(keys.ca_pem, keys.key_pem, keys.cert_pem),
+            options=channel_options(tls_name(settings.run_id)),
+        )
+
+    def draw(self, draw: messages.Draw) -> messages.Order:
+        """Report what has ended and ask for an item."""
+        return self._call(messages.DRAW, draw, messages.decode_order, _DRAW_S).order
+
+    def beat(self, beat: messages.SlotBeat) -> messages.BeatReply:
+        """Say that the slot lives."""
+        return self._call(messages.BEAT, beat, messages.decode_beat_reply, _BEAT_S)
+
+    def _call(
+        self, path: str, message: msgspec.Struct, decode: Callable[[bytes], Reply], timeout_s: float
+    ) -> Reply:
+        try:
+            body = self._channel.unary_unary(path)(
+                codec.encode(message), timeout=timeout_s, wait_for_ready=True
+            )
+        except grpc.RpcError as error:
+            raise ControlUnavailable(f"{path} to the driver: {error}") from None
+        return decode(body)

@@ -1,0 +1,289 @@
+"""The process of one slot: draws items, has them trained, keeps their values, reports.
+
+Covers: time limits, fresh trainers after a death, the values' files, the driver's lease, the end of
+everything when the task or the driver is gone.
+Does not: unpickle anything or run user code (tfos.many.slot.trainer).
+Runs in: a process that the slot's task has started, in a session of its own, since PySpark's daemon
+signals its process group and kills its workers.
+Threads: the main thread trains; `tfos-watch` beats and ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
+
+from tfos.errors import ControlError
+from tfos.many.messages import (
+    Draw,
+    Ended,
+    Ending,
+    EndSlot,
+    Order,
+    Returned,
+    SlotBeat,
+    Train,
+    TrainItem,
+    WaitForItem,
+)
+from tfos.many.results import ResultHead, ResultsDirectory
+from tfos.many.slot.client import ManyClient
+from tfos.many.slot.specs import SlotSpec
+from tfos.many.slot.trainer_process import TrainerProcess
+from tfos.node import procfs
+from tfos.node.child_log import start_log
+from tfos.node.process_exit import leave
+
+LEASE_S = 20.0
+"""Without an answer of the driver for this long, the slot ends."""
+_BEAT_S = 1.0
+_AGAIN_S = 0.1
+_BRIEF_S = 1.0
+"""After a training shorter than this, the trainer has its next item before it ends."""
+SPOOL_HEAD = struct.Struct("<QQ")
+"""Item and length before each value in the spool."""
+
+
+@dataclass(slots=True)
+class _Ordered:
+    """A training that the trainer has, or is to have."""
+
+    item: int
+    values_fd: int = 0
+    """Takes its value; 0: not ordered."""
+    started_s: float = 0.0
+    """Monotonic seconds."""
+
+
+class Slot:
+    """One slot's work.
+
+    Args:
+        spec: the process's document.
+        client: to the driver.
+    """
+
+    def __init__(self, spec: SlotSpec, client: ManyClient) -> None:
+        self._spec = spec
+        self._client = client
+        self._results = (
+            ResultsDirectory(spec.settings.results_dir) if spec.settings.results_dir else None
+        )
+        self._trainer: TrainerProcess | None = None
+        self._values_fds = (os.memfd_create("tfos-value"), os.memfd_create("tfos-value"))
+        """Two: the trainer goes on with the next item while a value is read."""
+        self._turn = 0
+        self._is_brief = False
+        """Whether the last training was so short that a pause after it would count."""
+        self._lock = threading.Lock()
+        self._ready: list[Ended] = []
+        """What has ended, and is kept, and is not reported yet."""
+        self._holding: set[int] = set()
+        """Items whose end the driver has not confirmed."""
+        self._kept: tuple[Ended, bytes] | None = None
+        """A value that is to be written while the next item is trained."""
+        self._answered_s = time.monotonic()
+
+    def run(self) -> None:
+        """Train until the driver has nothing more."""
+        threading.Thread(target=self._watch, name="tfos-watch", daemon=True).start()
+        while not isinstance(order := self._draw(), EndSlot):
+            if isinstance(order, Train):
+                self._train_from(order.item)
+            self._keep()
+        self._keep()
+        if self._trainer is not None:
+            self._trainer.close(kill=False)
+        while self._holding:  # the watch may have a report under way
+            self._draw()
+            time.sleep(_AGAIN_S)
+
+    def _train_from(self, item: int) -> None:
+        """Train an item, and those that the driver gives ahead meanwhile."""
+        current: _Ordered | None = _Ordered(item)
+        while current is not None:
+            if not current.values_fd:
+                trainer = self._living_trainer(current.item)
+                if trainer is None or not self._order(trainer, current):
+                    return
+            elif (trainer := self._trainer) is None:
+                return
+            ahead = self._order_ahead(trainer) if self._is_brief else None
+            self._keep()
+            current = self._finish(trainer, current, ahead)
+
+    def _order_ahead(self, trainer: TrainerProcess) -> _Ordered | None:
+        order = self._draw(is_ahead=True)
+        if not isinstance(order, Train):
+            return None
+        ahead = _Ordered(order.item)
+        return ahead if self._order(trainer, ahead) else None
+
+    def _order(self, trainer: TrainerProcess, what: _Ordered) -> bool:
+        """Have an item trained next; False if it has ended before it began."""
+        place = self._spec.places.get(what.item)
+        if place is None:
+            error = "the rows of its group were not found again; cache the DataFrame"
+            self._put_ready((Ended(what.item, Ending.DIED, 0.0, error=error),))
+            return False
+        self._turn = 1 - self._turn
+        what.values_fd = self._values_fds[self._turn]
+        what.started_s = time.monotonic()
+        trainer.order(TrainItem(*place, what.values_fd))
+        return True
+
+    def _finish(
+        self, trainer: TrainerProcess, current: _Ordered, ahead: _Ordered | None
+    ) -> _Ordered | None:
+        """Wait for the end of a training; return the one that the trainer goes on with."""
+        got = trainer.outcome(current.item, current.started_s, self._spec.settings.timeout_s)
+        if ahead is not None:
+            ahead.started_s = time.monotonic()
+        self._is_brief = got.seconds < _BRIEF_S
+        if isinstance(got, Returned):
+            value = _read(current.values_fd, got.length)
+            self._keep()
+            self._kept = (Ended(current.item, Ending.RETURNED, got.seconds, got.metrics), value)
+            if self._results is None:
+                self._keep()
+            return ahead
+        if got.how in (Ending.DIED, Ending.TIMED_OUT):
+            self._end_trainer()
+            if ahead is not None:
+                ahead.values_fd = 0
+        self._put_ready((got,))
+        return ahead
+
+    def _draw(self, *, is_ahead: bool = False) -> Order:
+        """Report and ask; the watch ends this process when the driver does not answer for long."""
+        while True:
+            ended, holding = self._take_ready()
+            draw = Draw(self._spec.slot, self._spec.attempt, ended, holding, is_ahead)
+            try:
+                order = self._client.draw(draw)
+            except ControlError:
+                with self._lock:
+                    self._ready += ended
+                if is_ahead:
+                    return WaitForItem()
+                time.sleep(_AGAIN_S)
+                continue
+            self._answered(ended, order)
+            return order
+
+    def _answered(self, ended: tuple[Ended, ...], order: Order | None) -> None:
+        self._answered_s = time.monotonic()
+        with self._lock:
+            self._holding -= {each.item for each in ended}
+            if isinstance(order, Train):
+                self._holding.add(order.item)
+
+    def _keep(self) -> None:
+        """Write the value that waits, then have its end reported."""
+        if self._kept is None:
+            return
+        (ended, value), self._kept = self._kept, None
+        try:
+            if self._results is None:
+                self._spool(ended.item, value)
+            else:
+                head = ResultHead(
+                    item=self._spec.names[ended.item],
+                    seconds=ended.seconds,
+                    metrics=ended.metrics,
+                )
+                self._results.write(ended.item, head, value)
+        except OSError as error:
+            ended = msgspec.structs.replace(
+                ended, how=Ending.RAISED, error=f"its value of {len(value)} bytes: {error}"
+            )
+        self._put_ready((ended,))
+
+    def _spool(self, item: int, value: bytes) -> None:
+        for data in (SPOOL_HEAD.pack(item, len(value)), value):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._spec.spool_fd, view) :]
+
+    def _living_trainer(self, item: int) -> TrainerProcess | None:
+        """Return the trainer, a fresh one if the last has ended; None if it does not start."""
+        if self._trainer is not None and self._trainer.has_ended:
+            self._end_trainer()
+        if self._trainer is not None:
+            return self._trainer
+        try:
+            self._trainer = TrainerProcess(self._spec, self._values_fds)
+        except OSError as error:
+            self._put_ready((Ended(item, Ending.DIED, 0.0, error=f"no process: {error}"),))
+            return None
+        failed = self._trainer.await_ready(item)
+        if failed is not None:
+            self._end_trainer()
+            self._put_ready((failed,))
+        return self._trainer
+
+    def _end_trainer(self) -> None:
+        if self._trainer is not None:
+            self._trainer.close(kill=True)
+            self._trainer = None
+
+    def _take_ready(self) -> tuple[tuple[Ended, ...], tuple[int, ...]]:
+        with self._lock:
+            ready, self._ready = tuple(self._ready), []
+            return ready, tuple(self._holding)
+
+    def _put_ready(self, ended: tuple[Ended, ...]) -> None:
+        with self._lock:
+            self._ready += ended
+
+    def _watch(self) -> None:
+        """Beat; end this process once the task, the driver or its wish for results is gone."""
+        poll = select.poll()
+        poll.register(self._spec.task_fd, select.POLLIN)
+        while True:
+            if poll.poll(1000 * _BEAT_S):
+                _end_at_once()  # the task sends nothing: this is its end
+            ended, _ = self._take_ready()
+            try:
+                reply = self._client.beat(SlotBeat(self._spec.slot, self._spec.attempt, ended))
+            except ControlError:
+                self._put_ready(ended)
+            else:
+                self._answered(ended, None)
+                if reply.stop:
+                    _end_at_once()
+            if time.monotonic() - self._answered_s > LEASE_S:
+                _end_at_once()
+
+
+def _read(file: int, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        data += os.pread(file, length - len(data), len(data))
+    return bytes(data)
+
+
+def _end_at_once() -> NoReturn:
+    procfs.kill_descendants()
+    os._exit(1)
+
+
+def main(body: bytes) -> None:
+    """Run one slot, and end the process.
+
+    Args:
+        body: a SlotSpec, msgpack.
+    """
+    start_log()
+    procfs.become_subreaper()
+    spec = msgspec.msgpack.decode(body, type=SlotSpec)
+    Slot(spec, ManyClient(spec.settings)).run()
+    os.write(spec.task_fd, b"ended")
+    leave()

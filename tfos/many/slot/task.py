@@ -1,0 +1,142 @@
+"""The Spark task of one slot: starts the slot's process, waits with it, returns its values.
+
+Covers: which items the slot has, the files that its process and its trainers share.
+Does not: unpickle items, functions or values.
+Runs in: a PySpark worker.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+import msgspec
+
+from tfos.errors import NodeStartError
+from tfos.many.slot.process import SPOOL_HEAD
+from tfos.many.slot.specs import RunSettings, SlotSpec
+from tfos.node import bootstrap, versions
+from tfos.node.task import find_executor, refuse_skew, task_context
+
+_START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTask:
+    """Runs the slot of its partition's number.
+
+    Args:
+        settings: of the run.
+        function: Spark's broadcast of the pickled function.
+        names: Spark's broadcast of the items' names.
+        items: Spark's broadcast of the pickled items; None: the partition's rows are
+            (name, pickled item).
+        first_attempt: added to Spark's attempt number: a later job may run a slot of an earlier
+            one again.
+        versions: of the driver's packages.
+    """
+
+    settings: RunSettings
+    function: Any
+    names: Any
+    items: Any
+    first_attempt: int
+    versions: Mapping[str, str]
+
+    def __call__(self, slot: int, rows: Iterable[Any]) -> Iterator[tuple[int, bytes]]:
+        """Yield (item, pickled value) of what this slot has trained; nothing if files have it.
+
+        Raises:
+            NodeStartError: its process did not start, or vanished.
+        """
+        refuse_skew(versions.compare(self.versions, versions.installed()))
+        context = task_context()
+        executor = find_executor(
+            loopback=self.settings.loopback, cores=context.cpus() if context else 1
+        )
+        attempt = self.first_attempt + (context.attemptNumber() if context else 0)
+        scratch = executor.scratch_dir
+        with (
+            tempfile.TemporaryFile(dir=scratch) as items,
+            tempfile.TemporaryFile(dir=scratch) as spool,
+        ):
+            places = _store(self._own(rows), items)
+            ours, theirs = socket.socketpair()
+            spec = SlotSpec(
+                slot=slot,
+                attempt=attempt,
+                settings=self.settings,
+                names={item: self.names.value[item] for item in places},
+                places=places,
+                function=self.function.value,
+                executor=executor,
+                sys_path=bootstrap.without_spark_jar(sys.path),
+                items_fd=items.fileno(),
+                spool_fd=spool.fileno(),
+                task_fd=theirs.fileno(),
+            )
+            with ours:
+                with theirs:
+                    _launch(spec)
+                if ours.recv(16) != b"ended":
+                    raise NodeStartError(f"the process of slot {slot} vanished; see its log")
+            yield from _values(spool)
+
+    def _own(self, rows: Iterable[Any]) -> Iterator[tuple[int, bytes]]:
+        if self.items is not None:
+            list(rows)  # to its end, or PySpark does not reuse this process
+            return iter(list(enumerate(self.items.value)))
+        numbers = {name: number for number, name in enumerate(self.names.value)}
+        return ((numbers[row[0]], bytes(row[1])) for row in rows if row[0] in numbers)
+
+
+def _store(items: Iterable[tuple[int, bytes]], file: IO[bytes]) -> dict[int, tuple[int, int]]:
+    """Write items one after the other; return where each of them lies."""
+    places: dict[int, tuple[int, int]] = {}
+    offset = 0
+    for item, data in items:
+        file.write(data)
+        places[item] = (offset, len(data))
+        offset += len(data)
+    file.flush()
+    return places
+
+
+def _launch(spec: SlotSpec) -> None:
+    document = bootstrap.document_fd(
+        "tfos.many.slot.process", msgspec.msgpack.encode(spec), sys_path=spec.sys_path, detach=True
+    )
+    try:
+        between = subprocess.Popen(
+            bootstrap.command(document, f"tfos slot {spec.slot} of {spec.settings.run_id}"),
+            pass_fds=[document, spec.items_fd, spec.spool_fd, spec.task_fd],
+            env=bootstrap.node_env(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # a PySpark worker's is its daemon's channel to the JVM
+            cwd=spec.executor.cwd,
+        )
+    except OSError as error:
+        raise NodeStartError(f"cannot start {sys.executable}: {error}") from error
+    finally:
+        os.close(document)
+    try:
+        between.wait(_START_S)
+    except subprocess.TimeoutExpired:
+        between.kill()
+        between.wait()
+        raise NodeStartError(
+            f"{sys.executable} did not start a slot within {_START_S:.0f} s"
+        ) from None
+
+
+def _values(spool: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    spool.seek(0)
+    while head := spool.read(SPOOL_HEAD.size):
+        item, length = SPOOL_HEAD.unpack(head)
+        yield item, spool.read(length)

@@ -1,0 +1,163 @@
+"""The process that trains a slot's items, one after the other.
+
+Covers: imports ahead of the first item, the call of the user's function, its value, its numbers.
+Does not: limit its time or count attempts (tfos.many.slot.process), talk to the driver.
+Runs in: a child of the slot's process; the function runs in the main thread.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from tfos.errors import LinkError
+from tfos.many.messages import Returned, TrainerReady, TrainingRaised, TrainItem
+from tfos.many.slot.specs import TrainerSpec
+from tfos.node.child_link import ChildLink
+from tfos.node.child_log import start_log
+from tfos.node.failure import text_of, user_traceback
+from tfos.node.process_exit import leave
+from tfos.worker import spark_files
+from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
+
+_MAX_ERROR_CHARS = 32_000
+_OURS = frozenset({__file__})
+
+
+def metrics_of(value: Any) -> dict[str, float]:
+    """Return the numbers in what a function returned.
+
+    Args:
+        value: a number is `value`; of a dict each number, and of each list of numbers the last one,
+            as of Keras' `history.history`. Anything else has none.
+    """
+    if not isinstance(value, dict):
+        number = _number(value)
+        return {} if number is None else {"value": number}
+    found: dict[str, float] = {}
+    for name, part in value.items():
+        number = _number(part[-1] if isinstance(part, list | tuple) and part else part)
+        if isinstance(name, str) and number is not None:
+            found[name] = number
+    return found
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, Real):  # numpy's scalars too
+        return float(value)
+    return float(value) if getattr(value, "shape", None) == () and _is_numeric(value) else None
+
+
+def _is_numeric(value: Any) -> bool:
+    return getattr(getattr(value, "dtype", None), "kind", "") in "iuf"
+
+
+class Trainer:
+    """One process's trainings.
+
+    Args:
+        spec: the process's document.
+        link: to the slot.
+    """
+
+    def __init__(self, spec: TrainerSpec, link: ChildLink[TrainItem]) -> None:
+        self._spec = spec
+        self._link = link
+
+    def run(self) -> int:
+        """Train until the slot closes the link; returns the exit code."""
+        spark_files.announce(self._spec.spark_files)
+        sys.argv = [self._spec.title]
+        try:
+            with collector_paused():
+                function = cloudpickle.loads(self._spec.function)
+            import_ahead(will_import(function))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
+            self._link.send(TrainingRaised(0.0, _text_of(error)))
+            return 1
+        self._link.send(TrainerReady())
+        try:
+            while (order := self._link.receive()) is not None:
+                self._link.send(self._train(function, order))
+        except LinkError:
+            return 1
+        return 0
+
+    def _train(self, function: Callable[..., Any], order: TrainItem) -> Returned | TrainingRaised:
+        started_s = time.monotonic()
+        try:
+            item = pickle.loads(self._read(order))  # noqa: S301 - from Spark, of the user
+            value = self._call(function, item)
+            seconds = time.monotonic() - started_s
+            return Returned(seconds, metrics_of(value), _write(value, order.values_fd))
+        except Exception as error:  # noqa: BLE001 - whatever user code raises
+            return TrainingRaised(time.monotonic() - started_s, _text_of(error))
+
+    def _call(self, function: Callable[..., Any], item: Any) -> Any:
+        if not self._spec.is_grouped:
+            return function(item)
+        import pyarrow
+
+        key, stream = item
+        return function(key, pyarrow.ipc.open_stream(stream).read_all())
+
+    def _read(self, order: TrainItem) -> bytes:
+        data = bytearray()
+        while len(data) < order.length:
+            left = order.length - len(data)
+            piece = os.pread(self._spec.items_fd, left, order.offset + len(data))
+            if not piece:
+                raise LinkError(f"the file of items ends {left} bytes too early")
+            data += piece
+        return bytes(data)
+
+
+def _write(value: Any, values_fd: int) -> int:
+    """Write a pickled value from the file's beginning; return its length."""
+    buffer = io.BytesIO()
+    try:
+        cloudpickle.dump(value, buffer)
+    except Exception as error:
+        raise TypeError(
+            f"it returned a {type(value).__qualname__} that cannot be pickled: {text_of(error)}. "
+            "Return numbers, arrays or a saved model's path"
+        ) from error
+    data = buffer.getbuffer()
+    os.ftruncate(values_fd, 0)
+    written = 0
+    while written < len(data):
+        written += os.pwrite(values_fd, data[written:], written)
+    return written
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = user_traceback(error, _OURS)
+    except Exception:  # noqa: BLE001 - a traceback that cannot be formatted
+        text = "".join(traceback.format_exception_only(error))
+    return text.strip()[-_MAX_ERROR_CHARS:]
+
+
+def main(body: bytes) -> None:
+    """Run one trainer, and end the process.
+
+    Args:
+        body: a TrainerSpec, msgpack.
+    """
+    start_log()
+    spec = msgspec.msgpack.decode(body, type=TrainerSpec)
+    link: ChildLink[TrainItem] = ChildLink(socket.socket(fileno=spec.link_fd), TrainItem)
+    leave(Trainer(spec, link).run())

@@ -1,0 +1,196 @@
+"""A slot's view of its trainer: start, one training at a time with its deadline, end.
+
+Covers: the process, its output, why it ended.
+Does not: decide what is trained (tfos.many.slot.process) or run user code (tfos.many.slot.trainer).
+Runs in: the slot's process.
+Threads: start it from the main thread, with which it dies; one thread reads its output.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tfos.errors import LinkError
+from tfos.many.messages import (
+    Ended,
+    Ending,
+    FromTrainer,
+    Returned,
+    TrainerReady,
+    TrainingRaised,
+    TrainItem,
+)
+from tfos.many.slot.specs import SlotSpec, TrainerSpec
+from tfos.node import procfs
+from tfos.node.child_link import ChildLink
+from tfos.node.failure import describe_exit
+from tfos.node.supervisor.children import Child, child_env, spawn
+
+START_S = 300.0
+"""From the start of the process until it has imported what the function begins with."""
+_END_S = 5.0
+_TAIL_LINES = 20
+
+
+class TrainerProcess:
+    """One trainer.
+
+    Args:
+        spec: of the slot.
+        values_fds: files that take values; the trainer shares them.
+    """
+
+    def __init__(self, spec: SlotSpec, values_fds: Sequence[int]) -> None:
+        ours, theirs = socket.socketpair()
+        document = TrainerSpec(
+            function=spec.function,
+            is_grouped=spec.settings.is_grouped,
+            items_fd=spec.items_fd,
+            link_fd=theirs.fileno(),
+            spark_files=spec.executor.spark_files,
+            title=f"map_train slot {spec.slot}",
+        )
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._oom_kills = procfs.oom_kills()
+        try:
+            self._child: Child = spawn(
+                "tfos.many.slot.trainer",
+                msgspec.msgpack.encode(document),
+                spec,
+                env=child_env(os.environ, threads=0, cores=spec.executor.cores),
+                title=f"tfos trainer of slot {spec.slot}",
+                inherit=[theirs.fileno(), spec.items_fd, *values_fds],
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._link: ChildLink[Any] = ChildLink(ours, FromTrainer)
+        self._inbox: collections.deque[Any] = collections.deque()
+        os.set_blocking(self._child.output, True)
+        self._reader = threading.Thread(target=self._copy_output, daemon=True)
+        self._reader.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is over."""
+        return self._child.reap() is not None
+
+    def await_ready(self, item: int) -> Ended | None:
+        """Wait until it can train; return why it cannot, as the end of the item's attempt.
+
+        Args:
+            item: the one that waits for it.
+        """
+        got = self._next(START_S)
+        if isinstance(got, TrainerReady):
+            return None
+        if isinstance(got, TrainingRaised):
+            return Ended(item, Ending.RAISED, 0.0, error=f"before it began: {got.error}")
+        if got is None:
+            return Ended(item, Ending.DIED, 0.0, error=f"its process {self._died()} as it started")
+        return Ended(item, Ending.TIMED_OUT, START_S, error=f"no start within {START_S:.0f} s")
+
+    def order(self, order: TrainItem) -> None:
+        """Begin a training, after the one that is under way.
+
+        Args:
+            order: where its item lies.
+        """
+        self._link.send(order)
+
+    def outcome(self, item: int, started_s: float, timeout_s: float | None) -> Ended | Returned:
+        """Wait for the end of the training that was ordered first.
+
+        Args:
+            item: what is trained.
+            started_s: when it began, monotonic seconds.
+            timeout_s: seconds for it; None: as long as it takes.
+        """
+        left_s = None if timeout_s is None else started_s + timeout_s - time.monotonic()
+        got = self._next(left_s)
+        seconds = time.monotonic() - started_s
+        if isinstance(got, Returned):
+            return got
+        if isinstance(got, TrainingRaised):
+            return Ended(item, Ending.RAISED, got.seconds, error=got.error)
+        if got is None:
+            return Ended(item, Ending.DIED, seconds, error=f"its process {self._died()}")
+        return Ended(
+            item,
+            Ending.TIMED_OUT,
+            seconds,
+            error=f"it was ended after timeout_s={timeout_s:g}; raise that or train less",
+        )
+
+    def close(self, *, kill: bool) -> None:
+        """End it and all that it has started.
+
+        Args:
+            kill: at once; else it may finish what it does at its exit, for a moment.
+        """
+        self._link.close()
+        if not kill:
+            procfs.wait_exited([self._child.pidfd], _END_S)
+        procfs.kill_descendants()
+        procfs.wait_exited([self._child.pidfd], _END_S)
+        self._child.reap()
+        self._reader.join(_END_S)
+        self._child.close()
+        procfs.reap_orphans(own=())
+
+    def _next(self, timeout_s: float | None) -> Any:
+        """Return the next message, None if the process has ended, False at the deadline."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        while True:
+            try:
+                found, is_open = self._link.receive_ready()
+            except LinkError:
+                return None
+            self._inbox += found
+            if self._inbox:
+                return self._inbox.popleft()
+            if not is_open:
+                return None
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            poll.poll(None if left_s is None else max(1, int(1000 * left_s)))
+
+    def _died(self) -> str:
+        if not procfs.wait_exited([self._child.pidfd], _END_S):
+            return "closed its link (did the function close a file descriptor?)"
+        how = self._child.reap()
+        self._reader.join(1.0)
+        text = (
+            describe_exit(how, oom_kills=procfs.oom_kills() - self._oom_kills)
+            if how is not None
+            else "ended"
+        )
+        tail = "\n".join(self._tail)
+        return f"{text}; its last lines:\n{tail}" if tail else text
+
+    def _copy_output(self) -> None:
+        """Copy its output to the executor's log, and keep the last lines."""
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(self._child.output, "rb", closefd=False) as output,  # Child closes it
+        ):
+            for line in output:
+                text = line.decode(errors="backslashreplace")
+                self._tail.append(text.rstrip("\n"))
+                sys.stderr.write(text)
