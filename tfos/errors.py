@@ -270,6 +270,8 @@ class CollectiveTimeout(CollectiveError):
     """A rank did not make this collective call in time; the text names it."""
 
     code = "collective_timeout"
+
+
 class MapTrainError(TFOSError):
     """`map_train` ended early, or an item has failed; the text names it."""
 
