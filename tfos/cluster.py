@@ -32,6 +32,7 @@ from tfos.spark import pickling
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.streaming.dstream import finish_stream
 from tfos.streaming.streaming import StreamCalls, Streams
+from tfos.topology import ServersOf
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -115,6 +116,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         cluster_size: int,
         num_ps: int = 1,
         *,
+        ps: ServersOf = "tfos",
         tensorboard: bool = False,
         input_mode: Mode = Mode.TENSORFLOW,
         queues: Iterable[str] = ("input", "output", "error"),
@@ -131,6 +133,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             sc: SparkContext or classic SparkSession.
             cluster_size: nodes in total, parameter servers included; one task slot each.
             num_ps: how many of them are parameter servers, from 0 to cluster_size - 1.
+            ps: "tensorflow": they run TensorFlow's servers, and so do all workers but the chief;
+                main_fun runs on the chief alone, as ParameterServerStrategy's coordinator. See
+                docs/guides/native.md.
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
@@ -151,6 +156,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             sc=sc,
             cluster_size=cluster_size,
             num_ps=num_ps,
+            ps=ps,
             input_mode=input_mode,
             queues=queues,
             master_node=master_node,
@@ -181,6 +187,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         queues: Iterable[str] = ("input", "output", "error"),
         eval_node: bool = False,
         release_port: bool = True,
+        ps: ServersOf = "tfos",
     ) -> TFCluster:
         """Reserve and start in one call, with TensorFlowOnSpark's arguments.
 
@@ -200,6 +207,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             eval_node: only False: there is no node that only evaluates.
             release_port: False: `ctx.tmp_socket` is the socket that holds this worker's port, until
                 `ctx.release_port()`. TensorFlow's server binds that port in either case.
+            ps: as for `reserve`.
 
         Raises:
             SettingsError, NotEnoughSlots: as `reserve`.
@@ -218,6 +226,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 tensorboard=TensorBoardConfig(is_wanted=bool(tensorboard), log_dir=log_dir or ""),
                 config=ClusterConfig(reservation_timeout_s=timeout_s),
                 release_port=release_port,
+                ps=ps,
             )
         )
         return cluster._started(map_fun, tf_args)

@@ -3,6 +3,9 @@
 Covers: the arithmetic of cluster_size and num_ps and its refusals.
 Does not: know Spark (tfos.spark.slots), start anything (tfos.spark.jobs). Pure.
 
+With `ps="tensorflow"` the nodes `ps:N` and `worker:N` run TensorFlow's servers, and main_fun runs
+on the chief alone: `servers` is empty then, and the chief is the one worker.
+
 The order is TensorFlowOnSpark's: parameter servers first, then the chief under the name the user
 chose (`chief` or `master`), then workers. Without such a name `worker:0` is the chief. Worker ranks
 count the chief as 0.
@@ -11,12 +14,15 @@ count the chief as 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from tfos.errors import SettingsError, UnsupportedError
 
 PS_ROLE = "ps"
 CHIEF_ROLES = ("chief", "master")
 WORKER_ROLE = "worker"
+ServersOf: TypeAlias = Literal["tfos", "tensorflow"]
+"""Whose parameter servers the nodes `ps:N` are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class PlannedNode:
     index: int
     rank: int
     is_chief: bool = False
+    serves_tensorflow: bool = False
+    """Runs `tf.distribute.Server` in the place of a server of tfos or of main_fun."""
 
     @property
     def name(self) -> str:
@@ -35,8 +43,13 @@ class PlannedNode:
 
     @property
     def is_ps(self) -> bool:
-        """Whether this is a parameter server."""
-        return self.role == PS_ROLE
+        """Whether this is a parameter server of tfos."""
+        return self.role == PS_ROLE and not self.serves_tensorflow
+
+    @property
+    def runs_main_fun(self) -> bool:
+        """Whether main_fun runs here."""
+        return not self.is_ps and not self.serves_tensorflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +57,25 @@ class Plan:
     """All nodes of a cluster, parameter servers first."""
 
     servers: tuple[PlannedNode, ...]
+    """Parameter servers of tfos."""
     workers: tuple[PlannedNode, ...]
+    """Nodes that run main_fun, the chief first."""
+    tensorflow_servers: tuple[PlannedNode, ...] = ()
+    """Nodes that run TensorFlow's servers, its parameter servers first."""
 
     @property
     def nodes(self) -> tuple[PlannedNode, ...]:
         """Servers, then workers in rank order."""
-        return self.servers + self.workers
+        return self.servers + self.tensorflow_servers + self.workers
 
     @property
     def num_ps(self) -> int:
-        """Parameter servers."""
+        """Parameter servers of tfos."""
         return len(self.servers)
 
     @property
     def num_workers(self) -> int:
-        """Workers including the chief."""
+        """Workers that run main_fun, the chief included."""
         return len(self.workers)
 
     @property
@@ -67,17 +84,29 @@ class Plan:
         return self.workers[0]
 
     def __str__(self) -> str:
+        served = [node.role for node in self.tensorflow_servers]
+        if served:
+            num_ps, count = served.count(PS_ROLE), served.count(WORKER_ROLE)
+            workers = f"{count} worker{'s' if count > 1 else ''}"
+            return f"{num_ps} ps + {workers} of TensorFlow + 1 chief"
         workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
         return f"{self.num_ps} ps + {workers}"
 
 
-def plan(cluster_size: int, num_ps: int, *, master_node: str | None = None) -> Plan:
+def plan(
+    cluster_size: int,
+    num_ps: int,
+    *,
+    master_node: str | None = None,
+    ps: ServersOf = "tfos",
+) -> Plan:
     """Return the nodes of a cluster.
 
     Args:
         cluster_size: nodes in total, >= 1.
         num_ps: number of parameter servers among them, 0 <= num_ps < cluster_size.
         master_node: role name of the chief, `chief` or `master`; None: `worker:0` is the chief.
+        ps: whose parameter servers these are.
 
     Raises:
         SettingsError: an argument is no integer, or the numbers leave no worker.
@@ -99,6 +128,10 @@ def plan(cluster_size: int, num_ps: int, *, master_node: str | None = None) -> P
             f"master_node={master_node!r} is no role of tfos. Use 'chief', 'master', or None, with "
             "which worker:0 is the chief."
         )
+    if ps not in get_args(ServersOf):
+        raise SettingsError(f"ps must be 'tfos' or 'tensorflow', got {ps!r}.")
+    if ps == "tensorflow" and num_ps:
+        return _tensorflow_plan(cluster_size, num_ps, master_node)
     servers = tuple(PlannedNode(PS_ROLE, index, index) for index in range(num_ps))
     named_chief = [PlannedNode(master_node, 0, 0, is_chief=True)] if master_node else []
     first = len(named_chief)
@@ -107,6 +140,28 @@ def plan(cluster_size: int, num_ps: int, *, master_node: str | None = None) -> P
         for rank in range(first, cluster_size - num_ps)
     ]
     return Plan(servers, (*named_chief, *workers))
+
+
+def _tensorflow_plan(cluster_size: int, num_ps: int, master_node: str | None) -> Plan:
+    """Return the plan of ParameterServerStrategy: its chief coordinates and does not compute."""
+    if master_node not in (None, "chief"):
+        raise UnsupportedError(
+            f"master_node={master_node!r} with ps='tensorflow': ParameterServerStrategy calls its "
+            "coordinator 'chief'. Use 'chief' or None."
+        )
+    num_workers = cluster_size - num_ps - 1
+    if num_workers < 1:
+        raise SettingsError(
+            f"num_ps={num_ps} with ps='tensorflow' leaves no worker beside the chief: "
+            f"cluster_size={cluster_size}. Use cluster_size >= {num_ps + 2}."
+        )
+    served = [(PS_ROLE, index, index) for index in range(num_ps)]
+    served += [(WORKER_ROLE, index, index + 1) for index in range(num_workers)]
+    return Plan(
+        servers=(),
+        workers=(PlannedNode("chief", 0, 0, is_chief=True),),
+        tensorflow_servers=tuple(PlannedNode(*each, serves_tensorflow=True) for each in served),
+    )
 
 
 def _check_count(name: str, value: object, *, at_least: int) -> None:

@@ -75,7 +75,7 @@ LEVELS = {
         ("collectives", "config", "datasource", "keras"),
         ("control", "keras.data", "keras.embedding"),
         ("keras.step", "monitor", "node", "reading", "serving", "spark"),
-        ("dfutil", "driver", "keras.fit", "node.supervisor"),
+        ("dfutil", "driver", "keras.fit", "native", "node.supervisor"),
         ("feed", "worker"),
         ("predict", "streaming"),
         ("many", "streaming"),

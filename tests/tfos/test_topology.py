@@ -54,3 +54,29 @@ def test_impossible_sizes_say_both_values_and_the_next_step(cluster_size, num_ps
 def test_an_unknown_chief_role_is_refused():
     with pytest.raises(UnsupportedError, match="'boss' is no role"):
         plan(3, 1, master_node="boss")
+
+
+def test_tensorflows_servers_are_all_nodes_but_the_chief():
+    made = plan(4, 1, ps="tensorflow")
+    assert _names(made.nodes) == [("ps:0", 0), ("worker:0", 1), ("worker:1", 2), ("chief:0", 0)]
+    assert [node.name for node in made.nodes if node.runs_main_fun] == ["chief:0"]
+    assert (made.num_ps, made.num_workers, made.servers) == (0, 1, ())
+    assert not any(node.is_ps for node in made.nodes)
+    assert str(made) == "1 ps + 2 workers of TensorFlow + 1 chief"
+
+
+def test_without_parameter_servers_tensorflow_serves_nowhere():
+    assert plan(2, 0, ps="tensorflow") == plan(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"ps": "tf"}, "ps must be 'tfos' or 'tensorflow', got 'tf'"),
+        ({"ps": "tensorflow", "num_ps": 2}, "num_ps=2 .* no worker .*cluster_size=3. Use .* >= 4"),
+        ({"ps": "tensorflow", "master_node": "master"}, "master_node='master' with ps='tensorf"),
+    ],
+)
+def test_what_tensorflows_strategy_cannot_have_is_refused(arguments, text):
+    with pytest.raises((SettingsError, UnsupportedError), match=text):
+        plan(3, **{"num_ps": 1, **arguments})

@@ -58,7 +58,7 @@ def _refusal(planned: PlannedNode, event: messages.Event) -> str:
         return "only the chief may"
     if isinstance(event, _OF_SERVERS) and not planned.is_ps:
         return "only parameter servers may"
-    if isinstance(event, _OF_WORKERS) and planned.is_ps:
+    if isinstance(event, _OF_WORKERS) and not planned.runs_main_fun:
         return "only workers may"
     return ""
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.epoch_log import EpochLog
@@ -22,10 +24,18 @@ from tfos.control.messages import FeedEpoch
 from tfos.control.permissions import admitted
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
-from tfos.topology import Plan
+from tfos.topology import PS_ROLE, Plan
 
 _FROM_OUTSIDE = frozenset({int(signal.SIGKILL), int(signal.SIGTERM)})
 _MAX_FAILURES = 100
+_NOTICE_S = 60.0
+"""Seconds in which main_fun notices that TensorFlow's parameter server is gone. Its coordinator
+raises within a few; a step that hangs never does."""
+_WITHOUT_PS = (
+    "ParameterServerStrategy cannot go on without it, and its variables are gone: save in main_fun "
+    "with tf.train.CheckpointManager to a directory that every node sees, restore there when it "
+    "begins, and start the cluster again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,8 @@ class ClusterState:
     """What the chief's fits have reported."""
     stop_asked: str = ""
     """Why the streams that train this cluster are to stop; empty: they go on."""
+    _ps_missed_s: float | None = None
+    """When TensorFlow's first lost parameter server was noticed, in monotonic seconds."""
     _told: set[str] = field(default_factory=set)
     """Warnings that are shown once, as for a whole rack of equal executors."""
 
@@ -91,6 +103,11 @@ class ClusterState:
     def workers(self) -> list[Member]:
         """Workers in rank order, the chief first."""
         return [self.members[node.name] for node in self.plan.workers]
+
+    @property
+    def tensorflow_servers(self) -> list[Member]:
+        """Nodes that run TensorFlow's servers."""
+        return [self.members[node.name] for node in self.plan.tensorflow_servers]
 
     def roster(self) -> tuple[messages.RosterEntry, ...]:
         """Return every serving node, as its peers see it."""
@@ -353,7 +370,7 @@ class ClusterState:
                     f"no heartbeat for {silent_s:.1f} s (limit {self.config.hang_s:.0f} s): "
                     "frozen or cut off from the driver",
                 )
-        return actions
+        return [*actions, *self._without_tensorflow_ps(now_s)]
 
     # ---- decisions ----
 
@@ -408,10 +425,8 @@ class ClusterState:
         return actions
 
     def _done(self, member: Member) -> list[Action]:
-        if member.planned.is_ps and not member.stop_ordered:
-            return self._failed(
-                member, member.failure("", "the parameter server ended without an order")
-            )
+        if not member.planned.runs_main_fun and not member.stop_ordered:
+            return self._failed(member, member.failure("", "the server ended without an order"))
         if member.status in (NodeStatus.REGISTERED, NodeStatus.READY) and not member.stop_ordered:
             return self._failed(
                 member,
@@ -420,7 +435,7 @@ class ClusterState:
                 ),
             )
         member.status = NodeStatus.DONE
-        if member.planned.is_ps:
+        if not member.planned.runs_main_fun:
             return []
         return self._to_servers(messages.WorkerDone(member.planned.rank))
 
@@ -448,9 +463,11 @@ class ClusterState:
             member.status = NodeStatus.MISSING
             member.endpoint = None
             return [Warn(f"{member.name}@{member.host} was lost while starting: {failure.message}")]
+        if outside and member.planned.serves_tensorflow and self._goes_on_without(member):
+            return self._tensorflow_lost(member, failure)
         if not (outside and self._tolerable(member)):
             member.status = NodeStatus.FAILED
-            return self.fail(failure)
+            return self.fail(self._explained(member, failure))
         member.status = NodeStatus.LOST
         self._note(failure)
         remaining = ", ".join(worker.name for worker in self.training())
@@ -462,10 +479,67 @@ class ClusterState:
         return (
             self.config.tolerate_lost_workers
             and self.phase is ClusterPhase.RUNNING
-            and not member.planned.is_ps
+            and member.planned.runs_main_fun
             and not member.planned.is_chief
             and bool(others)
         )
+
+    def _goes_on_without(self, member: Member) -> bool:
+        """Whether the coordinator goes on without one of TensorFlow's servers, or raises itself."""
+        if self.phase is not ClusterPhase.RUNNING or member.planned.role == PS_ROLE:
+            return self.phase is ClusterPhase.RUNNING
+        return self.config.tolerate_lost_workers and bool(self._tensorflow_workers(member))
+
+    def _tensorflow_workers(self, lost: Member) -> list[str]:
+        """Return the names of TensorFlow's workers that live beside a lost one."""
+        return [
+            each.name
+            for each in self.tensorflow_servers
+            if each.planned.role != PS_ROLE and each.is_live and each is not lost
+        ]
+
+    def _tensorflow_lost(self, member: Member, failure: NodeFailure) -> list[Action]:
+        """Leave the end of one of TensorFlow's servers to the coordinator in main_fun."""
+        member.status = NodeStatus.LOST
+        self._note(failure)
+        then = "the chief's strategy cannot go on without it"
+        if member.planned.role != PS_ROLE:
+            names = ", ".join(self._tensorflow_workers(member))
+            then = f"the chief's coordinator gives its work to {names}"
+        return [Warn(f"{member.name}@{member.host} was lost: {failure.message}; {then}")]
+
+    def _lost_tensorflow_ps(self) -> list[Member]:
+        return [
+            each
+            for each in self.tensorflow_servers
+            if each.planned.role == PS_ROLE and each.status is NodeStatus.LOST
+        ]
+
+    def _explained(self, member: Member, failure: NodeFailure) -> NodeFailure:
+        """Add to the failure of a chief what ended its strategy, and what to do."""
+        lost = self._lost_tensorflow_ps()
+        if not lost or not member.planned.is_chief:
+            return failure
+        names = ", ".join(each.name for each in lost)
+        return msgspec.structs.replace(
+            failure,
+            message=f"{failure.message}\nTensorFlow's parameter server {names} was lost before. "
+            f"{_WITHOUT_PS}",
+        )
+
+    def _without_tensorflow_ps(self, now_s: float) -> list[Action]:
+        """Fail a cluster whose main_fun does not notice that a parameter server is gone."""
+        lost = self._lost_tensorflow_ps()
+        if not lost or not self.training() or self.phase is not ClusterPhase.RUNNING:
+            return []
+        if self._ps_missed_s is None:
+            self._ps_missed_s = now_s
+        if now_s - self._ps_missed_s < _NOTICE_S:
+            return []
+        known = [each for each in self.failures if each.node == lost[0].node]
+        failure = (known or [lost[0].failure("", f"{lost[0].name} was lost")])[0]
+        text = f"{failure.message}; main_fun did not notice it for {_NOTICE_S:.0f} s. {_WITHOUT_PS}"
+        return self.fail(msgspec.structs.replace(failure, message=text))
 
     def _fence(self, member: Member, failure: NodeFailure) -> list[Action]:
         """Order the servers to fence a worker; they would wait for it or accept its late pushes."""

@@ -53,9 +53,14 @@ class NodeKeys:
             node=node,
             settings=settings,
             control_keys=self.authority.node(node.name),
-            rpc_secret=self.rpc_secret,
-            data_tls=self.authority.data_node(str(peer)) if over_tls else None,
-            main_fun=b"" if node.is_ps else main_fun,
+            # None for TensorFlow's servers: they have no login, and no use for it.
+            rpc_secret=b"" if node.serves_tensorflow else self.rpc_secret,
+            data_tls=(
+                self.authority.data_node(str(peer))
+                if over_tls and not node.serves_tensorflow
+                else None
+            ),
+            main_fun=main_fun if node.runs_main_fun else b"",
         )
 
 
@@ -100,6 +105,7 @@ class NodeJobs:
         self._coordinator.act(_note_start)
         for role, nodes, hold in (
             ("ps", plan.servers, True),
+            ("tensorflow", plan.tensorflow_servers, True),
             ("workers", plan.workers, workers_hold_slots),
         ):
             if not nodes:

@@ -16,7 +16,14 @@ from tfos.config import ClusterConfig, InputMode
 from tfos.errors import ConfigError, SettingsError, UnsupportedError
 from tfos.files import paths
 from tfos.spark.facts import SparkFacts
+from tfos.topology import Plan
 
+OPEN_SERVERS = (
+    "ps='tensorflow': TensorFlow's servers have no login and no encryption, on every address of "
+    "their hosts. Who reaches their ports can run TensorFlow programs there: keep them behind a "
+    "firewall"
+)
+"""Warning of every cluster with TensorFlow's servers."""
 RESERVED_QUEUES = ("output", "error")
 """Queue names of TensorFlowOnSpark that carry no fed rows."""
 VALIDATION_FEED = "validation"
@@ -82,6 +89,27 @@ def notes(facts: SparkFacts) -> list[str]:
                 f"{NODE_MEMORY_MIB}m per node on an executor is a good start"
             )
     return lines
+
+
+def check_servers(plan: Plan, config: ClusterConfig) -> None:
+    """Refuse settings that only servers of tfos can follow, where TensorFlow's serve.
+
+    Args:
+        plan: the nodes.
+        config: the cluster's.
+
+    Raises:
+        SettingsError: names the setting and what to do.
+    """
+    if not plan.tensorflow_servers:
+        return
+    for name in ("checkpoints", "save_on_interrupt"):
+        if getattr(config, name) is not None:
+            raise SettingsError(
+                f"{name}={getattr(config, name)!r} with ps='tensorflow': TensorFlow's servers do "
+                "not save. Save in main_fun, with tf.train.CheckpointManager, and leave "
+                f"{name} out of ClusterConfig."
+            )
 
 
 def check_log_dir(log_dir: str | None) -> None:

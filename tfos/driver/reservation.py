@@ -36,7 +36,7 @@ from tfos.spark import slots
 from tfos.spark.interruptible import CancelToken
 from tfos.spark.slot_claims import claims_of
 from tfos.spark.slots import SlotWait
-from tfos.topology import Plan
+from tfos.topology import Plan, ServersOf
 
 _OFFER_S = 0.1
 """How often slots are counted while executors are awaited."""
@@ -58,6 +58,7 @@ class ReservationRequest:
     metrics_port: object = None
     metrics_host: str = "127.0.0.1"
     release_port: bool = True
+    ps: ServersOf = "tfos"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,10 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         PhaseError: it was cancelled.
     """
     config = request.config
-    plan = topology.plan(request.cluster_size, request.num_ps, master_node=request.master_node)
+    plan = topology.plan(
+        request.cluster_size, request.num_ps, master_node=request.master_node, ps=request.ps
+    )
+    preflight.check_servers(plan, config)
     mode = preflight.check_mode(request.input_mode)
     feeds = preflight.check_queues(request.queues)
     preflight.check_log_dir(request.tensorboard.log_dir or None)
@@ -132,6 +136,8 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, config)
     console = _console(config, facts)
+    if plan.tensorflow_servers:
+        console.warn(preflight.OPEN_SERVERS)
     ports = server_address.wanted_ports(os.environ)
     coordinator = Coordinator(plan, config, console)
     wait = SlotWait(plan, config, time.monotonic())
@@ -178,6 +184,7 @@ def _settings(
         tensorboard=request.tensorboard,
         num_workers=plan.num_workers,
         num_ps=plan.num_ps,
+        has_tensorflow_servers=bool(plan.tensorflow_servers),
         feeds=feeds,
         loopback=facts.loopback,
         default_fs=facts.default_fs,

@@ -44,6 +44,8 @@ class NodeSettings:
     default_fs: str = "file://"
     driver_boot_id: str = ""
     """Shows the chief whether it is on the driver's host."""
+    has_tensorflow_servers: bool = False
+    """Whether other nodes run TensorFlow's servers, for a strategy that main_fun builds."""
     release_port: bool = True
     """Whether main_fun leaves the reserved port alone; False: `ctx.tmp_socket` is its socket."""
 

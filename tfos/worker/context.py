@@ -26,6 +26,7 @@ from tfos.errors import (
 )
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
+from tfos.native.environment import is_connected_to_servers
 from tfos.node.spec import ChildSpec
 from tfos.worker.seen_progress import SeenProgress
 
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
     from tfos.collectives.offers import Offers
     from tfos.keras.data.columns import Dtypes, Selector
     from tfos.keras.data.dataset import FeedDataset
+    from tfos.native.reserved_port import ReservedPort
     from tfos.reading.reading import Reading
     from tfos.worker.epoch_reports import EpochReports
     from tfos.worker.manager import WorkerManager
     from tfos.worker.micro_batches import MicroBatches
-    from tfos.worker.reserved_port import ReservedPort
     from tfos.worker.saver import ChiefSaver
 
 RESTART_S = 50.0
@@ -131,8 +132,10 @@ class NodeContext:
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name
+        self._has_tensorflow_servers = bundle.settings.has_tensorflow_servers
+        own = () if self._has_tensorflow_servers else roster
         self._servers = sorted(
-            (entry for entry in roster if entry.node.role == "ps"), key=lambda entry: entry.rank
+            (entry for entry in own if entry.node.role == "ps"), key=lambda entry: entry.rank
         )
         self._credentials = credentials
         self.seen_progress = SeenProgress(on_progress)
@@ -213,6 +216,12 @@ class NodeContext:
         Raises:
             NoServersError: the cluster has none.
         """
+        if self._has_tensorflow_servers:
+            raise NoServersError(
+                f"{self._name}: this cluster's servers are TensorFlow's (ps='tensorflow'), and "
+                "ctx.distribute, tables and checkpoints of tfos need those of tfos: leave "
+                "ps='tensorflow' out of reserve(), or train by ParameterServerStrategy"
+            )
         if not self._servers:
             raise NoServersError(
                 f"{self._name}: this cluster has num_ps=0, so there are no parameters to share; "
@@ -232,6 +241,14 @@ class NodeContext:
         Raises:
             NotDistributed: there are servers, and this process has not asked for their client.
         """
+        if self._leaves_tensorflow_out:
+            raise NotDistributed(
+                f"{what} on {self._name} alone: the other nodes run TensorFlow's servers, and "
+                "main_fun has built no strategy that uses them. Build strategy = "
+                "tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver."
+                "TFConfigClusterResolver()) first, or leave ps='tensorflow' out of reserve() and "
+                "add the line model = ctx.distribute(model) after model.compile(...)"
+            )
         if not self._leaves_servers_out:
             return
         count = len(self._servers)
@@ -246,7 +263,8 @@ class NodeContext:
 
     def check_servers_seeded(self, what: str) -> None:
         """Refuse what check_servers_used refuses, unless another worker has seeded the servers."""
-        if self._leaves_servers_out and self._are_servers_empty():
+        is_empty = self._leaves_servers_out and self._are_servers_empty()
+        if is_empty or self._leaves_tensorflow_out:
             self.check_servers_used(what)
 
     def rank_group(self) -> RankGroup:
@@ -579,6 +597,10 @@ class NodeContext:
     def _leaves_servers_out(self) -> bool:
         return bool(self._servers) and self._client is None
 
+    @property
+    def _leaves_tensorflow_out(self) -> bool:
+        return self._has_tensorflow_servers and not is_connected_to_servers()
+
     def _are_servers_empty(self) -> bool:
         from ps.protocol.permissions import ServerPhase
 
@@ -607,6 +629,13 @@ class NodeContext:
 
         A worker that never used the servers also sends this: the others' epochs wait for it.
         """
+        if self._leaves_tensorflow_out:
+            _logger.warning(
+                "%s ends, and main_fun has built no strategy that uses TensorFlow's servers: what "
+                "it trained is a model of its own. tf.distribute.ParameterServerStrategy trains on "
+                "them; without ps='tensorflow' ctx.distribute(model) trains on servers of tfos",
+                self._name,
+            )
         if not self._servers:
             return
         was_used = self._client is not None

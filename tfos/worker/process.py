@@ -13,7 +13,6 @@ listener has its own.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -35,6 +34,8 @@ from rpc.server.listener import Call, Listener
 from tfos.collectives.offers import Offers
 from tfos.control import messages, return_values
 from tfos.errors import NoResultError, RankLost
+from tfos.native.environment import announce_to_tensorflow, tf_config
+from tfos.native.reserved_port import ReservedPort, wanted_port
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.child_log import start_log
@@ -53,7 +54,6 @@ from tfos.worker.import_ahead import (
 from tfos.worker.log_mirror import LogMirror
 from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.progress_meter import ProgressMeter
-from tfos.worker.reserved_port import ReservedPort, wanted_port
 
 if TYPE_CHECKING:
     from tfos.worker.saver import ChiefSaver
@@ -332,11 +332,14 @@ class WorkerProcess:
         return mirror
 
     def _prepare_environment(self, context: NodeContext) -> None:
-        task = {"type": context.job_name, "index": context.task_index}
-        os.environ.setdefault("TF_GRPC_REUSE_PORT", "true")  # else ReservedPort is in its way
-        # Without servers: no TensorFlow runs there, and tf.distribute would wait for one for ever.
-        cluster = {job: nodes for job, nodes in context.cluster_spec.items() if job != "ps"}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        on_tensorflow = self._spec.bundle.settings.has_tensorflow_servers
+        announce_to_tensorflow(os.environ, has_tensorflow_servers=on_tensorflow)
+        os.environ["TF_CONFIG"] = tf_config(
+            context.cluster_spec,
+            context.job_name,
+            context.task_index,
+            has_tensorflow_servers=on_tensorflow,
+        )
 
 
 def main(body: bytes) -> None:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tfos.worker.reserved_port import ReservedPort
+from tfos.native.reserved_port import ReservedPort
 
 tf = pytest.importorskip("tensorflow")
 

@@ -360,3 +360,79 @@ def test_a_missing_node_is_described_with_place_age_and_phase():
         "last phase: import tensorflow)"
     )
     assert "never registered" in state.members["worker:0"].describe(NOW)
+
+
+def _on_tensorflow(cluster_size: int = 4, **config: object) -> ClusterState:
+    made = plan(cluster_size, 1, ps="tensorflow")
+    state = ClusterState(made, ClusterConfig(**config))  # type: ignore[arg-type]
+    state.move(ClusterPhase.RESERVED)
+    for name in state.members:
+        _register(state, name)
+        _listen(state, name)
+    assert state.phase is ClusterPhase.RUNNING
+    return state
+
+
+def _killed(state: ClusterState, name: str) -> list[Action]:
+    return _fail(state, name, signal=9, message=f"{name} killed by SIGKILL")
+
+
+def test_a_lost_worker_of_tensorflow_is_the_coordinators_matter_while_others_live():
+    state = _on_tensorflow()
+    (warning,) = _killed(state, "worker:1")
+    assert isinstance(warning, Warn)
+    assert "coordinator gives its work to worker:0" in warning.text
+    assert state.fatal == []
+    _killed(state, "worker:0")  # nobody is left to compute
+    assert state.phase is ClusterPhase.FAILED
+
+
+def test_a_lost_worker_of_tensorflow_fails_where_none_is_to_be_tolerated():
+    state = _on_tensorflow(tolerate_lost_workers=False)
+    _killed(state, "worker:1")
+    assert state.phase is ClusterPhase.FAILED
+
+
+def test_the_chiefs_error_is_the_headline_after_a_lost_server_of_tensorflow():
+    state = _on_tensorflow()
+    (warning,) = _killed(state, "ps:0")
+    assert isinstance(warning, Warn)
+    assert state.fatal == []
+    _fail(state, "chief:0", error_type="UnavailableError", message="gone", traceback="t")
+    (headline,) = state.fatal
+    assert headline.node.name == "chief:0"
+    assert headline.message.startswith("gone\nTensorFlow's parameter server ps:0 was lost before.")
+    assert "tf.train.CheckpointManager" in headline.message
+
+
+def test_a_lost_server_of_tensorflow_that_main_fun_never_notices_fails_the_cluster():
+    state = _on_tensorflow()
+    _killed(state, "ps:0")
+    for now_s in (NOW, NOW + 59):
+        for member in state.members.values():
+            member.heard_s = now_s
+        assert state.on_tick(now_s) == []
+    for member in state.members.values():
+        member.heard_s = NOW + 61
+    assert _orders(state.on_tick(NOW + 61), messages.Stop) == {"worker:0", "worker:1", "chief:0"}
+    assert state.fatal[0].node.name == "ps:0"
+    assert "main_fun did not notice it for 60 s" in state.fatal[0].message
+
+
+def test_a_lost_server_of_tensorflow_after_main_fun_costs_nothing():
+    state = _on_tensorflow()
+    state.on_event(_id("chief:0"), messages.Done(), NOW)
+    _killed(state, "ps:0")
+    state.members["ps:0"].heard_s = NOW
+    assert state.on_tick(NOW) == []
+    assert state.on_tick(NOW + 1) == []
+    assert state.phase is ClusterPhase.RUNNING
+
+
+def test_a_server_of_tensorflow_that_raises_or_ends_fails_the_cluster():
+    state = _on_tensorflow()
+    _fail(state, "worker:1", error_type="ImportError", message="no tensorflow", exit_code=1)
+    assert state.phase is ClusterPhase.FAILED
+    state = _on_tensorflow()
+    state.on_event(_id("ps:0"), messages.Done(), NOW)
+    assert "ended without an order" in state.fatal[0].message

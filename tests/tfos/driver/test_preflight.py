@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import Any
 
 import pytest
 
-from tfos.config import ClusterConfig, InputMode
+from tfos.config import Checkpoints, ClusterConfig, InputMode
 from tfos.driver import preflight
 from tfos.errors import ConfigError, SettingsError, UnsupportedError
 from tfos.spark import facts
+from tfos.topology import plan
 
 
 def _facts(master: str, **conf: str) -> facts.SparkFacts:
@@ -222,3 +224,16 @@ def test_orders_that_cannot_work_are_refused(seed, shuffle_rows, match):
 @pytest.mark.parametrize("order", [(None, None), (None, 1), (0, None), (7, 1), (7, 4096)])
 def test_orders_that_work_are_taken(order):
     preflight.check_shuffle(*order)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "save_on_interrupt"])
+def test_tensorflows_servers_do_not_save(name, tmp_path):
+    values: dict[str, Any] = {
+        "checkpoints": Checkpoints(directory=str(tmp_path)),
+        "save_on_interrupt": "/saved",
+    }
+    config = ClusterConfig(**{name: values[name]})
+    preflight.check_servers(plan(3, 1), config)
+    preflight.check_servers(plan(3, 1, ps="tensorflow"), ClusterConfig())
+    with pytest.raises(SettingsError, match=rf"{name}=.*ps='tensorflow'.*CheckpointManager"):
+        preflight.check_servers(plan(3, 1, ps="tensorflow"), config)

@@ -15,13 +15,13 @@ from tfos.collectives.offers import Offers
 from tfos.control.messages import RosterEntry
 from tfos.errors import NoServersError, NotDistributed, SettingsError, UnsupportedError
 from tfos.failure import NodeId
+from tfos.native.reserved_port import ReservedPort
 from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
 from tfos.tensorflowonspark import TFNode
 from tfos.topology import PlannedNode
 from tfos.worker.context import NodeContext
 from tfos.worker.epoch_reports import EpochReports
 from tfos.worker.micro_batches import MicroBatches
-from tfos.worker.reserved_port import ReservedPort
 
 ENDPOINT = Endpoint("h", 11)
 
@@ -110,6 +110,24 @@ def test_training_without_the_servers_names_the_line_to_add():
 
 def test_training_without_servers_is_each_workers_own_where_there_are_none():
     make_context([entry("worker", 0, 11)]).check_servers_used("fit() trains this model")
+
+
+def test_tensorflows_servers_want_a_strategy_of_tensorflow(monkeypatch, caplog):
+    ctx = make_context([entry("ps", 0, 10)], has_tensorflow_servers=True)
+    with pytest.raises(NoServersError, match=r"servers are TensorFlow's.*ps='tensorflow'"):
+        ctx.ps_client()
+    for check in (ctx.check_servers_used, ctx.check_servers_seeded):
+        with pytest.raises(NotDistributed, match=r"fit\(\) trains.*alone: .*ParameterServerStra"):
+            check("fit() trains this model")
+    ctx.finish()
+    assert "has built no strategy" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr("tfos.worker.context.is_connected_to_servers", lambda: True)
+    ctx.check_servers_used("fit() trains this model")
+    ctx.check_servers_seeded("fit() trains this model")
+    ctx.finish()
+    assert not caplog.text
+    assert ctx.saver() is None
 
 
 def test_progress_becomes_numbers():

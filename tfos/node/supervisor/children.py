@@ -21,6 +21,7 @@ from tfos.node import bootstrap, procfs
 from tfos.node.child_link import ChildLink, FromChild
 from tfos.node.failure import Exit
 from tfos.node.spec import Executor
+from tfos.topology import PlannedNode
 
 _READ_BYTES = 64 * 1024
 
@@ -93,6 +94,13 @@ class Child:
         os.close(self.output)
         if self.link is not None:
             self.link.close()
+
+
+def module_of(node: PlannedNode) -> str:
+    """Return the module whose `main` is the process of a node."""
+    if node.serves_tensorflow:
+        return "tfos.native.server_process"
+    return "tfos.node.ps_process" if node.is_ps else "tfos.worker.process"
 
 
 def spawn(  # noqa: PLR0913 - the whole of a process's start

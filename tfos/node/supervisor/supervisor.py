@@ -179,7 +179,7 @@ class Supervisor:
         )
         inherited = [*self._restarts.descriptors, *([spec.value_fd] if spec.value_fd >= 0 else [])]
         return children.spawn(
-            "tfos.node.ps_process" if self._planned.is_ps else "tfos.worker.process",
+            children.module_of(self._planned),
             msgspec.msgpack.encode(body),
             spec,
             env=self._env,

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tfos.errors import SettingsError
-from tfos.worker.reserved_port import ReservedPort, wanted_port
+from tfos.native.reserved_port import ReservedPort, wanted_port
 
 pytestmark = pytest.mark.socket
 

@@ -1,0 +1,40 @@
+"""What TensorFlow's strategies find in the environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tfos.native.environment import announce_to_tensorflow, is_connected_to_servers, tf_config
+
+CLUSTER = {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3"]}
+
+
+@pytest.mark.parametrize("has_servers", [True, False])
+def test_servers_of_tfos_are_left_out_of_tf_config(has_servers):
+    found = json.loads(tf_config(CLUSTER, "chief", 0, has_tensorflow_servers=has_servers))
+    assert found["task"] == {"type": "chief", "index": 0}
+    assert found["cluster"] == {
+        name: nodes for name, nodes in CLUSTER.items() if name != "ps" or has_servers
+    }
+
+
+def test_switches_of_grpc_that_are_set_stay():
+    mine = {"GRPC_FAIL_FAST": "true"}
+    announce_to_tensorflow(mine, has_tensorflow_servers=True)
+    assert mine == {"GRPC_FAIL_FAST": "true", "TF_GRPC_REUSE_PORT": "true"}
+    plain: dict[str, str] = {}
+    announce_to_tensorflow(plain, has_tensorflow_servers=False)
+    assert plain == {"TF_GRPC_REUSE_PORT": "true"}
+
+
+@pytest.mark.parametrize("job", ["ps", "localhost", None])
+def test_a_strategy_shows_in_tensorflows_devices(monkeypatch, job):
+    device = SimpleNamespace(name=f"/job:{job}/replica:0/task:0/device:CPU:0")
+    config = SimpleNamespace(list_logical_devices=lambda: [device])
+    module = SimpleNamespace(config=config) if job else None
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+    assert is_connected_to_servers() == (job == "ps")

@@ -1,0 +1,54 @@
+"""What TensorFlow's strategies read from the environment, and whether main_fun has built one.
+
+Covers: TF_CONFIG, gRPC's switches, the look for a strategy.      Does not: import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+
+
+def announce_to_tensorflow(
+    environment: MutableMapping[str, str], *, has_tensorflow_servers: bool
+) -> None:
+    """Set the switches of TensorFlow's gRPC in an environment, unless they are set.
+
+    Args:
+        environment: of the process that TensorFlow is imported in.
+        has_tensorflow_servers: whether a coordinator must learn of lost servers: TensorFlow advises
+            to let its calls fail at once then. Other strategies wait for peers that start.
+    """
+    environment.setdefault("TF_GRPC_REUSE_PORT", "true")  # else ReservedPort is in its way
+    if has_tensorflow_servers:
+        environment.setdefault("GRPC_FAIL_FAST", "use_caller")
+
+
+def tf_config(
+    cluster: Mapping[str, Sequence[str]], job: str, index: int, *, has_tensorflow_servers: bool
+) -> str:
+    """Return TF_CONFIG of a node.
+
+    Args:
+        cluster: `host:port` of each node, by job.
+        job: this node's.
+        index: this node's within its job.
+        has_tensorflow_servers: whether TensorFlow runs on the nodes of `ps`. tf.distribute would
+            wait for servers of tfos for ever: they are left out.
+    """
+    jobs = dict(cluster)
+    if not has_tensorflow_servers:
+        jobs.pop("ps", None)
+    return json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
+
+
+def is_connected_to_servers() -> bool:
+    """Whether TensorFlow in this process has connected to its parameter servers.
+
+    ParameterServerStrategy does so when it is built.
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return False
+    return any("/job:ps/" in each.name for each in tensorflow.config.list_logical_devices())
