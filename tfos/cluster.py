@@ -134,7 +134,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             cluster_size: nodes in total, parameter servers included; one task slot each.
             num_ps: how many of them are parameter servers, from 0 to cluster_size - 1.
             ps: "tensorflow": they run TensorFlow's servers, and so do all workers but the chief;
-                main_fun runs on the chief alone, as ParameterServerStrategy's coordinator. See
+                main_fun runs on the chief alone, as ParameterServerStrategy's coordinator. With
+                num_ps=0 every worker runs main_fun, as of MultiWorkerMirroredStrategy. See
                 docs/guides/native.md.
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.

@@ -62,6 +62,8 @@ class Plan:
     """Nodes that run main_fun, the chief first."""
     tensorflow_servers: tuple[PlannedNode, ...] = ()
     """Nodes that run TensorFlow's servers, its parameter servers first."""
+    is_mirrored: bool = False
+    """Whether no worker can go on without another: TensorFlow sums gradients among all of them."""
 
     @property
     def nodes(self) -> tuple[PlannedNode, ...]:
@@ -139,7 +141,7 @@ def plan(
         PlannedNode(WORKER_ROLE, rank - first, rank, is_chief=rank == 0)
         for rank in range(first, cluster_size - num_ps)
     ]
-    return Plan(servers, (*named_chief, *workers))
+    return Plan(servers, (*named_chief, *workers), is_mirrored=ps == "tensorflow")
 
 
 def _tensorflow_plan(cluster_size: int, num_ps: int, master_node: str | None) -> Plan:

@@ -65,7 +65,7 @@ def main(argv=None):
     from pyspark import SparkContext
 
     with SparkContext.getOrCreate() as sc:
-        with TFCluster.reserve(sc, args.cluster_size, num_ps=0) as cluster:
+        with TFCluster.reserve(sc, args.cluster_size, num_ps=0, ps="tensorflow") as cluster:
             cluster.start(main_fun, args)
         for rank, weights in enumerate(cluster.results()):
             print(f"weights of worker {rank}: {weights}, true: {list(TRUE_WEIGHTS)}")

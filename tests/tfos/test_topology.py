@@ -66,7 +66,9 @@ def test_tensorflows_servers_are_all_nodes_but_the_chief():
 
 
 def test_without_parameter_servers_tensorflow_serves_nowhere():
-    assert plan(2, 0, ps="tensorflow") == plan(2, 0)
+    made = plan(2, 0, ps="tensorflow")
+    assert (made.nodes, made.is_mirrored) == (plan(2, 0).nodes, True)
+    assert not plan(2, 0).is_mirrored
 
 
 @pytest.mark.parametrize(

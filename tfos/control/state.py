@@ -31,6 +31,10 @@ _MAX_FAILURES = 100
 _NOTICE_S = 60.0
 """Seconds in which main_fun notices that TensorFlow's parameter server is gone. Its coordinator
 raises within a few; a step that hangs never does."""
+_WITHOUT_WORKER = (
+    "MultiWorkerMirroredStrategy cannot go on without one of its workers, and the others would "
+    "wait for it: save in main_fun, restore when it begins, and start the cluster again"
+)
 _WITHOUT_PS = (
     "ParameterServerStrategy cannot go on without it, and its variables are gone: save in main_fun "
     "with tf.train.CheckpointManager to a directory that every node sees, restore there when it "
@@ -478,6 +482,7 @@ class ClusterState:
         others = [worker for worker in self.training() if worker is not member]
         return (
             self.config.tolerate_lost_workers
+            and not self.plan.is_mirrored
             and self.phase is ClusterPhase.RUNNING
             and member.planned.runs_main_fun
             and not member.planned.is_chief
@@ -516,7 +521,10 @@ class ClusterState:
         ]
 
     def _explained(self, member: Member, failure: NodeFailure) -> NodeFailure:
-        """Add to the failure of a chief what ended its strategy, and what to do."""
+        """Add to the failure what it means for TensorFlow's strategy, and what to do."""
+        if self.plan.is_mirrored and not failure.traceback:
+            text = f"{failure.message}. {_WITHOUT_WORKER}"
+            return msgspec.structs.replace(failure, message=text)
         lost = self._lost_tensorflow_ps()
         if not lost or not member.planned.is_chief:
             return failure

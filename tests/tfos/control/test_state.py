@@ -436,3 +436,13 @@ def test_a_server_of_tensorflow_that_raises_or_ends_fails_the_cluster():
     state = _on_tensorflow()
     state.on_event(_id("ps:0"), messages.Done(), NOW)
     assert "ended without an order" in state.fatal[0].message
+
+
+def test_a_lost_worker_of_a_mirrored_strategy_fails_the_cluster_since_the_others_would_wait():
+    state = ClusterState(plan(2, 0, ps="tensorflow"), ClusterConfig())
+    state.move(ClusterPhase.RESERVED)
+    for name in state.members:
+        _register(state, name)
+        _listen(state, name)
+    assert _orders(_killed(state, "worker:1"), messages.Stop) == {"worker:0"}
+    assert state.fatal[0].message.startswith("worker:1 killed by SIGKILL. MultiWorkerMirroredStrat")
