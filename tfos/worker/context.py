@@ -123,7 +123,9 @@ class NodeContext:
         self.micro_batches = micro_batches
         self.epochs = epochs
         self._identity = Identity(Role.WORKER, self.rank, spec.attempt)
-        self._workers = {each.rank: each for each in roster if each.node.role != "ps"}
+        self._has_tensorflow_servers = bundle.settings.has_tensorflow_servers
+        serve = ("ps", "worker") if self._has_tensorflow_servers else ("ps",)
+        self._workers = {each.rank: each for each in roster if each.node.role not in serve}
         self._offers = offers
         self._rank_group: RankGroup | None = None
         self._value_fd = spec.value_fd
@@ -132,7 +134,6 @@ class NodeContext:
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name
-        self._has_tensorflow_servers = bundle.settings.has_tensorflow_servers
         own = () if self._has_tensorflow_servers else roster
         self._servers = sorted(
             (entry for entry in own if entry.node.role == "ps"), key=lambda entry: entry.rank

@@ -130,6 +130,14 @@ def test_tensorflows_servers_want_a_strategy_of_tensorflow(monkeypatch, caplog):
     assert ctx.saver() is None
 
 
+def test_tensorflows_servers_take_no_part_in_collective_calls():
+    roster = [entry("chief", 0, 9), entry("ps", 0, 10), entry("worker", 0, 11)]
+    assert make_context(roster, has_tensorflow_servers=True).rank_group().size == 2
+    roster.append(entry("worker", 2, 12))
+    assert make_context(roster, has_tensorflow_servers=True).rank_group().size == 2
+    assert make_context(roster[2:]).rank_group().size == 3
+
+
 def test_progress_becomes_numbers():
     seen: list[dict[str, float]] = []
     ctx = make_context(on_progress=seen.append)
