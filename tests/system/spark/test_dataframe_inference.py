@@ -1,20 +1,15 @@
 """inference() of DataFrames: their rows come back with result columns, in order, in any batches."""
 
-import inspect
-import subprocess
-import sys
-
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.support.spark_masters import REPO
 from tfos import InputMode, TFCluster, predict_column
 from tfos.errors import NodeFailedError, SettingsError
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(170),
+    pytest.mark.timeout(240, func_only=True),
     pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
 ]
 
@@ -186,12 +181,10 @@ def save_linear(path):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "linear.keras"
-    # TensorFlow stays out of this process.
-    code = f"{inspect.getsource(save_linear)}\nsave_linear({str(path)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO, timeout=120)
-    return str(path)
+def saved(spark, tmp_path_factory):
+    """An executor writes the model: it imports TensorFlow anyway, and this process need not."""
+    path = str(tmp_path_factory.mktemp("model") / "linear.keras")
+    return spark.parallelize([path], 1).map(save_linear).collect()[0]
 
 
 def test_a_saved_model_is_a_function_of_columns(sql, saved):
