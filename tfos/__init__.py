@@ -22,6 +22,7 @@ from rpc.lazy import lazy_names  # noqa: E402 - only if rpc is ours
 if TYPE_CHECKING:
     from tfos import dfutil as dfutil
     from tfos import runner as runner
+    from tfos import timeseries as timeseries
     from tfos.cluster import TFCluster
     from tfos.collectives.group import RankGroup
     from tfos.config import Checkpoints, ClusterConfig, InputMode
@@ -87,6 +88,7 @@ __all__ = [
     "register_data_sources",
     "run",
     "runner",
+    "timeseries",
 ]
 
 _HOMES = {
@@ -128,6 +130,7 @@ _HOMES = {
     "register_data_sources": "tfos.datasource",
     "run": "tfos.runner.spark_run",
     "runner": "tfos.runner:",
+    "timeseries": "tfos.timeseries:",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

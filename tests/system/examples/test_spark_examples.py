@@ -98,6 +98,25 @@ def test_late_flights_are_predicted_from_texts_numbers_and_holes(tmp_path):
     assert number(output, r"test AUC: (0\.\d+)") > 0.6
 
 
+def test_delays_are_forecast_by_one_forecaster_per_plane(tmp_path):
+    program = ROOT / "examples" / "timeseries" / "delays.py"
+    flags = ("--planes", "300", "--slots", "2")
+    output = submit(program, *flags, master="local[2]", cwd=tmp_path)
+    assert number(output, r"windows: \d+, of planes: (\d+)") > 200
+    assert number(output, r"forecasters: (\d+)") > 200
+    error = number(output, r"mean absolute error: (\d+\.\d+)")
+    assert error < number(output, r"of the window's mean: (\d+\.\d+)")
+
+
+@pytest.mark.long
+def test_delays_are_forecast_by_one_network(tmp_path):
+    program = ROOT / "examples" / "timeseries" / "delays.py"
+    flags = ("--planes", "1000", "--one_for_all")
+    output = submit(program, *flags, cwd=tmp_path)
+    error = number(output, r"mean absolute error: (\d+\.\d+)")
+    assert error < number(output, r"of the window's mean: (\d+\.\d+)")
+
+
 @pytest.mark.long
 def test_late_flights_are_predicted_from_parquet_that_workers_read(tmp_path):
     flags = ("--flights", "8000", "--epochs", "4", "--batch_size", "64")

@@ -1,19 +1,23 @@
-"""map_train on executors: every end of a training, groups, results that survive, nothing left."""
+"""map_train on executors: every end of a training, groups, results that survive; windows."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import tfos
 from tests.support.feed import eventually
 from tfos.errors import MapTrainError, SettingsError
+from tfos.timeseries import windows
 
 pytestmark = [
     pytest.mark.spark,
@@ -40,6 +44,7 @@ def ends(item):
     return {"loss": 0.5, "how": how, "pid": os.getpid()}
 
 
+@pytest.mark.fault("F57")
 def test_items_end_in_every_way_and_the_others_are_trained(spark, tmp_path):
     log = tmp_path / "log"
     items = {how: (how, str(log)) for how in ("dies", "slow", "raises")}
@@ -71,7 +76,8 @@ def counts(key, rows):
 
 
 def test_groups_of_a_dataframe_are_trained_where_their_rows_are(spark):
-    session = SparkSession(spark)
+    session = SparkSession(spark).newSession()
+    session.conf.set("spark.sql.shuffle.partitions", "2")
     frame = session.range(100).selectExpr("concat('s', id % 7) as series", "double(id) as v")
     trainings = tfos.map_train(frame.groupBy("series"), counts, slots=2)
     assert [row.item for row in trainings.table()] == [f"s{number}" for number in range(7)]
@@ -81,8 +87,6 @@ def test_groups_of_a_dataframe_are_trained_where_their_rows_are(spark):
     assert done.first()[0] == 100
     with pytest.raises(SettingsError, match=r"fn is called as fn\(key, rows\)"):
         tfos.map_train(frame.groupBy("series"), lambda rows: rows)
-    with pytest.raises(SettingsError, match="no items"):
-        tfos.map_train(frame.limit(0).groupBy("series"), counts, slots=1)
 
 
 def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path):
@@ -107,3 +111,26 @@ def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path):
     assert [row.attempts for row in trainings.table()] == [0, 0, 0, 1, 1, 1]
     with pytest.raises(SettingsError, match="holds results of other items"):
         tfos.map_train(range(7), slow_later, **where)
+
+
+def test_windows_of_many_series_are_those_of_each_alone(spark):
+    session = SparkSession(spark).newSession()
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
+    hours = "timestamp '2024-01-01 00:00:00' + make_dt_interval(0, n)"
+    rows = session.range(200).selectExpr("id % 20 as series", "int(id / 20) as n")
+    rows = rows.selectExpr("series", "n", f"{hours} as at", "float(series * 100 + n) as v")
+    rows = rows.where("not (series = 3 and n = 5)")
+    every = datetime.timedelta(hours=1)
+    names = {"id": "series", "time": "at", "value": "v"}
+    given: dict[str, Any] = {**names, "lookback": 3, "horizon": 2}
+    found = sorted(windows(rows, **given, every=every).collect())
+    expected = [(s, n) for s in range(20) for n in range(2, 8) if s != 3 or n + 2 < 5 or n - 2 > 5]
+    assert [(row["series"], row["past"][-1] % 100) for row in found] == expected
+    assert all(row["future"][0] == row["past"][-1] + 1 for row in found)
+    assert found[0]["at"] == datetime.datetime(2024, 1, 1, 2)
+    doubled = rows.unionByName(rows)
+    averaged = windows(doubled, **given, duplicates="mean", every=every)
+    assert sorted(averaged.collect()) == found
+    with pytest.raises(PySparkException, match=r"the series series=\d+ has two rows with the time"):
+        windows(doubled, **given).count()

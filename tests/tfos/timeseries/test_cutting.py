@@ -1,0 +1,95 @@
+"""Windows of sorted rows: the same however the rows are cut into batches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tfos.errors import DataError
+from tfos.timeseries.cutting import WindowPlan, cut
+
+
+def plan_of(lookback=2, horizon=1, *, step=1, every=None):
+    return WindowPlan(("series",), lookback, horizon, step, every, False, "day")
+
+
+def rows_of(*rows):
+    series, at, value = zip(*rows, strict=True)
+    columns = {"series": list(series), "time": list(at), "at": pa.array(at, pa.float64())}
+    return pa.RecordBatch.from_pydict(columns | {"value": pa.array(value, pa.float64())})
+
+
+def windows_of(batch, plan, batch_rows=1000):
+    parts = [batch.slice(start, batch_rows) for start in range(0, batch.num_rows, batch_rows)]
+    found = [row for table in cut(parts, plan) for row in table.to_pylist()]
+    return [(row["series"], row["time"], row["past"], row["future"]) for row in found]
+
+
+def series(name, values, start=0):
+    return [(name, start + number, value) for number, value in enumerate(values)]
+
+
+def test_windows_stay_within_a_series_and_name_the_last_known_time():
+    batch = rows_of(*series("a", [1, 2, 3, 4]), *series("b", [5, 6]), *series("c", [7, 8, 9]))
+    assert windows_of(batch, plan_of()) == [
+        ("a", 1, [1, 2], [3]),
+        ("a", 2, [2, 3], [4]),
+        ("c", 1, [7, 8], [9]),
+    ]
+
+
+def test_no_window_has_a_missing_value_or_spans_a_gap():
+    batch = rows_of(*series("a", [1, 2, math.nan, 3, 4, 5]), ("a", 9, 6), ("a", 10, 7))
+    assert [past for _, _, past, _ in windows_of(batch, plan_of())] == [[3, 4], [4, 5], [5, 6]]
+    assert [past for _, _, past, _ in windows_of(batch, plan_of(every=1.0))] == [[3, 4]]
+    with_null = pa.RecordBatch.from_pydict(
+        {
+            "series": ["a"] * 4,
+            "time": [0, 1, 2, 3],
+            "at": [0.0, 1, 2, 3],
+            "value": [None, 1.0, 2.0, 3.0],
+        }
+    )
+    assert windows_of(with_null, plan_of()) == [("a", 2, [1, 2], [3])]
+
+
+def test_steps_count_from_the_beginning_of_each_run():
+    batch = rows_of(*series("a", range(6)), *series("b", range(4)))
+    found = windows_of(batch, plan_of(step=2))
+    assert [(name, past) for name, _, past, _ in found] == [
+        ("a", [0, 1]),
+        ("a", [2, 3]),
+        ("b", [0, 1]),
+    ]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("step", [1, 3])
+def test_batches_do_not_matter(batch_rows, step):
+    rng = np.random.default_rng(batch_rows)
+    rows = []
+    for name in range(12):
+        values = rng.normal(size=rng.integers(1, 15))
+        values[rng.random(len(values)) < 0.1] = math.nan
+        rows += series(f"s{name:02}", values.round(2))
+    batch = rows_of(*rows)
+    plan = plan_of(3, 2, step=step)
+    whole = windows_of(batch, plan)
+    assert len(whole) > 3
+    assert windows_of(batch, plan, batch_rows) == whole
+
+
+@pytest.mark.parametrize("batch_rows", [1, 100])
+def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
+    equal = rows_of(("a", 1, 1.0), ("b", 1, 1.0), ("b", 1, 2.0))
+    with pytest.raises(DataError, match=r"series='b' has two rows with the time 1; .*'day'"):
+        windows_of(equal, plan_of(), batch_rows)
+    off = rows_of(("a", 1, 1.0), ("a", 2.5, 1.0))
+    with pytest.raises(DataError, match=r"series='a' has a time, 2.5, that is no multiple"):
+        windows_of(off, plan_of(every=1.0), batch_rows)
+    missing = rows_of(("a", math.nan, 1.0), ("a", 2.5, 1.0))
+    with pytest.raises(DataError, match="a row without a time"):
+        windows_of(missing, plan_of(), batch_rows)

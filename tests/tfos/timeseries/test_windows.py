@@ -1,0 +1,43 @@
+"""What windows() refuses before Spark does anything."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from tfos.errors import SettingsError
+from tfos.timeseries import windows
+
+
+class Frame:
+    dtypes = (
+        ("plane", "string"),
+        ("leaves", "timestamp"),
+        ("delay", "double"),
+        ("past", "string"),
+    )
+
+
+WRONG = [
+    ({"lookback": 0}, "lookback must be an int >= 1, got 0"),
+    ({"horizon": 1.5}, "horizon must be an int >= 1, got 1.5"),
+    ({"step": True}, "step must be an int >= 1, got True"),
+    ({"duplicates": "last"}, "duplicates must be"),
+    ({"value": "dely"}, "no column 'dely'; it has"),
+    ({"value": "plane"}, "'plane'.* must be different columns"),
+    ({"value": "past"}, "value column 'past' must be of numbers, it is string"),
+    ({"time": "plane", "id": "leaves"}, "time column 'plane' must be of timestamps"),
+    ({"id": ["plane", "past"]}, "column 'past' is also one of the result"),
+    ({"id": ()}, "must be different columns"),
+    ({"every": 60}, "every must be a positive timedelta"),
+    ({"every": datetime.timedelta(0)}, "every must be a positive timedelta"),
+    ({"time": "delay", "value": "leaves"}, "value column 'leaves' must be of numbers"),
+]
+
+
+@pytest.mark.parametrize(("changed", "text"), WRONG, ids=[text for _, text in WRONG])
+def test_what_cannot_work_is_refused_at_the_call(changed, text):
+    given = {"id": "plane", "time": "leaves", "value": "delay", "lookback": 3, "horizon": 1}
+    with pytest.raises(SettingsError, match=text):
+        windows(Frame(), **{**given, **changed})

@@ -1,0 +1,158 @@
+"""Cutting of sorted rows into windows, many series at a time, without a loop over rows.
+
+Covers: Arrow batches in the order of series and time to tables of windows; what is carried from
+one batch to the next.
+Does not: sort, or know Spark (tfos.timeseries.window_frame).
+Runs in: Spark's tasks.      Threads: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfos.errors import DataError
+
+TIME, VALUE = "time", "value"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """How rows become windows.
+
+    A run is a stretch of one series without a gap or a missing value. Windows lie within a run.
+    """
+
+    series: tuple[str, ...]
+    """Columns that name a series."""
+    lookback: int
+    horizon: int
+    step: int
+    """Rows from one window's beginning to the next one's, from the beginning of the run."""
+    every: float | None
+    """Difference of neighbouring times, in the unit of the time column; None: any."""
+    averages_duplicates: bool
+    time_name: str
+    """Of the user's column, for messages."""
+
+    @property
+    def length(self) -> int:
+        """Rows of a window."""
+        return self.lookback + self.horizon
+
+
+def cut(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.Table]:
+    """Yield tables of windows: the series' columns, `time`, `past` and `future`.
+
+    Args:
+        batches: rows of one partition in the order of series and time: the series' columns, `time`
+            (any type that compares), `at` (float64, the time as a number) and `value` (float64).
+        plan: how.
+
+    Raises:
+        DataError: times of a series are equal, missing or out of step; names it.
+    """
+    carried: pa.Table | None = None
+    carried_positions = np.zeros(0, np.int64)
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        if carried is not None:
+            rows = pa.concat_tables([carried, rows])
+        if not rows.num_rows:
+            continue
+        rows = rows.combine_chunks()
+        positions = _positions(rows, plan, carried_positions)
+        # The first row of the carried ones was judged with the row before it, which is gone.
+        found = _windows(rows, positions, plan, len(carried_positions))
+        if found.num_rows:
+            yield found
+        kept = min(rows.num_rows, max(1, plan.length - 1))
+        carried = rows.slice(rows.num_rows - kept)
+        carried_positions = positions[rows.num_rows - kept :]
+
+
+def _positions(rows: pa.Table, plan: WindowPlan, known: np.ndarray) -> np.ndarray:
+    """Return each row's position in its run from 0; -1 for a missing value (int64).
+
+    Args:
+        rows: carried and new ones.
+        plan: how.
+        known: positions of the carried ones.
+    """
+    value = rows[VALUE].to_numpy()
+    is_missing = ~np.isfinite(value)
+    begins = np.ones(len(value), bool)
+    begins[1:] = ~_continues(rows, plan) | is_missing[1:] | is_missing[:-1]
+    index = np.arange(len(value))
+    starts = np.maximum.accumulate(np.where(begins, index, 0))
+    positions = index - starts
+    if len(known):
+        # Rows of the run that the first carried row belongs to began earlier.
+        positions[starts == 0] += known[0]
+    positions[is_missing] = -1
+    return positions
+
+
+def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
+    """Return for each row but the first whether it follows the one before it (bool)."""
+    same = np.ones(rows.num_rows - 1, bool)
+    for name in plan.series:
+        column = rows[name].combine_chunks()
+        equal = pc.equal(column[1:], column[:-1])
+        both_null = pc.and_(pc.is_null(column[1:]), pc.is_null(column[:-1]))
+        same &= pc.if_else(both_null, True, pc.fill_null(equal, False)).to_numpy(
+            zero_copy_only=False
+        )
+    at = rows["at"].to_numpy()
+    _refuse(rows, plan, np.isnan(at), "a row without a time; filter such rows out")
+    gap = np.diff(at)
+    equal_times = np.concatenate([[False], same & (gap == 0)])
+    advice = 'pass duplicates="mean", or remove one of them'
+    _refuse(rows, plan, equal_times, f"two rows with the time {{time}}; {advice}")
+    if plan.every is None:
+        return same
+    steps = gap / plan.every
+    off = np.concatenate([[False], same & (np.abs(steps - np.rint(steps)) > 1e-6)])
+    _refuse(rows, plan, off, "a time, {time}, that is no multiple of every= after the one before")
+    follows: np.ndarray = same & (np.rint(steps) == 1)
+    return follows
+
+
+def _refuse(rows: pa.Table, plan: WindowPlan, wrong: np.ndarray, text: str) -> None:
+    if not wrong.any():
+        return
+    row = int(np.argmax(wrong))
+    series = ", ".join(f"{name}={rows[name][row].as_py()!r}" for name in plan.series)
+    what = text.format(time=rows[TIME][row].as_py())
+    raise DataError(f"the series {series} has {what} (column {plan.time_name!r})")
+
+
+def _windows(rows: pa.Table, positions: np.ndarray, plan: WindowPlan, num_old: int) -> pa.Table:
+    """Return the windows whose last row is new."""
+    before = positions - (plan.length - 1)
+    is_end = (before >= 0) & (before % plan.step == 0)
+    is_end[:num_old] = False
+    ends = np.flatnonzero(is_end)
+    value = rows[VALUE].to_numpy().astype(np.float32)
+    if len(ends):
+        views = np.lib.stride_tricks.sliding_window_view(value, plan.length)
+        found = views[ends - (plan.length - 1)]
+    else:
+        found = np.zeros((0, plan.length), np.float32)
+    origins = pa.array(ends - plan.horizon)  # the last row that is known
+    columns = {name: rows[name].take(origins) for name in plan.series}
+    columns[TIME] = rows[TIME].take(origins)
+    columns["past"] = _lists(found[:, : plan.lookback])
+    columns["future"] = _lists(found[:, plan.lookback :])
+    return pa.table(columns)
+
+
+def _lists(values: np.ndarray) -> pa.ListArray:
+    """Return rows as lists (array<float>)."""
+    count, length = values.shape
+    offsets = np.arange(count + 1, dtype=np.int32) * length
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.ravel()))

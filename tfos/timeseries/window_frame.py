@@ -1,0 +1,168 @@
+"""`tfos.timeseries.windows`: a DataFrame of (series, time, value) as one of windows.
+
+Covers: the arguments, Spark's sorting, names and types of the columns.
+Does not: cut (tfos.timeseries.cutting).
+Runs in: the driver; `WindowTask` in Spark's tasks.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tfos.errors import SettingsError
+from tfos.timeseries.cutting import TIME, VALUE, WindowPlan, cut
+
+_NUMBERS = {"tinyint", "smallint", "int", "bigint", "float", "double"}
+_TIMES = {"timestamp", "timestamp_ntz", "date"}
+_OURS = ("past", "future")
+_MAX_ROWS = 1 << 20
+
+
+def windows(  # noqa: PLR0913 - the public surface: keywords with defaults
+    df: Any,
+    id: str | Sequence[str],  # noqa: A002 - what such columns are called
+    time: str,
+    value: str,
+    lookback: int,
+    horizon: int,
+    *,
+    step: int = 1,
+    every: float | datetime.timedelta | None = None,
+    duplicates: Literal["error", "mean"] = "error",
+) -> Any:
+    """Return the windows of many time series, for training one forecaster of all or one for each.
+
+    Rows are sorted by Spark and cut by numpy, many series at a time. A row of the result is one
+    window: the columns of `id`, `time` with the time of the last known value, `past` (array<float>,
+    `lookback` values) and `future` (array<float>, `horizon` values after it). A series shorter than
+    a window has none. No window has a missing value (null, NaN, infinite) or spans a gap.
+
+    Args:
+        df: one row per series and time, in any order.
+        id: the column, or columns, that name a series.
+        time: a column of timestamps, dates or numbers.
+        value: a column of numbers.
+        lookback: values that a forecaster sees.
+        horizon: values that it predicts.
+        step: rows from the beginning of one window to that of the next.
+        every: difference of neighbouring times: a timedelta, or a number if the times are numbers.
+            A larger one is a gap; one that is no multiple is an error. None: rows that follow each
+            other are neighbours, whatever their times.
+        duplicates: "error": equal times in a series fail the job, with the series' name; "mean":
+            their values are averaged, without missing ones.
+
+    Raises:
+        SettingsError: a column or a number cannot work. What is wrong in the rows raises DataError
+            in Spark's job, with the series and the time.
+    """
+    series = (id,) if isinstance(id, str) else tuple(id)
+    for name, number in (("lookback", lookback), ("horizon", horizon), ("step", step)):
+        if type(number) is not int or number < 1:
+            raise SettingsError(f"{name} must be an int >= 1, got {number!r}")
+    if duplicates not in ("error", "mean"):
+        raise SettingsError(f'duplicates must be "error" or "mean", got {duplicates!r}')
+    kind = _check_columns(df, series, time, value)
+    plan = WindowPlan(
+        series=series,
+        lookback=lookback,
+        horizon=horizon,
+        step=step,
+        every=_every(every, kind),
+        averages_duplicates=duplicates == "mean",
+        time_name=time,
+    )
+    return (
+        _sorted(df, series, time, value, plan)
+        .mapInArrow(WindowTask(plan), _schema(df, series, time))
+        .withColumnRenamed(TIME, time)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTask:
+    """Cuts one partition."""
+
+    plan: WindowPlan
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches of windows."""
+        for table in cut(batches, self.plan):
+            yield from table.to_batches(_MAX_ROWS)
+
+
+def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> str:
+    """Return the type of the time column."""
+    kinds = dict(df.dtypes)
+    for name in (*series, time, value):
+        if name not in kinds:
+            raise SettingsError(f"the DataFrame has no column {name!r}; it has {sorted(kinds)}")
+    if len({*series, time, value}) < len(series) + 2 or not series:
+        raise SettingsError(
+            f"id={list(series)}, time={time!r} and value={value!r} must be different columns"
+        )
+    taken = [name for name in (*series, time) if name in _OURS]
+    if taken:
+        raise SettingsError(f"column {taken[0]!r} is also one of the result; rename it")
+    if kinds[value] not in _NUMBERS and not kinds[value].startswith("decimal"):
+        raise SettingsError(f"value column {value!r} must be of numbers, it is {kinds[value]}")
+    kind: str = kinds[time]
+    if kind not in _NUMBERS | _TIMES:
+        raise SettingsError(
+            f"time column {time!r} must be of timestamps, dates or numbers, it is {kind}"
+        )
+    return kind
+
+
+def _every(every: object, kind: str) -> float | None:
+    """Return the step in seconds, or in the unit of a column of numbers."""
+    if every is None:
+        return None
+    if kind in _TIMES:
+        if not isinstance(every, datetime.timedelta) or every <= datetime.timedelta(0):
+            raise SettingsError(f"every must be a positive timedelta for times, got {every!r}")
+        return every.total_seconds()
+    is_number = isinstance(every, int | float) and not isinstance(every, bool)
+    if not is_number or not 0 < every < math.inf:  # type: ignore[operator]  # it is a number
+        raise SettingsError(f"every must be a number > 0 for times that are numbers, got {every!r}")
+    return float(every)  # type: ignore[arg-type]  # it is a number
+
+
+def _sorted(df: Any, series: tuple[str, ...], time: str, value: str, plan: WindowPlan) -> Any:
+    from pyspark.sql import functions
+
+    number = functions.col(value).cast("double")
+    rows = df.select(*series, functions.col(time).alias(TIME), number.alias(VALUE))
+    if plan.averages_duplicates:
+        usable = functions.when(~functions.isnan(VALUE), functions.col(VALUE))
+        rows = rows.groupBy(*series, TIME).agg(functions.avg(usable).alias(VALUE))
+    rows = rows.withColumn("at", _as_number(dict(df.dtypes)[time]))
+    return rows.repartition(*series).sortWithinPartitions(*series, TIME)
+
+
+def _as_number(kind: str) -> Any:
+    from pyspark.sql import functions
+
+    column = functions.col(TIME)
+    if kind == "date":
+        return (functions.unix_date(column) * 86400).cast("double")
+    if kind == "timestamp_ntz":
+        column = functions.to_timestamp(column)
+    return column.cast("double")
+
+
+def _schema(df: Any, series: tuple[str, ...], time: str) -> Any:
+    from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
+
+    fields = [df.schema[name] for name in series]
+    floats = ArrayType(FloatType())
+    return StructType(
+        [
+            *fields,
+            StructField(TIME, df.schema[time].dataType),
+            *(StructField(name, floats) for name in _OURS),
+        ]
+    )
