@@ -43,6 +43,7 @@ ROOT = Path(__file__).parent.parent
 ZYGOTE = (
     "tests.support.programs.server_zygote"  # ends with pytest; the servers it forks are checked
 )
+CURRENT_TEST = "PYTEST_CURRENT_TEST"
 TENSORFLOW = "tensorflow.python"  # the real one; a test's own package of that name has no such
 SETTLE_S = 20.0
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -231,6 +232,7 @@ def clean_environ() -> Iterator[None]:
     """Give os.environ and the working directory back as they were."""
     environ, cwd = dict(os.environ), os.getcwd()
     yield
+    environ[CURRENT_TEST] = os.environ.get(CURRENT_TEST, "")  # pytest's own: new in each phase
     if dict(os.environ) != environ:
         os.environ.clear()
         os.environ.update(environ)
