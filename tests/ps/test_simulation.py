@@ -42,6 +42,7 @@ def no_threads_left() -> Iterator[None]:
     end_runners()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F24")
 @pytest.mark.fault("F27")
 def test_many_schedules_keep_every_promise():
@@ -201,6 +202,7 @@ def test_a_restart_that_breaks_a_promise_is_found(name: str, monkeypatch: pytest
         run(seeds)
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_one_too_wide_is_found(monkeypatch: pytest.MonkeyPatch):
     made = SSP.__init__
 

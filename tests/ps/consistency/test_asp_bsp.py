@@ -262,5 +262,5 @@ class SyncModel(RuleBasedStateMachine):
         assert not self.staged or self.policy.missing()
 
 
-TestSyncModel = SyncModel.TestCase
+TestSyncModel = pytest.mark.slow(SyncModel.TestCase)
 TestSyncModel.settings = settings(max_examples=60, stateful_step_count=30)

@@ -290,5 +290,5 @@ class PermitsModel(RuleBasedStateMachine):
             assert held <= self.answered, "a permit that nobody was told of"
 
 
-TestPermitsModel = PermitsModel.TestCase
+TestPermitsModel = pytest.mark.slow(PermitsModel.TestCase)
 TestPermitsModel.settings = settings(max_examples=60, stateful_step_count=30)

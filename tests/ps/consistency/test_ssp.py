@@ -318,5 +318,5 @@ class StaleSyncModel(RuleBasedStateMachine):
         assert not missing & self.waiting
 
 
-TestStaleSyncModel = StaleSyncModel.TestCase
+TestStaleSyncModel = pytest.mark.slow(StaleSyncModel.TestCase)
 TestStaleSyncModel.settings = settings(max_examples=60, stateful_step_count=30)

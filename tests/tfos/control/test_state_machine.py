@@ -192,5 +192,5 @@ class StateMachine(RuleBasedStateMachine):
         assert set(self.fences.values()) <= {1}
 
 
-TestStateMachine = pytest.mark.fault("F01", "F20")(StateMachine.TestCase)
+TestStateMachine = pytest.mark.slow(pytest.mark.fault("F01", "F20")(StateMachine.TestCase))
 StateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
