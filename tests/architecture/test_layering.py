@@ -71,7 +71,7 @@ LEVELS = {
     "tfos": (
         ("console", "failure", "import_check", "metric_direction", "version"),
         ("errors",),
-        ("files", "phases", "topology"),
+        ("files", "phases", "tls_server", "topology"),
         ("collectives", "config", "datasource", "keras"),
         ("control", "keras.data", "keras.embedding"),
         ("keras.step", "monitor", "node", "reading", "serving", "spark"),

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.control import ControlBed
-from tfos.control import messages, server
+from tfos import tls_server
+from tfos.control import messages
 
 pytestmark = [pytest.mark.socket, pytest.mark.slow]
 
@@ -109,8 +110,8 @@ def test_idle_strangers_leave_a_process_half_of_its_descriptors(kind):
 
 @pytest.mark.attack("A13")
 def test_a_dripping_handshake_is_cut_and_nodes_register_again(monkeypatch):
-    monkeypatch.setattr(server, "_HANDSHAKE_S", 0.3)
-    monkeypatch.setattr(server, "spare_descriptors", lambda: 4)
+    monkeypatch.setattr(tls_server, "_HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(tls_server, "spare_descriptors", lambda: 4)
     control = ControlBed()
     try:
         with contextlib.ExitStack() as stack:

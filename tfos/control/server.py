@@ -1,43 +1,30 @@
 """The driver's side of the control plane: an authenticated gRPC server for all nodes.
 
-Covers: mutual TLS, the cap on connections, permissions of nodes, order streams, decoding with typed
-refusal.
-Does not: decide anything (a ControlHandler does, see control.coordinator).
+Covers: permissions of nodes, order streams, decoding with typed refusal.
+Does not: listen (tfos.tls_server), decide anything (a ControlHandler does: control.coordinator).
 Runs in: the driver's Python.
 Threads: every call runs on a daemon thread of this server and ends in the handler, which must
-serialise its calls. An executor of `concurrent.futures` would make the interpreter wait at exit for
-streams that last as long as their nodes.
+serialise its calls.
 """
 
 from __future__ import annotations
 
-import collections
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from typing import Any, NoReturn, Protocol
 
 import grpc
 
 from rpc.auth.certificates import TlsCredentials
-from rpc.endpoint import bracketed
-from rpc.limits import spare_descriptors
 from tfos.control import codec, messages
 from tfos.control.identity import STOPPER_NAME
 from tfos.control.outbox import Outbox
 from tfos.errors import ControlError, ControlRefused
 from tfos.failure import NodeId
+from tfos.tls_server import TlsServer, peer_name
 
 _LOG = logging.getLogger(__name__)
-
-_SPARE_THREADS = 16
-"""Unary calls served at the same time, in addition to one stream per node."""
-_CLOSE_GRACE_S = 0.2
-_HANDSHAKE_S = 5.0
-"""From accepting a connection to the end of its TLS handshake, as on the data plane. gRPC's own
-default is 120 s: a stranger would hold a descriptor of the driver for that long."""
 
 
 class ControlHandler(Protocol):
@@ -88,26 +75,11 @@ class ControlServer:
         self._handler = handler
         self._outboxes: dict[NodeId, Outbox] = {}
         self._outboxes_lock = threading.Lock()
-        self._threads = DaemonThreads(2 * num_nodes + _SPARE_THREADS)
-        self._server = grpc.server(
-            self._threads,
-            handlers=[_Methods(self)],
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_S)),
-                # gRPC counts nodes and strangers together and closes what is over the cap. A node
-                # has one connection, and briefly two when it connects again.
-                ("grpc.max_allowed_incoming_connections", 2 * num_nodes + spare_descriptors()),
-                ("grpc.max_receive_message_length", codec.MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", codec.MAX_MESSAGE_BYTES),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ],
-        )
-        self._credentials = grpc.ssl_server_credentials(
-            [(credentials.key_pem, credentials.cert_pem)],
-            root_certificates=credentials.ca_pem,
-            require_client_auth=True,
+        self._server = TlsServer(
+            _Methods(self),
+            credentials,
+            num_peers=num_nodes,
+            max_message_bytes=codec.MAX_MESSAGE_BYTES,
         )
         self._closed = False
 
@@ -124,17 +96,7 @@ class ControlServer:
         Raises:
             ControlError: the address cannot be bound.
         """
-        try:
-            bound: int = self._server.add_secure_port(
-                f"{bracketed(host)}:{port}", self._credentials
-            )
-        except RuntimeError as error:
-            raise ControlError(
-                f"the control server cannot listen on {host}:{port} ({error}); "
-                "set spark.driver.bindAddress or free the port"
-            ) from error
-        self._server.start()
-        return bound
+        return self._server.start(host, port)
 
     def send(self, node: NodeId, order: messages.Order) -> None:
         """Queue an order for this attempt of a node; it leaves at once if the node listens.
@@ -154,8 +116,7 @@ class ControlServer:
             outboxes = list(self._outboxes.values())
         for outbox in outboxes:
             outbox.close()
-        self._server.stop(_CLOSE_GRACE_S).wait(5.0)
-        self._threads.shutdown(wait=False)
+        self._server.close()
 
     def _outbox(self, node: NodeId) -> Outbox:
         with self._outboxes_lock:
@@ -273,61 +234,6 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
         return self._handlers.get(handler_call_details.method)
 
 
-class DaemonThreads(futures.Executor):
-    """Runs calls on up to `max_threads` daemon threads, started as they are needed."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self, max_threads: int) -> None:
-        self._max_threads = max_threads
-        self._name = f"tfos-control-{next(self._numbers)}"
-        self._work: collections.deque[Callable[[], None]] = collections.deque()
-        self._changed = threading.Condition()
-        self._waiting = 0
-        self._started = 0
-        self._closed = False
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        """Queue a call; start a thread if none is free for it."""
-        future: futures.Future[Any] = futures.Future()
-
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # a future carries it to the caller
-                future.set_exception(error)
-
-        with self._changed:
-            self._work.append(work)
-            start = len(self._work) > self._waiting and self._started < self._max_threads
-            self._started += start
-            self._changed.notify()
-        if start:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        return future
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._waiting += 1
-                while not self._work and not self._closed:
-                    self._changed.wait()
-                self._waiting -= 1
-                if not self._work:
-                    return
-                work = self._work.popleft()
-            work()
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end; running calls end with their connections."""
-        del wait, cancel_futures
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
 def _decode(
     decode: Callable[[bytes], codec.Message], body: bytes, context: grpc.ServicerContext
 ) -> codec.Message:
@@ -348,12 +254,6 @@ def _check_sender(node: NodeId, context: grpc.ServicerContext) -> None:
             grpc.StatusCode.PERMISSION_DENIED,
             f"the certificate is for {peer!r}, the message claims to be {node.name!r}",
         )
-
-
-def peer_name(context: grpc.ServicerContext) -> str:
-    """Return the common name of the peer's certificate."""
-    names = context.auth_context().get("x509_common_name", [])
-    return names[0].decode("utf-8", "replace") if names else ""
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:

@@ -30,7 +30,7 @@ from tfos.many.launch import (
 )
 from tfos.many.results import ResultsDirectory
 from tfos.many.trainings import ManyTrainings
-from tfos.spark.facts import SparkFacts, classic_context, read_facts
+from tfos.spark.facts import SparkFacts, active_context, classic_context, read_facts
 from tfos.spark.pickling import pickle_main_fun
 
 
@@ -84,7 +84,7 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
     """
     _check(fn, 2 if groups.is_grouped(items) else 1, slots, retries)
     timeout_s = None if timeout_s is None else check_timeout("timeout_s", timeout_s)
-    context = groups.context_of(items) if groups.is_grouped(items) else sc or _active_context()
+    context = groups.context_of(items) if groups.is_grouped(items) else sc or active_context()
     context = classic_context(context)
     wait_s = check_timeout("slot_wait_s", slot_wait_s)
     place = RunPlace(context, read_facts(context), Console(enabled=verbose), wait_s)
@@ -127,15 +127,6 @@ def _check(fn: Callable[..., Any], num_arguments: int, slots: object, retries: o
         raise SettingsError(f"slots must be an int >= 1, or None for all free ones, got {slots!r}")
     if type(retries) is not int or retries < 0:
         raise SettingsError(f"retries must be an int >= 0, got {retries!r}")
-
-
-def _active_context() -> Any:
-    from pyspark import SparkContext
-
-    context = SparkContext._active_spark_context
-    if context is None:
-        raise SettingsError("there is no active SparkContext; create one, or pass sc=")
-    return context
 
 
 def _pickled_function(fn: Callable[..., Any]) -> bytes:

@@ -1,7 +1,7 @@
 """The driver's side of the slots' calls: an authenticated gRPC server.
 
-Covers: mutual TLS, who may call, decoding with typed refusal.
-Does not: decide anything (a ManyHandler does).
+Covers: who may call, decoding with typed refusal.
+Does not: listen (tfos.tls_server), decide anything (a ManyHandler does).
 Threads: calls run on daemon threads of the server.
 """
 
@@ -12,16 +12,9 @@ from typing import Any, Protocol
 import grpc
 
 from rpc.auth.certificates import TlsCredentials
-from rpc.endpoint import bracketed
-from rpc.limits import spare_descriptors
 from tfos.control import codec
-from tfos.control.server import DaemonThreads, peer_name
-from tfos.errors import ControlError
 from tfos.many import messages
-
-_SPARE_THREADS = 16
-_HANDSHAKE_S = 5.0
-_CLOSE_GRACE_S = 0.2
+from tfos.tls_server import TlsServer, peer_name
 
 
 class ManyHandler(Protocol):
@@ -47,23 +40,11 @@ class ManyServer:
         self, handler: ManyHandler, credentials: TlsCredentials, *, num_slots: int
     ) -> None:
         self._handler = handler
-        self._threads = DaemonThreads(2 * num_slots + _SPARE_THREADS)
-        self._server = grpc.server(
-            self._threads,
-            handlers=[_Calls(self)],
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_S)),
-                ("grpc.max_allowed_incoming_connections", 2 * num_slots + spare_descriptors()),
-                ("grpc.max_receive_message_length", codec.MAX_MESSAGE_BYTES),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ],
-        )
-        self._credentials = grpc.ssl_server_credentials(
-            [(credentials.key_pem, credentials.cert_pem)],
-            root_certificates=credentials.ca_pem,
-            require_client_auth=True,
+        self._server = TlsServer(
+            _Calls(self),
+            credentials,
+            num_peers=num_slots,
+            max_message_bytes=codec.MAX_MESSAGE_BYTES,
         )
 
     def start(self, host: str) -> int:
@@ -72,19 +53,11 @@ class ManyServer:
         Raises:
             ControlError: the address cannot be bound.
         """
-        try:
-            port: int = self._server.add_secure_port(f"{bracketed(host)}:0", self._credentials)
-        except RuntimeError as error:
-            raise ControlError(
-                f"the slots' server cannot listen on {host} ({error}); set spark.driver.bindAddress"
-            ) from error
-        self._server.start()
-        return port
+        return self._server.start(host)
 
     def close(self) -> None:
         """End all calls. Idempotent."""
-        self._server.stop(_CLOSE_GRACE_S).wait(5.0)
-        self._threads.shutdown(wait=False)
+        self._server.close()
 
     def draw(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         """Serve Draw.

@@ -26,6 +26,7 @@ from tfos.estimators.training import (
 from tfos.predict.column import BATCH_SIZE, PREDICTION, places_of, predicted, read_signature
 from tfos.predict.predictor import OutputColumn, Predictor
 from tfos.predict.signature import ModelSource
+from tfos.spark.facts import active_context
 
 if TYPE_CHECKING:
     import keras
@@ -139,7 +140,7 @@ class Estimator:
                 raise SettingsError("validation_data must be a function too, as data is one")
             make = self._maker(data, settings.batch_size)
             held = validation_data and self._maker(validation_data, settings.batch_size)
-            found = fit_made(_context(), make, self._recipe, settings, held)
+            found = fit_made(active_context(), make, self._recipe, settings, held)
         else:
             plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
             validation = None if validation_data is None else _frame(validation_data)
@@ -174,7 +175,7 @@ class Estimator:
         verbose = self._settings.verbose
         if callable(data):
             make = self._maker(data, batch_size)
-            return evaluate_made(_context(), make, self._recipe, verbose=verbose)
+            return evaluate_made(active_context(), make, self._recipe, verbose=verbose)
         plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
         return evaluate(_frame(data), plan, self._recipe, batch_size, verbose=verbose)
 
@@ -288,21 +289,12 @@ class Estimator:
         return self._recipe.content
 
 
-def _context() -> Any:
-    from pyspark import SparkContext
-
-    sc = SparkContext._active_spark_context
-    if sc is None:
-        raise SettingsError("there is no SparkContext; make one first")
-    return sc
-
-
 def _frame(data: Any) -> Any:
     """Return data as a DataFrame."""
     if isinstance(data, str):
         from pyspark.sql import SparkSession
 
-        session = SparkSession.getActiveSession() or SparkSession(_context())
+        session = SparkSession.getActiveSession() or SparkSession(active_context())
         return session.read.load(data)
     if hasattr(data, "mapInArrow") and hasattr(data, "schema"):
         return data

@@ -30,6 +30,7 @@ from tfos.predict.signature import (
     ModelSignature,
     ModelSource,
 )
+from tfos.spark.facts import active_context
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -134,17 +135,11 @@ def predict_column(
         SettingsError: there is no such model or name, or no SparkSession.
         UnsupportedError: Spark is older than 4.1.
     """
-    from pyspark import SparkContext
-
     check_batch_size(batch_size)
     _udf()
-    sc = SparkContext._active_spark_context
-    if sc is None:
-        raise SettingsError(
-            "predict_column() needs a classic SparkSession, whose executors read the model; make "
-            "it first: SparkSession.builder.getOrCreate()"
-        )
-    found = read_signature(sc, ModelSource(path=model_path, tags=tags, name=signature))
+    found = read_signature(
+        active_context(), ModelSource(path=model_path, tags=tags, name=signature)
+    )
     asked = _listed(inputs, found.inputs), _listed(outputs, found.outputs)
     found.check(*asked)
     return PredictColumn(found, *asked, batch_size)

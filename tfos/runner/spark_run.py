@@ -18,6 +18,7 @@ from tfos.config import ClusterConfig
 from tfos.errors import NoResultError, SettingsError
 from tfos.runner.rank_process import RankWork, run_rank
 from tfos.spark import pickling
+from tfos.spark.facts import active_context
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -89,22 +90,6 @@ def checked_work(fn: object, args: object, kwargs: object) -> RankWork:
         raise SettingsError(f"kwargs must be a dict with text keys, got {kwargs!r}")
     pickling.pickle_main_fun(fn, (tuple(args), dict(kwargs)), called="fn")
     return RankWork(fn, tuple(args), dict(kwargs))
-
-
-def active_context() -> Any:
-    """Return the SparkContext of this process.
-
-    Raises:
-        SettingsError: there is none.
-    """
-    from pyspark import SparkContext
-
-    context = SparkContext._active_spark_context
-    if context is None:
-        raise SettingsError(
-            "there is no SparkContext in this process: make one first, or pass it as sc="
-        )
-    return context
 
 
 def unpickled(data: bytes, rank: int) -> Any:

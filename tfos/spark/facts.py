@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfos.errors import UnsupportedError
+from tfos.errors import SettingsError, UnsupportedError
 from tfos.spark.slots import ExecutorSlots, Offer
 
 LOOPBACK = "127.0.0.1"
@@ -101,6 +101,23 @@ def classic_context(spark: Any) -> Any:
         )
     check_running(spark)
     return spark
+
+
+def active_context() -> Any:
+    """Return the SparkContext of this process.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise SettingsError(
+            "there is no SparkContext in this process: make one first, such as "
+            "SparkSession.builder.getOrCreate(), or pass it as sc= where the call has that argument"
+        )
+    return context
 
 
 def check_running(spark: Any) -> None:
