@@ -90,9 +90,11 @@ class PeerLinks:
         """Send the requests, at most one per peer; `finish` waits for their replies."""
         for each in wanted:
             into = None if each.into is None else [each.into]
-            each.pending = self._connections[each.rank].begin(
-                messages.encode(each.fetch), into=into
-            )
+            connection, meta = self._connections[each.rank], messages.encode(each.fetch)
+            try:
+                each.pending = connection.begin(meta, into=into)
+            except RpcError as error:
+                raise _lost(each, error) from None
 
     def finish(self, wanted: Sequence[Wanted], deadline_s: float, timeout_s: float) -> None:
         """Wait until every peer has answered with its bytes.
@@ -136,12 +138,16 @@ class PeerLinks:
         except DeadlineExceeded as error:
             raise CollectiveTimeout(f"rank {each.rank} in {each.fetch.call}: {error}") from None
         except RpcError as error:
-            raise RankLost(
-                f"rank {each.rank} ended in the middle of {each.fetch.call}; its own error is the "
-                f"cause ({error})"
-            ) from None
+            raise _lost(each, error) from None
         each.pending = None
         return True
+
+
+def _lost(each: Wanted, error: RpcError) -> RankLost:
+    return RankLost(
+        f"rank {each.rank} ended in the middle of {each.fetch.call}; its own error is the cause "
+        f"({error})"
+    )
 
 
 def _raised(refusal: RemoteError) -> CollectiveError:

@@ -161,9 +161,10 @@ class RankGroup:
         try:
             self._links.open()
             return algorithm(call)
-        except CollectiveError as error:
-            self._broken = error  # ranks are no longer in step
-            self._offers.end(f"has failed in {call}")
+        except BaseException as error:  # Ctrl-C too: ranks are no longer in step
+            interrupted = CollectiveError(f"rank {self.rank} was interrupted in {call}")
+            self._broken = error if isinstance(error, CollectiveError) else interrupted
+            self.close(f"has failed in {call}")  # nobody waits for what this rank would fetch
             raise
 
     def _gather(self, call: CollectiveCall, form: ValueLayout, arrays: Arrays) -> list[Any]:

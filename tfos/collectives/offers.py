@@ -144,15 +144,15 @@ class Offers:
         deadline_s = time.monotonic() + MAX_HOLD_S
         with self._changed:
             while True:
+                if self._ended:
+                    raise RankLost(
+                        f"rank {self._rank} {self._ended}, rank {peer} is in {fetch.call}"
+                    )
                 offer = self._current
                 if offer is not None and offer.call.number >= fetch.call.number:
                     self._check(offer, fetch, peer)
                     if offer.has(fetch):
                         return offer
-                if self._ended:
-                    raise RankLost(
-                        f"rank {self._rank} {self._ended}, rank {peer} is in {fetch.call}"
-                    )
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return None

@@ -15,7 +15,13 @@ from rpc.server.listener import Listener
 from tfos.collectives import layout
 from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup, RankPeer
 from tfos.collectives.offers import Offers
-from tfos.errors import CollectiveTimeout, RankLost, RankMismatch, SettingsError
+from tfos.errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    RankLost,
+    RankMismatch,
+    SettingsError,
+)
 
 pytestmark = pytest.mark.socket
 CREDENTIALS = Credentials("collectives", b"k" * 32)
@@ -255,3 +261,20 @@ def test_slices_cover_everything_once():
         for stop in range(start, 8):
             found = b"".join(layout.cut(views, start, stop))
             assert found == b"abcdefg"[start:stop]
+
+
+def test_after_an_interrupt_no_call_takes_the_answers_of_the_one_before(start, monkeypatch):
+    ranks = start(2)
+    group = ranks.groups[0]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group._links, "finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        group.barrier()
+    monkeypatch.undo()
+    with pytest.raises(CollectiveError, match="rank 0 was interrupted in barrier"):
+        group.barrier()
+    with pytest.raises(RankLost, match=r"rank 0 (has failed in|ended in the middle of) barrier"):
+        ranks.groups[1].barrier()
