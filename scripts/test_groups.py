@@ -27,14 +27,12 @@ class Group:
     """One pytest process: what it collects, what it selects of that, and what it may take.
 
     `budget_s` is for two cores that do nothing else; a group that takes longer is shown.
-    `apart_from` names groups that do not run at the same time, for the memory of their JVMs.
     """
 
     name: str
     paths: tuple[str, ...]
     marks: str
     budget_s: int
-    apart_from: tuple[str, ...] = ()
 
     def selects(self, path: str, marks: Collection[str]) -> bool:
         """Say whether it runs a test of this file, relative to the checkout, with these marks."""
@@ -61,14 +59,21 @@ GROUPS = (
         (f"{_SYSTEMS}/spark",),
         f"not (process or hdfs or {LATER})",
         budget_s=200,
-        apart_from=("bench",),
     ),
+    Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=110),
     Group(
         "programs",
         (f"{_SYSTEMS}/spark", f"{_SYSTEMS}/examples"),
         f"spark and process and not (hdfs or {LATER})",
         budget_s=170,
     ),
+    Group(
+        "sockets",
+        (*_ROOMS, "tests/contracts", "tests/architecture"),
+        f"(socket or slow) and not (process or hdfs or {LATER})",
+        budget_s=110,
+    ),
+    Group("bench", (f"{_SYSTEMS}/bench",), f"not ({LATER})", budget_s=90),
     Group(
         "processes",
         (*_PROCESSES, f"{_SYSTEMS}/examples", f"{_SYSTEMS}/soak"),
@@ -81,14 +86,6 @@ GROUPS = (
         f"hdfs and not ({LATER})",
         budget_s=130,
     ),
-    Group(
-        "sockets",
-        (*_ROOMS, "tests/contracts", "tests/architecture"),
-        f"(socket or slow) and not (process or hdfs or {LATER})",
-        budget_s=110,
-    ),
-    Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=110),
-    Group("bench", (f"{_SYSTEMS}/bench",), f"not ({LATER})", budget_s=90, apart_from=("spark",)),
 )
 """The fastest to fail first, then the longest first."""
 IDLE = Group("idle", _ROOMS, "idle and not long", budget_s=600)
