@@ -38,8 +38,8 @@ DEFAULT_TIMEOUT_S = 600.0
 FEW_BYTES = 64 << 10
 """Up to so many, each rank fetches everything from everyone: one round trip."""
 PIECE_BYTES = 4 << 20
-"""Of one fetch while a slice is reduced: smaller ones wait for replies more often, larger ones leave
-the processor's cache before they are added."""
+"""Of one fetch while a slice is reduced: smaller ones wait for replies more often, larger ones have
+left the processor's cache before they are added."""
 _ADD: dict[str, Callable[..., Array]] = {
     "sum": np.add,
     "mean": np.add,
