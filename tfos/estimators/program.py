@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos.estimators.columns import ColumnPlan
+from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.recipe import ModelRecipe, content_of, tensors_of
 
 MODEL_FEED = "model"
-"""Rows are numbers of pieces; -1 asks for the number of bytes."""
-PIECE_BYTES = 1 << 20
+"""Rows are numbers of pieces."""
 _FEEDS = ("input", "validation")
 
 
@@ -120,15 +120,9 @@ class EvaluateProgram:
 def _answer(ctx: Any, model: Any) -> None:
     """Answer rows of the feed `model` by pieces of the model's file."""
     feed = ctx.get_data_feed(train_mode=False, qname_in=MODEL_FEED)
-    content = b""
+    pieces: FilePieces | None = None
     while not feed.should_stop():
         asked = feed.next_batch(1)
         if asked:
-            content = content or content_of(model)
-            feed.batch_results([_piece(content, int(place)) for place in asked])
-
-
-def _piece(content: bytes, place: int) -> bytes:
-    if place < 0:
-        return str(len(content)).encode()
-    return content[place * PIECE_BYTES : (place + 1) * PIECE_BYTES]
+            pieces = pieces or FilePieces(content_of(model))
+            feed.batch_results([pieces.piece(int(place)) for place in asked])

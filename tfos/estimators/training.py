@@ -1,7 +1,6 @@
 """Training on a DataFrame: the cluster of one fit or evaluation, from checked rows to its results.
 
 Covers: what is checked before any node starts, validation rows, the cluster, the model's bytes.
-Does not: choose columns (columns) or run in workers (program).
 Does not: choose columns (estimators.columns) or run in workers (estimators.program).
 """
 
@@ -17,9 +16,9 @@ from tfos.config import Checkpoints, ClusterConfig, InputMode
 from tfos.driver import preflight
 from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
+from tfos.estimators.file_pieces import joined
 from tfos.estimators.program import (
     MODEL_FEED,
-    PIECE_BYTES,
     EvaluateProgram,
     FedData,
     FitProgram,
@@ -286,8 +285,7 @@ def _content(sc: Any, cluster: TFCluster) -> bytes:
         return found
 
     try:
-        size = int(answers([-1])[0])
-        return b"".join(answers(list(range(-(-size // PIECE_BYTES)))))
+        return joined(answers)
     except Exception:
         cluster.shutdown()  # raises the failure of a worker that has one
         raise

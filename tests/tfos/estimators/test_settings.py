@@ -7,7 +7,6 @@ import pytest
 from tests.support.named_models import compiled
 from tfos.errors import SettingsError
 from tfos.estimators.functions import function_of, reference_to
-from tfos.estimators.program import PIECE_BYTES, _piece
 from tfos.estimators.recipe import ModelRecipe, recipe_of
 from tfos.estimators.training import FitSettings
 
@@ -51,11 +50,3 @@ def test_functions_go_by_module_and_name():
     assert (reference_to("callbacks", None), function_of("")) == ("", None)
     with pytest.raises(SettingsError, match=r"model_fn .*lambda.* cannot be saved"):
         reference_to("model_fn", lambda: None)
-
-
-def test_a_model_arrives_in_pieces():
-    content = bytes(range(256)) * (PIECE_BYTES // 128) + b"end"
-    size = int(_piece(content, -1))
-    count = -(-size // PIECE_BYTES)
-    assert b"".join(_piece(content, place) for place in range(count)) == content
-    assert _piece(content, count) == b""
