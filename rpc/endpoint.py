@@ -9,10 +9,15 @@ import functools
 import ipaddress
 import socket
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from rpc.field_texts import with_field_texts
+
+_Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x20\x7f-\xa0]{0,255}\Z")]
+"""What a peer says: without spaces and control characters, since errors and logs show it."""
+_Path: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,255}\Z")]
 
 
 @with_field_texts
@@ -22,11 +27,11 @@ class Endpoint(msgspec.Struct, frozen=True):
     `boot_id` identifies the host where IP addresses do not (containers, NAT, loopback).
     """
 
-    host: str
-    port: int
-    unix_path: str = ""
-    boot_id: str = ""
-    inproc: str = ""
+    host: _Word
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    unix_path: _Path = ""
+    boot_id: _Word = ""
+    inproc: _Word = ""
 
     @property
     def is_near(self) -> bool:

@@ -7,7 +7,7 @@ Threads: any.
 
 Types as in a feed (encoder): numbers and bool keep their dtype, decimals become float64, dates
 int32 days and timestamps int64 microseconds since 1970-01-01, text and binary become object arrays,
-lists of numbers and Spark's vectors a tensor or Ragged.
+lists of numbers and Spark's vectors a tensor or Ragged, lists of strings a Ragged of objects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from feeding.errors import DataError, FeedSettingsError
 
 _REFUSED = (
     "is {type}; a column is numbers, text, binary, dates, timestamps, decimals, vectors or lists "
-    "of numbers: name the columns that you need, or convert this one where the file is written"
+    "of numbers or texts: name the columns that you need, or convert this one where the file is "
+    "written"
 )
 
 
@@ -71,8 +72,13 @@ class StoredColumn:
 
     @property
     def has_rows_of_items(self) -> bool:
-        """Whether each value is several numbers."""
+        """Whether each value is several numbers, or texts."""
         return self.is_vector or self.type.id in LISTS
+
+    @property
+    def has_lists_of_texts(self) -> bool:
+        """Whether each value is several texts."""
+        return self.type.id in LISTS and TEXTS.get(self.item_type.id) == "str"
 
     @property
     def item_type(self) -> pa.DataType:
@@ -163,8 +169,9 @@ class ColumnReader:
             found = bounds(array)
             offsets = found - found[0]
             items = plain(array.values.slice(found[0], found[-1] - found[0]))
-            values = numbers(self._filled(items, offsets))
-        if self.spec.kind == "ragged":
+            filled = self._filled(items, offsets)
+            values = numbers(filled) if self.spec.dtype else objects(filled)
+        if self.spec.kind == "ragged" or not self.spec.dtype:
             return Ragged(values, offsets)
         size = math.prod(self.spec.shape)
         wrong = np.diff(offsets) != size
@@ -192,6 +199,8 @@ def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> C
         FeedSettingsError: no batch column can hold its type.
     """
     kind = column.item_type
+    if column.has_lists_of_texts:
+        return ColumnSpec(column.name, "bytes", "texts")
     if kind.id in DTYPES and not column.has_rows_of_items:
         return ColumnSpec(column.name, "tensor", "scalar", DTYPES[kind.id])
     if kind.id in DTYPES and shape is None:

@@ -10,6 +10,7 @@ Column by Arrow type:
     date / timestamp                      int32 days / int64 microseconds since 1970-01-01 (UTC)
     string, binary                        text, bytes
     list of numbers                       tensor (n,) while every row has n, else ragged
+    list of strings                       lists of texts, of any length
     list of lists of numbers              tensor; every row of the chunk needs the same shape
     the struct of Spark's VectorUDT       as a list of float64; sparse vectors become dense
     any other struct                      a group: one column per field, named `struct.field`
@@ -29,6 +30,7 @@ from feeding.arrow.spark_vectors import is_vector, spread
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import Array
 from feeding.columnar.schema import MAX_DEPTH, ColumnGroup, ColumnSpec, Node, ValueKind
+from feeding.columnar.texts import packed
 
 
 class ArrowEncoder:
@@ -85,6 +87,9 @@ class ArrowEncoder:
             out.add(spec, *text(array))
         elif vectors:
             self._add_rows(out, name, *spread(array), "array")
+        elif kind.id in LISTS and _holds_texts(kind):
+            texts, rows = self._inside(out, name, array)
+            out.add(ColumnSpec(name, "bytes", "texts"), *packed(*text(texts), rows))
         elif kind.id in LISTS:
             self._add_rows(out, name, *self._items(out, name, array), "list")
         else:
@@ -127,16 +132,13 @@ class ArrowEncoder:
 
         `outer`: offsets of the rows among these lists, if the lists are inside others.
         """
-        found = bounds(lists)
-        items = plain(lists.values.slice(found[0], found[-1] - found[0]))
-        offsets = found - found[0]
+        items, offsets = self._inside(out, name, lists, outer)
         rows = offsets if outer is None else offsets[outer]
-        if items.null_count:
-            items = self._filled(out, name, items, rows)
         if items.type.id in DTYPES:
             return numbers(items), offsets
         if items.type.id not in LISTS:
-            raise out.refuse(name, 0, f"lists of {items.type}; a feed takes lists of numbers")
+            text = f"lists of {items.type}; a feed takes lists of numbers, and of texts by itself"
+            raise out.refuse(name, 0, text)
         values, inner = self._items(out, name, items, rows)
         lengths = np.diff(inner)
         length = int(lengths[0]) if len(lengths) else 0
@@ -145,6 +147,18 @@ class ArrowEncoder:
             text = f"inner list of {lengths[odd[0]]} items, but earlier ones have {length}"
             raise out.refuse(name, _row_of(int(odd[0]), rows), f"{text}; they need one length")
         return values.reshape(len(lengths), length, *values.shape[1:]), offsets
+
+    def _inside(
+        self, out: Collector, name: str, lists: pa.Array, outer: Array | None = None
+    ) -> tuple[pa.Array, Array]:
+        """Return all items of lists without nulls, and the offsets of the lists; see _items."""
+        found = bounds(lists)
+        items = plain(lists.values.slice(found[0], found[-1] - found[0]))
+        offsets = found - found[0]
+        if items.null_count:
+            rows = offsets if outer is None else offsets[outer]
+            items = self._filled(out, name, items, rows)
+        return items, offsets
 
     def _filled(
         self, out: Collector, name: str, array: pa.Array, rows: Array | None = None
@@ -166,6 +180,11 @@ class ArrowEncoder:
             raise out.refuse(name, _row_of(at, rows), text) from None
         mask = missing.to_numpy(zero_copy_only=False)
         return both.take(pa.array(np.where(mask, len(array), np.arange(len(array)))))
+
+
+def _holds_texts(lists: pa.DataType) -> bool:
+    items = plain(pa.array([], lists.value_type)).type
+    return TEXTS.get(items.id) == "str"
 
 
 def _row_of(item: int, rows: Array | None) -> int:

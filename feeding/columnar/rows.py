@@ -17,6 +17,7 @@ import numpy as np
 
 from feeding.columnar.chunk import Chunk
 from feeding.columnar.schema import ValueKind, numpy_dtype
+from feeding.columnar.texts import unpacked
 from feeding.errors import ChunkError
 
 
@@ -75,6 +76,8 @@ def _texts(value: ValueKind, data: memoryview, bounds: list[int], name: str) -> 
         return [bytes(data[low:high]) for low, high in spans]
     if value == "bytearray":
         return [bytearray(data[low:high]) for low, high in spans]
+    if value == "texts":
+        return [unpacked(data[low:high], name) for low, high in spans]
     try:
         return [str(data[low:high], "utf-8") for low, high in spans]
     except UnicodeDecodeError as error:

@@ -39,14 +39,17 @@ DTYPES = frozenset(
 MAX_NAME = 256
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Kind = Literal["tensor", "ragged", "bytes", "str"]
-ValueKind = Literal["scalar", "numpy", "list", "tuple", "array", "bytes", "bytearray", "str"]
+ValueKind = Literal[
+    "scalar", "numpy", "list", "tuple", "array", "bytes", "bytearray", "texts", "str"
+]
 
 
 class ColumnSpec(msgspec.Struct, frozen=True, array_like=True):
     """One column: `dtype` and `shape` are those of one row's value.
 
     tensor: every row has `shape`.   ragged: one-dimensional, every row its own length.
-    bytes, str: no dtype.            `value` is the Python type a consumer of rows gets back.
+    bytes, str: no dtype.            `value` is the Python type a consumer of rows gets back;
+    "texts": a list of str, which one value of bytes holds (feeding.columnar.texts).
     """
 
     name: Name
@@ -57,7 +60,8 @@ class ColumnSpec(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         dims = "[?]" if self.kind == "ragged" else str(list(self.shape)) if self.shape else ""
-        return f"{self.name}: {self.dtype or self.kind}{dims}"
+        kind = "texts" if self.value == "texts" else self.dtype or self.kind
+        return f"{self.name}: {kind}{dims}"
 
 
 class ColumnGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -191,7 +195,7 @@ def _check_column(column: ColumnSpec) -> None:
 _VALUES_OF: dict[str, tuple[str, ...]] = {
     "tensor": ("scalar", "numpy", "list", "tuple", "array"),
     "ragged": ("list", "tuple", "array"),
-    "bytes": ("bytes", "bytearray"),
+    "bytes": ("bytes", "bytearray", "texts"),
     "str": ("str",),
 }
 

@@ -44,6 +44,12 @@ from feeding.encode.vectors import encode_vectors
 MAX_PLAIN_TUPLE = 3
 """Tuples up to this length are (x, y, sample_weight), even of numbers only."""
 
+_TEXTS_ADVICE = (
+    "lists of texts have one length in all rows, since chunks have no offsets within offsets: join "
+    "each to one text, '\\n'.join(texts), and split it again with ctx.dataset(…, map_fn=...) by "
+    "tf.strings.split(x, '\\n'); array<string> columns of a DataFrame may have any length"
+)
+
 
 def encode_values(out: Collector, values: Values, name: str = "", depth: int = 0) -> Node:
     """Add the columns for one value per row.
@@ -168,6 +174,8 @@ def _encode_group(
         except ValueError:
             odd = next(i for i, value in enumerate(values) if len(value) != len(values[0]))
             text = f"{len(values[odd])} values, but earlier rows have {len(values[0])}"
+            if all(isinstance(one, str | bytes) for one in (*values[odd], *values[0])):
+                text += f"; {_TEXTS_ADVICE}"
             raise out.refuse(name, odd, text) from None
     children = tuple(
         encode_values(out, part, f"{name}.{child}" if name else child, depth + 1)

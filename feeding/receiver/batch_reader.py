@@ -8,6 +8,7 @@ Threads: one consumer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from feeding.columnar.schema import DTYPES, ColumnGroup, ColumnSpec, Schema
 from feeding.errors import FeedSettingsError, SchemaError
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.epoch_rows import INFERENCE, Receipt, RowSpan
+
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class BatchReader:
     ) -> None:
         self._channel = channel
         self._feed = feed
+        self._number = next(_numbers)
         self.reads_ahead = False
         """Set it if the next batch is read before the last one is trained; the trainer then reports
         batches by `hand` and `settle`."""
@@ -184,6 +188,14 @@ class BatchReader:
         if not self.reads_ahead:
             self.settle(ended=end)
         return end
+
+    def begin(self) -> int:
+        """Begin or go on to read; return the rows that another reader of the feed has read ahead.
+
+        They are not in the batches of this reader: the other one's trainer gets them, or they are
+        dropped when this reader has read the end of their epoch.
+        """
+        return self._channel.begin_reading(self._feed, self._number)
 
     def hand(self, receipt: Receipt) -> None:
         """Note that the trainer has the batch of this receipt."""
@@ -300,6 +312,12 @@ def _column(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
         for part in slices
         for value in column_values(part.chunk, index, part.start, part.stop)
     ]
+    if spec.value == "texts":
+        return Ragged(_objects([text for row in values for text in row]), offsets_of(values))
+    return _objects(values)
+
+
+def _objects(values: list[Any]) -> Array:
     array = np.empty(len(values), object)
     array[:] = values
     return array

@@ -156,6 +156,16 @@ class FeedChannel:
             state.changed.notify_all()
             return item
 
+    def begin_reading(self, feed: str, reader: int) -> int:
+        """Note who reads a feed from now on; see FeedQueue.begin_reading.
+
+        Args:
+            feed: name of the feed.
+            reader: number of the reader.
+        """
+        with self._state.changed:
+            return self._state.queue(feed).begin_reading(reader)
+
     def count_taken(self, chunk: Chunk, num_rows: int) -> None:
         """Count rows of a chunk as read by the consumer.
 

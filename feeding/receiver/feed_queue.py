@@ -108,6 +108,7 @@ class FeedQueue:
         self._session_bytes: dict[int, int] = {}
         self._rows: dict[int, EpochRows] = {}
         self._at_trainer: deque[Receipt] = deque()
+        self._reader = 0
         self._trainer_epoch = first_epoch
         """Epoch of the rows that the trainer got last."""
 
@@ -293,6 +294,22 @@ class FeedQueue:
     def session_bytes(self, session: int) -> int:
         """Return the unread bytes of one inference session."""
         return self._session_bytes.get(session, 0)
+
+    def begin_reading(self, reader: int) -> int:
+        """Note who reads from now on.
+
+        Args:
+            reader: number of the reader, above 0.
+
+        Returns:
+            Rows that another reader has read ahead and not given to the trainer, without the rest
+            of its chunk.
+        """
+        before, self._reader = self._reader, reader
+        if before in (0, reader):
+            return 0
+        at_trainer = sum(piece.num_rows for receipt in self._at_trainer for piece in receipt)
+        return max(0, self.taken_rows - self.trained_rows - self.dropped_rows - at_trainer)
 
     def count_taken(self, num_rows: int) -> None:
         """Count rows of a popped chunk as read; ignored while draining."""

@@ -5,7 +5,8 @@ takes the next number in a small file beside the checkpoints; who finds a higher
 
 Workers refuse a server whose number is lower than its predecessor's, so a number must outlive its
 file: there are two copies, each with a digest. A damaged copy says nothing, and the server that
-serves writes it again.
+serves writes it again. Where both are gone before a start beside checkpoints, it takes the time as
+its number, which is higher than all that were counted.
 
 Covers: taking a number, noticing a higher one, the two copies.
 Does not: end the process (ps.cli.serve, tfos.node.ps_process), choose between clients
@@ -27,6 +28,7 @@ import msgspec
 from ps import codec
 from ps.checkpoint.digest import digest
 from ps.checkpoint.lease import Lease
+from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.storage import Storage, read_small, typed_errors
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError, ServerPhaseError
@@ -81,7 +83,7 @@ class GenerationFence:
             cluster_id, 0, socket.gethostname(), os.getpid(), token=secrets.token_hex(8)
         )
         newest = self.successor()
-        number = newest.number + 1 if newest else 1
+        number = newest.number + 1 if newest else self._first_number()
         self._mine = msgspec.structs.replace(self._mine, number=number)
 
     def claim(self, endpoint: Endpoint | None = None) -> None:
@@ -113,7 +115,10 @@ class GenerationFence:
 
     @property
     def number(self) -> int:
-        """1 for the first process, one more for each that replaces it; taken by `claim`."""
+        """1 for the first process, one more for each that replaces it; taken by `claim`.
+
+        Seconds since 1970 where what was counted is lost, and one more for each after that.
+        """
         return self._mine.number
 
     def successor(self) -> Generation | None:
@@ -152,6 +157,27 @@ class GenerationFence:
         mine = self._mine
         is_twin = other.number == mine.number and other.token not in ("", mine.token)
         return other.number > mine.number or is_twin
+
+    def _first_number(self) -> int:
+        """Return the number of a start that finds none: 1, or the time, above all counted ones.
+
+        A damaged copy and checkpoints are of earlier starts, which somebody may know: live workers,
+        or a predecessor that is frozen.
+        """
+        storage = self._storage
+        try:
+            found = [read_small(storage, name) for name in self._names]
+            is_damaged = any(data is not None and _read(data) is None for data in found)
+            is_first = not is_damaged and not steps_on_disk(storage)
+        except (OSError, CheckpointError):
+            return 1  # the claim says what is wrong with the disk
+        if is_first:
+            return 1
+        number = int(time.time())
+        if is_damaged:
+            where = storage.where(self._names[0])
+            _logger.warning("%s is damaged: %s is start %d now", where, self._server, number)
+        return number
 
     def _copies(self) -> list[Generation | None]:
         return [_read(read_small(self._storage, name)) for name in self._names]

@@ -16,7 +16,7 @@ import msgspec
 from ps.cli.addresses import endpoint_of
 from ps.cli.credentials import add_credentials, credentials_of
 from ps.client.client import PSClient
-from ps.stats.server_stats import ServerStats
+from ps.stats.server_stats import ServerStats, TableStats
 from rpc.auth.handshake import Identity, Role
 
 TIMEOUT_S = 10.0
@@ -67,6 +67,9 @@ def lines(server: ServerStats) -> Iterator[str]:
         f"  staleness of {pushes} pushes: mean {server.mean_staleness:.1f}, "
         f"p99 {server.staleness_quantile(0.99):.1f} updates"
     )
+    if server.missing or server.waiting_lookups:
+        late = ", ".join(map(str, server.missing)) or "nobody"
+        yield f"  waiting for worker {late}; {server.waiting_lookups} lookups wait for a permit"
     for name, latency in (*server.requests.items(), ("(update kernels)", server.apply)):
         if latency.count:
             yield f"  {name:<16} {latency.count:>10} times, {latency}"
@@ -77,7 +80,22 @@ def lines(server: ServerStats) -> Iterator[str]:
             f"repeated, {worker.refused} refused, waited {worker.waited_s:.1f} s"
         )
     for table in server.tables:
+        yield from _table_lines(table)
+
+
+def _table_lines(table: TableStats) -> Iterator[str]:
+    limit = "" if table.max_rows is None else f" of at most {table.max_rows:,}"
+    yield (
+        f"  table {table.name}: {table.rows:,} rows{limit}, "
+        f"{table.memory_bytes / _MIB:.1f} MiB, {table.looked_up:,} ids looked up, "
+        f"{table.miss_ratio:.1%} missed, {table.unique_id_ratio:.1%} of ids unique"
+    )
+    yield (
+        f"    {table.added:,} rows created, {table.evicted:,} evicted, {table.dropped:,} gradients "
+        "of ids not admitted"
+    )
+    if num_pushes := sum(table.staleness):
         yield (
-            f"  table {table.name}: {table.rows} rows, {table.memory_bytes / _MIB:.1f} MiB, "
-            f"{table.miss_ratio:.1%} missed, {table.unique_id_ratio:.1%} of ids unique"
+            f"    staleness of the rows of {num_pushes:,} pushes: mean {table.mean_staleness:.1f}, "
+            f"p99 {table.staleness_quantile(0.99):.1f} updates of the table"
         )

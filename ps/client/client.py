@@ -136,7 +136,11 @@ class PSClient:
             endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
         )
         self._exchanger = RowExchanger(self._servers)
-        self.tables = TableClient(self._servers, self._lock, timeout_s, self._exchanger.batches)
+        self._joins_first = False
+        """Whether this is a newer attempt, whose servers may know no clock of it, and no member."""
+        self.tables = TableClient(
+            self._servers, self._lock, timeout_s, self._exchanger.batches, self._join_first
+        )
         self._dense = DenseClient(
             self._servers,
             num_workers=num_workers,
@@ -297,6 +301,8 @@ class PSClient:
             WorkerLost: sync: a member of the barrier is gone.
             RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
+        if self._joins_first:
+            self._join_first()
         with self._lock:
             return self._dense.push(grads, None, hyper, rows, metadata=metadata)
 
@@ -339,6 +345,8 @@ class PSClient:
         Returns:
             The servers' clock after it, and how stale the gradient was.
         """
+        if self._joins_first:
+            self._join_first()
         if table_grads is None and next_rows is None:
             with self._lock:
                 return self._dense.push(grads, into, hyper, rows, lag, metadata)
@@ -359,6 +367,8 @@ class PSClient:
             into: filled with the values after it, as by `push_pull`; None: nothing is pulled.
             next_rows: as of `push_pull`.
         """
+        if self._joins_first:
+            self._join_first()
         if next_rows is None:
             with self._lock:
                 return self._dense.push(None, into, None, rows)
@@ -380,9 +390,11 @@ class PSClient:
         Servers may be at different clocks at that moment; this worker begins at the largest, at all
         of them: in ssp its own clock is raised, in sync a null push fills the clock that is open.
         Workers that must all start an epoch in one clock join first and call `rendezvous` before
-        the first push.
+        the first push. A newer attempt of a worker joins by itself before its first push, in hybrid
+        before its first batch of rows.
         """
         with self._lock:
+            self._joins_first = False
             acks = self._servers.change(messages.Join, timeout_s=self.timeout_s)
             self._servers.declare_inactive(None)
             if self.manifest.consistency != "async":
@@ -392,6 +404,7 @@ class PSClient:
     def leave(self) -> Ack:
         """Push no more until join(): nobody waits for this worker meanwhile."""
         with self._lock:
+            self._joins_first = False
             acks = self._servers.change(messages.Leave, timeout_s=self.timeout_s)
             self._servers.declare_inactive(messages.Leave)
             return joined(acks)
@@ -575,7 +588,16 @@ class PSClient:
         self._exchanger.adopt(manifest)
         self._dense.adopt(manifest, digest)
         is_replacement = self.identity.role is Role.WORKER and self.identity.generation > 0
-        if is_replacement and manifest.consistency == "ssp":  # at a barrier, joining would wait
-            # The attempt before was at a clock of its own at each server, and one that was
-            # restarted since may know none: pushes alone would wait crosswise with the others'.
-            self.join()
+        self._joins_first = is_replacement and manifest.consistency != "async"
+
+    def _join_first(self) -> None:
+        """Join a newer attempt before it trains; a client that only reads or saves never does.
+
+        The attempt before may have been lost, or at another clock at each server, and one that was
+        restarted since may know none: pushes alone would wait crosswise with the others'.
+        """
+        if not self._joins_first:  # without the lock, which a push of another thread may hold
+            return
+        with self._lock:
+            if self._joins_first:
+                self.join()

@@ -13,7 +13,7 @@ thread gives back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,10 +49,16 @@ class TableClient:
         lock: held during each call.
         timeout_s: of each call.
         batches: those that are under way, of pushes too.
+        before_batch: called before a lookup that begins a batch of hybrid.
     """
 
     def __init__(
-        self, servers: ServerGroup, lock: threading.RLock, timeout_s: float, batches: OpenBatches
+        self,
+        servers: ServerGroup,
+        lock: threading.RLock,
+        timeout_s: float,
+        batches: OpenBatches,
+        before_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self._servers = servers
         self._lock = lock
@@ -61,6 +67,7 @@ class TableClient:
         self._has_permits = False
         self._lookup_lock = threading.Lock()
         self._batches = batches
+        self._before_batch = before_batch
         self._numbers: dict[str, int] = {}
         self._routers: dict[str, Router] = {}
 
@@ -316,6 +323,7 @@ class TableClient:
         known_by: Sequence[RoutedIds] = (),
     ) -> BatchName:
         """Wait for a permit and look the rows up; return the batch's name."""
+        self._before_batch()
         servers = self._servers.separate("lookups")
         with self._lookup_lock:
             number, still_open = self._batches.begin(known_by)

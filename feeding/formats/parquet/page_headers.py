@@ -8,6 +8,8 @@ Source: parquet.thrift PageHeader.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from feeding.errors import DataError
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 from feeding.formats.parquet.thrift import Fields, struct
@@ -15,11 +17,29 @@ from feeding.formats.parquet.thrift import Fields, struct
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _DICTIONARY_CODES = (2, 8)
 """PLAIN_DICTIONARY, RLE_DICTIONARY."""
+_PREFIXED = 7
+"""DELTA_BYTE_ARRAY: a value repeats the beginning of the one before."""
 _FEW_BYTES = 512
 """Most headers are shorter; statistics of long text make longer ones."""
 
 
-def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> bool:
+class PageFacts(NamedTuple):
+    """What the headers of a column's pages say about its values.
+
+    Args:
+        all_coded: whether all values are dictionary codes.
+        begins_coded: whether the first ones are.
+        dictionary_bytes: of the dictionary, before compression.
+        prefixed_bytes: of the largest page with prefixes; no text of it is longer.
+    """
+
+    all_coded: bool
+    begins_coded: bool
+    dictionary_bytes: int
+    prefixed_bytes: int
+
+
+def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> PageFacts:
     """Check the headers of a column's pages.
 
     Args:
@@ -28,13 +48,13 @@ def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> 
         limits: bound the size of a page.
 
     Returns:
-        Whether all values are dictionary codes.
+        How text may expand when it is decoded.
 
     Raises:
         DataError: a header is damaged, or a page exceeds the limits.
     """
-    at, values, whole = 0, 0, 0
-    all_coded = True
+    at, values, whole, dictionary, prefixed = 0, 0, 0, 0, 0
+    all_coded, begins_coded = True, False
     while values < chunk.num_values:
         page = f"the page at byte {chunk.start + at}"
         fields, behind = _header(data, at, page)
@@ -52,12 +72,18 @@ def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> 
         at = behind + stored
         if at > len(data):
             raise DataError(f"{page} is truncated: {stored} bytes, {len(data) - behind} are left")
-        count, is_coded = _values(fields)
+        count, encoding = _values(fields)
+        if encoding is None:
+            dictionary = max(dictionary, size)
+        elif encoding not in _DICTIONARY_CODES:
+            all_coded = False
+            prefixed = max(prefixed, size if encoding == _PREFIXED else 0)
+        elif count and not values:
+            begins_coded = True
         values += count
-        all_coded &= is_coded
     if values > chunk.num_values:
         raise DataError(f"its pages hold {values} values, the footer says {chunk.num_values}")
-    return all_coded
+    return PageFacts(all_coded, begins_coded, dictionary, prefixed)
 
 
 def _header(data: memoryview, at: int, page: str) -> tuple[Fields, int]:
@@ -71,13 +97,13 @@ def _header(data: memoryview, at: int, page: str) -> tuple[Fields, int]:
     raise DataError(f"{page} has a truncated header")
 
 
-def _values(fields: Fields) -> tuple[int, bool]:
-    """Return the number of values of a page, and whether they are dictionary codes."""
+def _values(fields: Fields) -> tuple[int, int | None]:
+    """Return the number of values of a page and their encoding; None for a dictionary."""
     kind = fields.get(1)
     inner = fields.get({_DATA: 5, _DATA_V2: 8}.get(kind, 0)) if isinstance(kind, int) else None
     if not isinstance(inner, dict):
-        return 0, True
+        return 0, None
     count, encoding = inner.get(1), inner.get(4 if kind == _DATA_V2 else 2)
-    if not isinstance(count, int) or count < 0:
+    if not isinstance(count, int) or not isinstance(encoding, int) or count < 0:
         raise DataError("a page has a damaged header")
-    return count, encoding in _DICTIONARY_CODES
+    return count, encoding

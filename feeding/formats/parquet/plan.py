@@ -101,8 +101,9 @@ class ParquetPlan:
             if name not in names:
                 raise FeedSettingsError(f"nulls: {name!r} is none of the columns {list(names)}")
         for name in request.shapes:
-            if name not in self._stored or not self._stored[name].has_rows_of_items:
-                raise FeedSettingsError(f"shapes: {name!r} is not a requested list column")
+            column = self._stored.get(name)
+            if column is None or not column.has_rows_of_items or column.has_lists_of_texts:
+                raise FeedSettingsError(f"shapes: {name!r} is not a requested list of numbers")
         self._filter_columns = [
             column
             for column in stored.values()
@@ -116,7 +117,9 @@ class ParquetPlan:
         self._lengths = ListLengths(
             column
             for name, column in self._stored.items()
-            if column.has_rows_of_items and name not in request.shapes
+            if column.has_rows_of_items
+            and not column.has_lists_of_texts
+            and name not in request.shapes
         )
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():

@@ -32,6 +32,9 @@ from feeding.formats.parquet.page_headers import check_pages
 _GAP_BYTES = 128 << 10
 """Gap between two columns below which one request for both is faster than two."""
 
+_LOOK_ROWS = 1024
+"""Decoded at a time until one has a text."""
+
 
 class HeldRanges(io.RawIOBase):
     """Some ranges of a file in memory, as a seekable file object.
@@ -153,17 +156,9 @@ class RowGroupReader:
     ) -> Iterator[pa.RecordBatch]:
         footer = self._footer
         try:
-            encoded = self._encoded_columns(held, fetched)
-            reader = pq.ParquetFile(
-                pa.PythonFile(held, mode="r"),
-                metadata=footer.metadata,
-                pre_buffer=False,
-                read_dictionary=encoded,
-                coerce_int96_timestamp_unit="us",
-                page_checksum_verification=True,
-            )
-            groups = [fetched.group]
-            for batch in reader.iter_batches(batch_rows, row_groups=groups, columns=self._paths):
+            encoded, most_rows = self._text_columns(held, fetched)
+            rows = min(batch_rows, most_rows)
+            for batch in self._iterated(held, fetched.group, rows, self._paths, encoded):
                 if encoded:
                     for name, array in zip(batch.schema.names, batch.columns, strict=True):
                         _check_codes(name, array)
@@ -172,23 +167,67 @@ class RowGroupReader:
             where = f"{footer.path}: row group {fetched.group}"
             raise DataError(f"{where}: {one_line(error)}") from None
 
-    def _encoded_columns(self, held: HeldRanges, fetched: Fetched) -> list[str]:
-        """Check all pages; return the text columns that are dictionary-encoded throughout.
+    def _iterated(
+        self, held: HeldRanges, group: int, rows: int, paths: list[str], encoded: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        reader = pq.ParquetFile(
+            pa.PythonFile(held, mode="r"),
+            metadata=self._footer.metadata,
+            pre_buffer=False,
+            read_dictionary=encoded,
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+        )
+        found: Iterator[pa.RecordBatch] = reader.iter_batches(
+            rows, row_groups=[group], columns=paths
+        )
+        return found
 
-        They stay encoded: a few long entries may expand to more text than memory holds.
+    def _text_columns(self, held: HeldRanges, fetched: Fetched) -> tuple[list[str], int]:
+        """Check all pages; return the text columns to keep encoded, and the most rows of a batch.
+
+        Columns of dictionary codes alone stay encoded: a few long entries may expand to more text
+        than memory holds. Text with prefixes, or with codes in some of its pages only, may do so
+        too: the longest texts of such columns bound the rows.
         """
-        encoded = []
+        encoded, longest_bytes = [], 0
         for leaf, chunk in zip(self._leaves, fetched.chunks, strict=True):
             column = self._footer.metadata.schema.column(leaf)
-            pages = held.range(chunk.start, chunk.stop)
-            is_encoded = check_pages(pages, chunk, self._limits)
-            if (
-                is_encoded
-                and column.physical_type == "BYTE_ARRAY"
-                and not column.max_repetition_level
-            ):
+            pages = check_pages(held.range(chunk.start, chunk.stop), chunk, self._limits)
+            if column.physical_type != "BYTE_ARRAY":
+                continue
+            if pages.all_coded and not column.max_repetition_level:
                 encoded.append(column.path)
-        return encoded
+                continue
+            entry_bytes = pages.dictionary_bytes
+            if pages.begins_coded and not pages.prefixed_bytes:
+                entry_bytes = self._longest_entry(held, fetched.group, column.path, entry_bytes)
+            if column.max_repetition_level:  # a row may hold all of them
+                self._check_list(column.path, chunk.num_values, entry_bytes)
+            longest_bytes += max(entry_bytes, pages.prefixed_bytes)
+        # Half of the limit: pyarrow doubles the memory that text grows in.
+        return encoded, max(1, self._limits.max_row_group_bytes // (2 * max(1, longest_bytes)))
+
+    def _check_list(self, path: str, num_values: int, entry_bytes: int) -> None:
+        if num_values * entry_bytes > self._limits.max_row_group_bytes:
+            raise DataError(
+                f"column {path!r}: {num_values} codes of texts of up to {entry_bytes} bytes in "
+                f"lists, max_row_group_bytes is {self._limits.max_row_group_bytes}; write smaller "
+                "row groups or raise the limit"
+            )
+
+    def _longest_entry(self, held: HeldRanges, group: int, path: str, at_most: int) -> int:
+        """Return the bytes of the longest text in a column's dictionary, or what it is at most."""
+        asked = next((each for each in self._paths if f"{path}.".startswith(f"{each}.")), path)
+        for batch in self._iterated(held, group, _LOOK_ROWS, [asked], [path]):
+            array = batch.column(0)
+            while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+                array = array.values
+            if array.type.id != pa.lib.Type_DICTIONARY:
+                return at_most
+            if len(array.dictionary):  # it comes with the first text
+                return int(pc.max(pc.binary_length(array.dictionary)).as_py() or 0)
+        return 0
 
 
 def _check_codes(name: str, array: pa.Array) -> None:

@@ -95,6 +95,8 @@ LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.list_(pa.int64()), st.lists(st.integers(-9, 9), max_size=3)),
     (pa.list_(pa.float32()), st.lists(FLOATS, min_size=2, max_size=2)),
     (pa.large_list(pa.bool_()), st.lists(st.booleans(), max_size=3)),
+    (pa.list_(pa.string()), st.lists(st.text(max_size=4), max_size=3)),
+    (pa.large_list(pa.large_string()), st.lists(st.text(max_size=4), max_size=3)),
     (pa.list_(pa.int16(), 3), st.lists(st.integers(-9, 9), min_size=3, max_size=3)),
     (
         pa.list_(pa.list_(pa.int32())),
@@ -224,6 +226,8 @@ MISSING = [
     (pa.array([EPOCH, None], pa.timestamp("us")), -1, [0, -1]),
     (pa.array([[1, 2], [None, 3]]), 0, [[1, 2], [0, 3]]),
     (pa.array([[1, 2], None]), [8, 9], [[1, 2], [8, 9]]),
+    (pa.array([["a", "b"], None]), ["x"], [["a", "b"], ["x"]]),
+    (pa.array([[], ["a", None]]), "x", [[], ["a", "x"]]),
     (
         pa.array([None, {"type": 0, "size": 2, "indices": [1], "values": [3.0]}], VECTOR),
         [8.0, 9.0],
@@ -265,7 +269,8 @@ def test_a_missing_struct_is_missing_in_each_field():
     [
         (pa.array([[[1], [2, 3]]]), r"row 0, column 'x': inner list of 2 items"),
         (pa.array([[[1]], [[1], [2]]]), r"row 1, column 'x': nested list of shape \(2, 1\)"),
-        (pa.array([["a"]]), "a feed takes lists of numbers"),
+        (pa.array([[b"a"]]), "lists of binary; a feed takes lists of numbers, and of texts by"),
+        (pa.array([[["a"]]]), "lists of string; a feed takes lists of numbers, and of texts by"),
         (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "no place for it"),
         (pa.array([None, [[1], None]]).slice(1), r"row 0, column 'x': null inside a list"),
     ],

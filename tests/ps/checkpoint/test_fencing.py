@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -13,6 +14,9 @@ from ps.checkpoint import fencing
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.storage import read_small, storage_at
 from ps.errors import ServerPhaseError
+from ps.manifest.manifest import Hyper
+from ps.server.server import PSServer
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 
 
 @pytest.mark.fault("F11")
@@ -155,6 +159,86 @@ def test_of_two_processes_with_one_number_the_later_one_is_the_server(tmp_path: 
     later = claimed(tmp_path, 1)
     assert frozen.look() == later._mine
     assert later.look() is None
+
+
+LOST = {
+    "lost": None,
+    "empty": b"",
+    "cut": b'{"cluster_id":"c","number":3,"ho',
+    "noise": bytes(range(256)),
+}
+
+
+@pytest.mark.fault("F11", "F41")
+@pytest.mark.parametrize("second", LOST)
+@pytest.mark.parametrize("first", LOST)
+def test_a_start_outnumbers_all_before_it_though_both_copies_are_gone(
+    tmp_path: Path, first: str, second: str
+):
+    """The server was killed, so nobody writes them again; its predecessor is frozen."""
+    frozen = claimed(tmp_path, 3)
+    (tmp_path / "step-1").mkdir()
+    for name, how in zip(COPIES, (first, second), strict=True):
+        content = LOST[how]
+        (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(content)
+    for number in range(2):
+        later = guard(tmp_path)
+        assert later.number > 3 + number
+        later.claim()
+        assert later.look() is None
+        assert frozen.look() == later._mine
+
+
+@pytest.mark.fault("F11", "F41")
+def test_any_damaged_bytes_of_both_copies_leave_a_start_above_those_before(tmp_path: Path):
+    claimed(tmp_path, 3)
+    whole = (tmp_path / COPIES[0]).read_bytes()
+    dice = random.Random(7)
+    for _ in range(200):
+        for name in COPIES:
+            content = bytearray(whole)
+            for _ in range(dice.randint(1, 4)):
+                content[dice.randrange(len(whole))] ^= dice.randint(1, 255)
+            (tmp_path / name).write_bytes(content[: dice.choice([None, dice.randrange(80)])])
+        assert guard(tmp_path).number > 3, [(tmp_path / name).read_bytes() for name in COPIES]
+
+
+@pytest.mark.fault("F11")
+def test_the_first_server_of_an_empty_directory_is_start_1(tmp_path: Path):
+    assert guard(tmp_path / "new").number == 1
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F11", "F30")
+def test_live_workers_go_on_with_a_server_whose_predecessors_numbers_are_lost(tmp_path: Path):
+    manifest = make_manifest(600, rule=ADD)
+    ones = filled(manifest, 1.0)
+    with cluster("tcp", num_servers=1) as bed:
+        place = bed.servers[0].settings
+        bed.servers[0].close()
+
+        def start(port: int) -> PSServer:
+            fence = GenerationFence(storage_at(tmp_path), bed.credentials.cluster_id, 0)
+            bed.servers[0] = PSServer(place, bed.credentials, guard=fence)
+            if port:
+                bed.servers[0].restore(str(tmp_path))
+            bed.servers[0].bind_tcp("127.0.0.1", port)
+            bed.servers[0].start()
+            return bed.servers[0]
+
+        for _ in range(2):
+            start(0).close()  # the next ones are start 2 and 3
+        endpoint = start(0).endpoint
+        worker = bed.client(endpoints=[endpoint])
+        worker.seed(manifest, filled(manifest))
+        worker.push(ones, hyper=Hyper(1.0), rows=1)
+        worker.save(tmp_path, 1)
+        bed.servers[0].close(0.5)
+        for name in COPIES:
+            (tmp_path / name).unlink()
+        start(endpoint.port)
+        worker.push(ones, hyper=Hyper(1.0), rows=1)
+        assert set(bed.pulled(worker)["trainable"].tolist()) == {2.0}
 
 
 def test_a_file_of_the_version_before_is_read(tmp_path: Path):

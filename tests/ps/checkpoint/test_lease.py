@@ -327,3 +327,27 @@ def test_a_take_ends_in_its_time_and_the_next_one_goes_on_waiting(tmp_path, stor
     assert now_s == 60.0
     monkeypatch.undo()
     lease.release()
+
+
+@pytest.mark.fault("F41", "F43")
+def test_whatever_byte_of_a_lease_is_damaged_never_two_jobs_commit(tmp_path, storage, monkeypatch):
+    """The one that has lost it is told so by name before it commits; no other error comes out."""
+    monkeypatch.setattr(leases, "UNREADABLE_S", 0.0)
+    for at in range(0, 240, 9):  # every field of about 200 bytes
+        first, second = (
+            Lease(storage, name, timing=LeaseTiming(60.0, 0.0)) for name in ("first", "second")
+        )
+        assert first.take()
+        data = bytearray((tmp_path / LEASE_NAME).read_bytes())
+        data[at % len(data)] ^= (1, 4, 128)[at % 7 % 3]
+        (tmp_path / LEASE_NAME).write_bytes(data)
+        with contextlib.suppress(CheckpointError):
+            second.take(timeout_s=0.0)
+        holding = 0
+        for each in (first, second):
+            with contextlib.suppress(CheckpointError), each.held():
+                holding += 1
+        assert holding <= 1, data
+        first.release()
+        second.release()
+        (tmp_path / LEASE_NAME).unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from ps.client.client import PSClient
 from ps.errors import NonFiniteGradient, StaleGeneration
 from ps.manifest.manifest import SGD, Hyper, WorkerRank
 from ps.protocol import messages
-from ps.protocol.messages import Number
+from ps.protocol.messages import Ack, Number
 from tests.support.ps_cluster import (
     WAIT_S,
     Arrays,
@@ -28,6 +28,7 @@ from tests.support.ps_cluster import (
     succeeded,
     wait_until,
 )
+from tests.support.tables import table, with_tables
 
 pytestmark = pytest.mark.socket
 
@@ -238,6 +239,40 @@ def test_a_replaced_attempt_stays_refused_by_a_restarted_server(tmp_path: Path):
         )
 
 
+ASKS: dict[str, Callable[[PSClient, Path], object]] = {
+    "attaches": lambda client, _root: client.attach(),
+    "pulls": lambda client, _root: client.pull(filled(client.manifest)),
+    "saves": lambda client, root: client.save(root, 3),
+    "pushes": lambda client, _root: client.push(filled(client.manifest), hyper=HYPER, rows=4),
+    "assigns": lambda client, _root: client.assign(filled(client.manifest)),
+    "joins": lambda client, _root: client.join(),
+    "leaves": lambda client, _root: client.leave(),
+}
+
+
+@pytest.mark.fault("F06", "F20")
+@pytest.mark.parametrize("asks", ASKS)
+def test_a_server_restarted_by_hand_refuses_an_attempt_once_a_newer_one_changes_something(
+    tmp_path: Path, asks: str
+):
+    """It cannot tell a later run, whose attempts count from 0 again, from the same one."""
+    manifest = make_manifest(600, rule=SGD())
+    with cluster(num_workers=1) as bed:
+        older, newer = bed.client(0), bed.client(0, generation=1)
+        older.seed(manifest, filled(manifest))
+        newer.attach()
+        newer.push(filled(manifest), hyper=HYPER, rows=4)
+        newer.save(tmp_path, 2)
+        bed.restart(0, tmp_path, by_hand=True)
+        older.push(filled(manifest), hyper=HYPER, rows=4)
+        ASKS[asks](newer, tmp_path)
+        if asks in ("attaches", "pulls", "saves"):
+            older.push(filled(manifest), hyper=HYPER, rows=4)
+        else:
+            with pytest.raises(StaleGeneration, match="accepts 1 and newer"):
+                older.push(filled(manifest), hyper=HYPER, rows=4)
+
+
 @pytest.mark.fault("F08")
 @pytest.mark.parametrize("how", ["join", "attempt"])
 def test_what_is_new_is_not_undone_with_what_a_server_has_forgotten(tmp_path: Path, how: str):
@@ -341,9 +376,10 @@ def test_a_rendezvous_goes_on_while_another_server_is_away(
 
 
 @pytest.mark.fault("F01", "F08")
-def test_a_newer_attempt_meets_a_server_that_was_restarted_before_it(tmp_path: Path):
+@pytest.mark.parametrize("mode", ["ssp", "sync"])
+def test_a_newer_attempt_meets_a_server_that_was_restarted_before_it(tmp_path: Path, mode: str):
     """That server knows no clock of it: its pushes and the others' would wait crosswise."""
-    with saved_after_a_step(tmp_path, "ssp", bound=1) as (bed, clients, grads):
+    with saved_after_a_step(tmp_path, mode, bound=int(mode == "ssp")) as (bed, clients, grads):
         for _ in range(3):
             step_of_all(clients, grads)
         clients[1].close()
@@ -356,3 +392,48 @@ def test_a_newer_attempt_meets_a_server_that_was_restarted_before_it(tmp_path: P
                 client.push(grads, hyper=HYPER, rows=4)
 
         succeeded(run_all(partial(train, clients[0]), partial(train, newer)))
+        if mode != "ssp":
+            assert [server.stats().clock for server in bed.servers] == [8, 8]
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("mode", ["ssp", "sync", "hybrid"])
+def test_a_newer_attempt_is_a_member_again_with_its_first_push_or_batch(mode: str):
+    """Nobody waits for the lost one; a client that only reads or saves changes nothing."""
+    bound = int(mode != "sync")
+    manifest = with_tables(table("rows"), rule=SGD(), consistency=mode, staleness_bound=bound)
+    with cluster(num_servers=2, num_workers=2, on_lost="continue") as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        clients[1].close()
+        bed.driver().worker_lost(1)
+        reader, newer = bed.client(1, generation=1), bed.client(1, generation=1)
+        reader.attach()
+        bed.pulled(reader)
+        step_of_all(clients[:1], grads)
+        newer.attach()
+
+        def train() -> None:
+            for _ in range(2):
+                with newer.tables.batch({"rows": np.arange(4)}) as batch:
+                    newer.push(grads, hyper=HYPER, rows=4)
+                    batch.push({"rows": np.ones((4, 4), np.float32)}, hyper=HYPER)
+
+        def others() -> None:
+            newer_is_member.wait(WAIT_S)
+            for _ in range(2):
+                clients[0].push(grads, hyper=HYPER, rows=4)
+
+        newer_is_member = threading.Event()
+        join = newer.join
+
+        def joined() -> Ack:
+            ack = join()
+            newer_is_member.set()
+            return ack
+
+        newer.join = joined  # type: ignore[method-assign]
+        succeeded(run_all(train, others))
+        clocks = {server.stats().clock for server in bed.servers}
+        assert clocks == ({4} if mode != "ssp" else {2 + 1 + 4})

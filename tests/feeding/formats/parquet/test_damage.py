@@ -366,19 +366,20 @@ def test_a_long_text_that_stands_in_all_rows_is_held_once(tmp_path):
     assert len({id(text) for text in np.asarray(column)}) <= 8
 
 
-COUNTING_POOL = pa.proxy_memory_pool(pa.default_memory_pool())
-"""Lives as long as the process: buffers that it gave return to it."""
+COUNTING_POOLS: list[pa.MemoryPool] = []
+"""They live as long as the process: buffers that they gave return to them."""
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Return the bytes that pyarrow held at most during `work`, or in an earlier call."""
+    """Return the bytes that pyarrow held at most during `work`."""
     before = pa.default_memory_pool()
-    pa.set_memory_pool(COUNTING_POOL)
+    COUNTING_POOLS.append(pa.proxy_memory_pool(before))
+    pa.set_memory_pool(COUNTING_POOLS[-1])
     try:
         work()
     finally:
         pa.set_memory_pool(before)
-    return int(COUNTING_POOL.max_memory())
+    return int(COUNTING_POOLS[-1].max_memory())
 
 
 SMALL = ParquetLimits(max_row_group_bytes=MIB, max_page_bytes=MIB)
@@ -416,6 +417,61 @@ def test_wide_values_that_are_null_take_small_batches(tmp_path, width, num_rows)
             rows_of(ParquetSource(str(path), limits=SMALL))
 
     assert peak_of(read) < 96 * MIB
+
+
+def prefixed(path: Path) -> int:
+    """Store 300 texts that are the one before, by their prefix; return the rows."""
+    rows = pa.table({"s": ["x" * (MIB // 4)] * 300})
+    text = {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}
+    stored(path, rows, row_group_size=300, compression="zstd", write_statistics=False, **text)
+    return 300
+
+
+def half_coded(path: Path) -> int:
+    """Store 300 codes of a long text, and pages without codes behind them; return the rows."""
+    once = [chr(65 + n) * (MIB // 4) for n in range(2)]
+    parts = [pa.array(part) for part in (["x" * (MIB // 4)] * 300, once, ["z"] * 1024)]
+    stored(
+        path, pa.table({"s": pa.chunked_array(parts)}), row_group_size=4096, compression="zstd",
+        write_statistics=False, dictionary_pagesize_limit=MIB // 2, write_batch_size=1,
+    )  # fmt: skip
+    encodings = pq.read_metadata(path).row_group(0).column(0).encodings
+    assert {"PLAIN", "RLE_DICTIONARY"} <= set(encodings)
+    return 1326
+
+
+@pytest.mark.attack("A20")
+@pytest.mark.parametrize("write", [prefixed, half_coded])
+def test_text_that_expands_takes_small_batches(tmp_path: Path, write: Callable[[Path], int]):
+    """75 MiB in 2 KB if it is decoded at once."""
+    num_rows = write(tmp_path / "bomb")
+    assert (tmp_path / "bomb").stat().st_size < 3000
+
+    def read() -> None:
+        reader = DirectReader(ParquetSource(str(tmp_path / "bomb"), limits=SMALL), 0, 1)
+        found = 0
+        while isinstance(batch := reader.next_batch(8), Batch):
+            found += batch.num_rows
+        assert found == num_rows
+
+    assert peak_of(read) < 32 * MIB
+
+
+@pytest.mark.attack("A20")
+@pytest.mark.parametrize("first", [[], ["a"]], ids=["an empty list first", "a list first"])
+def test_a_list_of_codes_of_a_long_text_is_refused_before_it_expands(tmp_path: Path, first):
+    """75 MiB in one row of 400 bytes; lists of short texts with large dictionaries are read."""
+    rows = pa.table({"l": [first, ["x" * (MIB // 4)] * 300]})
+    stored(tmp_path / "bomb", rows, compression="zstd", write_statistics=False)
+    short = pa.table({"l": [first, *([f"{n}" * 9, "b"] for n in range(5000))]})
+    stored(tmp_path / "short", short, row_group_size=9999)
+    assert rows_of(ParquetSource(str(tmp_path / "short"), limits=SMALL)) == 5001
+
+    def read() -> None:
+        with pytest.raises(DataError, match=r"bomb: row group 0: column 'l.*30[01] codes.*1048576"):
+            rows_of(ParquetSource(str(tmp_path / "bomb"), limits=SMALL))
+
+    assert peak_of(read) < 8 * MIB
 
 
 @pytest.mark.attack("A20")

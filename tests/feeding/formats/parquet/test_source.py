@@ -161,6 +161,8 @@ NAMED: dict[str, tuple[pa.Array, list[Any], str]] = {
         "int32",
     ),
     "ragged": (pa.array([[1.5], [], [2.5, 3.5]]), [[1.5], [], [2.5, 3.5]], "float64"),
+    "tags": (pa.array([["ä", ""], [], ["b"]]), [["ä", ""], [], ["b"]], ""),
+    "tag_pairs": (pa.array([["a", "b"]] * 3), [["a", "b"]] * 3, ""),
     "flags": (
         pa.array([[True, False], [False, False], [True, True]]),
         [[True, False], [False, False], [True, True]],
@@ -232,16 +234,19 @@ def test_what_has_no_place_in_a_column_is_refused_unless_it_is_not_asked_for(tmp
     rows = pa.table(
         {
             "n": [1],
-            "words": [["a"]],
+            "words": [[b"a"]],
+            "tags": [["a", "b"]],
             "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
         }
     )
     path = write(tmp_path / "file", rows)
     with pytest.raises(
-        FeedSettingsError, match="column 'words' is list<element: string>; a column is"
+        FeedSettingsError, match="column 'words' is list<element: binary>; a column is"
     ):
         ParquetSource(str(path))
     assert read(path, columns=["n"]) == {"n": [1]}
+    with pytest.raises(FeedSettingsError, match="shapes: 'tags' is not a requested list of num"):
+        read(path, columns=["tags"], shapes={"tags": (2,)})
     with pytest.raises(DataError, match=r"has no column 'm'; it has n: int64, words"):
         read(path, columns=["n", "m"])
 
