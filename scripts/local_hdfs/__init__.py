@@ -1,4 +1,5 @@
-"""A real HDFS on this host: Hadoop's NameNode and DataNodes as processes of their own.
+"""A real HDFS on this host, and YARN beside it: Hadoop's daemons as processes of their own.
 
-`scripts/hdfs up` is its command, `LocalHdfs` of `cluster` what tests use.
+`scripts/hdfs up` and `scripts/yarn up` are its commands, `LocalHdfs` of `cluster` and `LocalYarn`
+of `yarn` what tests use.
 """

@@ -1,4 +1,4 @@
-"""`scripts/hdfs up|down|status`: a real HDFS on this host to try things on.
+"""`scripts/hdfs|yarn up|down|status`: a real HDFS, or a YARN with its HDFS, on this host.
 
 up starts one (or says that one runs) and prints what to export; down ends it and forgets its files.
 """
@@ -17,28 +17,31 @@ from pathlib import Path
 
 from scripts.local_hdfs.cluster import LocalHdfs
 from scripts.local_hdfs.errors import LocalHdfsError
+from scripts.local_hdfs.yarn import LocalYarn
 
 
 def main() -> int:
+    kind = sys.argv[1]  # scripts/hdfs and scripts/yarn say which they are
     parser = argparse.ArgumentParser(
-        prog="scripts/hdfs",
+        prog=f"scripts/{kind}",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("order", choices=["up", "down", "status"])
     parser.add_argument("--datanodes", type=int, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--directory", type=Path, default=_default_directory())
-    args = parser.parse_args()
+    parser.add_argument("--directory", type=Path, default=_default_directory(kind))
+    args = parser.parse_args(sys.argv[2:])
     try:
         with _only_one(args.directory):
-            return _ORDERS[args.order](args.directory.absolute(), args.datanodes)
+            directory = args.directory.absolute()
+            return _ORDERS[args.order](_KINDS[kind], directory, args.datanodes)
     except (LocalHdfsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def _default_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"tfos-hdfs-{os.getuid()}"
+def _default_directory(kind: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"tfos-{kind}-{os.getuid()}"
 
 
 @contextmanager
@@ -59,45 +62,56 @@ def _refuse_foreign(status: os.stat_result, path: Path) -> None:
         raise LocalHdfsError(f"{path} belongs to somebody else; choose another --directory")
 
 
-def _up(directory: Path, num_datanodes: int) -> int:
-    hdfs = LocalHdfs.found(directory)
-    if hdfs is not None and not any(daemon.is_alive() for daemon in hdfs.daemons):
-        hdfs.stop()
-        hdfs = None
-    if hdfs is None:
-        hdfs = LocalHdfs.started(directory, num_datanodes=num_datanodes)
-    elif hdfs.num_datanodes != num_datanodes:
+def _up(kind: type[LocalHdfs], directory: Path, num_datanodes: int) -> int:
+    running = kind.found(directory)
+    if running is not None and not any(daemon.is_alive() for daemon in running.daemons):
+        running.stop()
+        running = None
+    if running is None:
+        running = kind.started(directory, num_datanodes=num_datanodes)
+    elif running.num_datanodes != num_datanodes:
         raise LocalHdfsError(
-            f"an HDFS with {hdfs.num_datanodes} DataNodes runs in {directory}, not {num_datanodes};"
-            " run scripts/hdfs down first"
+            f"an HDFS with {running.num_datanodes} DataNodes runs in {directory}, not"
+            f" {num_datanodes}; end it first, with down"
         )
-    print(f"{hdfs.url}\nexport HADOOP_CONF_DIR={hdfs.conf_dir}")
+    print(running.url)
+    if isinstance(running, LocalYarn):
+        print(running.page)
+    print(f"export HADOOP_CONF_DIR={running.conf_dir}")
     return 0
 
 
-def _down(directory: Path, _: int) -> int:
-    hdfs = LocalHdfs.found(directory)
-    if hdfs is None:
-        print(f"no HDFS in {directory}")
+def _down(kind: type[LocalHdfs], directory: Path, _: int) -> int:
+    running = kind.found(directory)
+    if running is None:
+        print(f"nothing to end in {directory}")
         return 0
-    hdfs.stop()
-    print(f"ended {', '.join(daemon.name for daemon in hdfs.daemons)}")
+    running.stop()
+    print(f"ended {', '.join(daemon.name for daemon in running.daemons)}")
     return 0
 
 
-def _status(directory: Path, _: int) -> int:
-    hdfs = LocalHdfs.found(directory)
-    if hdfs is None:
-        print(f"no HDFS in {directory}")
+def _status(kind: type[LocalHdfs], directory: Path, _: int) -> int:
+    running = kind.found(directory)
+    if running is None:
+        print(f"nothing runs in {directory}")
         return 3
-    for daemon in hdfs.daemons:
+    for daemon in running.daemons:
         print(f"{daemon.name}: {'runs' if daemon.is_alive() else 'ended'}, process {daemon.pid}")
-    live = hdfs.num_live_datanodes()
-    print(f"{hdfs.url}: {live} DataNodes live" if live >= 0 else f"{hdfs.url} does not answer")
-    return 0 if live >= 0 else 3
+    answers = [_state_of(running.url, running.num_live_datanodes(), "DataNodes live")]
+    if isinstance(running, LocalYarn):
+        answers.append(_state_of(running.page, running.num_active_nodes(), "NodeManagers active"))
+    return 0 if all(answers) else 3
+
+
+def _state_of(url: str, count: int, what: str) -> bool:
+    """Print how many of a service's processes it counts; -1 is a service that is silent."""
+    print(f"{url}: {count} {what}" if count >= 0 else f"{url} does not answer")
+    return count >= 0
 
 
 _ORDERS = {"up": _up, "down": _down, "status": _status}
+_KINDS: dict[str, type[LocalHdfs]] = {"hdfs": LocalHdfs, "yarn": LocalYarn}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -21,6 +21,7 @@ from scripts.local_hdfs.errors import LocalHdfsError, MissingTool, last_lines
 
 POM = Path(__file__).with_name("pom.xml")
 MAVEN_TIMEOUT_S = 600.0
+_YARN_ALONE = "bc"  # BouncyCastle's three
 
 
 def java() -> str:
@@ -33,11 +34,13 @@ def java() -> str:
     return found
 
 
-def class_path(cache: Path | None = None) -> str:
+def class_path(cache: Path | None = None, *, yarn: bool = False) -> str:
     """Return the class path of Hadoop's daemons, downloading the jars if they are not there yet.
 
     Args:
         cache: directory for the jars; default: `tfos` below the user's cache directory.
+        yarn: with what a ResourceManager wants beside HDFS's jars; each jar costs a web server
+            of Hadoop time at its start.
     """
     java()
     cache = cache or _user_cache()
@@ -49,6 +52,8 @@ def class_path(cache: Path | None = None) -> str:
             if not home.is_dir():
                 _install(home)
     jars = sorted((home / "jars").glob("*.jar"))
+    if not yarn:
+        jars = [jar for jar in jars if not jar.name.startswith(_YARN_ALONE)]
     # Before the jars: else each daemon unpacks its web pages into the temporary directory.
     return ":".join(str(entry) for entry in (home / "web", *jars))
 
@@ -73,7 +78,14 @@ def _install(home: Path) -> None:
     try:
         shutil.copy(POM, staging / "pom.xml")
         goal = "dependency:copy-dependencies"
-        command = [maven, "-q", "-B", goal, f"-DoutputDirectory={staging / 'jars'}"]
+        command = [
+            maven,
+            "-q",
+            "-B",
+            "--strict-checksums",
+            goal,
+            f"-DoutputDirectory={staging / 'jars'}",
+        ]
         _run_maven(command, staging)
         for jar in sorted((staging / "jars").glob("hadoop-*.jar")):
             _store(jar)

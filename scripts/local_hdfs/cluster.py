@@ -17,9 +17,9 @@ import signal
 import socket
 import time
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from scripts.local_hdfs.artifacts import class_path, java
 from scripts.local_hdfs.daemon import Daemon, reap, spawn
@@ -33,6 +33,7 @@ from scripts.local_hdfs.sites import (
     hdfs_site,
     site_xml,
 )
+from scripts.local_hdfs.yarn_sites import YarnPorts
 
 START_TIMEOUT_S = 120.0
 POLL_S = 0.05
@@ -50,6 +51,7 @@ class State:
 
     ports: Ports
     daemons: tuple[Daemon, ...]
+    yarn: YarnPorts | None = None
 
     def to_json(self) -> str:
         """Return the text of the state file."""
@@ -64,6 +66,7 @@ class State:
         return cls(
             Ports(ports["namenode"], ports["namenode_web"], triples),
             tuple(Daemon(**daemon) for daemon in values["daemons"]),
+            YarnPorts.from_values(values["yarn"]) if values.get("yarn") else None,
         )
 
 
@@ -72,14 +75,13 @@ class LocalHdfs:
 
     def __init__(self, directory: Path, state: State, *, with_parent: bool = False) -> None:
         self.directory = directory
+        self._begun_as = state
         self._ports = state.ports
         self._daemons = {daemon.name: daemon for daemon in state.daemons}
         self._with_parent = with_parent
 
     @classmethod
-    def started(
-        cls, directory: Path, *, num_datanodes: int = 2, with_parent: bool = False
-    ) -> LocalHdfs:
+    def started(cls, directory: Path, *, num_datanodes: int = 2, with_parent: bool = False) -> Self:
         """Start a new, empty HDFS in `directory` and return when files can be written.
 
         Args:
@@ -93,26 +95,22 @@ class LocalHdfs:
         """
         if num_datanodes < 1:
             raise LocalHdfsError(f"an HDFS needs at least 1 DataNode, got {num_datanodes}")
-        class_path()
+        class_path()  # downloads before anything is made
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (directory / STATE).exists():
             raise LocalHdfsError(f"{directory} holds an HDFS already")
-        ports = Ports.of(_free_ports(2 + 3 * num_datanodes))
-        hdfs = cls(directory, State(ports, ()), with_parent=with_parent)
+        hdfs = cls(directory, cls._free_state(num_datanodes), with_parent=with_parent)
         hdfs._configure()
         try:
             hdfs._format()
-            hdfs.start_namenode(wait=False)
-            for index in range(num_datanodes):
-                hdfs.start_datanode(index, wait=False)
-            hdfs.await_datanodes(num_datanodes)
+            hdfs._start_all()
         except BaseException:
             hdfs.stop()
             raise
         return hdfs
 
     @classmethod
-    def found(cls, directory: Path) -> LocalHdfs | None:
+    def found(cls, directory: Path) -> Self | None:
         """Return the HDFS that was started in `directory`, or None; it may have ended since."""
         try:
             text = (directory / STATE).read_text()
@@ -120,7 +118,12 @@ class LocalHdfs:
             return None
         return cls(directory, State.from_json(text))
 
-    def __enter__(self) -> LocalHdfs:
+    @classmethod
+    def _free_state(cls, num_datanodes: int) -> State:
+        """Return a state with ports for the NameNode and as many DataNodes, and no process."""
+        return State(Ports.of(free_ports(2 + 3 * num_datanodes)), ())
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,7 +154,7 @@ class LocalHdfs:
         options = [f"-Ddfs.namenode.http-address={HOST}:{self._ports.namenode_web}"]
         self._start(NAMENODE, f"{_MAIN}.namenode.NameNode", options)
         if wait:
-            self.await_datanodes(sum(daemon.is_alive() for daemon in self.daemons) - 1)
+            self.await_datanodes(self._num_running_datanodes())
 
     def start_datanode(self, index: int, *, wait: bool = True) -> None:
         """Start a DataNode (again) on what is on its disk, and wait until the NameNode has it."""
@@ -213,6 +216,17 @@ class LocalHdfs:
         hdfs = site_xml(hdfs_site(self._ports, self.directory))
         (self.conf_dir / "hdfs-site.xml").write_text(hdfs)
 
+    def _start_all(self) -> None:
+        """Start all daemons at once, and wait until files can be written."""
+        self.start_namenode(wait=False)
+        for index in range(self.num_datanodes):
+            self.start_datanode(index, wait=False)
+        self.await_datanodes(self.num_datanodes)
+
+    def _num_running_datanodes(self) -> int:
+        names = [f"datanode-{index}" for index in range(self.num_datanodes)]
+        return sum(name in self._daemons and self._daemons[name].is_alive() for name in names)
+
     def _format(self) -> None:
         main = f"{_MAIN}.namenode.NameNode"
         formatting = self._spawn("format", main, ["-format", "-nonInteractive"])
@@ -230,21 +244,30 @@ class LocalHdfs:
         self._save()
 
     def _spawn(self, name: str, main: str, options: list[str]) -> Daemon:
-        path = f"{self.conf_dir}:{class_path()}"
+        path = f"{self.conf_dir}:{self._class_path()}"
         places = {"hadoop.log.dir": self.directory / "logs", "java.io.tmpdir": self.directory}
         values = [f"-D{key}={place}" for key, place in places.items()]
         values.append("-Djava.net.preferIPv4Stack=true")
         command = [java(), *_JVM, *values, "-cp", path, main, *options]
         if self._with_parent and (setpriv := shutil.which("setpriv")):
             command = [setpriv, "--pdeathsig", "KILL", *command]
+        return spawn(name, command, log=self._log(name), env=self._environ())
+
+    def _class_path(self) -> str:
+        return class_path()
+
+    def _environ(self) -> dict[str, str]:
+        """Return the environment of each daemon."""
         env = {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
-        env["HADOOP_CONF_DIR"] = str(self.conf_dir)
-        return spawn(name, command, log=self._log(name), env=env)
+        return {**env, "HADOOP_CONF_DIR": str(self.conf_dir)}
 
     def _save(self) -> None:
         staging = self.directory / f".{STATE}"
-        staging.write_text(State(self._ports, tuple(self.daemons)).to_json())
+        staging.write_text(self._state().to_json())
         staging.rename(self.directory / STATE)
+
+    def _state(self) -> State:
+        return replace(self._begun_as, daemons=tuple(self.daemons))
 
     def _log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"
@@ -279,7 +302,7 @@ class LocalHdfs:
                 end = self._log_end(f"datanode-{index}")
                 raise LocalHdfsError(f"datanode-{index} did not come up:{end}")
             time.sleep(POLL_S)
-        self.await_datanodes(sum(daemon.is_alive() for daemon in self.daemons) - 1)
+        self.await_datanodes(self._num_running_datanodes())
 
 
 def _listens(port: int) -> bool:
@@ -290,7 +313,7 @@ def _listens(port: int) -> bool:
         return False
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on, below those that the kernel deals out by itself.
 
     Java's daemons want numbers, so their ports have to be free a second later.
