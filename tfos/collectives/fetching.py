@@ -21,6 +21,8 @@ from tfos.collectives.offers import timeout_text
 from tfos.errors import CollectiveError, CollectiveTimeout, RankLost, RankMismatch
 
 CONNECT_S = 30.0
+_LAST_CONNECT_S = 0.1
+"""A peer that listens is reached although the call's time is over: the error names the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,11 @@ class PeerLinks:
         self._peers = peers
         self._connections: dict[int, Connection] = {}
 
-    def open(self) -> None:
+    def open(self, deadline_s: float) -> None:
         """Connect to every peer that is not connected yet.
+
+        Args:
+            deadline_s: monotonic.
 
         Raises:
             RankLost: a peer cannot be reached.
@@ -70,13 +75,14 @@ class PeerLinks:
         for rank, peer in self._peers.items():
             if rank in self._connections:
                 continue
+            left_s = deadline_s - time.monotonic()
             try:
                 self._connections[rank] = connect(
                     peer.endpoint,
                     self._identity,
                     self._credentials,
                     expect=peer.identity,
-                    timeout_s=CONNECT_S,
+                    timeout_s=max(_LAST_CONNECT_S, min(CONNECT_S, left_s)),
                 )
             except RpcError as error:
                 raise RankLost(f"rank {rank} cannot be reached: {error}") from error

@@ -17,8 +17,10 @@ broadcast of many bytes: as many slices as ranks leave the root once and are pas
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -126,7 +128,8 @@ class RankGroup:
     def allreduce(self, value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
         """Return the sum of what all ranks brought, or another reduction, on every rank.
 
-        float16 is summed as float32. All ranks have the same bits: sums are taken in rank order.
+        float16 is summed as float32; integers keep their dtype and wrap around as numpy's do. All
+        ranks have the same bits: sums are taken in rank order.
 
         Args:
             value: as for `allgather`, of the same shapes and dtypes on all ranks.
@@ -156,11 +159,12 @@ class RankGroup:
     ) -> Result:
         if self._broken is not None:
             raise self._broken
+        _check_timeout(timeout_s)
         self._timeout_s, self._deadline_s = timeout_s, time.monotonic() + timeout_s
         call = CollectiveCall(self._number, text)
         self._number += 1
         try:
-            self._links.open()
+            self._links.open(self._deadline_s)
             return algorithm(call)
         except BaseException as error:  # Ctrl-C too: ranks are no longer in step
             interrupted = CollectiveError(f"rank {self.rank} was interrupted in {call}")
@@ -195,7 +199,7 @@ class RankGroup:
         self._offer(offer, arrays)
         # The root needs nothing; it asks, to learn of a rank that makes another call.
         self._fetch(
-            [Wanted(rank, ArrayFetch(call, LAYOUT, 0, 0, last=False)) for rank in self._others]
+            [Wanted(rank, ArrayFetch(call, LAYOUT, 0, 0, last=True)) for rank in self._others]
         )
         self._wait(offer)
         return layout.put_together(form, [each.copy() for each in arrays])
@@ -205,11 +209,12 @@ class RankGroup:
         data = memoryview(bytearray(form.num_bytes))
         bounds = layout.bounds(len(data), self.size)
         if len(data) <= FEW_BYTES:
-            self._offers.post(CallOffer(call, ()))
+            offer = CallOffer(call, [root])  # in its next call this rank could not answer the root
+            self._offers.post(offer)
             self._fetch([self._wanted(call, root, BROUGHT, 0, data, last=True)])
+            self._wait(offer)
             return layout.put_together(form, layout.arrays_of(form, data))
-        passes_on = [rank for rank in self._others if rank != root]
-        offer = CallOffer(call, passes_on)
+        offer = CallOffer(call, self._others)
         offer.views[MADE] = [data]
         self._offers.post(offer)
         start, stop = bounds[self.rank], bounds[self.rank + 1]
@@ -219,6 +224,8 @@ class RankGroup:
 
     def _reduce(self, call: CollectiveCall, form: ValueLayout, arrays: Arrays, op: Op) -> Any:
         """Reduce arrays of one dtype as one; each further dtype is a call of its own."""
+        if not arrays:  # nothing to reduce, and the others to meet
+            self._gather(call, form, arrays)
         dtypes = sorted({each.dtype.str for each in arrays})
         reduced: dict[int, Array] = {}
         for dtype in dtypes:
@@ -296,7 +303,7 @@ class RankGroup:
             _reduce_rows(rows, op, out[first - start : end - start])
 
     def _finish_slices(self, offer: CallOffer, data: memoryview, bounds: Sequence[int]) -> None:
-        """CallOffer this rank's finished slice and fetch those of the others into `data`."""
+        """Let peers fetch this rank's finished slice, fetch those of the others into `data`."""
         self._offers.grow(offer, MADE, len(data))
         self._fetch(
             [
@@ -342,6 +349,12 @@ class RankGroup:
 
     def _wait(self, offer: CallOffer) -> None:
         self._offers.wait_fetched(offer, self._deadline_s, self._timeout_s)
+
+
+def _check_timeout(timeout_s: Any) -> None:
+    is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s < math.inf:
+        raise SettingsError(f"timeout_s must be a number of seconds above 0, got {timeout_s!r}")
 
 
 def _check_op(op: str) -> None:

@@ -136,4 +136,9 @@ def _as_array(part: Any) -> Array:
             f"collective calls take arrays of numbers and booleans, got {type(part).__name__} of "
             f"dtype {array.dtype}"
         )
+    if isinstance(part, np.ma.MaskedArray):
+        raise SettingsError(
+            "a masked array has no mask at its arrival: pass its filled() values, and its mask as "
+            "an array beside them"
+        )
     return np.ascontiguousarray(array).reshape(array.shape)

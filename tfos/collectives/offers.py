@@ -98,7 +98,7 @@ class Offers:
                 self._changed.notify_all()
 
     def post(self, offer: CallOffer) -> None:
-        """CallOffer this from now on, in the place of the call before."""
+        """Answer peers from this offer from now on, in the place of the one before."""
         with self._changed:
             self._current = offer
             self._changed.notify_all()

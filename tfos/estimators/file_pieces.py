@@ -7,14 +7,19 @@ Does not: ask (tfos.estimators.training) or answer (program).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tfos.errors import NoResultError
 
 PIECE_BYTES = 1 << 20
 _DIGEST_BYTES = 16
 _SIZE_BYTES = 8
-_MAX_TRIES = 5
+_AT_ONCE = 16
+"""Pieces of one ask, which is one Spark job: spark.driver.maxResultSize bounds its bytes."""
+NEEDED_BYTES = 2 * _AT_ONCE * PIECE_BYTES
+"""Of that setting: the pieces of one job, and as much for what Spark adds to them."""
+_MAX_IDLE = 10
+"""Asks per worker that bring nothing new before it is given up."""
 Ask = Callable[[list[int]], Sequence[bytes]]
 
 
@@ -38,30 +43,45 @@ class FilePieces:
         return self._head + self._content[place * PIECE_BYTES : (place + 1) * PIECE_BYTES]
 
 
-def joined(ask: Ask) -> bytes:
+def joined(ask: Ask, num_workers: int) -> bytes:
     """Return the file of one worker.
 
-    Any worker may answer, and their files differ, if only by the time in them: pieces of two are
-    asked for again.
+    Any worker may answer, and their files differ, if only by the time in them: the pieces of each
+    file are kept until one is whole.
 
     Args:
         ask: returns the pieces of these numbers, in order.
+        num_workers: that may answer.
 
     Raises:
-        NoResultError: pieces of several files came again and again.
+        NoResultError: no further piece of a file came, again and again.
     """
-    answers = ask([0])
-    for _ in range(_MAX_TRIES):
-        head = answers[0][: _DIGEST_BYTES + _SIZE_BYTES]
-        content = b"".join(answer[len(head) :] for answer in answers)
-        if _head(content) == head:
+    files: dict[bytes, dict[int, bytes]] = {}
+    asked, num_idle = [0], 0
+    while num_idle <= _MAX_IDLE * num_workers:
+        num_known = sum(map(len, files.values()))
+        for place, answer in zip(asked, ask(asked), strict=True):
+            head = answer[: _DIGEST_BYTES + _SIZE_BYTES]
+            files.setdefault(head, {})[place] = answer[len(head) :]
+        num_idle = num_idle + 1 if sum(map(len, files.values())) == num_known else 0
+        head = min(files, key=lambda each: len(_missing(each, files[each])))
+        asked = _missing(head, files[head])[:_AT_ONCE]
+        if not asked:
+            content = b"".join(files[head][place] for place in sorted(files[head]))
+            if _head(content) != head:
+                raise NoResultError("the trained model did not come back as its worker saved it")
             return content
-        size = int.from_bytes(head[_DIGEST_BYTES:], "big")
-        answers = ask(list(range(-(-size // PIECE_BYTES))))
     raise NoResultError(
-        f"the trained model did not come back whole in {_MAX_TRIES} tries: several workers "
-        "answered at a time. Train with one worker, or by TFCluster and ctx.export"
+        f"the trained model did not come back whole: the last {num_idle} requests, answered by any "
+        f"of {num_workers} workers, brought nothing new of it. Train with one worker, or by "
+        "TFCluster and ctx.export"
     )
+
+
+def _missing(head: bytes, pieces: Collection[int]) -> list[int]:
+    """Return the places of a file's pieces that have not come; an empty file has one too."""
+    size = int.from_bytes(head[_DIGEST_BYTES:], "big")
+    return [place for place in range(max(1, -(-size // PIECE_BYTES))) if place not in pieces]
 
 
 def _head(content: bytes) -> bytes:

@@ -1,7 +1,9 @@
 """Model files: the models of a directory by the number of their fit, on every file system of tfos.
 
     model_dir/model-00001.keras    after the first fit; written whole, then renamed
-    model_dir/servers/             checkpoints of the servers, while they train
+    model_dir/servers-00001/       checkpoints of the servers, while that fit and those that go on
+                                   from it train
+    model_dir/model-00001.json     which of these directories holds the state of that model
 
 Covers: reading, writing, the newest one.      Does not: know Keras.
 Runs in: the driver.
@@ -9,19 +11,72 @@ Runs in: the driver.
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
 
 from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 
-_NAME = re.compile(r"model-(\d{5})\.keras")
+_MODEL = re.compile(r"model-(\d{5})\.keras")
+_SERVERS = re.compile(r"servers-(\d{5})")
 
 
-def servers_dir(model_dir: str) -> str:
-    """Return where the servers save."""
-    return str(_child(model_dir, "servers"))
+@dataclass(frozen=True, slots=True)
+class SavedFit:
+    """The newest state of a model's directory."""
+
+    model: int
+    """Number of the newest model; 0: no fit has ended."""
+    servers: int | None
+    """Number of the servers' directory with its state or a newer one; None: there is none."""
+
+
+def servers_dir(model_dir: str, number: int) -> str:
+    """Return where the servers of a fit save, and those of fits that go on from it.
+
+    Args:
+        model_dir: of all fits.
+        number: of the fit, from 1.
+    """
+    return _child(model_dir, f"servers-{number:05d}")
+
+
+def next_fit(model_dir: str) -> int:
+    """Return the number of the next fit; numbers of fits that failed are not used again."""
+    return max(_newest(model_dir)) + 1
+
+
+def write_fit(model_dir: str, number: int, content: bytes, servers: int | None) -> None:
+    """Write the model after a fit.
+
+    Args:
+        model_dir: of all fits.
+        number: of the fit, from 1.
+        content: of a `.keras` file.
+        servers: number of the directory with the servers' state; None: no server had a part.
+    """
+    record = json.dumps({"servers": servers}).encode()
+    write_model(_record(model_dir, number), record)
+    write_model(fit_file(model_dir, number), content)
+
+
+def newest_state(model_dir: str) -> SavedFit:
+    """Return what a fit goes on from.
+
+    Raises:
+        SettingsError: there is neither a model nor a checkpoint of servers.
+    """
+    model, servers = _newest(model_dir)
+    if not model and not servers:
+        raise SettingsError(f"{model_dir} has no model and no checkpoint of a fit")
+    if servers > model:  # of a fit that has not ended
+        return SavedFit(model, servers)
+    if not servers:
+        return SavedFit(model, None)
+    return SavedFit(model, json.loads(read_model(_record(model_dir, model)))["servers"])
 
 
 def write_model(path: str, content: bytes) -> None:
@@ -64,23 +119,25 @@ def fit_file(model_dir: str, number: int) -> str:
         model_dir: of all fits.
         number: of the fit, from 1.
     """
-    return str(_child(model_dir, f"model-{number:05d}.keras"))
+    return _child(model_dir, f"model-{number:05d}.keras")
 
 
-def newest_fit(model_dir: str) -> int:
-    """Return the number of the newest model; 0: there is none."""
-    place = _location(model_dir)
+def _newest(model_dir: str) -> tuple[int, int]:
+    """Return the numbers of the newest model and of the newest servers' directory; 0: none."""
+    place = str(_location(model_dir))
     try:
-        names = [each.name for each in filesystem_for(str(place)).entries(str(place))]
+        names = [each.name for each in filesystem_for(place).entries(place)]
     except FileNotFoundError:
-        return 0
-    return max((int(found[1]) for name in names if (found := _NAME.fullmatch(name))), default=0)
+        return 0, 0
+
+    def highest(kind: re.Pattern[str]) -> int:
+        return max((int(found[1]) for name in names if (found := kind.fullmatch(name))), default=0)
+
+    return highest(_MODEL), highest(_SERVERS)
 
 
-def has_servers(model_dir: str) -> bool:
-    """Return whether servers have saved there."""
-    place = servers_dir(model_dir)
-    return filesystem_for(place).exists(place)
+def _record(model_dir: str, number: int) -> str:
+    return _child(model_dir, f"model-{number:05d}.json")
 
 
 def _child(directory: str, name: str) -> str:

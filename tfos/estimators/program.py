@@ -14,6 +14,7 @@ from typing import Any
 
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
+from tfos.estimators.input_shapes import map_fn_of
 from tfos.estimators.recipe import ModelRecipe, content_of, tensors_of
 
 MODEL_FEED = "model"
@@ -30,6 +31,10 @@ class FedData:
     """Rows of one worker's step."""
     feed: str = "input"
 
+    def begun(self) -> FedData:
+        """Return itself: a feed begins with its first row."""
+        return self
+
     def dataset(self, ctx: Any, model: Any) -> Any:
         """Return what `fit` takes.
 
@@ -38,7 +43,7 @@ class FedData:
             model: its inputs and outputs have a column each.
         """
         selected = self.plan.selectors(*tensors_of(model))
-        return ctx.dataset(self.batch_size, feed=self.feed, **selected)
+        return ctx.dataset(self.batch_size, feed=self.feed, map_fn=map_fn_of(model), **selected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,20 @@ class MadeData:
     """A tf.data.Dataset that the user's function makes in each worker."""
 
     make: Callable[[], Any]
+    seed: int = 0
+    """Of Keras, numpy and Python while it is made, the same in all workers."""
+
+    def begun(self) -> MadeData:
+        """Make the dataset, before the worker has a seed of its own.
+
+        Workers take turns in its batches: if `make` shuffles, its order must be that of the others,
+        or batches would be trained twice and others never.
+        """
+        import keras
+
+        keras.utils.set_random_seed(self.seed)
+        made = self.make()
+        return MadeData(lambda: made)
 
     def dataset(self, ctx: Any, model: Any) -> Any:
         """Return this worker's share of it, batch by batch.
@@ -80,6 +99,7 @@ class FitProgram:
         import keras
 
         del args
+        data, validation = self.data.begun(), self.validation and self.validation.begun()
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed + ctx.rank)
         model = self.recipe.build()
@@ -90,9 +110,9 @@ class FitProgram:
             ctx.distribute(model, consistency=self.consistency, staleness_bound=bound)
         made = self.callbacks() if callable(self.callbacks) else self.callbacks
         model.fit(
-            self.data.dataset(ctx, model),
+            data.dataset(ctx, model),
             epochs=self.epochs,
-            validation_data=self.validation and self.validation.dataset(ctx, model),
+            validation_data=validation and validation.dataset(ctx, model),
             callbacks=[*ctx.callbacks(), *made],
             class_weight=dict(self.class_weight) if self.class_weight else None,
             verbose=0,

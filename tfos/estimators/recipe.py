@@ -7,7 +7,10 @@ Runs in: the driver and in workers. Keras is imported in functions only.
 
 from __future__ import annotations
 
+import io
+import json
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +35,22 @@ class ModelRecipe:
     outputs: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     """Of the inputs, as Keras calls them."""
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule of the learning rate; empty: there is none, or model_fn knows it."""
+        if not self.content:
+            return ""
+        with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
+            config = json.loads(archive.read("config.json")).get("compile_config") or {}
+        optimizer = config.get("optimizer")
+        while isinstance(optimizer, dict):
+            settings = optimizer.get("config") or {}
+            rate = settings.get("learning_rate")
+            if isinstance(rate, dict):
+                return str(rate.get("class_name"))
+            optimizer = settings.get("inner_optimizer")  # of LossScaleOptimizer
+        return ""
 
     def build(self) -> Any:
         """Return the compiled model.

@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfos.errors import NotEnoughSlots
 from tfos.spark.facts import read_facts, read_offer
 
 _LOOK_S = 1.0
 """Executors may come; so a waiting fit counts slots again."""
+LONGEST_FIT_S = 259_200.0
+"""Three days: so long may a fit that trains say nothing."""
 
 
 class SlotQueue:
@@ -29,22 +33,36 @@ class SlotQueue:
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._taken = 0
+        self._changed_s = time.monotonic()
+        """When a fit last began or ended."""
 
     @contextlib.contextmanager
-    def take(self, count: int, total: Any) -> Iterator[None]:
+    def take(
+        self, count: int, total: Callable[[], int], timeout_s: float = LONGEST_FIT_S
+    ) -> Iterator[None]:
         """Hold `count` slots; wait while other fits hold too many.
 
         Args:
             count: slots. More than there are is no reason to wait: the cluster refuses it.
             total: called for the number of all slots.
+            timeout_s: longest wait in which no other fit begins or ends.
+
+        Raises:
+            NotEnoughSlots: the other fits stood still for that long.
         """
-        me = object()
+        me, began_s = object(), time.monotonic()
         with self._changed:
             self._waiting.append(me)
             try:
                 while not self._fits(me, count, total):
+                    if time.monotonic() - max(began_s, self._changed_s) > timeout_s:
+                        raise NotEnoughSlots(
+                            f"a fit needs {count} task slots, other fits hold {self._taken} of "
+                            f"{total()}; none of them has ended for {timeout_s:.0f} s: look at "
+                            "what they wait for, or run fewer at once (parallelism=)"
+                        )
                     self._changed.wait(_LOOK_S)
-                self._taken += count
+                self._count(count)
             finally:
                 self._waiting.remove(me)
                 self._changed.notify_all()
@@ -52,10 +70,14 @@ class SlotQueue:
             yield
         finally:
             with self._changed:
-                self._taken -= count
+                self._count(-count)
                 self._changed.notify_all()
 
-    def _fits(self, me: object, count: int, total: Any) -> bool:
+    def _count(self, count: int) -> None:
+        self._taken += count
+        self._changed_s = time.monotonic()
+
+    def _fits(self, me: object, count: int, total: Callable[[], int]) -> bool:
         if self._waiting[0] is not me:
             return False
         return not self._taken or self._taken + count <= total()
@@ -72,6 +94,9 @@ def slots_for(sc: Any, count: int) -> Iterator[None]:
     Args:
         sc: the SparkContext.
         count: nodes of the fit's cluster.
+
+    Raises:
+        NotEnoughSlots: other fits held too many for three days, in which none of them ended.
     """
     with _lock:
         queue = _queues.setdefault(sc, SlotQueue())

@@ -14,9 +14,9 @@ from feeding.columnar.batch import check_batch_size
 from tfos.cluster import TFCluster
 from tfos.config import Checkpoints, ClusterConfig, InputMode
 from tfos.driver import preflight
-from tfos.errors import SettingsError
+from tfos.errors import ConfigError, SettingsError
 from tfos.estimators.columns import ColumnPlan
-from tfos.estimators.file_pieces import joined
+from tfos.estimators.file_pieces import NEEDED_BYTES, joined
 from tfos.estimators.program import (
     MODEL_FEED,
     EvaluateProgram,
@@ -25,12 +25,12 @@ from tfos.estimators.program import (
     MadeData,
 )
 from tfos.estimators.recipe import ModelRecipe
-from tfos.estimators.slots import slots_for
+from tfos.estimators.slots import LONGEST_FIT_S, slots_for
 from tfos.feed.dataframe import check_classic
+from tfos.feed.dataframe_columns import quoted
+from tfos.spark.facts import max_result_bytes
 
 _MODES = ("async", "sync", "ssp", "hybrid")
-_LONG_S = 259_200.0
-"""A worker answers once its fit has ended, which may be days where it reads its own data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class FitSettings:
     seed: int | None = 0
     """Shuffles rows, and is the seed of the workers' Keras; None: rows in their own order."""
     validation_split: float = 0.0
-    """Share of the rows that validate."""
+    """Share of the rows that validate, by a hash of their values: equal rows stay together."""
     learning_rate: float | None = None
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = ()
     class_weight: Mapping[int, float] | None = None
@@ -99,6 +99,11 @@ class FitSettings:
                 f"consistency={self.consistency!r} with stalenessBound={self.staleness_bound}; "
                 "ssp, and only ssp, needs a number of steps"
             )
+        if self.resume and not self.checkpoint_dir:
+            raise SettingsError(
+                "resume=True without checkpointDir: there is nothing to go on from; name the "
+                "directory where the servers saved"
+            )
         if self.checkpoint_dir and not self.servers:
             raise SettingsError(
                 f"checkpointDir={self.checkpoint_dir!r} needs parameter servers, which save; set "
@@ -136,7 +141,7 @@ def fit(
         SettingsError: columns, types, settings or an empty DataFrame; before any node starts.
         NodeFailedError, FeedError: see TFCluster.train.
     """
-    settings.check()
+    _check_settings(settings, recipe)
     _check_frame(frame, plan, recipe)
     if validation is not None:
         _check_frame(validation, plan, recipe)
@@ -150,7 +155,7 @@ def fit(
         FedData(plan, settings.batch_size),
         None if held is None else FedData(plan, settings.batch_size, "validation"),
     )
-    fed = [each and each.select(*map(_quoted, plan.fed)) for each in (train, held)]
+    fed = [each and each.select(*map(quoted, plan.fed)) for each in (train, held)]
     return _trained(frame.sparkSession.sparkContext, program, settings, *fed)
 
 
@@ -167,16 +172,18 @@ def fit_made(
         sc: the SparkContext.
         make: returns the dataset, in batches; several workers take turns in its batches.
         recipe: the model.
-        settings: how it trains; `batch_size` and `seed` of rows are the function's own affair.
+        settings: how it trains; `batch_size` is the function's own affair. `make` runs under one
+            seed in all workers, so that its shuffles agree.
         validation: returns the one that validates each epoch.
 
     Raises:
         SettingsError: settings that cannot work.
         NodeFailedError: a worker failed.
     """
-    settings.check()
-    held = None if validation is None else MadeData(validation)
-    return _trained(sc, _program(recipe, settings, MadeData(make), held), settings)
+    _check_settings(settings, recipe)
+    seed = settings.seed or 0
+    held = None if validation is None else MadeData(validation, seed)
+    return _trained(sc, _program(recipe, settings, MadeData(make, seed), held), settings)
 
 
 def _program(
@@ -202,6 +209,7 @@ def _program(
 def _trained(
     sc: Any, program: FitProgram, settings: FitSettings, train: Any = None, held: Any = None
 ) -> FitResult:
+    _check_results(max_result_bytes(sc))
     with slots_for(sc, settings.cluster_size):
         cluster = TFCluster.reserve(
             sc,
@@ -221,7 +229,7 @@ def _trained(
                     seed=settings.seed,
                     validation=held,
                 )
-            content = _content(sc, cluster)
+            content = _content(sc, cluster, settings.cluster_size - settings.servers)
         history = cluster.history()
     return FitResult(content, {name: history[name] for name in history.metrics})
 
@@ -245,7 +253,7 @@ def evaluate(
     _check_frame(frame, plan, recipe)
     _check_rows(frame, "has no rows to evaluate")
     program = EvaluateProgram(recipe=recipe, data=FedData(plan, batch_size))
-    fed = frame.select(*map(_quoted, plan.fed))
+    fed = frame.select(*map(quoted, plan.fed))
     return _evaluated(frame.sparkSession.sparkContext, program, fed, verbose=verbose)
 
 
@@ -276,19 +284,38 @@ def _evaluated(sc: Any, program: EvaluateProgram, fed: Any, *, verbose: bool) ->
     return found
 
 
-def _content(sc: Any, cluster: TFCluster) -> bytes:
-    """Fetch the trained model, in pieces: they are answers of a worker to a Spark task."""
+def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
+    """Fetch the trained model, in pieces: they are answers of a worker to Spark tasks."""
 
     def answers(places: list[int]) -> list[bytes]:
+        # A worker answers once its fit has ended, which may be days where it reads its own data.
         rows = sc.parallelize(places, 1)
-        found: list[bytes] = cluster.inference(rows, _LONG_S, MODEL_FEED).collect()
+        found: list[bytes] = cluster.inference(rows, LONGEST_FIT_S, MODEL_FEED).collect()
         return found
 
     try:
-        return joined(answers)
+        return joined(answers, num_workers)
     except Exception:
         cluster.shutdown()  # raises the failure of a worker that has one
         raise
+
+
+def _check_settings(settings: FitSettings, recipe: ModelRecipe) -> None:
+    settings.check()
+    if settings.learning_rate is not None and (schedule := recipe.schedule):
+        raise SettingsError(
+            f"learningRate={settings.learning_rate}: the model is compiled with the schedule "
+            f"{schedule}; compile it with a number, or leave learningRate out"
+        )
+
+
+def _check_results(limit_bytes: int) -> None:
+    """Refuse a limit of results below which a trained model would be lost after its training."""
+    if 0 < limit_bytes < NEEDED_BYTES:
+        raise ConfigError(
+            f"spark.driver.maxResultSize is {limit_bytes} bytes; the trained model comes back by "
+            f"Spark jobs that need {NEEDED_BYTES}: set 32m or more, or 0 for no limit"
+        )
 
 
 def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
@@ -313,13 +340,24 @@ def _split(frame: Any, plan: ColumnPlan, settings: FitSettings) -> tuple[Any, An
             )
         from pyspark.sql import functions as f
 
-        flag = f.coalesce(f.col(_quoted(plan.validation)).cast("boolean"), f.lit(False))
-        return frame.filter(~flag), frame.filter(flag)
-    if settings.validation_split:
-        share = settings.validation_split
-        train, held = frame.randomSplit([1.0 - share, share], settings.seed or 0)
-        return train, held
-    return frame, None
+        flag = f.coalesce(f.col(quoted(plan.validation)).cast("boolean"), f.lit(False))
+    elif settings.validation_split:
+        flag = _place(plan, settings.seed or 0) < settings.validation_split
+    else:
+        return frame, None
+    return frame.filter(~flag), frame.filter(flag)
+
+
+def _place(plan: ColumnPlan, seed: int) -> Any:
+    """Return a column of [0, 1) that a row's own values give.
+
+    DataFrame.randomSplit sorts the rows of each partition, so by class or by number, and draws
+    anew for every job of rows whose order is not fixed, so that rows train and validate.
+    """
+    from pyspark.sql import functions as f
+
+    bits = f.shiftrightunsigned(f.xxhash64(f.lit(seed), *map(quoted, plan.fed)), 11)
+    return bits / f.lit(float(1 << 53))
 
 
 def _config(settings: FitSettings) -> ClusterConfig:
@@ -327,7 +365,3 @@ def _config(settings: FitSettings) -> ClusterConfig:
         return ClusterConfig(verbose=settings.verbose)
     checkpoints = Checkpoints(directory=settings.checkpoint_dir, resume=settings.resume)
     return ClusterConfig(verbose=settings.verbose, checkpoints=checkpoints)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

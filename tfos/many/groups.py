@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos.errors import UnsupportedError
-from tfos.many.items import check_names, shown_name
+from tfos.many.items import check_names, digest_of, shown_name
 
 _PACKED = "item string, data binary"
 
@@ -60,8 +60,6 @@ def group(given: Any, num_slots: int) -> GroupedItems:
         given: `df.groupBy(...)`.
         num_slots: partitions.
     """
-    import hashlib
-
     from pyspark import StorageLevel
     from pyspark.sql import functions
 
@@ -75,7 +73,7 @@ def group(given: Any, num_slots: int) -> GroupedItems:
     except BaseException:
         packed.unpersist()
         raise
-    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()
+    digest = digest_of((name, b"") for name in names)
     return GroupedItems(names, tuple(home for _, home in found), packed, digest)
 
 

@@ -20,6 +20,8 @@ from tfos.errors import NotPicklable, SettingsError
 _MAX_NAME_CHARS = 120
 _MAX_FUNCTIONS = 200
 _PLAIN = (str, int, float, bool)
+_NO_CODE = {"__doc__", "__firstlineno__"}
+"""Of a class: may change while what it does stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,19 @@ class ListedItems:
     @property
     def digest(self) -> str:
         """The same for the same items in the same order."""
-        found = hashlib.sha256()
-        for name, data in zip(self.names, self.pickled, strict=True):
-            found.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
-        return found.hexdigest()
+        return digest_of(zip(self.names, self.pickled, strict=True))
+
+
+def digest_of(items: Iterable[tuple[str, bytes]]) -> str:
+    """Return the same for the same items in the same order.
+
+    Args:
+        items: name and pickle of each; of groups the keys alone count, without a pickle.
+    """
+    found = hashlib.sha256()
+    for name, data in items:
+        found.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
+    return found.hexdigest()
 
 
 def items_of(given: Iterable[Any] | Mapping[Any, Any]) -> ListedItems:
@@ -105,9 +116,10 @@ def _pickled(name: str, item: Any) -> bytes:
 
 
 def function_digest(function: Callable[..., Any]) -> str:
-    """Return a digest of a function's code, its defaults and closure, and of what it calls.
+    """Return a digest of a function's code, its defaults and closure, and of what it names.
 
-    Functions of the same module that it calls count; those of other modules do not.
+    Functions and classes of the same module count, and the module's plain values (numbers, texts,
+    lists, sets and dicts of these); what other modules have does not.
     """
     found = hashlib.sha256()
     waiting: list[Any] = [function]
@@ -129,6 +141,12 @@ def _feed(found: Any, value: Any) -> list[Any]:
     if isinstance(value, types.MethodType):
         found.update(_digest_of(vars(value.__self__) if hasattr(value.__self__, "__dict__") else 0))
         return [value.__func__]
+    if isinstance(value, type):
+        names = sorted(vars(value).keys() - _NO_CODE)
+        members = [(name, vars(value)[name]) for name in names]
+        found.update(repr((value.__qualname__, [_plain_text(pair) for pair in members])).encode())
+        bases = [base for base in value.__bases__ if base.__module__ == value.__module__]
+        return bases + [each for _, each in members if isinstance(each, types.FunctionType)]
     if not isinstance(value, types.FunctionType):
         found.update(_digest_of(getattr(value, "__dict__", repr(type(value)))))
         call = getattr(type(value), "__call__", None)  # noqa: B004 - the function itself is wanted
@@ -139,12 +157,33 @@ def _feed(found: Any, value: Any) -> list[Any]:
     data = [*cells, *(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items())]
     functions = [each for each in data if isinstance(each, types.FunctionType)]
     found.update(_digest_of([each for each in data if not isinstance(each, types.FunctionType)]))
-    called = (value.__globals__.get(name) for name in value.__code__.co_names)
+    known = value.__globals__
+    named = [(name, known[name]) for name in _names_in(value.__code__) if name in known]
+    found.update(repr([_plain_text(pair) for pair in named]).encode())
     return functions + [
         each
-        for each in called
-        if isinstance(each, types.FunctionType) and each.__module__ == value.__module__
+        for _, each in named
+        if isinstance(each, types.FunctionType | type) and each.__module__ == value.__module__
     ]
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that code looks up, also in functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _plain_text(value: Any) -> str:
+    """Return plain data as text, the same in every process; empty for anything else inside it."""
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}({', '.join(map(_plain_text, value))})"
+    if isinstance(value, set | frozenset):
+        return f"set({', '.join(sorted(map(_plain_text, value)))})"
+    if isinstance(value, dict):
+        return f"dict({', '.join(map(_plain_text, value.items()))})"
+    return repr(value) if type(value) in (*_PLAIN, bytes, complex, type(None)) else ""
 
 
 def _feed_code(found: Any, code: types.CodeType) -> None:

@@ -36,6 +36,9 @@ class Ended(msgspec.Struct, frozen=True):
     seconds: float
     metrics: dict[str, float] = {}
     error: str = ""
+    attempt: int = 0
+    """Of the order. A report is sent again if its answer is lost; the item may have a later attempt
+    on this slot by then."""
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -70,6 +73,8 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     """Train this item."""
 
     item: int
+    attempt: int
+    """From 1."""
 
 
 class WaitForItem(msgspec.Struct, frozen=True, tag=True):

@@ -107,6 +107,14 @@ class TrainingQueue:
         """Whether an item waits that this slot could train."""
         return bool(self._waiting.get(self._queue_number(slot)))
 
+    def is_newest(self, slot: SlotAttempt) -> bool:
+        """Whether no later attempt of the slot is known, and it is not given up.
+
+        Args:
+            slot: that has asked for work before.
+        """
+        return self._newest.get(slot.slot) == slot
+
     def restore(self, item: int, row: ItemTraining) -> None:
         """Take an item as done by an earlier run.
 
@@ -128,7 +136,7 @@ class TrainingQueue:
                 the way and go to the next slot that asks.
             is_ahead: it trains still. It gets an item only while every slot could have one.
         """
-        if self._is_stopped or not self._is_newest(slot):
+        if self._is_stopped or not self._became_newest(slot):
             return EndSlot()
         self._take_unknown_back(slot, holding)
         waiting = self._waiting.setdefault(self._queue_number(slot.slot), deque())
@@ -141,7 +149,7 @@ class TrainingQueue:
             self._holders[item] = slot
             if is_ahead:
                 self._ahead[slot.slot] = item
-            return Train(item)
+            return Train(item, row.attempts + 1)
         return WaitForItem() if self._may_return(slot) else EndSlot()
 
     def ended(self, slot: SlotAttempt, ended: Ended) -> bool:
@@ -153,6 +161,8 @@ class TrainingQueue:
                 left out.
         """
         if not 0 <= ended.item < len(self.table) or self._holders.get(ended.item) != slot:
+            return False
+        if ended.attempt != self.table[ended.item].attempts:
             return False
         del self._holders[ended.item]
         self._ahead.pop(slot.slot, None)  # it has begun
@@ -232,7 +242,7 @@ class TrainingQueue:
         self.table[item] = replace(row, state=TrainingState.WAITING)
         self._put_back(item)
 
-    def _is_newest(self, slot: SlotAttempt) -> bool:
+    def _became_newest(self, slot: SlotAttempt) -> bool:
         known = self._newest.get(slot.slot)
         if known is not None and slot.attempt < known.attempt:
             return False

@@ -11,9 +11,11 @@ A file is written atomically, so it is whole or absent.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,6 +46,14 @@ class ResultHead(msgspec.Struct, frozen=True, kw_only=True):
     item: str
     seconds: float
     metrics: dict[str, float]
+
+
+class _HeadLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A ResultHead as JSON, which has no NaN: metrics that are not finite are texts."""
+
+    item: str
+    seconds: float
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
 
 
 class ResultsDirectory:
@@ -112,7 +122,12 @@ class ResultsDirectory:
             head: what is readable without its value.
             value: pickled.
         """
-        self._fs.write(self._file_of(item), msgspec.json.encode(head) + b"\n" + value)
+        metrics: Any = {
+            name: number if math.isfinite(number) else str(number)
+            for name, number in head.metrics.items()
+        }
+        line = _HeadLine(item=head.item, seconds=head.seconds, metrics=metrics)
+        self._fs.write(self._file_of(item), msgspec.json.encode(line) + b"\n" + value)
 
     def value(self, item: int) -> bytes:
         """Return an item's pickled value."""
@@ -132,9 +147,11 @@ class ResultsDirectory:
             while b"\n" not in line and len(line) < file.size_bytes:
                 line += file.read_range(len(line), _HEAD_BYTES)
         try:
-            return msgspec.json.decode(line.partition(b"\n")[0], type=ResultHead)
+            found = msgspec.json.decode(line.partition(b"\n")[0], type=_HeadLine)
         except msgspec.MsgspecError as error:
             raise SettingsError(f"{path} is no result of map_train: {error}; delete it") from error
+        metrics = {name: float(number) for name, number in found.metrics.items()}
+        return ResultHead(item=found.item, seconds=found.seconds, metrics=metrics)
 
     def _read_mark(self, path: str) -> RunMark:
         with self._fs.open(path) as file:

@@ -88,6 +88,8 @@ class MapRun:
         self._running: dict[int, SparkJob[list[tuple[int, bytes]]]] = {}
         self._starts: dict[int, int] = {}
         self._seen_s: dict[int, float] = {}
+        self._delivering: dict[int, SlotAttempt] = {}
+        """Slots that have no more to train: their processes end, their values are on the way."""
         self._trained_on: set[int] = set()
         self._any_seen_s = time.monotonic()
         self._failures = 0
@@ -164,6 +166,8 @@ class MapRun:
                 if self._stopping:
                     return EndSlot()
                 order = self._queue.draw(slot, draw.holding, is_ahead=draw.is_ahead)
+                if isinstance(order, EndSlot) and self._queue.is_newest(slot):
+                    self._delivering[slot.slot] = slot
                 left_s = 0.0 if draw.is_ahead else deadline_s - time.monotonic()
                 if not isinstance(order, WaitForItem) or left_s <= 0:
                     return order
@@ -177,6 +181,8 @@ class MapRun:
 
     def _heard(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> None:
         self._trained_on.add(slot.slot)
+        if slot.attempt > self._delivering.get(slot.slot, slot).attempt:
+            del self._delivering[slot.slot]
         self._seen_s[slot.slot] = self._any_seen_s = time.monotonic()
         for each in ended:
             if self._queue.ended(slot, each):
@@ -197,6 +203,7 @@ class MapRun:
                 self._stopping = True
 
     def _submit(self, slot: int) -> None:
+        self._delivering.pop(slot, None)
         count = self._starts.get(slot, 0)
         self._starts[slot] = count + 1
         run_id = self._jobs.run_id
@@ -258,7 +265,7 @@ class MapRun:
             if self._stopping:
                 return True
             for slot, seen_s in list(self._seen_s.items()):
-                if now_s - seen_s > _SILENT_S:
+                if now_s - seen_s > _SILENT_S and slot not in self._delivering:
                     del self._seen_s[slot]
                     self._queue.slot_lost(slot, f"slot {slot} was silent for {_SILENT_S:.0f} s")
                     self._changed.notify_all()

@@ -91,16 +91,21 @@ class ManyTrainings:
     def as_ended(self) -> Iterator[ItemTraining]:
         """Yield each row as its item is done or has failed, those of an earlier run first.
 
+        An item whose value was lost with its executor is trained again, and not yielded again.
+
         Raises:
             MapTrainError: the run ended early.
         """
         seen = 0
+        shown: set[int] = set()
         ended = self._run.ended_items
         while True:
             while seen < len(ended):
                 item = ended[seen]
                 seen += 1
-                yield self._row(item)
+                if item not in shown:
+                    shown.add(item)
+                    yield self._row(item)
             if self._run.is_over and seen == len(ended):
                 self._finish()
                 return

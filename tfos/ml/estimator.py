@@ -7,12 +7,15 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
+from tfos.errors import SettingsError
 from tfos.estimators.recipe import recipe_of
 from tfos.estimators.training import FitSettings, fit
 from tfos.ml.model import KerasModel
@@ -39,11 +42,12 @@ class KerasEstimator(
         callbacks: of Keras' fit, in every worker; or a function that makes them there.
         class_weight: by class, as of Keras' fit.
         featuresCol: column of the features; "features".
-        featuresCols: several: one per input of the model, or numbers side by side.
+        featuresCols: several: one per input of the model, or side by side.
         labelCol: column of the labels; "label".
-        labelCols: several: one per output of the model, or numbers side by side.
+        labelCols: several: one per output of the model, or side by side.
         predictionCol: column that the model fills; "prediction".
-        classCol: column of the class with the largest output, a double; "": none.
+        classCol: column of the class, a double: the place of the largest of several numbers, or
+            whether one number, a probability, is above 0.5; "": none.
         weightCol: column of the sample weights.
         validationCol: column that is true where a row validates.
         validationSplit: share of the rows that validate.
@@ -104,7 +108,8 @@ class KerasEstimator(
         self._set(**{name: value for name, value in given.items() if value is not None})
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
-        found = fit(dataset, self.column_plan(), self.recipe, self._settings())
+        with _alone_in(self.getCheckpointDir()):
+            found = fit(dataset, self.column_plan(), self.recipe, self._settings())
         model = KerasModel(found.content, self.recipe.custom_objects, found.history)
         return self._copyValues(model)  # type: ignore[no-any-return]
 
@@ -135,6 +140,40 @@ class KerasEstimator(
     def read(cls) -> MLReader[Any]:
         """Return the reader of spark.ml."""
         return EstimatorReader(cls)
+
+
+_directories: dict[str, str] = {}
+"""What the fit of each checkpointDir does or has done. Tuning gives all its fits the same one."""
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _alone_in(directory: str) -> Iterator[None]:
+    """Hold a directory of checkpoints for one fit; after a failure another one goes on there.
+
+    Args:
+        directory: of the checkpoints; empty: none.
+
+    Raises:
+        SettingsError: another fit trains there, which may still wait for slots, or has ended.
+    """
+    if not directory:
+        yield
+        return
+    with _lock:
+        if directory in _directories:
+            raise SettingsError(
+                f"checkpointDir={directory!r}: a fit of this program {_directories[directory]} "
+                "there, and this one would go on from its weights. Name another directory; while "
+                "you tune, leave it empty: the fits of all folds would share it"
+            )
+        _directories[directory] = "trains"
+    try:
+        yield
+    except BaseException:
+        del _directories[directory]
+        raise
+    _directories[directory] = "has ended"
 
 
 _PARAMS: dict[str, Any] = {

@@ -18,8 +18,8 @@ from tfos.estimators.recipe import ModelRecipe, model_of
 from tfos.estimators.training import evaluate
 from tfos.ml.params import ModelParams
 from tfos.ml.persistence import ModelFileReader, ModelFileWriter
-from tfos.predict.column import BATCH_SIZE, places_of, predicted, read_signature
-from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.column import BATCH_SIZE, predicted, read_signature
+from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class KerasModel(
             labelCol="label",
             predictionCol="prediction",
             classCol="",
+            weightCol="",
             batchSize=32,
             verbose=True,
         )
@@ -68,20 +69,14 @@ class KerasModel(
     def _transform(self, dataset: DataFrame) -> DataFrame:
         columns = self.column_plan().features
         signature = self._read(dataset.sparkSession.sparkContext)
-        predictor = Predictor(
-            signature=signature,
-            columns=columns,
-            inputs=places_of(signature, list(signature.inputs), len(columns)),
-            outputs=self._outputs(signature),
-            batch_size=BATCH_SIZE,
-        )
-        return predicted(dataset, predictor, columns)
+        outputs = self._outputs(signature)
+        return predicted(dataset, predictor_of(signature, columns, outputs, BATCH_SIZE))
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """Return the loss and the compiled metrics on a DataFrame, as Keras' evaluate does.
 
         Args:
-            dataset: has the columns of features and labels.
+            dataset: has the columns of features and labels, and of weights if `weightCol` is set.
 
         Raises:
             SettingsError: columns, types or an empty DataFrame.

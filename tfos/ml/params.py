@@ -7,6 +7,7 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Self
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -27,7 +28,7 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
     featuresCols = Param(
         Params._dummy(),
         "featuresCols",
-        "columns of the features: one per input of the model, or numbers side by side",
+        "columns of the features: one per input of the model, or side by side",
         typeConverter=TypeConverters.toListString,
     )
     labelCol = Param(
@@ -39,7 +40,7 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
     labelCols = Param(
         Params._dummy(),
         "labelCols",
-        "columns of the labels: one per output of the model, or numbers side by side",
+        "columns of the labels: one per output of the model, or side by side",
         typeConverter=TypeConverters.toListString,
     )
     predictionCol = Param(
@@ -51,7 +52,14 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
     classCol = Param(
         Params._dummy(),
         "classCol",
-        "column of the class with the largest output, a double; empty: none",
+        "column of the class, a double: the place of the largest of several numbers, or "
+        "whether one number, a probability, is above 0.5; empty: none",
+        typeConverter=TypeConverters.toString,
+    )
+    weightCol = Param(
+        Params._dummy(),
+        "weightCol",
+        "column of the sample weights; empty: none",
         typeConverter=TypeConverters.toString,
     )
     batchSize = Param(
@@ -121,6 +129,15 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         found: str = self.getOrDefault(self.classCol)
         return found
 
+    def setWeightCol(self, value: str) -> Self:
+        """Set `weightCol`, and return this object."""
+        return self._set(weightCol=value)  # type: ignore[no-any-return]
+
+    def getWeightCol(self) -> str:
+        """Return `weightCol`."""
+        found: str = self.getOrDefault(self.weightCol)
+        return found
+
     def setBatchSize(self, value: int) -> Self:
         """Set `batchSize`, and return this object."""
         return self._set(batchSize=value)  # type: ignore[no-any-return]
@@ -140,7 +157,7 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         return found
 
     def column_plan(self) -> ColumnPlan:
-        """Return the columns of features and labels.
+        """Return the columns of features, labels and weights.
 
         Raises:
             SettingsError: one column and several are named for the same.
@@ -148,6 +165,7 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         return ColumnPlan(
             features=self._either(self.featuresCol, self.featuresCols),
             labels=self._either(self.labelCol, self.labelCols),
+            weight=self.getWeightCol() or None,
         )
 
     def _either(self, one: Param[str], several: Param[list[str]]) -> tuple[str, ...]:
@@ -164,12 +182,6 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
 class FitParams(ModelParams):
     """Params of KerasEstimator."""
 
-    weightCol = Param(
-        Params._dummy(),
-        "weightCol",
-        "column of the sample weights; empty: none",
-        typeConverter=TypeConverters.toString,
-    )
     validationCol = Param(
         Params._dummy(),
         "validationCol",
@@ -242,15 +254,6 @@ class FitParams(ModelParams):
         "seconds without any worker taking a row",
         typeConverter=TypeConverters.toFloat,
     )
-
-    def setWeightCol(self, value: str) -> Self:
-        """Set `weightCol`, and return this object."""
-        return self._set(weightCol=value)  # type: ignore[no-any-return]
-
-    def getWeightCol(self) -> str:
-        """Return `weightCol`."""
-        found: str = self.getOrDefault(self.weightCol)
-        return found
 
     def setValidationCol(self, value: str) -> Self:
         """Set `validationCol`, and return this object."""
@@ -366,10 +369,6 @@ class FitParams(ModelParams):
         Raises:
             SettingsError: one column and several are named for the same.
         """
-        both = super().column_plan()
-        return ColumnPlan(
-            features=both.features,
-            labels=both.labels,
-            weight=self.getWeightCol() or None,
-            validation=self.getValidationCol() or None,
+        return dataclasses.replace(
+            super().column_plan(), validation=self.getValidationCol() or None
         )

@@ -20,16 +20,32 @@ _PIECE_BYTES = 8 << 20
 """Of one call into the JVM."""
 
 
-class ModelFileWriter(MLWriter):  # type: ignore[misc]  # pyspark is not checked
-    """Writes a KerasModel.
+class _WriterOf(MLWriter):  # type: ignore[misc]  # pyspark is not checked
+    """Writes an object.
 
     Args:
-        instance: the model.
+        instance: the object.
     """
 
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self._instance = instance
+
+
+class _ReaderOf(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
+    """Reads what such a writer wrote.
+
+    Args:
+        cls: class of the object.
+    """
+
+    def __init__(self, cls: type[Any]) -> None:
+        super().__init__()
+        self._cls = cls
+
+
+class ModelFileWriter(_WriterOf):
+    """Writes a KerasModel."""
 
     def saveImpl(self, path: str) -> None:
         """Write Params, history and the model."""
@@ -39,16 +55,8 @@ class ModelFileWriter(MLWriter):  # type: ignore[misc]  # pyspark is not checked
         _write(self.sc, f"{path}/{_FILE}", model.content)
 
 
-class ModelFileReader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
-    """Reads a KerasModel.
-
-    Args:
-        cls: its class.
-    """
-
-    def __init__(self, cls: type[Any]) -> None:
-        super().__init__()
-        self._cls = cls
+class ModelFileReader(_ReaderOf):
+    """Reads a KerasModel."""
 
     def load(self, path: str) -> Any:
         """Return what was saved there."""
@@ -58,16 +66,8 @@ class ModelFileReader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not ch
         return _with_params(made, metadata)
 
 
-class EstimatorWriter(MLWriter):  # type: ignore[misc]  # pyspark is not checked
-    """Writes a KerasEstimator.
-
-    Args:
-        instance: the estimator.
-    """
-
-    def __init__(self, instance: Any) -> None:
-        super().__init__()
-        self._instance = instance
+class EstimatorWriter(_WriterOf):
+    """Writes a KerasEstimator."""
 
     def saveImpl(self, path: str) -> None:
         """Write Params, functions by their names, and the model."""
@@ -93,16 +93,8 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]  # pyspark is not checked
             _write(self.sc, f"{path}/{_FILE}", recipe.content)
 
 
-class EstimatorReader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
-    """Reads a KerasEstimator.
-
-    Args:
-        cls: its class.
-    """
-
-    def __init__(self, cls: type[Any]) -> None:
-        super().__init__()
-        self._cls = cls
+class EstimatorReader(_ReaderOf):
+    """Reads a KerasEstimator."""
 
     def load(self, path: str) -> Any:
         """Return what was saved there."""

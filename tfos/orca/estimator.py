@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError
 from tfos.estimators import model_files
 from tfos.estimators.columns import ColumnPlan, named
@@ -23,8 +24,9 @@ from tfos.estimators.training import (
     fit,
     fit_made,
 )
-from tfos.predict.column import BATCH_SIZE, PREDICTION, places_of, predicted, read_signature
-from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.feed.dataframe_inference import is_frame
+from tfos.predict.column import BATCH_SIZE, PREDICTION, predicted, read_signature
+from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSource
 from tfos.spark.facts import active_context
 
@@ -62,7 +64,10 @@ class Estimator:
         self._config = dict(config)
         self._settings = settings
         self._model_dir = model_dir
-        self._is_resumed = False
+        self._servers: int | None = None
+        """Number of the directory of model_dir whose servers' state the next fit goes on from."""
+        self._is_behind = False
+        """Servers have saved a state that is in no model yet."""
 
     @classmethod
     def from_keras(  # noqa: PLR0913 - Orca's arguments, and those of the cluster
@@ -75,6 +80,7 @@ class Estimator:
         cluster_size: int = 1,
         num_ps: int | None = None,
         consistency: str = "async",
+        staleness_bound: int | None = None,
         verbose: bool = True,
     ) -> Estimator:
         """Return an estimator of a compiled Keras model.
@@ -89,6 +95,7 @@ class Estimator:
             cluster_size: nodes of each fit, servers included; one task slot each.
             num_ps: servers among them; None: one beside several workers.
             consistency: of ctx.distribute.
+            staleness_bound: of `consistency="ssp"`, in steps.
             verbose: show progress.
 
         Raises:
@@ -101,7 +108,11 @@ class Estimator:
             )
         make = None if model_creator is None else functools.partial(model_creator, config)
         settings = FitSettings(
-            cluster_size=cluster_size, num_ps=num_ps, consistency=consistency, verbose=verbose
+            cluster_size=cluster_size,
+            num_ps=num_ps,
+            consistency=consistency,
+            staleness_bound=staleness_bound,
+            verbose=verbose,
         )
         settings.check()
         return cls(recipe_of(model, make), config, settings, model_dir)
@@ -134,7 +145,8 @@ class Estimator:
         Raises:
             SettingsError: data, columns or settings that cannot work; before any node starts.
         """
-        settings = self._of_fit(epochs, batch_size, callbacks, class_weight)
+        number = 0 if self._model_dir is None else model_files.next_fit(self._model_dir)
+        settings = self._of_fit(number, epochs, batch_size, callbacks, class_weight)
         if callable(data):
             if validation_data is not None and not callable(validation_data):
                 raise SettingsError("validation_data must be a function too, as data is one")
@@ -148,10 +160,10 @@ class Estimator:
         self._recipe = dataclasses.replace(self._recipe, content=found.content, model_fn=None)
         for name, values in found.history.items():
             self.history.setdefault(name, []).extend(values)
-        self._is_resumed = True
+        self._is_behind = False
         if self._model_dir is not None:
-            number = model_files.newest_fit(self._model_dir) + 1
-            model_files.write_model(model_files.fit_file(self._model_dir, number), found.content)
+            self._servers = (self._servers or number) if settings.checkpoint_dir else None
+            model_files.write_fit(self._model_dir, number, found.content, self._servers)
         return found.history
 
     def evaluate(
@@ -170,14 +182,14 @@ class Estimator:
             label_cols: columns of the labels.
 
         Raises:
-            SettingsError: data or columns that cannot work.
+            SettingsError: there is no trained model yet, or data or columns that cannot work.
         """
-        verbose = self._settings.verbose
+        verbose, recipe = self._settings.verbose, self._trained()
         if callable(data):
             make = self._maker(data, batch_size)
-            return evaluate_made(active_context(), make, self._recipe, verbose=verbose)
+            return evaluate_made(active_context(), make, recipe, verbose=verbose)
         plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
-        return evaluate(_frame(data), plan, self._recipe, batch_size, verbose=verbose)
+        return evaluate(_frame(data), plan, recipe, batch_size, verbose=verbose)
 
     def predict(
         self,
@@ -200,7 +212,7 @@ class Estimator:
         frame = _frame(data)
         columns = named(feature_cols)
         sc = frame.sparkSession.sparkContext
-        signature = read_signature(sc, ModelSource(content=self._content()))
+        signature = read_signature(sc, ModelSource(content=self._trained().content))
         outputs = list(signature.outputs)
         names = named(output_cols) or ((PREDICTION,) if len(outputs) == 1 else tuple(outputs))
         if len(names) != len(outputs):
@@ -208,18 +220,12 @@ class Estimator:
                 f"output_cols={list(names)}, the model has the outputs {outputs}; name a column "
                 "for each, in this order"
             )
-        predictor = Predictor(
-            signature=signature,
-            columns=columns,
-            inputs=places_of(signature, list(signature.inputs), len(columns)),
-            outputs=tuple(map(OutputColumn, outputs, names)),
-            batch_size=batch_size,
-        )
-        return predicted(frame, predictor, columns)
+        filled = map(OutputColumn, outputs, names)
+        return predicted(frame, predictor_of(signature, columns, filled, batch_size))
 
     def get_model(self) -> keras.Model:
         """Return the compiled Keras model."""
-        return model_of(self._content())
+        return model_of(self._trained().content)
 
     def save(self, path: str) -> None:
         """Write the model as a `.keras` file.
@@ -227,7 +233,7 @@ class Estimator:
         Args:
             path: path or URL on the driver's side.
         """
-        model_files.write_model(path, self._content())
+        model_files.write_model(path, self._trained().content)
 
     def load(self, path: str) -> None:
         """Take the model of a `.keras` file; the next fit begins with it.
@@ -240,9 +246,13 @@ class Estimator:
         """
         content = model_files.read_model(path)
         self._recipe = dataclasses.replace(self._recipe, content=content, model_fn=None)
+        self._servers, self._is_behind = None, False
 
     def load_latest_checkpoint(self) -> None:
-        """Take the newest model of `model_dir`; the next fit goes on from what servers saved there.
+        """Take the newest model of `model_dir`; the next fit goes on from what its servers saved.
+
+        Where a fit was interrupted, only its servers have saved: the next fit goes on from there,
+        and until it has ended there is no model to predict with.
 
         Raises:
             SettingsError: there is no model_dir, or nothing in it.
@@ -251,42 +261,54 @@ class Estimator:
             raise SettingsError(
                 "load_latest_checkpoint() needs from_keras(model_dir=...), where fits save"
             )
-        number = model_files.newest_fit(self._model_dir)
-        if not number and not model_files.has_servers(self._model_dir):
-            raise SettingsError(f"{self._model_dir} has no model and no checkpoint of a fit")
-        if number:
-            self.load(model_files.fit_file(self._model_dir, number))
-        self._is_resumed = True
+        found = model_files.newest_state(self._model_dir)
+        if found.servers is not None and not self._settings.servers:
+            raise SettingsError(
+                f"{self._model_dir} has the state of parameter servers; go on with "
+                "from_keras(cluster_size=2 or more), or load() its newest model"
+            )
+        if found.model:
+            self.load(model_files.fit_file(self._model_dir, found.model))
+        self._servers = found.servers
+        self._is_behind = (found.servers or 0) > found.model
 
     def _of_fit(
         self,
+        number: int,
         epochs: int,
         batch_size: int,
         callbacks: Sequence[Any],
         class_weight: Mapping[int, float] | None,
     ) -> FitSettings:
-        settings = self._settings
+        check_batch_size(batch_size)
+        settings, directory = self._settings, None
         workers = settings.cluster_size - settings.servers
-        saves = self._model_dir is not None and settings.servers
+        if self._model_dir is not None and settings.servers:
+            directory = model_files.servers_dir(self._model_dir, self._servers or number)
         return dataclasses.replace(
             settings,
             epochs=epochs,
-            batch_size=max(1, batch_size // workers) if batch_size else batch_size,
+            batch_size=max(1, batch_size // workers),
             callbacks=callbacks,
             class_weight=class_weight,
-            checkpoint_dir=model_files.servers_dir(self._model_dir or "") if saves else None,
-            resume=self._is_resumed,
+            checkpoint_dir=directory,
+            resume=directory is not None and self._servers is not None,
         )
 
     def _maker(self, creator: Any, batch_size: int) -> Callable[[], Any]:
         return functools.partial(creator, self._config, batch_size)
 
-    def _content(self) -> bytes:
+    def _trained(self) -> ModelRecipe:
+        if self._is_behind:
+            raise SettingsError(
+                f"the newest state of {self._model_dir} is a checkpoint of servers, from a fit "
+                "that did not end; call fit(), which goes on from there, or load() a model"
+            )
         if not self._recipe.content:
             raise SettingsError(
                 "the model of model_creator exists in workers only; call fit() or load() first"
             )
-        return self._recipe.content
+        return self._recipe
 
 
 def _frame(data: Any) -> Any:
@@ -296,7 +318,7 @@ def _frame(data: Any) -> Any:
 
         session = SparkSession.getActiveSession() or SparkSession(active_context())
         return session.read.load(data)
-    if hasattr(data, "mapInArrow") and hasattr(data, "schema"):
+    if is_frame(data):
         return data
     raise SettingsError(
         f"data must be a DataFrame, a path or a function of (config, batch_size), got "

@@ -7,9 +7,11 @@ Runs in: a process of its own, which dies with the driver.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import threading
 
 import cloudpickle
 import msgspec
@@ -19,11 +21,15 @@ from rpc.endpoint import Endpoint
 from rpc.server.listener import Listener
 from tfos.collectives.group import RankGroup, RankPeer
 from tfos.collectives.offers import Offers
-from tfos.node import failure
+from tfos.errors import LinkError
+from tfos.node import failure, whole_files
+from tfos.node.child_link import ChildLink
 from tfos.runner import ranks
 from tfos.runner.rank_process import RankWork, pickled
 
 _LAST_ANSWERS_S = 5.0
+_RAISED_EXIT_S = 1.0
+"""For the threads and exit handlers of a function that has raised."""
 
 
 class LocalRank(msgspec.Struct, frozen=True, array_like=True):
@@ -79,16 +85,27 @@ def main(body: bytes) -> None:
         group = RankGroup(identity, credentials, offers, peers)
         outcome = RankOutcome(_value(spec, work, group))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it
-        kind = type(error)
-        name = kind.__qualname__
-        if kind.__module__ != "builtins":
-            name = f"{kind.__module__}.{name}"
+        name = failure.type_name(error)
         text = failure.user_traceback(error, frozenset({__file__, cloudpickle.__file__}))
         outcome = RankOutcome(error_type=name, message=failure.text_of(error), traceback=text)
-    os.pwrite(spec.outcome_fd, msgspec.msgpack.encode(outcome), 0)
+    leave_outcome(spec.outcome_fd, outcome)
     offers.end("has ended")
     listener.finish_calls(_LAST_ANSWERS_S)
     listener.close()
+    if outcome.error_type:
+        last = threading.Timer(_RAISED_EXIT_S, os._exit, (1,))
+        last.daemon = True
+        last.start()
+
+
+def leave_outcome(outcome_fd: int, outcome: RankOutcome) -> None:
+    """Write how the function ended, for the driver.
+
+    Args:
+        outcome_fd: memfd.
+        outcome: what to write.
+    """
+    whole_files.replace(outcome_fd, msgspec.msgpack.encode(outcome))
 
 
 def _value(spec: LocalRank, work: RankWork, group: RankGroup) -> bytes:
@@ -97,12 +114,12 @@ def _value(spec: LocalRank, work: RankWork, group: RankGroup) -> bytes:
 
 
 def _peers(spec: LocalRank, endpoint: Endpoint) -> dict[int, RankPeer]:
-    with socket.socket(fileno=spec.link_fd) as link:
-        message = msgspec.msgpack.encode(RankListening(endpoint))
-        link.sendall(len(message).to_bytes(4, "big") + message)
-        with link.makefile("rb") as stream:
-            length = int.from_bytes(stream.read(4), "big")
-            found = msgspec.msgpack.decode(stream.read(length), type=RankAddresses)
+    sock = socket.socket(fileno=spec.link_fd)
+    with contextlib.closing(ChildLink[RankAddresses](sock, RankAddresses)) as link:
+        link.send(RankListening(endpoint))
+        found = link.receive()
+    if found is None:
+        raise LinkError("the driver ended before all ranks had begun")
     return {
         rank: RankPeer(Identity(Role.WORKER, rank), each)
         for rank, each in enumerate(found.endpoints)

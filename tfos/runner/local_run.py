@@ -25,8 +25,9 @@ import cloudpickle
 import msgspec
 
 from tfos.errors import NodeFailedError, NodeStartError
-from tfos.failure import NodeFailure, NodeId
-from tfos.node import bootstrap
+from tfos.failure import NodeFailure, NodeId, is_symptom
+from tfos.node import bootstrap, whole_files
+from tfos.node.child_link import ChildLink
 from tfos.node.failure import Exit, describe_exit
 from tfos.runner.local_process import LocalRank, RankAddresses, RankListening, RankOutcome
 from tfos.runner.spark_run import checked_work, unpickled
@@ -34,8 +35,6 @@ from tfos.runner.spark_run import checked_work, unpickled
 START_S = 120.0
 """Until a process listens: the imports of the program's modules."""
 _END_S = 5.0
-_SYMPTOMS = ("RankLost",)
-"""Errors that follow from the end of another rank."""
 
 
 @dataclass(slots=True)
@@ -43,27 +42,16 @@ class _Running:
     rank: int
     process: subprocess.Popen[bytes]
     pidfd: int
-    link: socket.socket
+    link: ChildLink[RankListening]
     outcome_fd: int
 
-    def read(self) -> bytes:
-        """Return the next message; empty: the process has ended."""
-        head = self._exactly(4)
-        return self._exactly(int.from_bytes(head, "big")) if head else b""
-
     def outcome(self) -> RankOutcome | None:
-        """Return what the process left behind, once it has ended."""
-        data = os.pread(self.outcome_fd, os.fstat(self.outcome_fd).st_size, 0)
-        return msgspec.msgpack.decode(data, type=RankOutcome) if data else None
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            piece = self.link.recv(count - len(data))
-            if not piece:
-                return b""
-            data += piece
-        return data
+        """Return what the process left behind, once it has ended; None: nothing whole."""
+        data = whole_files.contents(self.outcome_fd)
+        try:
+            return msgspec.msgpack.decode(data, type=RankOutcome)
+        except msgspec.DecodeError:  # killed before it had written all
+            return None
 
 
 def run_local(
@@ -103,7 +91,6 @@ def _start(stack: contextlib.ExitStack, spec: tuple[int, int, str, bytes, str, b
     rank, size, run_id, secret, directory, work = spec
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
-    ours.settimeout(START_S)
     outcome_fd = os.memfd_create("tfos-outcome", os.MFD_CLOEXEC)
     stack.callback(os.close, outcome_fd)
     body = LocalRank(rank, size, run_id, secret, directory, work, theirs.fileno(), outcome_fd)
@@ -126,7 +113,7 @@ def _start(stack: contextlib.ExitStack, spec: tuple[int, int, str, bytes, str, b
     pidfd = os.pidfd_open(process.pid)
     stack.callback(os.close, pidfd)
     stack.callback(_end, process)
-    return _Running(rank, process, pidfd, ours, outcome_fd)
+    return _Running(rank, process, pidfd, ChildLink(ours, RankListening), outcome_fd)
 
 
 def _introduce(ranks: Sequence[_Running]) -> None:
@@ -134,26 +121,25 @@ def _introduce(ranks: Sequence[_Running]) -> None:
     found = []
     for each in ranks:
         try:
-            data = each.read()
+            listening = each.link.receive(START_S)
         except TimeoutError:
             raise NodeStartError(
                 f"rank {each.rank} did not begin within {START_S:.0f} s: its imports "
                 "take longer, or this host has no processor time left"
             ) from None
-        if not data:
+        if listening is None:
             return
-        found.append(msgspec.msgpack.decode(data, type=RankListening).endpoint)
-    message = msgspec.msgpack.encode(RankAddresses(tuple(found)))
+        found.append(listening.endpoint)
     for each in ranks:
-        with contextlib.suppress(OSError):
-            each.link.sendall(len(message).to_bytes(4, "big") + message)
+        each.link.send(RankAddresses(tuple(found)))
 
 
 def _await(ranks: Sequence[_Running]) -> list[NodeFailure]:
-    """Wait for all; when one fails, end the others. Causes come first."""
+    """Wait for all; when one fails, end the others, which are no failures. Causes come first."""
     failures: list[NodeFailure] = []
     waiting = {each.pidfd: each for each in ranks}
     deadline_s: float | None = None
+    killed: set[int] = set()
     while waiting:
         poll = select.poll()
         for pidfd in waiting:
@@ -162,16 +148,17 @@ def _await(ranks: Sequence[_Running]) -> list[NodeFailure]:
         ended = poll.poll(None if left_s is None else left_s * 1000)
         if not ended and deadline_s is not None:
             for each in waiting.values():
+                killed.add(each.rank)
                 each.process.send_signal(signal.SIGKILL)
             deadline_s = None
         for pidfd, _ in ended:
             each = waiting.pop(pidfd)
             failure = _failure(each, each.process.wait())
-            if failure is not None:
+            if failure is not None and (failure.error_type or each.rank not in killed):
                 failures.append(failure)
         if failures and waiting and deadline_s is None:
             deadline_s = time.monotonic() + _END_S
-    failures.sort(key=lambda each: each.error_type.rpartition(".")[2] in _SYMPTOMS)
+    failures.sort(key=is_symptom)
     return failures
 
 

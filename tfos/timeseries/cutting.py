@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 
 from tfos.errors import DataError
 
-TIME, VALUE = "time", "value"
+TIME, VALUE = "_tfos_time", "_tfos_value"
+"""Columns of the rows, beside those of the user that name a series."""
+_DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class WindowPlan:
     step: int
     """Rows from one window's beginning to the next one's, from the beginning of the run."""
     every: float | None
-    """Difference of neighbouring times, in the unit of the time column; None: any."""
+    """Difference of neighbouring times: microseconds of timestamps and dates, or in the unit of a
+    column of numbers; None: any."""
     averages_duplicates: bool
     time_name: str
     """Of the user's column, for messages."""
@@ -46,11 +49,11 @@ class WindowPlan:
 
 
 def cut(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.Table]:
-    """Yield tables of windows: the series' columns, `time`, `past` and `future`.
+    """Yield tables of windows: the series' columns, TIME, `past` and `future`.
 
     Args:
-        batches: rows of one partition in the order of series and time: the series' columns, `time`
-            (any type that compares), `at` (float64, the time as a number) and `value` (float64).
+        batches: rows of one partition in the order of series and time: the series' columns, TIME
+            (timestamps, dates or numbers) and VALUE (float64).
         plan: how.
 
     Raises:
@@ -107,8 +110,8 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
         same &= pc.if_else(both_null, True, pc.fill_null(equal, False)).to_numpy(
             zero_copy_only=False
         )
-    at = rows["at"].to_numpy()
-    _refuse(rows, plan, np.isnan(at), "a row without a time; filter such rows out")
+    at, is_missing = _times(rows[TIME].combine_chunks())
+    _refuse(rows, plan, is_missing, "a row without a time; filter such rows out")
     gap = np.diff(at)
     equal_times = np.concatenate([[False], same & (gap == 0)])
     advice = 'pass duplicates="mean", or remove one of them'
@@ -116,10 +119,30 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
     if plan.every is None:
         return same
     steps = gap / plan.every
-    off = np.concatenate([[False], same & (np.abs(steps - np.rint(steps)) > 1e-6)])
+    # A number of steps may be off by what the times themselves are rounded to.
+    rounded = 0.0 if at.dtype.kind == "i" else 4 * np.spacing(np.abs(at).max()) / plan.every
+    off = np.concatenate([[False], same & (np.abs(steps - np.rint(steps)) > 1e-6 + rounded)])
     _refuse(rows, plan, off, "a time, {time}, that is no multiple of every= after the one before")
     follows: np.ndarray = same & (np.rint(steps) == 1)
     return follows
+
+
+def _times(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return times as numbers, and which are missing; timestamps and dates in microseconds.
+
+    Whole numbers stay so: as float64, seconds since 1970 are off by more than a millionth of steps
+    of 100 ms, and a timestamp without a zone has no seconds since 1970 that zones agree about.
+    """
+    is_missing = column.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_date(column.type):
+        days = column.cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False)
+        return days.astype(np.int64) * _DAY_US, is_missing
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    at = column.fill_null(0).to_numpy(zero_copy_only=False)
+    if at.dtype.kind == "f":
+        return at.astype(np.float64), is_missing | ~np.isfinite(at)
+    return at.astype(np.int64), is_missing
 
 
 def _refuse(rows: pa.Table, plan: WindowPlan, wrong: np.ndarray, text: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tfos.errors import SettingsError
+from tfos.feed.dataframe_columns import quoted
 from tfos.timeseries.cutting import TIME, VALUE, WindowPlan, cut
 
 _NUMBERS = {"tinyint", "smallint", "int", "bigint", "float", "double"}
@@ -104,7 +105,8 @@ def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> s
         raise SettingsError(
             f"id={list(series)}, time={time!r} and value={value!r} must be different columns"
         )
-    taken = [name for name in (*series, time) if name in _OURS]
+    ours = {*_OURS, TIME, VALUE}
+    taken = [name for name in (*series, time) if name.casefold() in ours]
     if taken:
         raise SettingsError(f"column {taken[0]!r} is also one of the result; rename it")
     if kinds[value] not in _NUMBERS and not kinds[value].startswith("decimal"):
@@ -118,13 +120,13 @@ def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> s
 
 
 def _every(every: object, kind: str) -> float | None:
-    """Return the step in seconds, or in the unit of a column of numbers."""
+    """Return the step in microseconds, or in the unit of a column of numbers."""
     if every is None:
         return None
     if kind in _TIMES:
         if not isinstance(every, datetime.timedelta) or every <= datetime.timedelta(0):
             raise SettingsError(f"every must be a positive timedelta for times, got {every!r}")
-        return every.total_seconds()
+        return every / datetime.timedelta(microseconds=1)
     is_number = isinstance(every, int | float) and not isinstance(every, bool)
     if not is_number or not 0 < every < math.inf:  # type: ignore[operator]  # it is a number
         raise SettingsError(f"every must be a number > 0 for times that are numbers, got {every!r}")
@@ -134,24 +136,13 @@ def _every(every: object, kind: str) -> float | None:
 def _sorted(df: Any, series: tuple[str, ...], time: str, value: str, plan: WindowPlan) -> Any:
     from pyspark.sql import functions
 
-    number = functions.col(value).cast("double")
-    rows = df.select(*series, functions.col(time).alias(TIME), number.alias(VALUE))
+    names = list(map(quoted, series))
+    number = functions.col(quoted(value)).cast("double")
+    rows = df.select(*names, functions.col(quoted(time)).alias(TIME), number.alias(VALUE))
     if plan.averages_duplicates:
         usable = functions.when(~functions.isnan(VALUE), functions.col(VALUE))
-        rows = rows.groupBy(*series, TIME).agg(functions.avg(usable).alias(VALUE))
-    rows = rows.withColumn("at", _as_number(dict(df.dtypes)[time]))
-    return rows.repartition(*series).sortWithinPartitions(*series, TIME)
-
-
-def _as_number(kind: str) -> Any:
-    from pyspark.sql import functions
-
-    column = functions.col(TIME)
-    if kind == "date":
-        return (functions.unix_date(column) * 86400).cast("double")
-    if kind == "timestamp_ntz":
-        column = functions.to_timestamp(column)
-    return column.cast("double")
+        rows = rows.groupBy(*names, TIME).agg(functions.avg(usable).alias(VALUE))
+    return rows.repartition(*names).sortWithinPartitions(*names, TIME)
 
 
 def _schema(df: Any, series: tuple[str, ...], time: str) -> Any:

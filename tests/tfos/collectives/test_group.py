@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.errors import DeadlineExceeded
 from rpc.server.listener import Listener
-from tfos.collectives import layout
+from tfos.collectives import fetching, layout
 from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup, RankPeer
 from tfos.collectives.offers import Offers
 from tfos.errors import (
@@ -239,6 +240,7 @@ def test_a_late_rank_is_named_at_the_timeout(start):
     ("call", "text"),
     [
         (lambda g: g.allreduce("text"), "dtype <U4"),
+        (lambda g: g.allreduce(np.ma.masked_less([1.0, -1.0], 0)), "masked array has no mask"),
         (lambda g: g.allreduce(1, "median"), "'median'"),
         (lambda g: g.allreduce(1, "mean"), "takes floats, got int64"),
         (lambda g: g.allreduce(True), "booleans"),
@@ -278,3 +280,57 @@ def test_after_an_interrupt_no_call_takes_the_answers_of_the_one_before(start, m
         group.barrier()
     with pytest.raises(RankLost, match=r"rank 0 (has failed in|ended in the middle of) barrier"):
         ranks.groups[1].barrier()
+
+
+@pytest.mark.parametrize("count", [3, FEW_BYTES])
+def test_a_rank_that_goes_on_waits_for_the_root_to_have_asked(start, monkeypatch, count):
+    ranks = start(2)
+    links, arrived = ranks.groups[0]._links, threading.Event()
+    begin, post = links.begin, ranks.offers[1].post
+
+    def late(wanted: Any) -> None:
+        if wanted[0].fetch.call.text.startswith("broadcast"):
+            arrived.wait(0.1)  # until rank 1 has gone on, which it must not
+        begin(wanted)
+
+    def posted(offer: Any) -> None:
+        post(offer)
+        if offer.call.text == "barrier":
+            arrived.set()
+
+    monkeypatch.setattr(links, "begin", late)
+    monkeypatch.setattr(ranks.offers[1], "post", posted)
+
+    def calls(group: RankGroup) -> float:
+        value = group.broadcast(np.ones(count))
+        group.barrier()
+        return float(value.sum())
+
+    assert ranks.run(calls) == [count, count]
+
+
+def test_a_reduction_of_nothing_meets_the_other_ranks_too(start):
+    ranks = start(2)
+    with pytest.raises(CollectiveTimeout, match="for rank 1"):
+        ranks.groups[0].allreduce([], timeout_s=0.1)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1, None, "5"])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(start, timeout_s):
+    group = start(1).groups[0]
+    with pytest.raises(SettingsError, match="timeout_s"):
+        group.barrier(timeout_s=timeout_s)
+    group.barrier()
+
+
+def test_a_peer_that_is_not_reached_holds_a_call_up_no_longer_than_its_timeout(start, monkeypatch):
+    asked = []
+
+    def unreachable(*_: Any, timeout_s: float, **__: Any) -> None:
+        asked.append(timeout_s)
+        raise DeadlineExceeded("no answer")
+
+    monkeypatch.setattr(fetching, "connect", unreachable)
+    with pytest.raises(RankLost, match="rank 1 cannot be reached: no answer"):
+        start(2).groups[0].barrier(timeout_s=2.0)
+    assert 1.0 < asked[0] <= 2.0

@@ -2,26 +2,112 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tfos.errors import SettingsError
 from tfos.estimators import model_files
+from tfos.estimators.model_files import SavedFit
 from tfos.estimators.recipe import ModelRecipe
-from tfos.estimators.training import FitSettings
+from tfos.estimators.training import FitResult, FitSettings
+from tfos.orca import estimator as estimator_module
 from tfos.orca.estimator import Estimator
 
 
 def test_the_newest_fit_is_that_with_the_highest_number(tmp_path):
     runs = str(tmp_path / "runs")
-    assert model_files.newest_fit(runs) == 0
+    assert model_files._newest(runs) == (0, 0)
     for number in (2, 10):
         model_files.write_model(model_files.fit_file(runs, number), b"%d" % number)
     (tmp_path / "runs" / "model-00011.keras.tmp").write_bytes(b"")
-    assert model_files.newest_fit(runs) == 10
+    assert model_files._newest(runs) == (10, 0)
     assert model_files.read_model(model_files.fit_file(runs, 10)) == b"10"
-    assert not model_files.has_servers(runs)
-    (tmp_path / "runs" / "servers").mkdir()
-    assert model_files.has_servers(runs)
+
+
+def test_a_state_is_a_model_with_its_servers_or_servers_alone(tmp_path):
+    runs = str(tmp_path / "runs")
+    with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
+        model_files.newest_state(runs)
+    assert model_files.next_fit(runs) == 1
+    (tmp_path / "runs" / "servers-00001").mkdir(parents=True)
+    assert model_files.newest_state(runs) == SavedFit(0, 1)
+    assert model_files.next_fit(runs) == 2
+    model_files.write_fit(runs, 2, b"two", None)
+    assert model_files.newest_state(runs) == SavedFit(2, None)
+    model_files.write_fit(runs, 3, b"three", 1)
+    assert model_files.newest_state(runs) == SavedFit(3, 1)
+    (tmp_path / "runs" / "servers-00004").mkdir()
+    assert model_files.newest_state(runs) == SavedFit(3, 4)
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """Fits that only keep what they are asked for."""
+    asked: list[tuple[bytes, FitSettings]] = []
+
+    def fit_made(sc, make, recipe, settings, held):
+        settings.check()
+        asked.append((recipe.content, settings))
+        if settings.checkpoint_dir:
+            Path(settings.checkpoint_dir).mkdir(exist_ok=True)
+        return FitResult(b"model %d" % len(asked), {})
+
+    monkeypatch.setattr(estimator_module, "fit_made", fit_made)
+    monkeypatch.setattr(estimator_module, "active_context", lambda: None)
+    return asked
+
+
+def made(config, batch_size):
+    """Stand for a function of data."""
+
+
+def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
+    (tmp_path / "runs").mkdir()
+    runs = tmp_path / "runs"
+    settings = FitSettings(cluster_size=3)
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
+    estimator.fit(made)
+    estimator.fit(made)
+    model_files.write_model(str(tmp_path / "m.keras"), b"loaded")
+    estimator.load(str(tmp_path / "m.keras"))
+    estimator.fit(made)
+    other = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
+    other.load_latest_checkpoint()
+    other.fit(made)
+    found = [(content, Path(each.checkpoint_dir).name, each.resume) for content, each in fits]
+    assert found == [
+        (b"first", "servers-00001", False),
+        (b"model 1", "servers-00001", True),
+        (b"loaded", "servers-00003", False),
+        (b"model 3", "servers-00003", True),
+    ]
+    alone = Estimator(ModelRecipe(content=b"first"), {}, FitSettings(), str(runs))
+    with pytest.raises(SettingsError, match="has the state of parameter servers; go on with"):
+        alone.load_latest_checkpoint()
+
+
+def test_a_state_that_is_in_no_model_yet_answers_nothing(tmp_path, fits):
+    (tmp_path / "servers-00001").mkdir()
+    settings = FitSettings(cluster_size=3)
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator.load_latest_checkpoint()
+    for ask in (
+        lambda: estimator.evaluate(made),
+        estimator.get_model,
+        lambda: estimator.save(str(tmp_path / "m.keras")),
+    ):
+        with pytest.raises(SettingsError, match="is a checkpoint of servers, from a fit that did"):
+            ask()
+    estimator.fit(made)
+    assert [each.resume for _, each in fits] == [True]
+    estimator.save(str(tmp_path / "m.keras"))
+
+
+def test_an_untrained_model_of_workers_is_not_scored():
+    estimator = Estimator(ModelRecipe(model_fn=object), {}, FitSettings(), None)
+    with pytest.raises(SettingsError, match=r"exists in workers only; call fit\(\) or load"):
+        estimator.evaluate(made)
 
 
 def test_what_is_no_model_is_refused(tmp_path):
@@ -37,5 +123,11 @@ def test_an_estimator_needs_data_that_it_knows_and_a_directory_to_go_on_from():
         estimator.load_latest_checkpoint()
     with pytest.raises(SettingsError, match="data must be a DataFrame, a path or a function"):
         estimator.fit([1])
-    assert estimator._of_fit(1, 64, (), None).batch_size == 32
-    assert not estimator._of_fit(1, 64, (), None).resume
+    assert estimator._of_fit(0, 1, 64, (), None).batch_size == 32
+    assert not estimator._of_fit(0, 1, 64, (), None).resume
+    with pytest.raises(ValueError, match="batch_size must be an int >= 1, got -32"):
+        estimator.fit([1], batch_size=-32)
+    bounded = Estimator.from_keras(
+        model_creator=lambda config: None, cluster_size=3, consistency="ssp", staleness_bound=2
+    )
+    assert bounded._of_fit(0, 1, 64, (), None).staleness_bound == 2

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
+
 import pytest
 
 from tests.support.named_models import compiled
-from tfos.errors import SettingsError
+from tfos.errors import ConfigError, SettingsError
+from tfos.estimators import training
 from tfos.estimators.functions import function_of, reference_to
 from tfos.estimators.recipe import ModelRecipe, recipe_of
-from tfos.estimators.training import FitSettings
+from tfos.estimators.training import FitResult, FitSettings
 
 
 def test_several_workers_have_a_server_unless_told_otherwise():
@@ -27,6 +32,7 @@ def test_several_workers_have_a_server_unless_told_otherwise():
         (FitSettings(consistency="bsp"), "consistency='bsp'; it is one of"),
         (FitSettings(consistency="ssp"), "consistency='ssp' with stalenessBound=None; ssp"),
         (FitSettings(staleness_bound=2), "consistency='async' with stalenessBound=2; ssp"),
+        (FitSettings(resume=True), "resume=True without checkpointDir: there is nothing"),
         (FitSettings(checkpoint_dir="/c"), "needs parameter servers"),
     ],
 )
@@ -50,3 +56,48 @@ def test_functions_go_by_module_and_name():
     assert (reference_to("callbacks", None), function_of("")) == ("", None)
     with pytest.raises(SettingsError, match=r"model_fn .*lambda.* cannot be saved"):
         reference_to("model_fn", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        ({"class_name": "SGD", "config": {"learning_rate": 0.1}}, ""),
+        (
+            {"config": {"learning_rate": {"class_name": "CosineDecay", "config": {}}}},
+            "CosineDecay",
+        ),
+        (
+            {"config": {"inner_optimizer": {"config": {"learning_rate": {"class_name": "Own"}}}}},
+            "Own",
+        ),
+        ("adam", ""),
+        (None, ""),
+    ],
+)
+def test_a_learning_rate_over_a_schedule_is_refused_at_the_driver(optimizer, name, monkeypatch):
+    """Keras refuses it in the worker, once all nodes have started."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("config.json", json.dumps({"compile_config": {"optimizer": optimizer}}))
+    recipe = ModelRecipe(content=file.getvalue())
+    assert recipe.schedule == name
+    trained = FitResult(b"trained", {})
+    monkeypatch.setattr(training, "_trained", lambda *_: trained)
+    assert training.fit_made(None, object, recipe, FitSettings()) == trained
+    settings = FitSettings(learning_rate=0.2)
+    if not name:
+        assert training.fit_made(None, object, recipe, settings) == trained
+        return
+    with pytest.raises(SettingsError, match=f"learningRate=0.2: .* with the schedule {name}; "):
+        training.fit_made(None, object, recipe, settings)
+
+
+def test_a_recipe_without_a_file_has_no_schedule_that_is_known():
+    assert ModelRecipe(model_fn=object).schedule == ""
+
+
+def test_a_limit_of_results_that_would_lose_the_model_is_refused_before_the_training():
+    for limit_bytes in (0, 32 << 20, 1 << 30):
+        training._check_results(limit_bytes)
+    with pytest.raises(ConfigError, match=r"is 1048576 bytes; .* that need 33554432: set 32m or"):
+        training._check_results(1 << 20)

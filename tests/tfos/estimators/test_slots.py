@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from tests.support.feed import eventually
+from tfos.errors import NotEnoughSlots
 from tfos.estimators.slots import SlotQueue
 
 WAIT_S = 30.0
@@ -33,11 +37,9 @@ def test_fits_wait_for_those_before_them():
     first = Fit(queue, 2)
     assert first.began.wait(WAIT_S)
     second = Fit(queue, 2)
-    while len(queue._waiting) < 1:
-        pass
+    eventually(lambda: len(queue._waiting) >= 1, "a fit waits")
     third = Fit(queue, 1)
-    while len(queue._waiting) < 2:
-        pass
+    eventually(lambda: len(queue._waiting) >= 2, "a fit waits")
     assert not second.began.is_set()
     assert not third.began.is_set()  # it would fit, but is not the next one
     first.finish()
@@ -63,3 +65,19 @@ def test_a_fit_that_fails_gives_its_slots_back():
         pass
     with queue.take(3, lambda: 3):
         assert queue._taken == 3
+
+
+def test_a_fit_gives_up_where_no_other_ends_in_time():
+    queue = SlotQueue()
+    first = Fit(queue, 2)
+    assert first.began.wait(WAIT_S)
+    with (
+        pytest.raises(
+            NotEnoughSlots, match=r"needs 2 task slots, .* 2 of 3; none .* for 0 s: look"
+        ),
+        queue.take(2, lambda: 3, timeout_s=0.0),
+    ):
+        pytest.fail("there is 1 slot")
+    first.finish()
+    with queue.take(2, lambda: 3, timeout_s=0.0):
+        assert queue._taken == 2

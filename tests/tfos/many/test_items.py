@@ -52,7 +52,7 @@ def test_other_items_have_another_digest():
 
 
 def made(text):
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": "program"}
     exec(text, names)
     return names["f"]
 
@@ -68,6 +68,18 @@ def test_the_digest_changes_with_code_defaults_closure_and_called_functions():
         "f = (lambda n: lambda x: n)(1)",
         "f = (lambda n: lambda x: n)(2)",
         "def f(x): return x in {'a', 'b'}",
+        "def g(x): return 1\ndef f(x): return max(x, key=lambda y: g(y))",
+        "def g(x): return 2\ndef f(x): return max(x, key=lambda y: g(y))",
+        "EPOCHS = 1\ndef f(x): return EPOCHS",
+        "EPOCHS = 2\ndef f(x): return EPOCHS",
+        "SIZES = {'a': [1, 2.5]}\ndef f(x): return max(x, key=lambda y: SIZES)",
+        "SIZES = {'a': [1, 3.5]}\ndef f(x): return max(x, key=lambda y: SIZES)",
+        "NAMES = {'a', 'b'}\ndef f(x): return NAMES",
+        "NAMES = {'a', 'c'}\ndef f(x): return NAMES",
+        "class C:\n n = 1\ndef f(x): return C()",
+        "class C:\n n = 2\ndef f(x): return C()",
+        "class C:\n def g(self): return 1\nclass D(C): pass\ndef f(x): return D()",
+        "class C:\n def g(self): return 2\nclass D(C): pass\ndef f(x): return D()",
     )
     assert len({function_digest(made(text)) for text in texts}) == len(texts)
     for text in texts:
@@ -93,3 +105,10 @@ def test_numbers_of_a_value_are_its_metrics():
     assert metrics_of(np.float32(0.5)) == {"value": 0.5}
     assert metrics_of({"flag": True, "many": np.zeros(2), "none": []}) == {}
     assert metrics_of("model") == {}
+
+
+def test_what_fits_no_metric_fails_no_training():
+    assert metrics_of({"huge": 10**400, "loss": 0.5, "n" * 1000: 1.0}) == {"loss": 0.5}
+    assert metrics_of(10**400) == {}
+    scores = {f"row {number}": number for number in range(300_000)}
+    assert list(metrics_of(scores)) == list(scores)[:1000]

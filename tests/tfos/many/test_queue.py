@@ -12,8 +12,12 @@ def queue_of(count, **options):
     return TrainingQueue([f"i{n}" for n in range(count)], **{"retries": 1, **options})
 
 
-def done(item, seconds=1.0, **metrics):
-    return Ended(item, Ending.RETURNED, seconds, metrics)
+def done(item, seconds=1.0, attempt=1, **metrics):
+    return Ended(item, Ending.RETURNED, seconds, metrics, attempt=attempt)
+
+
+def failed(item, how, seconds=0.1, error="", attempt=1):
+    return Ended(item, how, seconds, error=error, attempt=attempt)
 
 
 def states(queue):
@@ -22,7 +26,7 @@ def states(queue):
 
 def test_items_are_given_out_in_order_and_the_table_fills():
     queue = queue_of(2)
-    assert [queue.draw(A), queue.draw(B)] == [Train(0), Train(1)]
+    assert [queue.draw(A), queue.draw(B)] == [Train(0, 1), Train(1, 1)]
     assert states(queue) == ["training", "training"]
     assert queue.ended(A, done(0, 2.5, loss=0.5))
     assert queue.table[0] == ItemTraining(
@@ -39,18 +43,18 @@ def test_a_slot_waits_while_another_ones_item_may_come_back():
     queue = queue_of(1)
     queue.draw(A)
     assert queue.draw(B) == WaitForItem()
-    queue.ended(A, Ended(0, Ending.DIED, 0.1, error="killed"))
-    assert queue.draw(B) == Train(0)
-    queue.ended(B, done(0))
+    queue.ended(A, failed(0, Ending.DIED, 0.1, error="killed"))
+    assert queue.draw(B) == Train(0, 2)
+    queue.ended(B, done(0, attempt=2))
     assert queue.draw(A) == EndSlot()
     assert (queue.table[0].attempts, queue.table[0].error) == (2, "killed")
 
 
 def test_an_item_fails_after_its_retries_with_the_last_error():
     queue = queue_of(1)
-    for error in ("first", "second"):
-        assert queue.draw(A) == Train(0)
-        queue.ended(A, Ended(0, Ending.RAISED, 0.1, error=error))
+    for attempt, error in ((1, "first"), (2, "second")):
+        assert queue.draw(A) == Train(0, attempt)
+        queue.ended(A, failed(0, Ending.RAISED, 0.1, error=error, attempt=attempt))
     assert states(queue) == ["failed"]
     assert queue.table[0].error == "second"
     assert queue.is_complete
@@ -70,16 +74,16 @@ def test_a_lost_slot_gives_its_item_back_and_its_report_comes_too_late():
     queue = queue_of(1)
     queue.draw(A)
     queue.slot_lost(0, "silent")
-    assert queue.draw(B) == Train(0)
+    assert queue.draw(B) == Train(0, 2)
     assert not queue.ended(A, done(0))
-    assert queue.ended(B, done(0))
+    assert queue.ended(B, done(0, attempt=2))
 
 
 def test_a_newer_attempt_replaces_the_older_one():
     queue = queue_of(2)
-    assert queue.draw(A) == Train(0)
+    assert queue.draw(A) == Train(0, 1)
     newer = SlotAttempt(0, 1)
-    assert queue.draw(newer) == Train(1)
+    assert queue.draw(newer) == Train(1, 1)
     assert queue.draw(A) == EndSlot()
     assert not queue.ended(A, done(0))
     assert states(queue) == ["waiting", "training"]
@@ -102,15 +106,15 @@ def test_values_that_have_arrived_stay():
         queue.ended(A, done(item))
     queue.slot_ended(0, [0])
     assert states(queue) == ["done", "waiting"]
-    assert queue.draw(B) == Train(1)
+    assert queue.draw(B) == Train(1, 2)
 
 
 def test_an_item_whose_order_was_lost_on_the_way_is_given_again():
     queue = queue_of(2)
-    assert queue.draw(A) == Train(0)
-    assert queue.draw(A, holding=()) == Train(1)
+    assert queue.draw(A) == Train(0, 1)
+    assert queue.draw(A, holding=()) == Train(1, 1)
     assert queue.table[0].attempts == 0
-    assert queue.draw(B) == Train(0)
+    assert queue.draw(B) == Train(0, 1)
     assert queue.draw(A, holding=(1,)) == WaitForItem()
 
 
@@ -118,14 +122,14 @@ def test_items_ahead_are_given_only_while_each_slot_could_have_one():
     queue = queue_of(4)
     queue.draw(A)
     queue.draw(B)
-    assert queue.draw(A, (0,), is_ahead=True) == Train(2)
+    assert queue.draw(A, (0,), is_ahead=True) == Train(2, 1)
     assert queue.draw(B, (1,), is_ahead=True) == WaitForItem()
 
 
 def test_an_item_ahead_that_was_not_begun_loses_no_attempt_with_its_slot():
     queue = queue_of(3, retries=0)
     queue.draw(A)
-    assert queue.draw(A, (0,), is_ahead=True) == Train(1)
+    assert queue.draw(A, (0,), is_ahead=True) == Train(1, 1)
     queue.slot_lost(0, "lost")
     assert states(queue) == ["failed", "waiting", "waiting"]
     assert queue.table[1].attempts == 0
@@ -142,19 +146,19 @@ def test_an_item_ahead_has_begun_once_the_one_before_it_has_ended():
 
 def test_groups_are_trained_where_their_rows_are():
     queue = queue_of(3, homes=[0, 1, 1])
-    assert [queue.draw(A), queue.draw(A, (0,))] == [Train(0), WaitForItem()]
+    assert [queue.draw(A), queue.draw(A, (0,))] == [Train(0, 1), WaitForItem()]
     queue.ended(A, done(0))
     assert queue.draw(A) == EndSlot()
     assert queue.has_work(1)
     assert not queue.has_work(0)
-    assert [queue.draw(B), queue.draw(B, (1,), is_ahead=True)] == [Train(1), Train(2)]
+    assert [queue.draw(B), queue.draw(B, (1,), is_ahead=True)] == [Train(1, 1), Train(2, 1)]
 
 
 def test_items_of_an_earlier_run_are_done():
     queue = queue_of(2)
     queue.restore(0, ItemTraining(item="i0", seconds=3.0, metrics={"loss": 1.0}))
     assert states(queue) == ["done", "waiting"]
-    assert queue.draw(A) == Train(1)
+    assert queue.draw(A) == Train(1, 1)
     queue.ended(A, done(1))
     assert queue.is_complete
 
@@ -163,3 +167,15 @@ def test_a_stopped_queue_gives_nothing_out():
     queue = queue_of(2)
     queue.stop()
     assert queue.draw(A) == EndSlot()
+
+
+def test_a_report_that_repeats_another_ends_no_later_attempt():
+    queue = queue_of(1)
+    assert queue.draw(A) == Train(0, 1)
+    raised = failed(0, Ending.RAISED, 0.1, error="bad luck", attempt=1)
+    assert queue.ended(A, raised)
+    assert queue.draw(A) == Train(0, 2)
+    assert not queue.ended(A, raised)  # its answer was lost on the way
+    assert states(queue) == ["training"]
+    assert queue.ended(A, failed(0, Ending.RETURNED, 0.1, attempt=2))
+    assert states(queue) == ["done"]

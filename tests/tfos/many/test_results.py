@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tfos.errors import SettingsError
@@ -42,3 +44,10 @@ def test_files_that_are_no_results_are_named(results, tmp_path):
     (directory / "run.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"run.json is no mark of map_train"):
         results.claim("train", "f1", "i1", 3)
+
+
+def test_numbers_of_a_training_that_diverged_do_not_stop_the_next_run(results):
+    metrics = {"loss": math.nan, "best": -math.inf, "worst": math.inf, "rate": 0.1}
+    results.write(1, ResultHead(item="b", seconds=1.5, metrics=metrics), b"pickle")
+    ((item, head),) = results.done()
+    assert (item, head.item, str(head.metrics)) == (1, "b", str(metrics))

@@ -10,6 +10,7 @@ import pytest
 from tests.support.fake_spark import FakeSpark
 from tfos.console.console import Console
 from tfos.errors import MapTrainError, NotEnoughSlots
+from tfos.many import run
 from tfos.many.messages import Draw, Ended, Ending, SlotBeat, Train, WaitForItem
 from tfos.many.queue import TrainingQueue, TrainingState
 from tfos.many.run import MapRun, SlotJobs
@@ -71,7 +72,9 @@ def trains_all(bed, slot, attempt):
         order = bed.draw(slot, attempt, ended, [each.item for each in ended])
         ended = ()
         if isinstance(order, Train):
-            ended = (Ended(order.item, Ending.RETURNED, 0.5, {"loss": order.item}),)
+            ended = (
+                Ended(order.item, Ending.RETURNED, 0.5, {"loss": order.item}, "", order.attempt),
+            )
             values.append((order.item, b"\x80\x04K" + bytes([order.item]) + b"."))
         elif not isinstance(order, WaitForItem):
             return values
@@ -153,7 +156,13 @@ def test_slots_are_told_to_stop_when_the_run_is_cancelled(beds):
 def test_failed_items_raise_with_their_names_only_when_asked(beds):
     def fails(bed, slot, attempt):
         while isinstance(order := bed.draw(slot, attempt), Train):
-            ended = Ended(order.item, Ending.RAISED, 0.1, error=f"no data for {order.item}")
+            ended = Ended(
+                order.item,
+                Ending.RAISED,
+                0.1,
+                error=f"no data for {order.item}",
+                attempt=order.attempt,
+            )
             bed.run.on_beat(SlotBeat(slot, attempt, (ended,)))
         return []
 
@@ -164,3 +173,37 @@ def test_failed_items_raise_with_their_names_only_when_asked(beds):
     with pytest.raises(MapTrainError, match="item 'b' is failed after 1 attempts: no data for 1"):
         bed.trainings.value("b")
     assert "3 failed" in repr(bed.trainings)
+
+
+def test_a_slot_that_hands_its_values_over_is_not_silent(beds, monkeypatch):
+    handed_over = threading.Event()
+
+    def slow_values(bed, slot, attempt):
+        values = trains_all(bed, slot, attempt)
+        monkeypatch.setattr(run, "_SILENT_S", 0.0)
+        handed_over.wait(WAIT_S)
+        return values
+
+    bed = beds(slow_values, num_slots=1)
+    while run._SILENT_S:
+        bed.run.wait(None, 0.01)
+    assert not bed.trainings.wait(2 * run._LOOK_S)
+    assert repr(bed.trainings) == "<3 trainings: 3 done>"
+    handed_over.set()
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+
+
+def test_an_item_that_is_trained_again_after_its_value_was_lost_is_yielded_once(beds):
+    lost = threading.Event()
+
+    def loses_its_values_once(bed, slot, attempt):
+        values = trains_all(bed, slot, attempt)
+        if not lost.is_set():
+            lost.set()
+            raise RuntimeError("executor lost")
+        return values
+
+    bed = beds(loses_its_values_once, num_slots=1)
+    assert [row.item for row in bed.trainings.as_ended()] == ["a", "b", "c"]
+    assert [row.attempts for row in bed.trainings.table()] == [2, 2, 2]
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from tfos.errors import (
     SettingsError,
     UnsupportedError,
 )
+from tfos.runner import local_run
 from tfos.runner.local_run import run_local
 
 pytestmark = pytest.mark.socket
@@ -102,3 +104,26 @@ def test_what_cannot_be_pickled_is_named_on_either_way():
 def test_wrong_uses_are_refused_before_anything_starts(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def raises_beside_a_thread():
+    threading.Thread(target=threading.Event().wait).start()  # no daemon: Python would wait for it
+    raise ValueError("no luck here")
+
+
+def test_the_error_of_a_rank_with_a_thread_that_goes_on_is_shown_all_the_same():
+    with pytest.raises(NodeFailedError, match="ValueError: no luck here"):
+        run_local(raises_beside_a_thread, (), {}, 1)
+
+
+def raises_on_rank_1():
+    if runner.rank() == 0:
+        threading.Event().wait()
+    raise ValueError("no luck here")
+
+
+def test_a_rank_that_the_driver_ends_is_no_failure_of_its_own(monkeypatch):
+    monkeypatch.setattr(local_run, "_END_S", 0.1)
+    with pytest.raises(NodeFailedError, match="no luck here") as found:
+        run_local(raises_on_rank_1, (), {}, 2)
+    assert [each.node.index for each in found.value.failures] == [1]

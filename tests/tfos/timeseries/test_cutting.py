@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 
 import numpy as np
@@ -9,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tfos.errors import DataError
-from tfos.timeseries.cutting import WindowPlan, cut
+from tfos.timeseries.cutting import TIME, VALUE, WindowPlan, cut
+
+HOUR = datetime.timedelta(hours=1)
 
 
 def plan_of(lookback=2, horizon=1, *, step=1, every=None):
@@ -18,14 +21,19 @@ def plan_of(lookback=2, horizon=1, *, step=1, every=None):
 
 def rows_of(*rows):
     series, at, value = zip(*rows, strict=True)
-    columns = {"series": list(series), "time": list(at), "at": pa.array(at, pa.float64())}
-    return pa.RecordBatch.from_pydict(columns | {"value": pa.array(value, pa.float64())})
+    return batch_of(series, pa.array(at), value)
+
+
+def batch_of(series, times, values):
+    return pa.RecordBatch.from_pydict(
+        {"series": list(series), TIME: times, VALUE: pa.array(values, pa.float64())}
+    )
 
 
 def windows_of(batch, plan, batch_rows=1000):
     parts = [batch.slice(start, batch_rows) for start in range(0, batch.num_rows, batch_rows)]
     found = [row for table in cut(parts, plan) for row in table.to_pylist()]
-    return [(row["series"], row["time"], row["past"], row["future"]) for row in found]
+    return [(row["series"], row[TIME], row["past"], row["future"]) for row in found]
 
 
 def series(name, values, start=0):
@@ -45,14 +53,7 @@ def test_no_window_has_a_missing_value_or_spans_a_gap():
     batch = rows_of(*series("a", [1, 2, math.nan, 3, 4, 5]), ("a", 9, 6), ("a", 10, 7))
     assert [past for _, _, past, _ in windows_of(batch, plan_of())] == [[3, 4], [4, 5], [5, 6]]
     assert [past for _, _, past, _ in windows_of(batch, plan_of(every=1.0))] == [[3, 4]]
-    with_null = pa.RecordBatch.from_pydict(
-        {
-            "series": ["a"] * 4,
-            "time": [0, 1, 2, 3],
-            "at": [0.0, 1, 2, 3],
-            "value": [None, 1.0, 2.0, 3.0],
-        }
-    )
+    with_null = batch_of("aaaa", pa.array([0, 1, 2, 3]), [None, 1.0, 2.0, 3.0])
     assert windows_of(with_null, plan_of()) == [("a", 2, [1, 2], [3])]
 
 
@@ -87,9 +88,35 @@ def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
     equal = rows_of(("a", 1, 1.0), ("b", 1, 1.0), ("b", 1, 2.0))
     with pytest.raises(DataError, match=r"series='b' has two rows with the time 1; .*'day'"):
         windows_of(equal, plan_of(), batch_rows)
-    off = rows_of(("a", 1, 1.0), ("a", 2.5, 1.0))
+    off = rows_of(("a", 1.0, 1.0), ("a", 2.5, 1.0))
     with pytest.raises(DataError, match=r"series='a' has a time, 2.5, that is no multiple"):
         windows_of(off, plan_of(every=1.0), batch_rows)
     missing = rows_of(("a", math.nan, 1.0), ("a", 2.5, 1.0))
     with pytest.raises(DataError, match="a row without a time"):
         windows_of(missing, plan_of(), batch_rows)
+
+
+@pytest.mark.parametrize(
+    ("times", "every"),
+    [
+        (pa.array([1_700_000_000_000_000 + 100_000 * n for n in range(5)]), 100_000.0),
+        (pa.array([1_700_000_000.0 + 0.1 * n for n in range(5)]), 0.1),
+        # Clocks of Europe were changed between the second and the third.
+        (
+            pa.array([datetime.datetime(2024, 3, 31) + HOUR * n for n in range(5)]),
+            HOUR / datetime.timedelta(microseconds=1),
+        ),
+        (pa.array([datetime.date(2024, 2, 27) + 24 * HOUR * n for n in range(5)]), 86.4e9),
+        (pa.array([2**62 + n for n in range(5)]), 1.0),
+    ],
+    ids=["microseconds", "seconds", "without a zone", "dates", "large numbers"],
+)
+def test_times_are_as_exact_as_their_column(times, every):
+    batch = batch_of("aaaaa", times, range(5))
+    found = windows_of(batch, plan_of(every=every))
+    assert [past for _, _, past, _ in found] == [[0, 1], [1, 2], [2, 3]]
+    with pytest.raises(DataError, match="that is no multiple"):
+        windows_of(batch, plan_of(every=every * 1.001))
+    nothing = batch_of("aa", pa.array([None, times[0].as_py()], times.type), [1, 2])
+    with pytest.raises(DataError, match="a row without a time"):
+        windows_of(nothing, plan_of())

@@ -16,6 +16,7 @@ class Frame:
         ("leaves", "timestamp"),
         ("delay", "double"),
         ("past", "string"),
+        ("_TFOS_time", "string"),
     )
 
 
@@ -29,6 +30,7 @@ WRONG = [
     ({"value": "past"}, "value column 'past' must be of numbers, it is string"),
     ({"time": "plane", "id": "leaves"}, "time column 'plane' must be of timestamps"),
     ({"id": ["plane", "past"]}, "column 'past' is also one of the result"),
+    ({"id": "_TFOS_time"}, "column '_TFOS_time' is also one of the result"),
     ({"id": ()}, "must be different columns"),
     ({"every": 60}, "every must be a positive timedelta"),
     ({"every": datetime.timedelta(0)}, "every must be a positive timedelta"),

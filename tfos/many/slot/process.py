@@ -37,7 +37,7 @@ from tfos.many.results import ResultHead, ResultsDirectory
 from tfos.many.slot.client import ManyClient
 from tfos.many.slot.specs import SlotSpec
 from tfos.many.slot.trainer_process import TrainerProcess
-from tfos.node import procfs
+from tfos.node import procfs, whole_files
 from tfos.node.child_log import start_log
 from tfos.node.process_exit import leave
 
@@ -85,8 +85,9 @@ class Slot:
         self._lock = threading.Lock()
         self._ready: list[Ended] = []
         """What has ended, and is kept, and is not reported yet."""
-        self._holding: set[int] = set()
-        """Items whose end the driver has not confirmed."""
+        self._holding: dict[int, int] = {}
+        """Attempts, by item, whose end the driver has not confirmed."""
+        self._spooled_bytes = 0
         self._kept: tuple[Ended, bytes] | None = None
         """A value that is to be written while the next item is trained."""
         self._answered_s = time.monotonic()
@@ -131,7 +132,7 @@ class Slot:
         place = self._spec.places.get(what.item)
         if place is None:
             error = "the rows of its group were not found again; cache the DataFrame"
-            self._put_ready((Ended(what.item, Ending.DIED, 0.0, error=error),))
+            self._put_ended(Ended(what.item, Ending.DIED, 0.0, error=error))
             return False
         self._turn = 1 - self._turn
         what.values_fd = self._values_fds[self._turn]
@@ -148,7 +149,7 @@ class Slot:
             ahead.started_s = time.monotonic()
         self._is_brief = got.seconds < _BRIEF_S
         if isinstance(got, Returned):
-            value = _read(current.values_fd, got.length)
+            value = whole_files.read_at(current.values_fd, got.length, 0)
             self._keep()
             self._kept = (Ended(current.item, Ending.RETURNED, got.seconds, got.metrics), value)
             if self._results is None:
@@ -158,7 +159,7 @@ class Slot:
             self._end_trainer()
             if ahead is not None:
                 ahead.values_fd = 0
-        self._put_ready((got,))
+        self._put_ended(got)
         return ahead
 
     def _draw(self, *, is_ahead: bool = False) -> Order:
@@ -181,9 +182,11 @@ class Slot:
     def _answered(self, ended: tuple[Ended, ...], order: Order | None) -> None:
         self._answered_s = time.monotonic()
         with self._lock:
-            self._holding -= {each.item for each in ended}
+            for each in ended:
+                if self._holding.get(each.item) == each.attempt:  # else it was drawn again
+                    del self._holding[each.item]
             if isinstance(order, Train):
-                self._holding.add(order.item)
+                self._holding[order.item] = order.attempt
 
     def _keep(self) -> None:
         """Write the value that waits, then have its end reported."""
@@ -204,13 +207,17 @@ class Slot:
             ended = msgspec.structs.replace(
                 ended, how=Ending.RAISED, error=f"its value of {len(value)} bytes: {error}"
             )
-        self._put_ready((ended,))
+        self._put_ended(ended)
 
     def _spool(self, item: int, value: bytes) -> None:
-        for data in (SPOOL_HEAD.pack(item, len(value)), value):
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._spec.spool_fd, view) :]
+        file, head = self._spec.spool_fd, SPOOL_HEAD.pack(item, len(value))
+        try:
+            whole_files.write_at(file, head, self._spooled_bytes)
+            whole_files.write_at(file, value, self._spooled_bytes + len(head))
+        except OSError:
+            os.ftruncate(file, self._spooled_bytes)  # later values must not follow half a value
+            raise
+        self._spooled_bytes += len(head) + len(value)
 
     def _living_trainer(self, item: int) -> TrainerProcess | None:
         """Return the trainer, a fresh one if the last has ended; None if it does not start."""
@@ -221,12 +228,12 @@ class Slot:
         try:
             self._trainer = TrainerProcess(self._spec, self._values_fds)
         except OSError as error:
-            self._put_ready((Ended(item, Ending.DIED, 0.0, error=f"no process: {error}"),))
+            self._put_ended(Ended(item, Ending.DIED, 0.0, error=f"no process: {error}"))
             return None
         failed = self._trainer.await_ready(item)
         if failed is not None:
             self._end_trainer()
-            self._put_ready((failed,))
+            self._put_ended(failed)
         return self._trainer
 
     def _end_trainer(self) -> None:
@@ -238,6 +245,11 @@ class Slot:
         with self._lock:
             ready, self._ready = tuple(self._ready), []
             return ready, tuple(self._holding)
+
+    def _put_ended(self, ended: Ended) -> None:
+        with self._lock:
+            attempt = self._holding[ended.item]
+            self._ready.append(msgspec.structs.replace(ended, attempt=attempt))
 
     def _put_ready(self, ended: tuple[Ended, ...]) -> None:
         with self._lock:
@@ -261,13 +273,6 @@ class Slot:
                     _end_at_once()
             if time.monotonic() - self._answered_s > LEASE_S:
                 _end_at_once()
-
-
-def _read(file: int, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        data += os.pread(file, length - len(data), len(data))
-    return bytes(data)
 
 
 def _end_at_once() -> NoReturn:

@@ -7,9 +7,7 @@ Runs in: a PySpark worker.
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +21,6 @@ from tfos.many.slot.process import SPOOL_HEAD
 from tfos.many.slot.specs import RunSettings, SlotSpec
 from tfos.node import bootstrap, versions
 from tfos.node.task import find_executor, refuse_skew, task_context
-
-_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +108,12 @@ def _launch(spec: SlotSpec) -> None:
     document = bootstrap.document_fd(
         "tfos.many.slot.process", msgspec.msgpack.encode(spec), sys_path=spec.sys_path, detach=True
     )
-    try:
-        between = subprocess.Popen(
-            bootstrap.command(document, f"tfos slot {spec.slot} of {spec.settings.run_id}"),
-            pass_fds=[document, spec.items_fd, spec.spool_fd, spec.task_fd],
-            env=bootstrap.node_env(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # a PySpark worker's is its daemon's channel to the JVM
-            cwd=spec.executor.cwd,
-        )
-    except OSError as error:
-        raise NodeStartError(f"cannot start {sys.executable}: {error}") from error
-    finally:
-        os.close(document)
-    try:
-        between.wait(_START_S)
-    except subprocess.TimeoutExpired:
-        between.kill()
-        between.wait()
-        raise NodeStartError(
-            f"{sys.executable} did not start a slot within {_START_S:.0f} s"
-        ) from None
+    bootstrap.start_detached(
+        document,
+        f"tfos slot {spec.slot} of {spec.settings.run_id}",
+        inherited=[spec.items_fd, spec.spool_fd, spec.task_fd],
+        cwd=spec.executor.cwd,
+    )
 
 
 def _values(spool: IO[bytes]) -> Iterator[tuple[int, bytes]]:

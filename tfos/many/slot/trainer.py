@@ -8,7 +8,6 @@ Runs in: a child of the slot's process; the function runs in the main thread.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import socket
 import sys
@@ -24,6 +23,7 @@ import msgspec
 from tfos.errors import LinkError
 from tfos.many.messages import Returned, TrainerReady, TrainingRaised, TrainItem
 from tfos.many.slot.specs import TrainerSpec
+from tfos.node import whole_files
 from tfos.node.child_link import ChildLink
 from tfos.node.child_log import start_log
 from tfos.node.failure import text_of, user_traceback
@@ -32,6 +32,9 @@ from tfos.worker import spark_files
 from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
 
 _MAX_ERROR_CHARS = 32_000
+_MAX_METRICS = 1000
+_MAX_NAME_CHARS = 200
+"""Metrics travel in messages of 4 MiB at most; a value of any size is a file's."""
 _OURS = frozenset({__file__})
 
 
@@ -40,15 +43,18 @@ def metrics_of(value: Any) -> dict[str, float]:
 
     Args:
         value: a number is `value`; of a dict each number, and of each list of numbers the last one,
-            as of Keras' `history.history`. Anything else has none.
+            as of Keras' `history.history`. Anything else has none. The first 1,000 numbers count,
+            and names of up to 200 characters.
     """
     if not isinstance(value, dict):
         number = _number(value)
         return {} if number is None else {"value": number}
     found: dict[str, float] = {}
     for name, part in value.items():
+        if len(found) == _MAX_METRICS:
+            break
         number = _number(part[-1] if isinstance(part, list | tuple) and part else part)
-        if isinstance(name, str) and number is not None:
+        if isinstance(name, str) and len(name) <= _MAX_NAME_CHARS and number is not None:
             found[name] = number
     return found
 
@@ -56,9 +62,13 @@ def metrics_of(value: Any) -> dict[str, float]:
 def _number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
-    if isinstance(value, Real):  # numpy's scalars too
+    is_scalar = getattr(value, "shape", None) == () and _is_numeric(value)
+    if not isinstance(value, Real) and not is_scalar:  # numpy's scalars are Real
+        return None
+    try:
         return float(value)
-    return float(value) if getattr(value, "shape", None) == () and _is_numeric(value) else None
+    except OverflowError:
+        return None
 
 
 def _is_numeric(value: Any) -> bool:
@@ -99,7 +109,8 @@ class Trainer:
     def _train(self, function: Callable[..., Any], order: TrainItem) -> Returned | TrainingRaised:
         started_s = time.monotonic()
         try:
-            item = pickle.loads(self._read(order))  # noqa: S301 - from Spark, of the user
+            data = whole_files.read_at(self._spec.items_fd, order.length, order.offset)
+            item = pickle.loads(data)  # noqa: S301 - from Spark, of the user
             value = self._call(function, item)
             seconds = time.monotonic() - started_s
             return Returned(seconds, metrics_of(value), _write(value, order.values_fd))
@@ -114,16 +125,6 @@ class Trainer:
         key, stream = item
         return function(key, pyarrow.ipc.open_stream(stream).read_all())
 
-    def _read(self, order: TrainItem) -> bytes:
-        data = bytearray()
-        while len(data) < order.length:
-            left = order.length - len(data)
-            piece = os.pread(self._spec.items_fd, left, order.offset + len(data))
-            if not piece:
-                raise LinkError(f"the file of items ends {left} bytes too early")
-            data += piece
-        return bytes(data)
-
 
 def _write(value: Any, values_fd: int) -> int:
     """Write a pickled value from the file's beginning; return its length."""
@@ -136,11 +137,8 @@ def _write(value: Any, values_fd: int) -> int:
             "Return numbers, arrays or a saved model's path"
         ) from error
     data = buffer.getbuffer()
-    os.ftruncate(values_fd, 0)
-    written = 0
-    while written < len(data):
-        written += os.pwrite(values_fd, data[written:], written)
-    return written
+    whole_files.replace(values_fd, data)
+    return len(data)
 
 
 def _text_of(error: BaseException) -> str:

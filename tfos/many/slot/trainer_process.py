@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import select
 import socket
 import sys
 import threading
@@ -78,7 +77,6 @@ class TrainerProcess:
         finally:
             theirs.close()
         self._link: ChildLink[Any] = ChildLink(ours, FromTrainer)
-        self._inbox: collections.deque[Any] = collections.deque()
         os.set_blocking(self._child.output, True)
         self._reader = threading.Thread(target=self._copy_output, daemon=True)
         self._reader.start()
@@ -153,23 +151,12 @@ class TrainerProcess:
 
     def _next(self, timeout_s: float | None) -> Any:
         """Return the next message, None if the process has ended, False at the deadline."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        poll = select.poll()
-        poll.register(self._link, select.POLLIN)
-        while True:
-            try:
-                found, is_open = self._link.receive_ready()
-            except LinkError:
-                return None
-            self._inbox += found
-            if self._inbox:
-                return self._inbox.popleft()
-            if not is_open:
-                return None
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return False
-            poll.poll(None if left_s is None else max(1, int(1000 * left_s)))
+        try:
+            return self._link.receive(None if timeout_s is None else max(0.0, timeout_s))
+        except LinkError:
+            return None
+        except TimeoutError:
+            return False
 
     def _died(self) -> str:
         if not procfs.wait_exited([self._child.pidfd], _END_S):

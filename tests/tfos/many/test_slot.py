@@ -1,0 +1,89 @@
+"""A slot's process: what it keeps, and what it tells the driver of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from tests.support.short_calls import VALUE, file, short_calls
+from tfos.many.messages import Ended, Ending, Train
+from tfos.many.slot.process import Slot
+from tfos.many.slot.specs import RunSettings, SlotSpec
+from tfos.many.slot.task import _values
+
+__all__ = ["file", "short_calls"]
+
+
+@pytest.fixture
+def slot(file):
+    executor = cast("Any", None)
+    settings = RunSettings(
+        run_id="r",
+        driver_address="",
+        keys=cast("Any", None),
+        timeout_s=None,
+        results_dir="",
+        is_grouped=False,
+        loopback=True,
+    )
+    spec = SlotSpec(
+        slot=0,
+        attempt=0,
+        settings=settings,
+        names={},
+        places={},
+        function=b"",
+        executor=executor,
+        sys_path=(),
+        items_fd=-1,
+        spool_fd=file,
+        task_fd=-1,
+    )
+    made = Slot(spec, cast("Any", None))
+    yield made
+    for each in made._values_fds:
+        os.close(each)
+
+
+def keep(slot: Slot, item: int, value: bytes) -> Ending:
+    slot._holding[item] = 1
+    slot._kept = (Ended(item, Ending.RETURNED, 1.0), value)
+    slot._keep()
+    return slot._ready[-1].how
+
+
+def test_values_in_a_slots_spool_are_whole(slot, file, tmp_path, short_calls):
+    assert keep(slot, 3, VALUE) == keep(slot, 4, b"") == keep(slot, 5, b"c") == Ending.RETURNED
+    with open(tmp_path / "value", "rb") as spool:
+        assert list(_values(spool)) == [(3, VALUE), (4, b""), (5, b"c")]
+
+
+def test_a_disk_that_was_full_for_a_moment_costs_its_own_value_alone(
+    slot, tmp_path, monkeypatch, short_calls
+):
+    keep(slot, 3, b"a")
+    pwrite: Callable[..., int] = os.pwrite
+
+    def full(fd: int, data: bytes, at: int) -> int:
+        if at > 1500:
+            raise OSError(28, "No space left on device")
+        return pwrite(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert keep(slot, 4, VALUE) == Ending.RAISED
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert keep(slot, 5, b"c") == Ending.RETURNED
+    with open(tmp_path / "value", "rb") as spool:
+        assert list(_values(spool)) == [(3, b"a"), (5, b"c")]
+
+
+def test_an_attempt_that_has_begun_is_held_though_the_one_before_is_confirmed_later(slot):
+    slot._answered((), Train(3, 1))
+    slot._put_ended(Ended(3, Ending.RAISED, 0.1))
+    reported, _ = slot._take_ready()
+    slot._answered((), Train(3, 2))  # the driver had the report already
+    slot._answered(reported, None)
+    assert slot._take_ready() == ((), (3,))
