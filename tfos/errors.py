@@ -38,6 +38,7 @@ TFOSError                        every error of every room
     └── NoServersError       the cluster has no parameter servers         → num_ps >= 1
 
 FeedEndedWarning             fit() has more epochs than were fed
+RowsReadAheadWarning         a second dataset of a feed lacks some rows  → use one in every fit
 SortedRowsWarning            fit() trains rows that are not shuffled      → shuffle them
 
 The classes of ps.errors, feeding.errors and rpc.errors can also be imported from here.
@@ -174,6 +175,7 @@ __all__ = [
     "RoleError",
     "RowError",
     "RowsChanged",
+    "RowsReadAheadWarning",
     "RpcError",
     "SchemaError",
     "SequenceGap",
@@ -378,6 +380,10 @@ class UnsupportedModel(UnsupportedError):
 
 class FeedEndedWarning(UserWarning):
     """The feed ended before `fit` had run all its epochs."""
+
+
+class RowsReadAheadWarning(UserWarning):
+    """Another dataset of a feed has read rows ahead, which this one does not get."""
 
 
 class SortedRowsWarning(UserWarning):

@@ -1,6 +1,6 @@
 """NodeFailure, the record of a node's failure, and NodeId, the node's identity.
 
-Covers: NodeId, NodeFailure and the error types that the driver sets.
+Covers: NodeId, NodeFailure, the error types that the driver sets, which ones are symptoms.
 Does not: make the record of a dead child (tfos.node.failure), describe it (tfos.errors).
 """
 
@@ -53,3 +53,14 @@ EXECUTOR_LOST = "ExecutorLost"
 
 NODE_SILENT = "NodeSilent"
 """`NodeFailure.error_type`: set by the driver for a node without heartbeats."""
+
+_SYMPTOMS = (
+    *("WorkerLost", "ServerGone", "RequestTimeout"),  # of ps
+    *("PeerGone", "DeadlineExceeded", NODE_SILENT),
+    "RankLost",
+)
+
+
+def is_symptom(failure: NodeFailure) -> bool:
+    """Whether it follows from the end of another node: no headline while a cause is known."""
+    return failure.error_type.rpartition(".")[2] in _SYMPTOMS

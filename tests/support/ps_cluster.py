@@ -140,13 +140,14 @@ class Cluster:
             server.start()
             self.servers.append(server)
 
-    def restart(self, rank: int, directory: Path) -> PSServer:
+    def restart(self, rank: int, directory: Path, *, by_hand: bool = False) -> PSServer:
         """End a server without a word and start one in its place, as a supervisor does."""
         old = self.servers[rank]
         host, port = old.endpoint.host, old.endpoint.port
         old.close(0.5)
         server = PSServer(old.settings, self.credentials, open_storage=self.open_storage)
-        server.restore(directory, like=RestoreOptions(job=self.credentials.cluster_id))
+        job = None if by_hand else self.credentials.cluster_id
+        server.restore(directory, like=RestoreOptions(job=job))
         if port:
             server.bind_tcp(host, port)
         else:

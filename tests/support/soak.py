@@ -19,7 +19,7 @@ from ps.client.slices import slice_by_server
 from ps.manifest.manifest import Layout
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
-from tests.support.programs.soaking_worker import Counts, Job, ids_of
+from tests.support.programs.soaking_worker import Counts, Job, ids_of, pushes_together
 from tests.support.ps_cluster import ADD, filled, wait_until
 from tests.support.ps_processes import CREDENTIALS, SECRET, ServerProcess
 from tests.support.snapshot_skew import torn_by
@@ -210,10 +210,11 @@ class Soak:
                 on_first = found[0][number]
                 assert acknowledged[number] <= on_first.min()
                 assert on_first.max() <= begun[number]
-                least += int(found[1][number].min())
-                most += int(found[1][number].max())
-            all_acknowledged += int(acknowledged.sum())
-            all_begun += int(begun.sum())
+            fewest, all_of = (min, max) if pushes_together(worker.rank) else (sum, sum)
+            all_acknowledged += all_of(acknowledged.tolist())
+            all_begun += all_of(begun.tolist())
+            least += fewest(int(each.min()) for each in found[1])
+            most += all_of(int(each.max()) for each in found[1])
         assert all_acknowledged - self.lost <= least
         assert most <= all_begun - self.lost + self.torn
 

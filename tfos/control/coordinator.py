@@ -24,7 +24,7 @@ from tfos.control import messages
 from tfos.control.server import ControlServer
 from tfos.control.state import Action, ClusterState, Send, Warn
 from tfos.errors import ControlError, NodeFailedError
-from tfos.failure import NodeFailure, NodeId
+from tfos.failure import NodeId, is_symptom
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan
 
@@ -34,13 +34,6 @@ _LINES_PER_S = 400.0
 _BURST_LINES = 2000
 """Per node, twice what its supervisor sends (node.supervisor.log_buffer): a node that does not keep
 its own limit cannot flood the user's terminal."""
-
-_SYMPTOMS = (
-    *("WorkerLost", "ServerGone", "RequestTimeout"),  # of ps
-    *("PeerGone", "DeadlineExceeded", "NodeSilent"),
-    "RankLost",
-)
-"""Errors that follow from the end of another node; no headline while a cause is known."""
 
 
 class Coordinator:
@@ -162,9 +155,9 @@ class Coordinator:
         if not fatal:
             return None
         ordered = fatal + [failure for failure in every if failure not in fatal]
-        if _is_symptom(fatal[0]):
+        if is_symptom(fatal[0]):
             # A stable sort: causes first, each group in order of arrival.
-            ordered = sorted(every, key=_is_symptom)
+            ordered = sorted(every, key=is_symptom)
         return NodeFailedError(ordered)
 
     # ---- ControlHandler ----
@@ -245,10 +238,6 @@ class Coordinator:
         interval_s = min(1.0, self._config.heartbeat_s / 2)
         while not self._closing.wait(interval_s):
             self.act(lambda state: state.on_tick(self._clock()))
-
-
-def _is_symptom(failure: NodeFailure) -> bool:
-    return failure.error_type.rpartition(".")[2] in _SYMPTOMS
 
 
 def _host(state: ClusterState, node: NodeId) -> str:

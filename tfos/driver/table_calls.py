@@ -54,7 +54,7 @@ class TableCalls:
         """
         import numpy as np
 
-        from tfos.keras.embedding.string_ids import with_hashed_strings
+        from ps.string_ids.ids import with_hashed_strings
 
         with ExitStack() as stack:
             client = self._client("lookup()", stack)

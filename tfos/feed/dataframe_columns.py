@@ -94,12 +94,7 @@ def leaves(fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
     return found
 
 
-_ARRAY_REMEDY = "explode it, or convert it to one string: F.array_join(name, '\\n')"
-_TEXTS_REMEDY = (
-    "chunks have no offsets within offsets, so join its texts to one, F.array_join(name, '\\n'), "
-    "and split that again: ctx.dataset(…, map_fn=lambda x, y: (tf.strings.split(x, '\\n'), y)); an "
-    "empty list is then one empty text, which Embedding(…, pad_id='') leaves out"
-)
+_ARRAY_REMEDY = "explode it, flatten it, or convert it to one string: F.to_json(name)"
 
 
 def _leaves(name: str, kind: Any, depth: int) -> Iterator[Leaf]:
@@ -117,9 +112,9 @@ def _leaves(name: str, kind: Any, depth: int) -> Iterator[Leaf]:
         item = kind.elementType
         while item.typeName() == "array":
             item = item.elementType
-        if item.typeName() not in _SCALARS - _TEXTS - {"binary"}:
-            remedy = _TEXTS_REMEDY if item.typeName() in _TEXTS else _ARRAY_REMEDY
-            raise _refused(name, kind, remedy)
+        is_flat = item is kind.elementType
+        if item.typeName() not in _SCALARS - {"binary"} - (set() if is_flat else _TEXTS):
+            raise _refused(name, kind, _ARRAY_REMEDY)
         yield Leaf(name, item.typeName(), is_list=True)
     elif type_name in _SCALARS:
         yield Leaf(name, type_name)
@@ -226,3 +221,12 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "timestamp_ntz": _microseconds,
     **dict.fromkeys(_TEXTS, _of(str, "a str")),
 }
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as Spark takes it, dots and backticks included.
+
+    Args:
+        name: as the DataFrame has it.
+    """
+    return "`" + name.replace("`", "``") + "`"

@@ -40,6 +40,8 @@ class ServerLoad:
     """In those requests, waits for workers left out: receiving, updating, sending."""
     apply_s: float
     transferred_bytes: int
+    span_s: float
+    """Time between these heartbeats: each server's are of other moments."""
     table_ids: Mapping[str, int]
     """Ids that were looked up or pushed, by table."""
 
@@ -47,6 +49,11 @@ class ServerLoad:
     def per_request_s(self) -> float:
         """Seconds that a request takes."""
         return self.busy_s / self.requests if self.requests else 0.0
+
+    @property
+    def mb_per_s(self) -> float:
+        """Traffic."""
+        return self.transferred_bytes / 1e6 / self.span_s if self.span_s > 0 else 0.0
 
 
 def server_counters(beat: Heartbeat | None) -> ServerStats | None:
@@ -72,6 +79,7 @@ def server_load(member: Member) -> ServerLoad | None:
         busy_s=max(0.0, _request_s(new) - _request_s(old) - waited_s),
         apply_s=new.apply_s - old.apply_s,
         transferred_bytes=new.bytes_in + new.bytes_out - old.bytes_in - old.bytes_out,
+        span_s=new.uptime_s - old.uptime_s,
         table_ids={
             table.name: table.looked_up + table.pushed - before.get(table.name, 0)
             for table in new.tables
@@ -163,13 +171,13 @@ def hot_shard(loads: Mapping[str, ServerLoad]) -> str:
             f"others {duration_text(others_s)}: update kernels {share:.0%}, receiving and sending "
             f"{1 - share:.0%}{_hot_table(load)}"
         )
-    name, others = _outlier(found, lambda load: load.transferred_bytes / 1e6, LEAST_MB)
-    if not name:
+    name, others = _outlier(found, lambda load: load.mb_per_s, 0.0)
+    if not name or found[name].transferred_bytes < LEAST_MB * 1e6:
         return ""
     load = found[name]
     return (
-        f"hot shard: {name} moved {load.transferred_bytes / 1e6:.1f} MB, the others {others:.1f} "
-        f"MB{_hot_table(load)}"
+        f"hot shard: {name} moves {load.mb_per_s:.1f} MB/s, the others {others:.1f} "
+        f"MB/s{_hot_table(load)}"
     )
 
 

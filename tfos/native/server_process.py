@@ -78,8 +78,7 @@ def main(body: bytes) -> None:
     try:
         TensorFlowServerProcess(spec, link).run()
     except BaseException as error:  # whatever it is, the driver must read it
-        kind = type(error)
         text = failure.user_traceback(error, frozenset())
-        link.send(Raised(f"{kind.__module__}.{kind.__qualname__}", failure.text_of(error), text))
+        link.send(Raised(failure.type_name(error), failure.text_of(error), text))
         raise
     leave()

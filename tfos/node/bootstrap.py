@@ -1,7 +1,8 @@
 """Bootstrap of a node's Python processes: one document in an inherited descriptor.
 
-Covers: the start program of every node process (`python -c`), and the document.
-Does not: start processes (tfos.node.launch, tfos.node.supervisor.children) or know what they run.
+Covers: the start program of every node process (`python -c`), the document, the start of a process
+that outlives this one.
+Does not: start children (tfos.node.supervisor.children) or know what processes run.
 
 The document is a memfd: any size without a reader, nothing on disk, in argv or in the environment.
 Its first line is a small JSON head that the program below reads without packages of tfos; the rest
@@ -13,8 +14,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+
+from tfos.errors import NodeStartError
+
+DETACH_S = 60.0
+"""Until the process between has read its document and forked."""
 
 _SECRET_VARIABLES = frozenset(
     {"PYTHON_WORKER_FACTORY_SECRET", "PYSPARK_GATEWAY_SECRET", "_SPARK_AUTH_SECRET"}
@@ -82,6 +89,50 @@ def command(document: int, title: str) -> list[str]:
     """
     # -P: no module is imported from the working directory by chance.
     return [sys.executable, "-P", "-c", PROGRAM, str(document), title]
+
+
+def start_detached(
+    document: int,
+    title: str,
+    *,
+    inherited: Sequence[int],
+    errors: int | None = None,
+    cwd: str | None = None,
+) -> None:
+    """Start a process that outlives this one, and wait until init has adopted it.
+
+    Args:
+        document: made with `detach`; closed at the end.
+        title: shown in lists of processes.
+        inherited: further descriptors for it.
+        errors: descriptor of its standard error; None: that of this process.
+        cwd: its working directory; None: that of this process.
+
+    Raises:
+        NodeStartError: it cannot be started.
+    """
+    try:
+        between = subprocess.Popen(
+            command(document, title),
+            pass_fds=[document, *inherited],
+            env=node_env(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # a PySpark worker's is its daemon's channel to the JVM
+            stderr=errors,
+            cwd=cwd,
+        )
+    except OSError as error:
+        raise NodeStartError(f"cannot start {sys.executable}: {error}") from error
+    finally:
+        os.close(document)
+    try:
+        between.wait(DETACH_S)
+    except subprocess.TimeoutExpired:
+        between.kill()
+        between.wait()
+        raise NodeStartError(
+            f"{sys.executable} did not start {title} within {DETACH_S:.0f} s"
+        ) from None
 
 
 def without_spark_jar(path: Iterable[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ Supervisor to child: every Order of tfos.control.messages as it is.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import socket
@@ -83,6 +84,7 @@ class ChildLink(Generic[Received]):
         self._encoder = msgspec.msgpack.Encoder()
         self._send_lock = threading.Lock()
         self._buffer = bytearray()
+        self._is_open = True
 
     def fileno(self) -> int:
         """Return the descriptor to poll for input."""
@@ -106,17 +108,26 @@ class ChildLink(Generic[Received]):
         with self._send_lock:
             return self._send_all(memoryview(_LENGTH.pack(len(body)) + body), timeout_s)
 
-    def receive(self) -> Received | None:
-        """Wait for one message, however long the peer is silent; None when it closed its end."""
+    def receive(self, timeout_s: float | None = None) -> Received | None:
+        """Wait for one message; None when the peer has closed its end and all have been returned.
+
+        Args:
+            timeout_s: None waits however long the peer is silent.
+
+        Raises:
+            TimeoutError: no message has come in time.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while True:
             message = self._next_buffered()
-            if message is not None:
+            if message is not None or not self._is_open:
                 return message
-            poll.poll()
-            if not self._fill():
-                return None
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            if not poll.poll(None if left_s is None else math.ceil(1000 * left_s)):
+                raise TimeoutError
+            self._is_open = self._fill()
 
     def receive_ready(self) -> tuple[list[Received], bool]:
         """Return the messages that have arrived, without waiting, and whether the link is open."""

@@ -90,6 +90,14 @@ def fatal_dump(log_tail: Sequence[str]) -> str:
     return ""
 
 
+def type_name(error: BaseException) -> str:
+    """Return the qualified name of an exception's class; Python's own have no module before it."""
+    kind = type(error)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def text_of(error: BaseException) -> str:
     """Return an exception's text as a message can carry it."""
     try:

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
-import sys
 import time
 from typing import IO
 
 import msgspec
 
-from tfos.errors import NodeStartError
 from tfos.node import bootstrap
 from tfos.node.spec import LaunchStatus, State, SupervisorSpec
 
@@ -110,32 +107,18 @@ def launch(spec: SupervisorSpec) -> SupervisorHandle:
         detach=True,
     )
     given = [fd for fd in (spec.jvm_pidfd, spec.value_fd) if fd >= 0]
-    inherited = [document, status_write, *given]
     try:
-        between = subprocess.Popen(
-            bootstrap.command(document, f"tfos supervisor of {spec.bundle.name}"),
-            pass_fds=inherited,
-            env=bootstrap.node_env(os.environ),
-            stdin=subprocess.DEVNULL,
-            # Not ours: stdout of a PySpark worker is its daemon's channel to the JVM.
-            stdout=subprocess.DEVNULL,
-            stderr=errors_write,
+        bootstrap.start_detached(
+            document,
+            f"tfos supervisor of {spec.bundle.name}",
+            inherited=[status_write, *given],
+            errors=errors_write,
         )
-    except OSError as error:
+    except BaseException:
         os.close(status_read)
         os.close(errors_read)
-        raise NodeStartError(f"cannot start {sys.executable}: {error}") from error
+        raise
     finally:
-        for fd in (document, status_write, errors_write):
-            os.close(fd)
-    handle = SupervisorHandle(os.fdopen(status_read, "rb"), os.fdopen(errors_read, "rb"))
-    try:
-        between.wait(START_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        between.kill()
-        between.wait()
-        handle.close()
-        raise NodeStartError(
-            f"{sys.executable} did not start a supervisor within {START_TIMEOUT_S:.0f} s"
-        ) from None
-    return handle
+        os.close(status_write)
+        os.close(errors_write)
+    return SupervisorHandle(os.fdopen(status_read, "rb"), os.fdopen(errors_read, "rb"))

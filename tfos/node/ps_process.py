@@ -123,8 +123,7 @@ def main(body: bytes) -> None:
     try:
         ServerProcess(spec, link).run()
     except BaseException as error:  # whatever it is, the driver must read it
-        name = f"{type(error).__module__}.{type(error).__qualname__}"
         text = failure.user_traceback(error, frozenset())
-        link.send(Raised(name, failure.text_of(error), text))
+        link.send(Raised(failure.type_name(error), failure.text_of(error), text))
         raise
     leave()

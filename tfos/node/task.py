@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tfos.errors import NodeStartError, VersionSkew
-from tfos.node import launch, procfs, versions, workspace
+from tfos.node import launch, procfs, versions, whole_files, workspace
 from tfos.node.spec import Executor, NodeBundle, State, SupervisorSpec
 
 _LOCAL_MODE_EXECUTOR = "driver"
@@ -106,7 +106,7 @@ class NodeTask:
             )
             handle = open_fds.enter_context(contextlib.closing(launch.launch(spec)))
             outcome, reason = self._wait(handle, bundle, executor)
-            value = os.pread(value_fd, os.fstat(value_fd).st_size, 0) if is_awaited else b""
+            value = whole_files.contents(value_fd) if is_awaited else b""
         return NodeResult(
             name=bundle.name,
             attempt=attempt,

@@ -1,6 +1,6 @@
 """predict_column: a saved model as a function of columns, `df.select("*", predict("features"))`.
 
-Covers: which columns fill which inputs, the result's type, whole DataFrames with result columns.
+Covers: the result's type, whole DataFrames with result columns.
 Does not: read models in the driver: a Spark task reads names and types, so that the driver needs no
 TensorFlow; predict (tfos.predict.predictor).
 Runs in: the driver; the functions that it makes in Spark's Python workers.
@@ -23,7 +23,7 @@ from tfos.feed.dataframe_inference import (
     result_columns,
     with_results,
 )
-from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.predictor import OutputColumn, Predictor, predictor_of
 from tfos.predict.signature import (
     DEFAULT_SIGNATURE,
     DEFAULT_TAGS,
@@ -69,22 +69,16 @@ class PredictColumn:
 
         Args:
             columns: names or columns: one per input in their order; or, of a model with one
-                input, several of numbers, which are put side by side.
+                input, several of numbers and arrays, which are put side by side.
 
         Raises:
             SettingsError: not as many columns as inputs.
         """
         from pyspark.sql import functions
 
-        places = places_of(self.signature, self._inputs, len(columns))
         names = tuple(_name_of(each) for each in columns)
-        predictor = Predictor(
-            signature=self.signature,
-            columns=names,
-            inputs=places,
-            outputs=tuple(OutputColumn(name, name) for name in self._outputs),
-            batch_size=self._batch_size,
-        )
+        outputs = (OutputColumn(name, name) for name in self._outputs)
+        predictor = predictor_of(self.signature, names, outputs, self._batch_size, self._inputs)
         is_one = len(self._outputs) == 1
         schema = predictor.schema()
         kind = schema.rpartition("` ")[2] if is_one else f"struct<{schema.replace('` ', '`: ')}>"
@@ -161,18 +155,18 @@ def read_signature(sc: Any, source: ModelSource) -> ModelSignature:
     return found  # type: ignore[no-any-return]
 
 
-def predicted(frame: DataFrame, predictor: Predictor, columns: Sequence[str]) -> DataFrame:
+def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
     """Return the lazy DataFrame of the given one's columns and the outputs'.
 
     Args:
         frame: any classic DataFrame.
-        predictor: fills the output columns.
-        columns: of the frame, that fill the inputs.
+        predictor: fills the output columns; its columns are of the frame.
 
     Raises:
         SettingsError: a column is missing, or one of the outputs' names is taken.
     """
     check_classic(frame)
+    columns = predictor.columns
     missing = [name for name in columns if name not in frame.columns]
     if missing:
         raise SettingsError(
@@ -224,39 +218,9 @@ def predicted_by(
             f"output={output!r}: the model {model_path} has the outputs {outputs}, whose names "
             "their columns have; leave output= out"
         )
-    first = (OutputColumn(outputs[0], output or PREDICTION),)
-    predictor = Predictor(
-        signature=signature,
-        columns=tuple(asked),
-        inputs=places_of(signature, names, len(asked)),
-        outputs=first if len(outputs) == 1 else tuple(OutputColumn(each, each) for each in outputs),
-        batch_size=BATCH_SIZE,
-    )
-    return predicted(frame, predictor, asked)
-
-
-def places_of(
-    signature: ModelSignature, inputs: Sequence[str], count: int
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return which of `count` columns fill each input; see Predictor.inputs.
-
-    Args:
-        signature: of the model.
-        inputs: names of its inputs in the columns' order.
-        count: of the columns.
-
-    Raises:
-        SettingsError: not as many columns as inputs.
-    """
-    if count == len(inputs):
-        return tuple((name, (place,)) for place, name in enumerate(inputs))
-    if count and len(inputs) == 1:
-        return ((inputs[0], tuple(range(count))),)
-    has = ", ".join(f"{name} {signature.inputs[name]}" for name in inputs)
-    raise SettingsError(
-        f"{count} columns are given, the model {signature.source} takes {has}: name one column per "
-        "input, in this order"
-    )
+    filled = outputs if len(outputs) > 1 else [output or PREDICTION]
+    answers = map(OutputColumn, outputs, filled)
+    return predicted(frame, predictor_of(signature, asked, answers, BATCH_SIZE))
 
 
 def _read(source: ModelSource) -> ModelSignature | str:

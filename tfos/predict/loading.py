@@ -41,7 +41,7 @@ class LoadedModel:
     """Tensors of the inputs to those of the outputs, both in the signature's order."""
 
 
-_loaded: dict[tuple[str, str, str, str], LoadedModel] = {}
+_loaded: dict[tuple[str, ...], LoadedModel] = {}
 """By the identity of the signature, the one that was used last at the end."""
 
 
@@ -80,9 +80,9 @@ def _keep(model: LoadedModel) -> None:
         del _loaded[next(iter(_loaded))]
 
 
-def _key(signature: ModelSignature) -> tuple[str, str, str, str]:
+def _key(signature: ModelSignature) -> tuple[str, ...]:
     source = signature.source
-    return source.path, source.tags, source.name, signature.digest
+    return source.path, source.tags, source.name, source.custom_digest, signature.digest
 
 
 def _read(source: ModelSource) -> LoadedModel:
@@ -215,10 +215,14 @@ def _no_model(source: ModelSource, error: Exception) -> SettingsError:
 
 
 def _digest(directory: Path) -> str:
+    """Return the digest of the graph, the variables' checksums and files such as vocabularies."""
     digest = hashlib.sha256()
-    for name in ("saved_model.pb", "variables/variables.index"):
-        path = directory / name
-        digest.update(path.read_bytes() if path.exists() else b"")
+    assets = sorted(path for path in directory.glob("assets/**/*") if path.is_file())
+    for path in (directory / "saved_model.pb", directory / "variables/variables.index", *assets):
+        digest.update(str(path.relative_to(directory)).encode())
+        if path.exists():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 

@@ -155,6 +155,50 @@ def _formed(values: Array, form: str) -> Array:
     return flat if form == "number" else flat > 0.5
 
 
+def predictor_of(
+    signature: ModelSignature,
+    columns: Sequence[str],
+    outputs: Iterable[OutputColumn],
+    batch_size: int,
+    inputs: Sequence[str] | None = None,
+) -> Predictor:
+    """Return the predictor of which each column fills an input, or all of them the only one.
+
+    Args:
+        signature: of the model.
+        columns: that fill the inputs, in their order.
+        outputs: that become columns.
+        batch_size: rows that the model takes at once.
+        inputs: names of the inputs in the columns' order; None: in the model's own.
+
+    Raises:
+        SettingsError: not as many columns as inputs.
+    """
+    names = list(signature.inputs if inputs is None else inputs)
+    return Predictor(
+        signature=signature,
+        columns=tuple(columns),
+        inputs=_places(signature, names, len(columns)),
+        outputs=tuple(outputs),
+        batch_size=batch_size,
+    )
+
+
+def _places(
+    signature: ModelSignature, inputs: Sequence[str], count: int
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return which of `count` columns fill each input; see Predictor.inputs."""
+    if count == len(inputs):
+        return tuple((name, (place,)) for place, name in enumerate(inputs))
+    if count and len(inputs) == 1:
+        return ((inputs[0], tuple(range(count))),)
+    has = ", ".join(f"{name} {signature.inputs[name]}" for name in inputs)
+    raise SettingsError(
+        f"{count} columns are given, the model {signature.source} takes {has}: name one column per "
+        "input, in this order"
+    )
+
+
 class _WaitingRows:
     """Rows of a partition, as inputs, that are not predicted yet."""
 

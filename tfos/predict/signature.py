@@ -7,9 +7,12 @@ Threads: any; pure data, which travels to Spark's Python workers.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import cloudpickle
 
 from tfos.errors import SettingsError
 
@@ -45,6 +48,13 @@ class ModelSource:
     """Of a SavedModel, joined by commas."""
     name: str = DEFAULT_SIGNATURE
     """Of a SavedModel's signature."""
+    custom_digest: str = field(default="", init=False, repr=False)
+    """Of the code of the custom objects: a file is another model with another function."""
+
+    def __post_init__(self) -> None:
+        if self.custom_objects:
+            code = cloudpickle.dumps(dict(self.custom_objects))
+            object.__setattr__(self, "custom_digest", hashlib.sha256(code).hexdigest())
 
     def __str__(self) -> str:
         return self.path or f"a model of {len(self.content)} bytes"

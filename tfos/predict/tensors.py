@@ -8,6 +8,7 @@ Threads: any; pure.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -128,23 +129,46 @@ def _fitted(out: Collector, place: int, name: str, info: TensorInfo, is_part: bo
 
 
 def _shaped(out: Collector, column: str, values: Array, name: str, info: TensorInfo) -> Array:
-    if values.ndim == len(info.shape) + 1:
-        sides = zip(values.shape[1:], info.shape, strict=True)
-        if all(wanted in (None, side) for side, wanted in sides):
-            return values
-    elif sum(each is None for each in info.shape) < 2:
-        shape = [-1 if each is None else each for each in info.shape]
-        try:
-            return values.reshape(len(values), *shape)
-        except ValueError:
-            pass
+    found = in_shape(values, info.shape)
+    if found is not None:
+        return found
     got = "a number" if values.ndim == 1 else f"rows of shape {values.shape[1:]}"
     raise out.refuse(column, 0, f"{got}; input {name!r} is {info}")
 
 
+def in_shape(values: Array, shape: Sequence[int | None]) -> Array | None:
+    """Return rows in the shape of an input, as a view; None: they do not fit it.
+
+    Args:
+        values: [rows, ...].
+        shape: of the input, without the rows; None: any length.
+    """
+    if values.ndim == len(shape) + 1:
+        sides = zip(values.shape[1:], shape, strict=True)
+        if all(wanted in (None, side) for side, wanted in sides):
+            return values
+    elif sum(each is None for each in shape) < 2:
+        sizes = [-1 if each is None else each for each in shape]
+        with contextlib.suppress(ValueError):
+            return values.reshape(len(values), *sizes)
+    return None
+
+
+def side_by_side(parts: Sequence[Array]) -> Array:
+    """Return columns of numbers and arrays as one matrix.
+
+    Args:
+        parts: [rows, ...] each.
+
+    Returns:
+        [rows, all their values].
+    """
+    return np.column_stack([part.reshape(len(part), -1) for part in parts])
+
+
 def _side_by_side(out: Collector, name: str, info: TensorInfo, parts: Sequence[Any]) -> Array:
-    matrix = np.column_stack([part.reshape(len(part), -1) for part in parts])
-    return _shaped(out, ", ".join(spec.name for spec in out.specs), matrix, name, info)
+    columns = ", ".join(spec.name for spec in out.specs)
+    return _shaped(out, columns, side_by_side(parts), name, info)
 
 
 def _wrong_length(

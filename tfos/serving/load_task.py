@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ps.string_ids.ids import with_hashed_strings
 from tfos.errors import SettingsError
-from tfos.keras.embedding.string_ids import with_hashed_strings
 from tfos.serving.task_servers import TaskServers
 
 Array = np.ndarray[Any, Any]

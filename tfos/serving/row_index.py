@@ -4,7 +4,7 @@ The first layer holds a whole export; the second one, if there is any, all chang
 refresh makes another RowIndex and changes none, so a reader that has one sees one state.
 
 Covers: ids of any shape to rows, layers.
-Does not: build (tfos.serving.index_files), hash strings (tfos.keras.embedding.string_ids).
+Does not: build (tfos.serving.index_files), hash strings (ps.string_ids.ids).
 Threads: any; immutable.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from ps.errors import ShapeError
 from ps.sorted_rows import search
+from ps.string_ids.ids import with_hashed_strings
 from ps.tables.ids import as_bits, from_bits
 from tfos.errors import ExportError
-from tfos.keras.embedding.string_ids import with_hashed_strings
 from tfos.serving.export_format import ExportedTable
 from tfos.serving.index_files import MappedIndex
 

@@ -137,6 +137,11 @@ def read_facts(sc: Any) -> SparkFacts:
     )
 
 
+def max_result_bytes(sc: Any) -> int:
+    """Return spark.driver.maxResultSize, of one job's results at the driver; 0: no limit."""
+    return int(sc._jsc.sc().conf().getSizeAsBytes("spark.driver.maxResultSize", "1g"))
+
+
 def read_offer(sc: Any, facts: SparkFacts) -> Offer:
     """Return the executors with their slots and running tasks.
 

@@ -28,7 +28,7 @@ from tfos.errors import SettingsError, UnsupportedError
 from tfos.estimators.functions import function_of, reference_to
 from tfos.feed.dataframe_inference import partition_id
 from tfos.predict.column import read_signature
-from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import DEFAULT_SIGNATURE, DEFAULT_TAGS, ModelSource
 from tfos.tensorflowonspark import TFParallel, util
 from tfos.tensorflowonspark.namespace import Namespace
@@ -245,19 +245,11 @@ class TFModel(
             raise SettingsError(
                 "output_mapping is empty; setOutputMapping({'name of the output': 'column'})"
             )
-        inputs = tuple(
-            (mapping[name].removesuffix(":0"), (place,)) for place, name in enumerate(columns)
-        )
+        inputs = [mapping[name].removesuffix(":0") for name in columns]
         plain = tuple(OutputColumn(name.removesuffix(":0"), column) for name, column in outputs)
         signature = read_signature(dataset.sparkSession.sparkContext, self._source())
-        signature.check([name for name, _ in inputs], [each.output for each in plain])
-        predictor = Predictor(
-            signature=signature,
-            columns=tuple(columns),
-            inputs=inputs,
-            outputs=plain,
-            batch_size=self.getBatchSize(),
-        )
+        signature.check(inputs, [each.output for each in plain])
+        predictor = predictor_of(signature, columns, plain, self.getBatchSize(), inputs)
 
         def predict(batches: Iterator[Any]) -> Iterator[Any]:
             return predictor.results(partition_id(), batches)

@@ -27,6 +27,7 @@ from tfos.errors import (
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
 from tfos.native.environment import is_connected_to_servers
+from tfos.node import whole_files
 from tfos.node.spec import ChildSpec
 from tfos.worker.seen_progress import SeenProgress
 
@@ -299,11 +300,7 @@ class NodeContext:
                 f"{self._name}: its Spark task has ended and takes no value: use the return value "
                 "of main_fun and cluster.results(), or InputMode.TENSORFLOW"
             )
-        os.ftruncate(self._value_fd, 0)
-        view = memoryview(value)
-        while view:
-            written = os.pwrite(self._value_fd, view, len(value) - len(view))
-            view = view[written:]
+        whole_files.replace(self._value_fd, value)
 
     def saver(self) -> ChiefSaver | None:
         """Return the saver of the cluster's checkpoints; None on workers that do not save."""

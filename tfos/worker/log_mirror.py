@@ -4,7 +4,8 @@ TensorFlow writes event files to this host only, and TensorBoard reads them here
 holds copies. Each file is sent as a whole and replaced atomically, so readers find no partial one.
 Files grow and are sent repeatedly: a pause of `REST` times d follows a round of d seconds.
 
-Covers: which files to send when, the last round, one warning per failure.
+Covers: which files to send when, the last round, one warning per failure; on TensorBoard's host
+also when to fetch (tfos.files.log_fetch).
 Does not: fail a training, follow links, remove files that no longer exist here.
 Runs in: workers' processes.      Threads: `tfos-log-mirror`; the public calls from the main one.
 """
@@ -24,6 +25,7 @@ from feeding.errors import PathError, StorageUnavailable
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
+from tfos.files.log_fetch import LogFetch
 from tfos.files.transfer import file_pieces
 
 _logger = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class LogMirror:
         target: a path or URL.
         config: deadlines of one file's sending.
         period_s: seconds between two rounds, at least.
+        fetches: whether the other hosts' event files are to come here.
 
     Raises:
         PathError, MissingPackage: the target is not writable; see filesystem_for.
@@ -54,6 +57,7 @@ class LogMirror:
         config: FileSystemConfig = DEFAULTS,
         *,
         period_s: float = PERIOD_S,
+        fetches: bool = False,
     ) -> None:
         self._source = Path(source)
         self._target = parse(target)
@@ -62,7 +66,8 @@ class LogMirror:
         self._sent: dict[str, tuple[int, int]] = {}
         """Size and modification time of the files that were sent, by name."""
         self._refused: set[str] = set()
-        self._is_failing = False
+        self._fetch = LogFetch(self._fs, target, self._source) if fetches else None
+        self._is_failing = self._is_fetch_failing = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tfos-log-mirror", daemon=True)
 
@@ -83,9 +88,31 @@ class LogMirror:
         pause_s = self._period_s
         while not self._ended.wait(pause_s):
             begun_s = time.monotonic()
-            self._send_changed()
+            self._round()
             pause_s = max(self._period_s, REST * (time.monotonic() - begun_s))
+        self._round()
+
+    def _round(self) -> None:
         self._send_changed()
+        if self._fetch is not None:
+            self._fetch_new(self._fetch)
+
+    def _fetch_new(self, fetch: LogFetch) -> None:
+        failure: Exception | None = None
+        try:
+            fetch.round()
+        except Exception as error:  # noqa: BLE001 - some packages raise their own kinds
+            failure = error
+        if failure is None and self._is_fetch_failing:
+            _logger.warning("event files are fetched from %s again", self._target)
+        elif failure is not None and not self._is_fetch_failing:
+            _logger.warning(
+                "event files cannot be fetched from %s: %s; TensorBoard shows those of this host, "
+                "training goes on",
+                self._target,
+                failure,
+            )
+        self._is_fetch_failing = failure is not None
 
     def _send_changed(self) -> None:
         failure: Exception | None = None
@@ -113,7 +140,7 @@ class LogMirror:
             for each in sorted(names):
                 path = Path(directory, each)
                 name = path.relative_to(self._source).as_posix()
-                if name in self._refused:
+                if name in self._refused or (self._fetch and name in self._fetch.names):
                     continue
                 try:
                     found = path.lstat()

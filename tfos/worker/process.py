@@ -230,8 +230,7 @@ class WorkerProcess:
             return 0
         if isinstance(error, RankLost):
             self._stopped.wait(_CAUSE_S)
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else _qualified(kind)
+        name = failure.type_name(error)
         ours = frozenset({__file__, cloudpickle.__file__})
         text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
         message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
@@ -320,11 +319,13 @@ class WorkerProcess:
 
     def _mirror_logs(self, directory: str) -> LogMirror | None:
         """Begin to send event files to the log directory if that is not where they are written."""
-        url = self._spec.bundle.settings.tensorboard.log_dir
+        board = self._spec.bundle.settings.tensorboard
+        url = board.log_dir
         if "://" not in url or url.startswith("file://"):
             return None
         try:
-            mirror = LogMirror(directory, url)
+            fetches = board.is_wanted and self._spec.bundle.node.is_chief  # whose host shows them
+            mirror = LogMirror(directory, url, fetches=fetches)
         except (FeedError, OSError) as error:
             _logger.warning("no log files in %s: %s; training goes on", url, error)
             return None
@@ -355,7 +356,7 @@ def main(body: bytes) -> None:
     except BaseException as error:  # noqa: BLE001 - e.g. the port cannot be bound
         text = failure.user_traceback(error, frozenset())
         message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
-        link.send(Raised(_qualified(type(error)), message, text))
+        link.send(Raised(failure.type_name(error), message, text))
         exit_code = 1
     worker.close()
     leave(exit_code)
@@ -373,10 +374,6 @@ def _as_message(returned: Any) -> messages.Done:
         return messages.Done(result=return_values.encode(returned))
     except NoResultError as error:
         return messages.Done(no_result=str(error))
-
-
-def _qualified(kind: type[BaseException]) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:

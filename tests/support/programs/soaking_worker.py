@@ -5,7 +5,7 @@ Usage: python -m tests.support.programs.soaking_worker
 Standard input: the secret, then a `Job` as JSON. What it began and what was acknowledged stands in
 the job's file of counts, which outlives its kill. Of the dense elements those whose number is
 `slot` modulo `num_slots` get 1 from a push, and each of the slot's rows, so its pushes can be
-counted in the values.
+counted in the values. Workers of odd slots push both in one request.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import mmap
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,38 @@ def ids_of(slot: int) -> np.ndarray[Any, Any]:
     return np.arange(slot * ROWS_EACH, (slot + 1) * ROWS_EACH)
 
 
+def pushes_together(slot: int) -> bool:
+    """Whether a worker's gradient and rows are one push, which is there if both parts are."""
+    return slot % 2 == 1
+
+
+def together(
+    client: PSClient, counts: Counts, job: Job, dense: tuple[dict[str, Any], dict[str, Any]]
+) -> Iterator[None]:
+    """Push gradient and rows in one request, which brings the next batch's rows, as `fit` does."""
+    gradient, values = dense
+    routed = client.tables.route({"rows": ids_of(job.slot)})["rows"]
+    ones = np.ones((ROWS_EACH, 4), np.float32)
+    found = np.empty_like(ones)
+    client.tables.lookup_into({"rows": (routed, found)}, training=True)
+    while True:
+        following = client.tables.route({"rows": ids_of(job.slot)})["rows"]
+        counts.add(0)
+        counts.add(2)
+        client.push_pull(
+            gradient,
+            values,
+            hyper=HYPER,
+            rows=1,
+            table_grads={"rows": (routed, ones)},
+            next_rows={"rows": (following, found)},
+        )
+        counts.add(1)
+        counts.add(3)
+        routed = following
+        yield
+
+
 def push_until_stopped(client: PSClient, counts: Counts, job: Job) -> None:
     manifest = client.attach(timeout_s=WAIT_S)
     size = client.layout.group("trainable").num_elements
@@ -101,11 +134,8 @@ def push_until_stopped(client: PSClient, counts: Counts, job: Job) -> None:
     values = {"trainable": np.empty(size, np.float32)}
     ids, ones = ids_of(job.slot), np.ones((ROWS_EACH, 4), np.float32)
     has_permits = manifest.consistency == "hybrid"
-    if job.generation and manifest.consistency != "async":
-        # The attempt before this one may have been at another clock at each server, and one that
-        # was restarted since may know none: pushes alone would wait for each other.
-        client.join()
-    while not counts.stopping:
+
+    def push_apart() -> None:
         batch: AbstractContextManager[Any]
         batch = client.tables.batch({"rows": ids}) if has_permits else nullcontext()
         with batch as begun:
@@ -118,6 +148,15 @@ def push_until_stopped(client: PSClient, counts: Counts, job: Job) -> None:
             else:
                 begun.push({"rows": ones}, hyper=HYPER)
             counts.add(3)
+
+    steps = None
+    if pushes_together(job.slot):
+        steps = together(client, counts, job, (gradient, values))
+    while not counts.stopping:
+        if steps is None:
+            push_apart()
+        else:
+            next(steps)
         time.sleep(STEP_S)
     if manifest.consistency != "async":
         client.leave()  # the others still push

@@ -189,7 +189,13 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, marks=() if mode in ("hybrid", "sync") else pytest.mark.long)
+        for mode in MODES
+    ],
+)
 def test_every_mode_learns_with_two_workers(mode):
     x, y = data(2048)
     consistency: Any = "async" if mode == "pipeline" else mode

@@ -18,8 +18,15 @@ from tests.support.keras_training import (
     serving,
     together,
 )
+from tests.support.ps_cluster import wait_until
 from tfos.control.messages import BatchReport, TrainBatch
-from tfos.errors import FeedEndedWarning, NotDistributed, SettingsError, SortedRowsWarning
+from tfos.errors import (
+    FeedEndedWarning,
+    NotDistributed,
+    RowsReadAheadWarning,
+    SettingsError,
+    SortedRowsWarning,
+)
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.data.epoch_length import AllEpochs
@@ -191,6 +198,26 @@ def test_a_second_fit_goes_on_with_the_next_epoch():
             model.fit(make(), epochs=1, verbose=0, callbacks=[watch])
             seen += watch.seen
         assert seen == [2, 3]
+
+
+def test_rows_that_another_dataset_of_the_feed_has_read_ahead_are_told_and_counted():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(9, 2), finish=True)
+        model = distribute(make_model(), ctx)
+        first, second = FeedDataset(ctx, BATCH), FeedDataset(ctx, BATCH)
+        stop = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", batch == 1)
+        )
+        model.fit(first, verbose=0, callbacks=[stop])
+        wait_until(lambda: ctx.feed_channel.stats("input").taken_rows == 6 * BATCH, "reading ahead")
+        with pytest.warns(RowsReadAheadWarning, match=rf"at least {4 * BATCH} rows ahead"):
+            model.fit(second, verbose=0)
+        model.fit(second, verbose=0)
+        found = ctx.feed_channel.stats("input")
+        rows = [len(epoch) for epoch in batches(9, 2)]
+        assert found.dropped_rows == 4 * BATCH + 1, "and the rest of a chunk of 7 rows"
+        assert found.trained_rows == cluster.rows(0) == sum(rows) - found.dropped_rows
 
 
 @pytest.mark.fault("F34")

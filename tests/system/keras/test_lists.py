@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+from feeding.arrow.packer import ArrowPacker
+from feeding.config import FeedConfig
 from tests.support.keras_training import feed_epochs, serving
 from tfos.errors import UnsupportedModel
 from tfos.keras.data.columns import ColumnRoles
@@ -68,8 +71,48 @@ def test_a_model_trains_on_lists_of_any_length(make, uniform):
         assert len(traces) == 1 + bool(uniform), "no trace for each number of rows"
 
 
+def of_texts():
+    tags = keras.Input((None,), dtype="string", ragged=True)
+    found = Embedding(4, table="items", combiner="mean")(tags)
+    return keras.Model(tags, keras.layers.Dense(1)(found))
+
+
+@pytest.mark.parametrize("make", [of_texts, Tower])
+def test_a_model_trains_on_the_lists_of_strings_of_a_dataframe(make):
+    """With the rows, losses and number of traces of the same lists given as one ragged tensor."""
+    lists = [[f"tag {number}" for number in row["items"]] for row in rows(100)]
+    labels = np.arange(100, dtype="float32") % 3
+    batch = pa.RecordBatch.from_pydict(
+        {"tags": pa.array(lists, pa.list_(pa.string())), "y": labels}
+    )
+    losses = []
+    with serving(num_servers=2) as cluster:
+        ctx = cluster.contexts[0]
+        for epoch in range(2):
+            packer = ArrowPacker(FeedConfig(chunk_rows=7), feed="input", epoch=epoch)
+            with ctx.feed_channel._state.changed:
+                for chunk in packer.chunks(iter([batch.slice(0, 40), batch.slice(40)])):
+                    ctx.feed_channel._state.queue("input").offer(chunk)
+            ctx.feed_channel.flush("input", epoch)
+        ctx.feed_channel.finish("input")
+        keras.utils.set_random_seed(0)
+        model = distribute(compiled(make()), ctx, consistency="sync")
+        data = FeedDataset(ctx, BATCH, ColumnRoles(features="tags", labels="y"))
+        losses.append(model.fit(data, epochs=2, verbose=0).history["loss"])
+        distinct = {tag for tags in lists for tag in tags}
+        assert sum(server.stats().tables[0].rows for server in cluster.servers) == len(distinct)
+        assert len(model._tfos_trainer._step._traces._found) == 1
+    with serving() as cluster:
+        keras.utils.set_random_seed(0)
+        model = distribute(compiled(make()), cluster.contexts[0], consistency="sync")
+        given = tf.data.Dataset.from_tensor_slices((tf.ragged.constant(lists), labels))
+        fitted = model.fit(given.batch(BATCH), epochs=2, shuffle=False, verbose=0)
+        losses.append(fitted.history["loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
 def test_lists_of_strings_come_joined_and_are_split_by_map_fn():
-    """The way that the refusal of array<string> columns names."""
+    """The way that the refusal of lists of texts in rows of an RDD names."""
     lists = [["a", "b c"], [], ["b c"], ["d"], ["a"]]
     joined = [{"items": "\n".join(tags), "y": float(len(tags))} for tags in lists]
     roles = ColumnRoles(

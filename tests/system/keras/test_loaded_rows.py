@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import pytest
 
+from ps.string_ids.ids import with_hashed_strings
 from tests.support.keras_training import Context, Servers, serving, together
 from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError
 from tfos.keras import Embedding, rows_of
 from tfos.keras.embedding.loading import METADATA_NAME, load_rows
-from tfos.keras.embedding.string_ids import with_hashed_strings
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
 from tfos.serving import read_rows

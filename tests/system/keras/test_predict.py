@@ -6,6 +6,7 @@ import pickle
 import secrets
 from pathlib import Path
 
+import cloudpickle
 import keras
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from tests.support.exports import write_export
 from tfos.errors import RowError, SettingsError, UnsupportedModel
 from tfos.files import transfer
 from tfos.predict import loading
-from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSource, TensorInfo
 
 pytestmark = [
@@ -29,15 +30,10 @@ pytestmark = [
 
 def predictor(signature, *inputs, batch_size=4):
     """One column per input, all outputs under their names."""
-    places = tuple((name, (place,)) for place, name in enumerate(inputs or signature.inputs))
-    found = Predictor(
-        signature=signature,
-        columns=tuple(name for name, _ in places),
-        inputs=places,
-        outputs=tuple(OutputColumn(name, name) for name in signature.outputs),
-        batch_size=batch_size,
-    )
-    return pickle.loads(pickle.dumps(found))
+    names = inputs or tuple(signature.inputs)
+    outputs = (OutputColumn(name, name) for name in signature.outputs)
+    found = predictor_of(signature, names, outputs, batch_size, names)
+    return pickle.loads(cloudpickle.dumps(found))
 
 
 def predicted(signature, *batches, **options):
@@ -126,6 +122,50 @@ def test_the_bytes_of_a_file_are_a_model(tmp_path):
     source = ModelSource(content=(tmp_path / "m.keras").read_bytes())
     table = predicted(loading.read_signature(source), rows(np.ones((2, 3))))
     np.testing.assert_allclose(table["y"].to_pylist(), model(np.ones((2, 3))), rtol=1e-5)
+
+
+def test_the_same_file_with_other_custom_objects_is_another_model(tmp_path):
+    def times(factor):
+        def scaled(x):
+            return x * factor
+
+        return scaled
+
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, keras.layers.Activation(times(1.0), name="y")(x))
+    save(model, tmp_path / "m.keras")
+    content = (tmp_path / "m.keras").read_bytes()
+    signatures = []
+    for factor in (2.0, 3.0):
+        source = ModelSource(content=content, custom_objects={"scaled": times(factor)})
+        source = cloudpickle.loads(cloudpickle.dumps(source))  # as it reaches an executor
+        signatures.append(loading.read_signature(source))
+    found = [predicted(each, rows(np.ones((1, 3))))["y"].to_pylist() for each in signatures]
+    assert found == [[[2.0] * 3], [[3.0] * 3]]
+
+
+def test_savedmodels_with_other_vocabularies_are_other_models(tmp_path):
+    class Lookup(tf.Module):  # type: ignore[misc]  # TensorFlow is not checked
+        def __init__(self, path):
+            file = tf.lookup.TextFileInitializer(
+                path, tf.string, 0, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+            )
+            self.table = tf.lookup.StaticHashTable(file, -1)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="x")])
+        def serve(self, x):
+            return {"y": self.table.lookup(x)}
+
+    (tmp_path / "words").write_text("a\nb\n")
+    module = Lookup(str(tmp_path / "words"))
+    tf.saved_model.save(module, str(tmp_path / "m"), {"serving_default": module.serve})
+    source = ModelSource(path=str(tmp_path / "m"))
+    signatures = [loading.read_signature(source)]
+    (tmp_path / "m" / "assets" / "words").write_text("b\na\n")
+    signatures.append(loading.read_signature(source))
+    batch = pa.RecordBatch.from_pydict({"x": ["a", "b"]})
+    found = [predicted(each, batch)["y"].to_pylist() for each in signatures]
+    assert found == [[0, 1], [1, 0]]
 
 
 @keras.saving.register_keras_serializable("tests")

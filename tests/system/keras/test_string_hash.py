@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tfos.keras.embedding.string_ids import with_hashed_strings
+from ps.string_ids.ids import with_hashed_strings
 
 
 def test_strings_have_the_hash_of_tensorflow():
@@ -15,3 +15,13 @@ def test_strings_have_the_hash_of_tensorflow():
     encoded = np.array([[each.encode() for each in row] for row in texts], object)
     assert (with_hashed_strings(encoded) == expected).all()
     assert with_hashed_strings(b"\xff\x00") == with_hashed_strings(np.array(b"\xff\x00", object))
+
+
+def test_random_bytes_of_any_length_have_the_hash_of_tensorflow():
+    """Most are no UTF-8; also zeros, and enough strings for several parts."""
+    random = np.random.default_rng(0)
+    texts = [random.bytes(length) for length in range(301) for _ in range(40)]
+    texts += [b"\0" * length for length in range(301)] + [random.bytes(3_000_000)]
+    random.shuffle(texts)
+    expected = tf.strings.to_hash_bucket_fast(tf.constant(texts), 2**63 - 1).numpy()
+    np.testing.assert_array_equal(with_hashed_strings(texts), expected)

@@ -4,8 +4,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tfos import InputMode, TFCluster, predict_column
+from tests.support.saved_linear import saved
+from tfos import InputMode, TFCluster
 from tfos.errors import NodeFailedError, SettingsError
+
+__all__ = ["saved"]
 
 pytestmark = [
     pytest.mark.spark,
@@ -170,50 +173,11 @@ def test_options_of_frames_are_refused_for_rdds(spark, cluster):
         cluster.inference(spark.parallelize([1]), output="a int")
 
 
-def save_linear(path):
-    """Save a model of two outputs: the sum of a row plus 1, and its sigmoid."""
-    import keras
-
-    x = keras.Input((3,), name="x")
-    y = keras.layers.Dense(1, "linear", True, "ones", "ones", name="y")(x)
-    keras.Model(x, [y, keras.layers.Activation("sigmoid", name="p")(y)]).save(path)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def saved(spark, tmp_path_factory):
-    """An executor writes the model: it imports TensorFlow anyway, and this process need not."""
-    path = str(tmp_path_factory.mktemp("model") / "linear.keras")
-    return spark.parallelize([path], 1).map(save_linear).collect()[0]
-
-
-def test_a_saved_model_is_a_function_of_columns(sql, saved):
-    from pyspark.ml.linalg import Vectors
-    from pyspark.sql import functions as f
-
-    frame = frame_of(sql, "any", 200, 2).withColumn("s", f.struct("x"))
-    predict, both = predict_column(saved, outputs="y"), predict_column(saved)
-    answered = frame.select("*", predict("x"), both(f.col("s.x")).alias("both"))
-    assert answered.dtypes[-2:] == [
-        ("prediction", "array<float>"),
-        ("both", "struct<y:array<float>,p:array<float>>"),
-    ]
-    rows = answered.collect()
-    assert [tuple(row)[:-2] for row in rows] == [tuple(row) for row in frame.collect()]
-    assert [row.prediction[0] for row in rows] == [row.id + 4.0 for row in rows]
-    assert all(row.both.y == row.prediction for row in rows)
-    numbers = frame.select(predict("id", f.lit(1), f.col("x")[2]))
-    assert numbers.collect() == answered.select("prediction").collect()
-    vectors = sql.createDataFrame([(Vectors.sparse(3, {1: 5.0}),)], ["v"])
-    assert vectors.select(predict("v")).first()[0] == [6.0]
-    assert frame.filter("id < 0").select(predict("x")).collect() == []
-
-
 @pytest.mark.parametrize("has_arrow_udf", [True, False])
 def test_a_saved_model_answers_the_rows_of_a_frame(sql, cluster, saved, monkeypatch, has_arrow_udf):
     if not has_arrow_udf:
         monkeypatch.setattr("tfos.feed.dataframe_inference.arrow_udf", lambda: None)
-    frame = frame_of(sql, "any", 60, 2)
+    frame = frame_of(sql, "any", 60, 1)  # one executor loads TensorFlow
     rows = cluster.inference(frame, model=saved).orderBy("id").collect()
     assert [(row.id, row.y[0]) for row in rows] == [(i, i + 4.0) for i in range(60)]
     assert cluster.inference(frame, model=saved, columns=["x"]).columns == [
@@ -223,31 +187,7 @@ def test_a_saved_model_answers_the_rows_of_a_frame(sql, cluster, saved, monkeypa
     ]
 
 
-def test_a_bad_row_names_its_partition_row_and_column(sql, saved):
-    predict = predict_column(saved, outputs=["y"])
-    frame = frame_of(sql, "any", 100, 2)
-    for bad, text in (
-        ("null", "null; F.coalesce"),
-        ("array(1f)", "1 values; input 'x' is float32"),
-    ):
-        holes = frame.selectExpr(f"if(id = 70, {bad}, x) as features")
-        with pytest.raises(PySparkException) as caught:
-            holes.select(predict("features")).collect()
-        assert f"partition 1, row 20, column 'features': {text}" in str(caught.value)
-
-
-def test_what_no_model_can_answer_is_refused_at_once(sql, spark, cluster, saved, monkeypatch):
-    for asked, text in (
-        ({"inputs": "z"}, r"inputs \['z'\] are named, the model .* has x float32\[3\]"),
-        ({"outputs": ["z"]}, r"outputs \['z'\] are named, the model .* has p float32\[1\], y"),
-        ({"batch_size": 0}, "batch_size must be an int >= 1, got 0"),
-    ):
-        with pytest.raises(SettingsError, match=text):
-            predict_column(saved, **asked)
-    with pytest.raises(SettingsError, match=r"no \.keras file and no export is at /none\.keras"):
-        predict_column("/none.keras")
-    with pytest.raises(SettingsError, match=r"0 columns are given, the model .* takes x float32"):
-        predict_column(saved)()
+def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, cluster, saved):
     frame = frame_of(sql, "any")
     for asked, text in (
         ({"columns": ["q"]}, r"columns=\['q'\], but the DataFrame has"),
@@ -258,9 +198,6 @@ def test_what_no_model_can_answer_is_refused_at_once(sql, spark, cluster, saved,
             cluster.inference(frame, model=saved, **asked)
     with pytest.raises(SettingsError, match="answers the rows of a DataFrame, got RDD"):
         cluster.inference(spark.parallelize([1]), model=saved)
-    monkeypatch.setattr("tfos.predict.column.arrow_udf", lambda: None)
-    with pytest.raises(SettingsError, match=r"needs Spark 4\.1, .*; this is 4\."):
-        predict_column(saved)
 
 
 @pytest.mark.fault("F38")

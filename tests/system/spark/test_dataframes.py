@@ -155,6 +155,7 @@ def all_kinds(session: Any) -> tuple[Any, list[dict[str, Any]]]:
             when.date() + datetime.timedelta(days=i),
             when + datetime.timedelta(seconds=i),
             Vectors.sparse(4, {1: float(i)}) if i % 3 else Vectors.dense([i, 0, 1, 2]),
+            [f"täg\n{j}" for j in range(i % 3)],
         )
         for i in range(300)
     ]
@@ -179,6 +180,7 @@ def all_kinds(session: Any) -> tuple[Any, list[dict[str, Any]]]:
             t.StructField("day", t.DateType()),
             t.StructField("time.ntz", t.TimestampNTZType()),
             t.StructField("vector", VectorUDT()),
+            t.StructField("texts", t.ArrayType(t.StringType())),
         ]
     )
     frame = (
@@ -336,8 +338,8 @@ REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
         {},
     ),
     (
-        r"'m' is array<string>.*array_join",
-        lambda s, f: s.range(3).select(f.expr("array('a')").alias("m")),
+        r"'m' is array<array<string>>.*to_json",
+        lambda s, f: s.range(3).select(f.expr("array(array('a'))").alias("m")),
         {},
     ),
     ("names 'x', which is not fed", lambda s, f: s.range(3), {"nulls": {"x": 0}}),

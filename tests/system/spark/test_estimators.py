@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tfos.estimators.columns import ColumnPlan
+from tfos.estimators.training import FitSettings, _split
+
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(300, func_only=True),
-    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+    # One executor: the Python workers of each further one would load TensorFlow for its answers.
+    pytest.mark.parametrize("spark", ["local-cluster[1,3,1024]"], indirect=True),
 ]
 
 WEIGHTS = np.array([2.0, -1.0, 0.5])
@@ -138,6 +142,7 @@ def test_what_was_saved_answers_bit_for_bit(frame, fitted, tmp_path):
     first = answered.orderBy("one").collect()
     for each in (loaded, piped):
         assert each.transform(frame).orderBy("one").collect() == first
+    assert fitted.copy({fitted.weightCol: "one"}).column_plan().weight == "one"
     found = fitted.evaluate(frame)
     error = RegressionEvaluator(metricName="mae").evaluate(answered)
     assert found["mae"] == pytest.approx(error, rel=1e-4)
@@ -150,6 +155,7 @@ def test_workers_with_a_server_train_one_model_and_stop_together(frame):
 
     estimator = KerasEstimator(
         model_fn=linear,
+        featuresCols=["two", "one"],  # side by side, here and in transform
         callbacks=stops_early,
         clusterSize=3,
         consistency="sync",
@@ -257,6 +263,29 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
     ):
         with pytest.raises(SettingsError, match=text):
             KerasEstimator(model_fn=linear, **asked).fit(given)
+    conf, name = frame.sparkSession.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
+    conf.set(name, "1m")
+    try:
+        with pytest.raises(SettingsError, match=f"{name} is 1048576 bytes; the trained model"):
+            KerasEstimator(model_fn=linear).fit(frame)
+    finally:
+        conf.remove(name)
+
+
+def test_a_split_keeps_the_order_of_rows_and_draws_once(frame):
+    """Rows in another order on other executors are split as before."""
+    plan = ColumnPlan(features=("features", "two"), labels=("label",))
+    settings = FitSettings(validation_split=0.25)
+    found = [
+        [[row.label for row in part.collect()] for part in _split(each, plan, settings)]
+        for each in (frame.coalesce(1), frame.repartition(2))
+    ]
+    labels = [row.label for row in frame.coalesce(1).collect()]
+    train, held = found[0]
+    assert [sorted(part) for part in found[1]] == [sorted(train), sorted(held)]
+    assert sorted(train + held) == sorted(labels)
+    assert train == [label for label in labels if label not in set(held)]
+    assert 0.18 * NUM_ROWS < len(held) < 0.32 * NUM_ROWS
 
 
 def test_an_estimator_is_saved_by_the_names_of_its_functions(spark, tmp_path):
@@ -273,6 +302,35 @@ def test_an_estimator_is_saved_by_the_names_of_its_functions(spark, tmp_path):
         KerasEstimator(model_fn=lambda: None).write().save(str(tmp_path / "f"))
     with pytest.raises(SettingsError, match=r"callbacks=\[1\] cannot be saved"):
         KerasEstimator(model_fn=compiled, callbacks=[1]).write().save(str(tmp_path / "g"))
+
+
+def test_fits_of_a_program_do_not_go_on_from_each_other(frame, monkeypatch):
+    """As those of a CrossValidator would, fold after fold."""
+    from pyspark.ml import Pipeline
+
+    from tfos.errors import SettingsError
+    from tfos.estimators.training import FitResult
+    from tfos.ml import KerasEstimator
+
+    estimator = KerasEstimator(model_fn=linear, clusterSize=2, checkpointDir="/c", resume=True)
+    directories = []
+
+    def fit(frame, plan, recipe, settings):
+        directories.append(settings.checkpoint_dir)
+        with pytest.raises(SettingsError, match=": a fit of this program trains there, and this"):
+            estimator.copy().fit(frame, {estimator.checkpointDir: settings.checkpoint_dir})
+        if len(directories) == 1:
+            raise InterruptedError
+        return FitResult(b"", {})
+
+    monkeypatch.setattr("tfos.ml.estimator.fit", fit)
+    with pytest.raises(InterruptedError):
+        estimator.fit(frame)
+    maps = [{estimator.epochs: 1}, {estimator.epochs: 2}]
+    with pytest.raises(SettingsError, match="'/c': a fit of this program has ended there, and th"):
+        Pipeline(stages=[estimator]).fit(frame, maps)
+    estimator.fit(frame, {estimator.checkpointDir: "/d"})
+    assert directories == ["/c", "/c", "/d"]
 
 
 def scaled(config):
@@ -318,11 +376,13 @@ def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
     estimator.save(str(tmp_path / "m.keras"))
     other = Estimator.from_keras(**where)
     other.load_latest_checkpoint()
-    assert other._content() == estimator._content()
+    assert other._trained().content == estimator._trained().content
     other.load(str(tmp_path / "m.keras"))
-    assert other._content() == estimator._content()
+    assert other._trained().content == estimator._trained().content
     assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == [
+        "model-00001.json",
         "model-00001.keras",
+        "model-00002.json",
         "model-00002.keras",
     ]
     with pytest.raises(SettingsError, match="featuresCols: 'x': the DataFrame has no such column"):

@@ -118,19 +118,19 @@ def test_windows_of_many_series_are_those_of_each_alone(spark):
     session.conf.set("spark.sql.shuffle.partitions", "2")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
     hours = "timestamp '2024-01-01 00:00:00' + make_dt_interval(0, n)"
-    rows = session.range(200).selectExpr("id % 20 as series", "int(id / 20) as n")
-    rows = rows.selectExpr("series", "n", f"{hours} as at", "float(series * 100 + n) as v")
-    rows = rows.where("not (series = 3 and n = 5)")
+    rows = session.range(200).selectExpr("id % 20 as time", "int(id / 20) as n")
+    rows = rows.selectExpr("time", "n", f"{hours} as `at.utc`", "float(time * 100 + n) as value")
+    rows = rows.where("not (time = 3 and n = 5)")
     every = datetime.timedelta(hours=1)
-    names = {"id": "series", "time": "at", "value": "v"}
+    names = {"id": "time", "time": "at.utc", "value": "value"}
     given: dict[str, Any] = {**names, "lookback": 3, "horizon": 2}
     found = sorted(windows(rows, **given, every=every).collect())
     expected = [(s, n) for s in range(20) for n in range(2, 8) if s != 3 or n + 2 < 5 or n - 2 > 5]
-    assert [(row["series"], row["past"][-1] % 100) for row in found] == expected
+    assert [(row["time"], row["past"][-1] % 100) for row in found] == expected
     assert all(row["future"][0] == row["past"][-1] + 1 for row in found)
-    assert found[0]["at"] == datetime.datetime(2024, 1, 1, 2)
+    assert found[0]["at.utc"] == datetime.datetime(2024, 1, 1, 2)
     doubled = rows.unionByName(rows)
     averaged = windows(doubled, **given, duplicates="mean", every=every)
     assert sorted(averaged.collect()) == found
-    with pytest.raises(PySparkException, match=r"the series series=\d+ has two rows with the time"):
+    with pytest.raises(PySparkException, match=r"the series time=\d+ has two rows with the time"):
         windows(doubled, **given).count()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpc.endpoint import Endpoint
 from tfos.control import codec, messages
 from tfos.failure import NodeId
 
@@ -36,3 +37,30 @@ def test_any_bytes_are_a_message_or_refused(body):
             decode(body)
         except codec.MalformedMessage:
             continue
+
+
+CONTROLS = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0))]
+
+
+@pytest.mark.attack("A24")
+@pytest.mark.attack("A25")
+@pytest.mark.attack("A26")
+@pytest.mark.parametrize("field", ["host", "unix_path", "boot_id", "inproc"])
+def test_a_node_that_says_where_it_is_brings_no_control_characters(field: str):
+    """Feeders and workers connect there, and their errors show it."""
+
+    def decoded(text: str, port: int = 1) -> Endpoint:
+        fields = {"host": "10.0.0.1", "port": port, field: text}
+        said = messages.Listening(Endpoint(**fields))  # type: ignore[arg-type]
+        report = codec.decode_report(codec.encode(messages.EventReport(NODE, said)))
+        assert isinstance(report.event, messages.Listening)
+        return report.event.endpoint
+
+    for good in ("", "node-1.example", "fe80::1%eth0", "10.0.0.1", "/run/user/1/a.sock", "x" * 255):
+        assert getattr(decoded(good), field) == good
+    for bad in [*(f"node{each}1" for each in CONTROLS), "node\n", "x" * 256]:
+        with pytest.raises(codec.MalformedMessage, match=field):
+            decoded(bad)
+    for port in (-1, 65536):
+        with pytest.raises(codec.MalformedMessage, match="port"):
+            decoded("", port)

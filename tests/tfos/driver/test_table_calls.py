@@ -23,9 +23,7 @@ from tfos.errors import (
     SettingsError,
     ShapeError,
 )
-from tfos.keras.embedding import string_ids
 from tfos.phases import ClusterPhase
-from tfos.serving import load_task
 from tfos.serving.load_task import LoadTask
 from tfos.serving.scan_task import ScanTask
 from tfos.serving.task_servers import TaskServers
@@ -98,8 +96,7 @@ def batch_of(ids: list[Any], rows: list[Any]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(ids), lists], ["id", "row"])
 
 
-def test_a_task_loads_its_rows_and_may_run_twice(monkeypatch: pytest.MonkeyPatch):
-    _hash_strings_without_tensorflow(monkeypatch)
+def test_a_task_loads_its_rows_and_may_run_twice():
     with cluster(num_servers=2) as bed:
         chief = pushed(bed)
         task = LoadTask("user", TaskServers(bed.endpoints, bed.credentials, 1))
@@ -113,16 +110,6 @@ def test_a_task_loads_its_rows_and_may_run_twice(monkeypatch: pytest.MonkeyPatch
         assert calls.lookup("user", [60, 61])[:, 0].tolist() == [1.0, 2.0]
         assert calls.lookup("user", ["a"]).tolist() == [[3.0] * 4]
         assert chief.tables.lookup({"user": [7]})["user"][0, 0] == 7.0
-
-
-def _hash_strings_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hash itself: tests/system/keras/test_string_hash.py."""
-
-    def hashed(ids: Any) -> Any:
-        return np.array([ord(one) + 1000 if isinstance(one, str) else one for one in ids])
-
-    for module in (string_ids, load_task):
-        monkeypatch.setattr(module, "with_hashed_strings", hashed)
 
 
 def test_rows_that_a_task_cannot_load_are_refused_by_name():

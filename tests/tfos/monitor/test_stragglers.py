@@ -157,9 +157,23 @@ def test_a_slow_server_is_named_with_its_table():
 def test_a_server_that_moves_more_than_the_others_is_named():
     cluster = Cluster(1, 2)
     for rank, nbytes in enumerate((4 * 10**9, 10**9)):
-        cluster.served(f"ps:{rank}", requests=pushes(100, 1.0), bytes_in=nbytes)
+        cluster.served(f"ps:{rank}", uptime_s=4.0, requests=pushes(100, 1.0), bytes_in=nbytes)
     (note,) = cluster.report().notes
-    assert note == "hot shard: ps:0 moved 4000.0 MB, the others 1000.0 MB"
+    assert note == "hot shard: ps:0 moves 1000.0 MB/s, the others 250.0 MB/s"
+
+
+def test_servers_whose_heartbeats_are_of_other_moments_are_even():
+    """One server's window is three times as long: its heartbeats are late on a busy host."""
+    cluster = Cluster(1, 2)
+    for rank, lately_s in enumerate((6.0, 2.0)):
+        for uptime_s in (10.0 - lately_s, 10.0):
+            cluster.served(
+                f"ps:{rank}",
+                uptime_s=uptime_s,
+                requests=pushes(round(100 * uptime_s), uptime_s / 10),
+                bytes_in=round(uptime_s * 10**7),
+            )
+    assert cluster.report().notes == ()
 
 
 def test_servers_that_move_next_to_nothing_are_even():

@@ -93,3 +93,18 @@ def test_threads_do_not_mix_their_messages(ends):
     for number in range(num_threads):
         steps = [m.values["step"] for m in seen if m.values["thread"] == number]
         assert steps == [float(step) for step in range(per_thread)]
+
+
+def test_a_wait_for_a_message_has_its_bound(ends):
+    supervisor, _, _ = ends
+    with pytest.raises(TimeoutError):
+        supervisor.receive(0.01)
+
+
+def test_what_the_peer_sent_before_its_end_arrives(ends):
+    supervisor, child, _ = ends
+    sent = [Raised("ValueError", "bad", "Traceback"), messages.Done()]
+    for each in sent:
+        child.send(each)
+    child.close()
+    assert [supervisor.receive(), supervisor.receive(), supervisor.receive()] == [*sent, None]

@@ -4,7 +4,9 @@ import signal
 
 import pytest
 
-from tfos.node.failure import Exit, describe_exit, fatal_dump, user_traceback
+from tfos.errors import RankLost
+from tfos.failure import NODE_SILENT, NodeFailure, NodeId, is_symptom
+from tfos.node.failure import Exit, describe_exit, fatal_dump, type_name, user_traceback
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,15 @@ def test_a_traceback_of_our_frames_alone_is_kept_and_causes_are_shown():
     assert "KeyError: 'first'" in text
     assert "direct cause" in text
     assert __file__ in text
+
+
+def test_an_exceptions_class_has_one_name_in_all_records():
+    assert type_name(KeyError("x")) == "KeyError"
+    assert type_name(RankLost("x")) == f"{RankLost.__module__}.RankLost"
+
+
+def test_what_follows_from_another_end_is_no_cause():
+    node = NodeId("worker", 0)
+    types = (type_name(RankLost("x")), NODE_SILENT, "ValueError", "")
+    found = [is_symptom(NodeFailure(node, "h", 1, error_type=each)) for each in types]
+    assert found == [True, True, False, False]

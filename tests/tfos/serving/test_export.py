@@ -121,6 +121,16 @@ def test_a_damaged_manifest_is_refused(tmp_path, at):
         ExportFiles(str(tmp_path / "e"))
 
 
+def test_any_damaged_byte_of_a_manifest_is_found(tmp_path):
+    whole = encode_with_digest(write_export(tmp_path / "e", {1: 1.0}))
+    assert whole == (tmp_path / "e" / "export.json").read_bytes()
+    for at in range(len(whole)):
+        for bit in (1, 32, 128):
+            damaged = whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :]
+            with pytest.raises(ExportError, match=r"export\.json"):
+                decode_export(damaged, "export.json")
+
+
 def test_a_damaged_file_is_named(tmp_path):
     write_export(tmp_path / "e", {1: 1.0, 2: 2.0})
     file = tmp_path / "e" / "tables" / "user" / "part-00000.parquet"

@@ -28,6 +28,7 @@ from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import (
     FeedEndedWarning,
+    RowsReadAheadWarning,
     SettingsError,
     SortedRowsWarning,
     UnsupportedError,
@@ -280,6 +281,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """Return the metadata that the chief sets before the first push."""
         return {}
 
+    def _begin_reading(self) -> None:
+        """The next batch is about to be read."""
+
     def _begin(self) -> None:
         if self._over and self._heads and not isinstance(self._heads[0], FeedEnd):
             self._heads.popleft()
@@ -288,6 +292,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def _peek(self) -> Any:
         if not self._heads:
+            self._begin_reading()
             self._prefetcher.start()
             self._heads.append(self._prefetcher.take())
         if isinstance(self._heads[0], Failure):
@@ -397,6 +402,17 @@ class FeedDataset(BatchDataset):
             "feed mixed rows: cluster.train(df.orderBy(rand()), …) or "
             "rdd.repartition(n), and seed= for another order in each epoch"
         )
+
+    def _begin_reading(self) -> None:
+        if elsewhere := self._feed.begin():
+            warnings.warn(
+                f"another dataset of the feed {self.feed!r} has read at least {elsewhere} rows "
+                "ahead of its last batch, and this one does not get them: they are dropped, unless "
+                "a fit on that dataset trains them first. Make one dataset for the feed and give "
+                "it to every fit; a fit that was stopped goes on after its last batch",
+                RowsReadAheadWarning,
+                stacklevel=3,
+            )
 
     def all_acknowledged(self) -> None:
         """No push of a batch is in flight any more: all batches handed out are trained."""

@@ -3,8 +3,8 @@
 Covers: integers of any width, strings and bytes by a hash, dense and ragged shapes, padding.
 Does not: look anything up (row_flow), combine rows (layer).      Pure functions of tensors.
 
-A string's key is `tf.strings.to_hash_bucket_fast(text, 2**63 - 1)`: FarmHash Fingerprint64 of its
-bytes modulo 2^63 - 1. It is the same on every machine and in an exported graph.
+A string's key is `tf.strings.to_hash_bucket_fast(text, STRING_KEYS)`. It is the same on every
+machine and in an exported graph; ps.string_ids computes it without TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ps.string_ids.ids import STRING_KEYS
 from tfos.errors import UnsupportedModel
-
-STRING_KEYS = 2**63 - 1
-"""Number of keys that strings are hashed to."""
 
 
 @dataclass(frozen=True, slots=True)

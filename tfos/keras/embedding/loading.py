@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ps.string_ids.ids import with_hashed_strings
 from ps.tables.ids import from_bits
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import RequestTimeout
 from tfos.keras.embedding.sources import LoadedRows
-from tfos.keras.embedding.string_ids import with_hashed_strings
 
 if TYPE_CHECKING:
     from tfos.keras.embedding.layer import Embedding

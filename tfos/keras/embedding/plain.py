@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from ps.string_ids.ids import STRING_KEYS
 from tfos.errors import UnsupportedModel
-from tfos.keras.embedding.keys import STRING_KEYS
 from tfos.keras.embedding.layer import Embedding
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -1,8 +1,8 @@
 """Distribution: `ctx.distribute(model)` puts an ordinary Keras model's parameters on the servers.
 
 Covers: the checks, and the methods of the one model object that are replaced: its train function,
-`fit`, `evaluate`, `predict`, `test_on_batch`, `predict_on_batch`, `save`, `save_weights`, `export`,
-`set_weights`, `load_weights`, `summary`.
+`fit`, `evaluate`, `predict`, `train_on_batch`, `test_on_batch`, `predict_on_batch`, `save`,
+`save_weights`, `export`, `set_weights`, `load_weights`, `summary`.
 Does not: subclass or patch Keras; other models are untouched.
 Threads: use the model from one thread.
 
@@ -167,6 +167,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
     for name in ("save", "__reduce__"):  # copies and pickles are files in memory
         overrides[name] = _with_slots(overrides[name], model)
     overrides["summary"] = with_tables(model.summary, trainer)
+    overrides["train_on_batch"] = _apart_from_fit(model.train_on_batch, trainer)
     for name in ("set_weights", "load_weights"):
         overrides[name] = _pushing(getattr(model, name), trainer)
     # Not setattr: Keras would look for layers and variables in each value.
@@ -354,6 +355,15 @@ def _pulling(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
             return original(*args, **kwargs)
 
     return pulling
+
+
+def _apart_from_fit(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def training(*args: Any, **kwargs: Any) -> Any:
+        with trainer.apart_from_fit():  # a callback may call it
+            return original(*args, **kwargs)
+
+    return training
 
 
 def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:

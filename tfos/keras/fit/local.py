@@ -24,7 +24,13 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class _NoReports:
-    """The reports of epochs, where there is no driver."""
+    """The reports of epochs and of micro-batches, where there is no driver."""
+
+    def follow(self, feed: str) -> None:
+        """Nobody asks."""
+
+    def trained(self, feed: str, epoch: int) -> None:
+        """Nobody asks."""
 
     def fit_reads(self, feed: str, *, is_over: bool = False) -> None:
         """Nobody asks."""
@@ -42,7 +48,6 @@ class LocalContext:
     is_local = True
     log_dir: str | None = None
     feed_channel: Any = None
-    micro_batches: Any = None
 
     def __init__(self) -> None:
         from ps.client.client import PSClient
@@ -51,7 +56,7 @@ class LocalContext:
         from rpc.auth.handshake import Credentials, Identity, Role
 
         credentials = Credentials.generate()
-        self.epochs = _NoReports()
+        self.epochs = self.micro_batches = _NoReports()
         self._server = PSServer(ServerSettings(rank=0, num_servers=1, num_workers=1), credentials)
         self._server.bind_inproc(f"local-{uuid.uuid4().hex}")
         self._server.start()

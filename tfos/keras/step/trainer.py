@@ -270,6 +270,21 @@ class PSTrainer:
             self._batches = Lookahead(iterator)
         return self._batches
 
+    @contextlib.contextmanager
+    def apart_from_fit(self) -> Iterator[None]:
+        """Train batches of another iterator than that of a running `fit`, which keeps its own.
+
+        Rows that were asked for ahead are asked for again: the block changes them.
+        """
+        own, self._batches = self._batches, None
+        if own is not None and self._tables is not None:
+            self.drain()
+            own.set_back(self._tables.set_back)
+        try:
+            yield
+        finally:
+            self._batches = own
+
     def train(self, batch: TrainingData, batches: Lookahead) -> Any:
         """Run one step on a batch and exchange its result; returns the step's logs.
 

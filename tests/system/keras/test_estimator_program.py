@@ -1,0 +1,79 @@
+"""An estimator's program in its workers: what several of them see of a dataset that shuffles."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tfos.estimators.program import FitProgram, MadeData
+from tfos.estimators.recipe import ModelRecipe, recipe_of
+
+NUM_ROWS, EPOCHS = 64, 2
+SEEN: list[list[int]] = [[] for _ in range(EPOCHS)]
+
+
+@keras.saving.register_keras_serializable("tests")
+class Recording(keras.Sequential):  # type: ignore[misc]  # keras is not checked
+    """A model whose fit only reads."""
+
+    def fit(self, x, **_):
+        """Keep the rows of each epoch."""
+        for epoch in SEEN:
+            epoch += [int(row) for batch in x.as_numpy_iterator() for row in batch]
+
+
+def recording():
+    """Return a compiled model."""
+    model = Recording([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def shuffled():
+    """Return rows in batches, in an order of TensorFlow's random numbers."""
+    return tf.data.Dataset.range(NUM_ROWS).shuffle(NUM_ROWS).batch(4)
+
+
+def context(rank: int) -> SimpleNamespace:
+    """Return what the program asks of a worker's context."""
+    feed = SimpleNamespace(terminate=lambda: None, should_stop=lambda: True)
+    return SimpleNamespace(
+        rank=rank,
+        num_workers=2,
+        callbacks=list,
+        distribute=lambda *_, **__: None,
+        get_data_feed=lambda *_, **__: feed,
+    )
+
+
+def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
+    program = FitProgram(
+        recipe=ModelRecipe(model_fn=recording),
+        data=MadeData(shuffled),
+        validation=None,
+        epochs=EPOCHS,
+        consistency="async",
+        seed=5,
+    )
+    for rank in range(2):
+        program(None, context(rank))
+    assert [sorted(epoch) for epoch in SEEN] == [list(range(NUM_ROWS))] * EPOCHS
+    assert SEEN[0] not in (SEEN[1], sorted(SEEN[0]))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_the_schedule_of_a_saved_model_is_known_without_keras():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    found = []
+    for each in (rate, 0.1):
+        for optimizer in (
+            keras.optimizers.Adam(each),
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(each)),
+        ):
+            model.compile(optimizer, "mse")
+            found.append(recipe_of(model, None).schedule)
+    assert found == ["ExponentialDecay", "ExponentialDecay", "", ""]

@@ -1,0 +1,137 @@
+"""Several fits of one model with tables: every row is trained once, with its own weight.
+
+Parameters and rows count: the gradient of a row is -weight for each of its ids, that of the dense
+parameter -weight for each row of the batch, at rate 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.keras_training import Servers, offer, serving
+from tests.system.keras.test_embedding_faults import MODES
+from tfos.keras import Embedding
+from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.fit.distribute import distribute
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+BATCH = 8
+IDS = 40
+BY_MODE: dict[str, dict[str, Any] | None] = {"no cluster": None, **MODES}
+Data = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
+FIRST, SECOND = {0: 1.0, 1: 3.0}, {0: 2.0, 1: 5.0}
+
+
+class Weights(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """The summed weights of the rows that were trained, and by id."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = Embedding(1, table="user", combiner="sum", initializer="zeros", name="who")
+        self.total = self.add_weight(shape=(1,), initializer="zeros", name="total")
+
+    def build(self, shape):
+        self.rows.build(shape)
+
+    def call(self, x):
+        return self.rows(x) + self.total
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **_):
+        return -tf.reduce_sum(y_pred[:, 0] * tf.cast(tf.reshape(sample_weight, [-1]), tf.float32))
+
+
+def make_model(cluster: Servers, mode: str) -> keras.Model:
+    model = Weights()
+    model.compile(keras.optimizers.SGD(1.0), jit_compile=False)
+    model(np.zeros((2, 2), "int64"))
+    settings = BY_MODE[mode]
+    return model if settings is None else distribute(model, cluster.contexts[0], **settings)
+
+
+def data(num_batches: int, seed: int = 0) -> Data:
+    """Ids, labels and sample weights."""
+    random = np.random.default_rng(seed)
+    x = random.integers(0, IDS, (num_batches * BATCH, 2))
+    y = random.integers(0, 2, len(x)).astype("float32")
+    return x, y, random.integers(1, 5, len(x)).astype("float32")
+
+
+def by_class(y: np.ndarray[Any, Any], weights: dict[int, float]) -> np.ndarray[Any, Any]:
+    return np.where(y == 1, weights[1], weights[0]).astype("float32")
+
+
+def check(model: keras.Model, *trained: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> None:
+    """Compare with the ids and the weight of each row that should have been trained."""
+    trainer = model._tfos_trainer
+    trainer.pull()
+    rows = trainer.client.tables.lookup({"user": np.arange(IDS)})["user"][:, 0]
+    expected = np.zeros(IDS, "float32")
+    for x, weights in trained:
+        np.add.at(expected, x, weights[:, None])
+    assert float(model.total.numpy()[0]) == sum(weights.sum() for _, weights in trained)
+    np.testing.assert_array_equal(rows, expected)
+
+
+def stopping(model: keras.Model, batch: int) -> keras.callbacks.Callback:
+    return keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda number, logs: setattr(model, "stop_training", number == batch)
+    )
+
+
+@pytest.mark.parametrize("mode", BY_MODE)
+def test_a_fit_of_arrays_that_is_stopped_and_a_second_one(mode: str):
+    x, y, weights = data(8)
+    with serving() as cluster:
+        model = make_model(cluster, mode)
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        stop = stopping(model, 2)
+        model.fit(x, y, sample_weight=weights, epochs=3, callbacks=[stop], **options)
+        model.fit(x, y, class_weight=SECOND, **options)
+        done = slice(3 * BATCH)
+        check(model, (x[done], weights[done]), (x, by_class(y, SECOND)))
+
+
+@pytest.mark.parametrize("mode", BY_MODE)
+def test_fits_of_two_feeds_by_turns_with_class_and_sample_weights(mode: str):
+    """Batches that are prepared under one fit's class weights may be trained under another's."""
+    one, other = data(8), data(5, seed=1)
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        for feed, part in (("input", one), ("other", other)):
+            offer(ctx.feed_channel, list(zip(*part, strict=True)), epoch=0, feed=feed)
+            ctx.feed_channel.flush(feed, 0)
+            ctx.feed_channel.finish(feed)
+        model = make_model(cluster, mode)
+        first, second = FeedDataset(ctx, BATCH), FeedDataset(ctx, BATCH, feed="other")
+        model.fit(first, epochs=2, verbose=0, callbacks=[stopping(model, 2)], class_weight=FIRST)
+        model.fit(second, verbose=0, callbacks=[stopping(model, 1)])
+        model.fit(first, verbose=0, class_weight=SECOND)
+        model.fit(second, verbose=0, class_weight=FIRST)
+        (x, y, weights), done = one, np.arange(len(one[0])) < 3 * BATCH
+        factors = np.where(done, by_class(y, FIRST), by_class(y, SECOND))
+        x_2, y_2, weights_2 = other
+        factors_2 = np.where(np.arange(len(x_2)) < 2 * BATCH, 1, by_class(y_2, FIRST))
+        check(model, (x, weights * factors), (x_2, weights_2 * factors_2))
+
+
+@pytest.mark.parametrize("mode", BY_MODE)
+def test_a_callback_that_trains_a_batch_of_its_own_takes_none_away_from_fit(mode: str):
+    x, y, weights = data(8)
+    own = data(1, seed=1)
+
+    def replay(batch: int, logs: Any) -> None:
+        if batch in (2, 4):
+            model.train_on_batch(own[0], own[1], sample_weight=own[2])
+
+    with serving() as cluster:
+        model = make_model(cluster, mode)
+        watch = keras.callbacks.LambdaCallback(on_train_batch_end=replay)
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        model.fit(x, y, sample_weight=weights, callbacks=[watch], **options)
+        check(model, (x, weights), *[(own[0], own[2])] * 2)

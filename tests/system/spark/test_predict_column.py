@@ -1,0 +1,80 @@
+"""predict_column: a saved model as a function of columns, without a cluster.
+
+Spark's threads are enough: each further Python worker of executors would load TensorFlow.
+"""
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tests.support.saved_linear import saved
+from tfos import predict_column
+from tfos.errors import SettingsError
+
+__all__ = ["saved"]
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(240, func_only=True),
+    pytest.mark.parametrize("spark", ["local[4]"], indirect=True),
+]
+
+
+def frame_of(sql, num_rows, partitions=1):
+    """Rows in as many partitions as Python workers are to load TensorFlow."""
+    return sql.range(num_rows, numPartitions=partitions).selectExpr(
+        "id", "array(float(id), 1f, 2f) as x", "map(id, id) as unfed"
+    )
+
+
+@pytest.fixture(scope="module")
+def sql(spark):
+    session = SparkSession(spark).newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "23")
+    return session
+
+
+def test_a_saved_model_is_a_function_of_columns(sql, saved):
+    from pyspark.ml.linalg import Vectors
+    from pyspark.sql import functions as f
+
+    frame = frame_of(sql, 200).withColumn("s", f.struct("x"))
+    predict, both = predict_column(saved, outputs="y"), predict_column(saved)
+    answered = frame.select("*", predict("x"))
+    assert answered.dtypes[-1] == ("prediction", "array<float>")
+    rows = answered.collect()
+    assert [tuple(row)[:-1] for row in rows] == [tuple(row) for row in frame.collect()]
+    assert [row.prediction[0] for row in rows] == [row.id + 4.0 for row in rows]
+    several = frame.select(both(f.col("s.x")).alias("both"))
+    assert several.dtypes == [("both", "struct<y:array<float>,p:array<float>>")]
+    assert [row.both.y for row in several.collect()] == [row.prediction for row in rows]
+    numbers = frame.select(predict("id", f.lit(1), f.col("x")[2]))
+    assert numbers.collect() == answered.select("prediction").collect()
+    vectors = sql.createDataFrame([(Vectors.sparse(3, {1: 5.0}),)], ["v"])
+    assert vectors.select(predict("v")).first()[0] == [6.0]
+    assert frame.filter("id < 0").select(predict("x")).collect() == []
+
+
+def test_a_bad_row_names_its_partition_row_and_column(sql, saved):
+    predict = predict_column(saved, outputs=["y"])
+    holes = frame_of(sql, 100, 2).selectExpr("if(id = 70, null, x) as features")
+    with pytest.raises(PySparkException) as caught:
+        holes.select(predict("features")).collect()
+    assert "partition 1, row 20, column 'features': null; F.coalesce" in str(caught.value)
+
+
+def test_what_no_model_can_answer_is_refused_at_once(saved, monkeypatch):
+    for asked, text in (
+        ({"inputs": "z"}, r"inputs \['z'\] are named, the model .* has x float32\[3\]"),
+        ({"outputs": ["z"]}, r"outputs \['z'\] are named, the model .* has p float32\[1\], y"),
+        ({"batch_size": 0}, "batch_size must be an int >= 1, got 0"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            predict_column(saved, **asked)
+    with pytest.raises(SettingsError, match=r"no \.keras file and no export is at /none\.keras"):
+        predict_column("/none.keras")
+    with pytest.raises(SettingsError, match=r"0 columns are given, the model .* takes x float32"):
+        predict_column(saved)()
+    monkeypatch.setattr("tfos.predict.column.arrow_udf", lambda: None)
+    with pytest.raises(SettingsError, match=r"needs Spark 4\.1, .*; this is 4\."):
+        predict_column(saved)
