@@ -9,6 +9,7 @@
 # TFOS_QUICK_JVM     options for JVMs that live shortly on a few cores.
 # tfos_spark_classes makes $SPARK_HOME/classes.jsa, Spark's classes as a JVM holds them. One that is started
 #                    with -XX:SharedArchiveFile of it, from this SPARK_HOME, takes two thirds of the time.
+# tfos_hadoop KIND … runs scripts/local_hdfs for an "hdfs" or a "yarn", with Java and Maven to start one.
 # tfos_quiet DIR     keeps Spark's own log to warnings and its temporary files in DIR.
 
 TFOS_QUICK_JVM="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -59,6 +60,18 @@ tfos_spark() {
   done
   ln -sfn "$installed/python/pyspark" "$1/spark/python/pyspark"
   export SPARK_HOME="$1/spark"
+}
+
+tfos_hadoop() {
+  local python
+  python=$(tfos_find_python sys) || tfos_fail "Python 3.11 or later is needed"
+  if [ "${2:-}" = up ]; then
+    tfos_java
+    command -v mvn >/dev/null || { tfos_can_apt && tfos_apt_install maven; } ||
+      tfos_fail "Hadoop is downloaded by Maven; run: sudo apt-get install maven"
+  fi
+  cd "$TFOS_ROOT"
+  exec "$python" -m scripts.local_hdfs "$@"
 }
 
 tfos_spark_classes() {

@@ -82,7 +82,7 @@ GROUPS = (
     ),
     Group(
         "hdfs",
-        ("tests/contracts", f"{_SYSTEMS}/hdfs", f"{_SYSTEMS}/spark"),
+        ("tests/contracts", f"{_SYSTEMS}/hdfs", f"{_SYSTEMS}/spark", f"{_SYSTEMS}/yarn"),
         f"hdfs and not ({LATER})",
         budget_s=130,
     ),

@@ -14,7 +14,9 @@ Method: 26 columns of Zipf ids, 1,000,000 in all, 16 numbers and a first-order w
     tf-keras in one process with batches of 1,024, async beside it with 512.
 Caveats: rows are made on first sight, so early turns make more of them. A side that stands still
     keeps its memory. ParameterServerStrategy reads the files in another order in each worker, so
-    there a pass leaves some rows out and takes others twice.
+    there a pass leaves some rows out and takes others twice. In hybrid rows change by gradients of
+    each worker's 512 rows, as in async, so its AUC is above that of batches of 1,024
+    (docs/guides/recommenders.md).
 Bars: P14 at least 1.3 of ParameterServerStrategy, 0.6 of the floor, 4 of Keras 3, 0.9 of tf-keras;
     P14c at most 0.7; P14a at least 5; P14q within 0.0005 (sync, hybrid) and 0.001 (async).
 Last result: docs/guides/performance.md.

@@ -140,19 +140,20 @@ def main() -> None:
         frame = rows(SparkSession(sc), num_rows).cache()
         # Python workers of their own: each task ends with a garbage collection, which is slow in a
         # process that has imported TensorFlow.
-        sc.environment["BATCH_UDF"] = "1"
+        theirs, own = ("1", "1") if args.toy else ("1", "2")
+        sc.environment["BATCH_UDF"] = theirs
         references = {
             "Spark predict_batch_udf (traced function)": predictions(
                 frame, path, WIDTH, BATCH_ROWS
             ),
             "Spark pandas_udf (model.predict)": naive_predictions(frame, path),
         }
-        sc.environment["BATCH_UDF"] = "2"
+        sc.environment["BATCH_UDF"] = own
         ours = ways(frame, path, directory)
         del sc.environment["BATCH_UDF"]
         with TFCluster.reserve(sc, num_workers, num_ps=0, input_mode=InputMode.SPARK) as cluster:
             cluster.start(main_fun, path)
-            sc.environment["BATCH_UDF"] = "2"
+            sc.environment["BATCH_UDF"] = own
             by_model = cluster.inference(frame, columns=["pixels"], model=path)
             del sc.environment["BATCH_UDF"]
             ours["inference(df, model=path)"] = by_model

@@ -50,7 +50,7 @@ LEVELS = {
         ("client", "server"),
     ),
     "ps": (
-        ("codec", "errors", "jit"),
+        ("codec", "errors", "jit", "string_ids"),
         ("compression", "metadata"),
         ("manifest",),
         ("exactly_once", "optim", "stats"),
@@ -109,8 +109,8 @@ NAMED_BY_ITS_USERS = "tfos/tensorflowonspark/util.py"
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 IMPORT_BUDGET_S = 0.3
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow"}
-MAY_LOOK = {  # how old a restored cut is; from when a certificate is valid
-    *("ps/server/handlers.py", "ps/server/save_restore.py"),
+MAY_LOOK = {  # how old a restored cut is; a number above lost ones; from when a certificate holds
+    *("ps/server/handlers.py", "ps/server/save_restore.py", "ps/checkpoint/fencing.py"),
     "tfos/control/authority.py",
 }
 

@@ -258,6 +258,7 @@ def test_every_error_is_in_one_tree_that_tfos_errors_shows():
     outside = {
         tfos.errors.RemoteTraceback,
         tfos.errors.FeedEndedWarning,
+        tfos.errors.RowsReadAheadWarning,
         tfos.errors.SortedRowsWarning,
     }
     assert not [kind for kind in kinds - outside if not issubclass(kind, tfos.errors.TFOSError)]

@@ -98,6 +98,7 @@ def test_late_flights_are_predicted_from_texts_numbers_and_holes(tmp_path):
     assert number(output, r"test AUC: (0\.\d+)") > 0.6
 
 
+@pytest.mark.long
 def test_delays_are_forecast_by_one_forecaster_per_plane(tmp_path):
     program = ROOT / "examples" / "timeseries" / "delays.py"
     flags = ("--planes", "300", "--slots", "2")

@@ -8,13 +8,14 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.registry import filesystem_for
 from ps.checkpoint.format import step_name
 from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
 from ps.checkpoint.restore import verify
@@ -24,6 +25,7 @@ from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper
 from scripts.local_hdfs.cluster import LocalHdfs
 from tests.support.counted_pushes import push_until_told
+from tests.support.keras_training import serving
 from tests.support.nodes import NodeBed, send_signal
 from tests.support.ps_cluster import (
     ADD,
@@ -134,6 +136,7 @@ def test_saves_go_on_after_everything_was_killed_with_another_number_of_servers(
 
 @pytest.mark.long
 @pytest.mark.fault("F42")
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' save
 def test_rows_of_a_full_table_come_back_from_a_chain_of_deltas(directory: str, tmp_path: Path):
     manifest = with_tables(table(max_rows=400, when_full="lru", segments=4))
     with cluster(open_storage=PATIENT) as bed:
@@ -157,6 +160,7 @@ def test_rows_of_a_full_table_come_back_from_a_chain_of_deltas(directory: str, t
         exported = map(bytes, arrays["tables/user/values"])
         assert dict(zip(arrays["tables/user/ids"].tolist(), exported, strict=True)) == saved
     exported_there(directory, saved, tmp_path)
+    model_exported_there(directory, tmp_path)
 
 
 def exported_there(directory: str, saved: dict[int, bytes], tmp_path: Path) -> None:
@@ -183,6 +187,43 @@ def exported_there(directory: str, saved: dict[int, bytes], tmp_path: Path) -> N
         }
         assert loaded == rows_by_id(client)
         assert loaded
+
+
+def model_exported_there(directory: str, tmp_path: Path) -> None:
+    """`ctx.export` of a Keras model with a table: rows inside, beside, and changed ones."""
+    import keras
+
+    from tfos.keras import Embedding, load_model
+    from tfos.keras.fit.distribute import distribute
+    from tfos.keras.fit.table_export import export_with_tables
+
+    x = np.random.default_rng(0).integers(0, 500, (256, 2))
+    y = (x[:, 0] > 250).astype("float32")
+    given = keras.Input((2,), dtype="int64")
+    rows = Embedding(4, table="user", combiner="sum")(given)
+    model = keras.Model(given, keras.layers.Dense(1, "sigmoid")(rows))
+    model.compile("adagrad", "binary_crossentropy", jit_compile=False)
+    root = f"{directory}-models"
+
+    def predicted(one: Any) -> Any:
+        return one.predict(x, batch_size=256, verbose=0)
+
+    with serving(num_servers=2) as bed:
+        ctx = bed.contexts[0]
+        distribute(model, ctx)
+        model.fit(x[:128], y[:128], batch_size=32, verbose=0)
+        first = export_with_tables(model, f"{root}/first", ctx, tables="beside")
+        served = load(first, tmp_path / "models", progress=False)
+        np.testing.assert_array_equal(served.predict(x), predicted(model))
+        model.fit(x[128:], y[128:], batch_size=32, verbose=0)
+        served.refresh(
+            export_with_tables(model, f"{root}/second", ctx, tables="beside", since=first)
+        )
+        np.testing.assert_array_equal(served.predict(x), predicted(model))
+        inside = load_model(export_with_tables(model, f"{root}/inside.keras", ctx))
+        np.testing.assert_array_equal(predicted(inside), predicted(model))
+        saved = export_with_tables(model, f"{root}/inside", ctx)
+        assert "saved_model.pb" in [entry.name for entry in filesystem_for(saved).entries(saved)]
 
 
 @pytest.mark.long
