@@ -165,14 +165,14 @@ def test_a_job_that_fails_leaves_what_was_there(session, tmp_path, mode):
             if batch.column(0)[0].as_py() == 0:
                 raise ValueError("half way")
 
-    broken = session.range(0, 4, 1, 4).mapInArrow(fail, "id bigint")
-    with pytest.raises(Exception, match="half way"):
-        write(broken, tmp_path / "new", mode=mode)
-    assert not visible(tmp_path / "new")
     write(session.range(3).coalesce(1), tmp_path / "old")
     before = visible(tmp_path / "old")
-    with pytest.raises(Exception, match="half way"):
-        write(broken, tmp_path / "old", mode=mode)
+    broken = session.range(0, 4, 1, 4).mapInArrow(fail, "id bigint")
+    # After the first failure, Spark may give a task the Python worker that it is just ending.
+    for where in ("new", "old"):
+        with pytest.raises(Exception, match="half way|Python worker exited unexpectedly"):
+            write(broken, tmp_path / where, mode=mode)
+    assert not visible(tmp_path / "new")
     assert visible(tmp_path / "old") == before
 
 
