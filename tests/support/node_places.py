@@ -67,14 +67,15 @@ class FakeExecutor:
 
 
 class DriverLine:
-    """Forwards the driver's port, until it is cut (the driver was killed) or frozen (it hangs)."""
+    """Forwards the driver's port; is cut (the driver was killed) or frozen (nothing arrives)."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._sockets: list[socket.socket] = []
-        self._frozen = threading.Event()
+        self._flows = threading.Event()
+        self._flows.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -90,10 +91,14 @@ class DriverLine:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def freeze(self) -> None:
-        self._frozen.set()
+        self._flows.clear()
+
+    def thaw(self) -> None:
+        self._flows.set()
 
     def close(self) -> None:
         self.cut()
+        self._flows.set()
         for sock in self._sockets:
             sock.close()
 
@@ -110,11 +115,10 @@ class DriverLine:
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         other = {client: server, server: client}
         with contextlib.suppress(OSError, ValueError):
-            while not self._frozen.is_set():
-                for sock in select.select([client, server], [], [], 0.1)[0]:
+            while True:
+                for sock in select.select([client, server], [], [])[0]:
                     data = sock.recv(65536)
+                    self._flows.wait()
                     if not data:
                         return other[sock].shutdown(socket.SHUT_RDWR)
-                    if not self._frozen.is_set():
-                        other[sock].sendall(data)
-        return None
+                    other[sock].sendall(data)

@@ -170,7 +170,7 @@ def test_a_job_that_fails_leaves_what_was_there(session, tmp_path, mode):
     broken = session.range(0, 4, 1, 4).mapInArrow(fail, "id bigint")
     # After the first failure, Spark may give a task the Python worker that it is just ending.
     for where in ("new", "old"):
-        with pytest.raises(Exception, match="half way|Python worker exited unexpectedly"):
+        with pytest.raises(Exception, match=r"half way|Python worker exited unexpectedly"):
             write(broken, tmp_path / where, mode=mode)
     assert not visible(tmp_path / "new")
     assert visible(tmp_path / "old") == before

@@ -10,18 +10,31 @@ import time
 import msgspec
 import pytest
 
+from ps.client.client import PSClient
+from ps.errors import PSError
+from ps.manifest.manifest import Hyper
+from rpc.auth.handshake import Identity, Role
 from tests.support.feed import eventually
 from tests.support.marked_processes import wait_gone
+from tests.support.node_places import DriverLine
 from tests.support.nodes import WAIT_S, NodeBed, exited, send_signal, wait_forever
+from tests.support.ps_cluster import ADD, filled, make_manifest
 from tfos.control import messages
 from tfos.errors import NodeStartError
 from tfos.failure import EXECUTOR_LOST, NodeId
 from tfos.node import task as node_task
+from tfos.node.spec import NodeBundle
 
 pytestmark = pytest.mark.process
 
 FOUND_S = 8.0
 """Two seconds on an idle machine; a node that is only silent is found after 20 s."""
+
+
+def by_line(bundle: NodeBundle, line: DriverLine) -> NodeBundle:
+    """Let the node reach its driver by this line alone."""
+    settings = dataclasses.replace(bundle.settings, driver_address=line.address)
+    return dataclasses.replace(bundle, settings=settings)
 
 
 @pytest.mark.fault("F03")
@@ -178,9 +191,7 @@ def test_the_whole_tree_of_a_worker_is_killed(bed):
 def test_a_node_ends_by_itself_when_its_driver_is_gone(bed, line, how):
     lease_s = 4.0
     bed.handler.reply = messages.RegisterReply(True, heartbeat_s=0.5, lease_s=lease_s)
-    bundle = bed.bundle("worker:0", wait_forever)
-    settings = dataclasses.replace(bundle.settings, driver_address=line.address)
-    run = bed.start(dataclasses.replace(bundle, settings=settings))
+    run = bed.start(by_line(bed.bundle("worker:0", wait_forever), line))
     bed.release("worker:0")
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     getattr(line, how)()
@@ -188,6 +199,40 @@ def test_a_node_ends_by_itself_when_its_driver_is_gone(bed, line, how):
     result = run.wait()
     assert lease_s / 2 < time.monotonic() - lost_s < lease_s + 30
     assert result.reason.startswith("no answer from the driver for")
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F25")
+def test_a_server_serves_without_its_driver_until_its_lease_ends(bed, line):
+    lease_s = 4.0
+    bed.handler.reply = messages.RegisterReply(True, heartbeat_s=0.5, lease_s=lease_s)
+    run = bed.start(by_line(bed.bundle("ps:0"), line))
+    (entry,) = bed.release("ps:0")
+    manifest = make_manifest(rule=ADD)
+    ones, pulled = filled(manifest, 1.0), filled(manifest)
+    worker = Identity(Role.WORKER, 0)
+    servers = [entry.endpoint]
+    with PSClient(servers, bed.credentials, worker, num_workers=1, reconnect_s=1.0) as client:
+        client.seed(manifest, filled(manifest))
+
+        def push_for(seconds: float) -> None:
+            until_s = time.monotonic() + seconds
+            while time.monotonic() < until_s:
+                client.push_pull(ones, pulled, hyper=Hyper(0.1), rows=1)
+
+        line.freeze()
+        beats = len(bed.handler.wait_for("heartbeat"))
+        push_for(lease_s / 2)
+        line.thaw()
+        bed.handler.wait_for("heartbeat", beats + 2)
+        push_for(lease_s)
+        assert run.is_running
+        line.freeze()
+        frozen_s = time.monotonic()
+        with pytest.raises(PSError, match="ps:0"):
+            push_for(lease_s + 20)
+        assert lease_s / 2 < time.monotonic() - frozen_s < lease_s + 20
+    assert run.wait().reason.startswith("no answer from the driver for")
     bed.assert_nothing_left()
 
 
