@@ -55,6 +55,7 @@ def test_counters_stay_exact_while_workers_and_servers_are_killed(soak: Soak):
 
 @pytest.mark.fault("F01")
 @pytest.mark.fault("F08")
+@pytest.mark.fault("F61")
 @pytest.mark.long
 @pytest.mark.timeout(LONG_S + 300)
 @pytest.mark.parametrize("soak", [3], indirect=True, ids=["3 workers"])
