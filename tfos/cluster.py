@@ -30,6 +30,7 @@ from tfos.monitor.status import cluster_report
 from tfos.phases import ClusterPhase, require
 from tfos.spark import pickling
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
+from tfos.spark.task_secrets import give_credentials, withdraw
 from tfos.streaming.dstream import finish_stream
 from tfos.streaming.streaming import StreamCalls, Streams
 from tfos.topology import ServersOf
@@ -412,6 +413,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         except BaseException:
             self.abort("shutdown() did not finish")  # no effect once it has
             raise
+        finally:
+            withdraw(self._reserved.sc, self.cluster_id)
 
     def abort(self, reason: str = "aborted by the driver") -> None:
         """Stop every node at once, without waiting for main_fun. Idempotent, raises nothing.
@@ -459,9 +462,16 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     @classmethod
     def _reserve(cls, request: reservation.ReservationRequest) -> TFCluster:
         cancel = CancelToken()
-        return InterruptibleCall(
+        cluster: TFCluster = InterruptibleCall(
             "tfos-reserve", lambda: cls(reservation.reserve(request, cancel)), cancel=cancel
         ).result(lambda: None)
+        try:
+            # To this thread, and to those that it starts, such as the jobs of a stream.
+            give_credentials(cluster._reserved.sc, cluster._reserved.feeder_credentials)
+        except BaseException:
+            cluster.abort("reserve() failed")
+            raise
+        return cluster
 
     def _started(self, main_fun: Callable[[Any, Any], Any], args: Any) -> TFCluster:
         try:

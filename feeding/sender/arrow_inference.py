@@ -80,7 +80,8 @@ class ArrowInferenceTask:
     """Sends a partition's rows to one worker for inference."""
 
     targets: tuple[FeedTarget, ...]
-    credentials: Credentials
+    credentials: Callable[[], Credentials]
+    """As of FeedTask."""
     config: FeedConfig
     feed: str
     fields: tuple[pa.Field, ...]
@@ -107,7 +108,7 @@ class ArrowInferenceTask:
         """
         feeder = InferenceFeeder(
             self.targets,
-            self.credentials,
+            self.credentials(),
             self.config,
             feed=self.feed,
             partition=partition,

@@ -33,7 +33,8 @@ class FeedTask:
     """Feeds a partition's rows for training; yields one FeedReport."""
 
     targets: tuple[FeedTarget, ...]
-    credentials: Credentials
+    credentials: Callable[[], Credentials]
+    """Returns those of the cluster; called in the task, so no closure needs to hold a secret."""
     epoch: int
     config: FeedConfig
     feed: str = "input"
@@ -83,7 +84,7 @@ class FeedTask:
             reopen=self.round_number,
         )
         feeder = Feeder(
-            self.targets, self.credentials, self.config, self._pack(partition), hello, only=only
+            self.targets, self.credentials(), self.config, self._pack(partition), hello, only=only
         )
         yield feeder.run(iter(rows))
 
@@ -99,7 +100,8 @@ class InferenceTask:
     """Sends a partition's rows to one worker for inference; yields one result per row, in order."""
 
     targets: tuple[FeedTarget, ...]
-    credentials: Credentials
+    credentials: Callable[[], Credentials]
+    """As of FeedTask."""
     config: FeedConfig
     feed: str = "input"
 
@@ -115,7 +117,7 @@ class InferenceTask:
         """
         feeder = InferenceFeeder(
             self.targets,
-            self.credentials,
+            self.credentials(),
             self.config,
             feed=self.feed,
             partition=partition,

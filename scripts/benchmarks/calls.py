@@ -194,7 +194,7 @@ def counted_feed(trace: Trace, num_rows: int) -> tuple[Counted, int]:
             thread = threading.Thread(target=_drop_all, args=(channel,), daemon=True)
             thread.start()
         task = FeedTask(
-            targets=tuple(targets), credentials=credentials, epoch=0, config=FeedConfig()
+            targets=tuple(targets), credentials=lambda: credentials, epoch=0, config=FeedConfig()
         )
         list(task(0, iter(rows)))  # imports and caches are warm after it
         with trace.on() as calls:

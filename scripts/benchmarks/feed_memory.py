@@ -73,7 +73,11 @@ def feeder(target: FeedTarget, credentials: Credentials, num_rows: int, warm: Ev
 
     packer = functools.partial(PickledPacker, loads=pickle.loads)
     task = FeedTask(
-        targets=(target,), credentials=credentials, epoch=0, config=FeedConfig(), packer=packer
+        targets=(target,),
+        credentials=lambda: credentials,
+        epoch=0,
+        config=FeedConfig(),
+        packer=packer,
     )
     list(task(0, batches(num_rows, warm)))
 

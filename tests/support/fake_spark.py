@@ -83,7 +83,7 @@ class FakeSpark:
     def cancelAllJobs(self) -> None:
         self._cancel(lambda mine: True)
 
-    def setLocalProperty(self, key: str, value: str) -> None:
+    def setLocalProperty(self, key: str, value: str | None) -> None:
         self._thread.properties = {**self.properties, key: value}
 
     def parallelize(self, elements: list[Any], num_slices: int) -> FakeRdd:
@@ -268,6 +268,9 @@ class FakeJava:
 
     def hadoopConfiguration(self) -> dict[str, str]:
         return {}
+
+    def conf(self) -> Any:
+        return types.SimpleNamespace(contains=lambda key: False, set=lambda key, value: None)
 
     def getLocalProperties(self) -> Any:
         properties = dict(self._spark.properties)

@@ -66,16 +66,21 @@ def workers(
         POOL.clear()
 
 
+def given() -> Credentials:
+    """Give a task its credentials, as Spark does."""
+    return CREDENTIALS
+
+
 def feed_task(
     some: list[Worker], epoch: int = 0, config: FeedConfig = CONFIG, **fields: Any
 ) -> FeedTask:
     targets = tuple(worker.target for worker in some)
-    return FeedTask(targets=targets, credentials=CREDENTIALS, epoch=epoch, config=config, **fields)
+    return FeedTask(targets=targets, credentials=given, epoch=epoch, config=config, **fields)
 
 
 def inference_task(some: list[Worker], config: FeedConfig = CONFIG) -> InferenceTask:
     targets = tuple(worker.target for worker in some)
-    return InferenceTask(targets=targets, credentials=CREDENTIALS, config=config)
+    return InferenceTask(targets=targets, credentials=given, config=config)
 
 
 class Background:

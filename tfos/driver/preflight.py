@@ -15,6 +15,7 @@ from typing import Any
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import ConfigError, SettingsError, UnsupportedError
 from tfos.files import paths
+from tfos.spark import task_secrets
 from tfos.spark.facts import SparkFacts
 from tfos.topology import Plan
 
@@ -77,10 +78,12 @@ def notes(facts: SparkFacts) -> list[str]:
         )
     if not facts.is_local and not facts.files_are_encrypted:
         lines.append(
-            "Spark's files are not encrypted, and a feed job whose closure has more than 1 MiB "
-            "leaves this cluster's secret in them: set spark.io.encryption.enabled=true, or keep "
-            "large objects out of functions that run before train()"
+            "Spark's files are not encrypted: this cluster's keys pass through a temporary file of "
+            "mode 0600 at the driver, and shuffled rows lie in executors' files. Set "
+            "spark.io.encryption.enabled=true on shared hosts"
         )
+    if note := task_secrets.redaction_note(facts.conf):
+        lines.append(note)
     if facts.master.startswith(("yarn", "k8s")):
         overhead = facts.conf.get("spark.executor.memoryOverhead")
         if overhead is None or _mib(overhead) < NODE_MEMORY_MIB:

@@ -16,6 +16,7 @@ from tfos.control.coordinator import Coordinator
 from tfos.driver.reservation import Reservation
 from tfos.errors import ManifestMismatch, NoServersError, SettingsError
 from tfos.phases import ClusterPhase, require
+from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -136,7 +137,9 @@ class TableCalls:
         reserved = self._reserved
         workers = reserved.coordinator.read(lambda state: len(state.workers))
         endpoints = _endpoints(reserved.coordinator)
-        return TaskServers(endpoints, reserved.feeder_credentials, workers)
+        credentials = reserved.feeder_credentials
+        give_credentials(reserved.sc, credentials)
+        return TaskServers(endpoints, TaskCredentials(credentials.cluster_id), workers)
 
     def _client(self, call: str, stack: ExitStack) -> PSClient:
         from ps.client.client import PSClient

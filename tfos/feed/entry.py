@@ -19,6 +19,7 @@ from tfos.errors import SettingsError
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase, require
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
+from tfos.spark.task_secrets import give_credentials
 
 if TYPE_CHECKING:
     from tfos.feed.epochs import EpochFeeder
@@ -108,9 +109,12 @@ class FeedService:
             return self._open("inference()", request).inference(request)
 
         with self._ending.raising():
-            return InterruptibleCall(
+            results = InterruptibleCall(
                 "tfos-inference()", inference, spark=self._reserved.sc
             ).result()
+        # To this thread: the user's actions on what is returned run in it.
+        give_credentials(self._reserved.sc, self._reserved.feeder_credentials)
+        return results
 
     def _open(self, call: str, request: FeedRequest) -> EpochFeeder:
         """Return what feeds; `call` is the user's, for errors."""

@@ -36,6 +36,7 @@ from tfos.feed.watch import FeedWatch
 from tfos.monitor import reports
 from tfos.monitor.history import history_of
 from tfos.spark.jobs import SparkJob
+from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 
 class RouteLog:
@@ -70,7 +71,7 @@ class EpochFeeder:
     Args:
         sc: the SparkContext.
         coordinator: of the cluster.
-        credentials: the data plane's secret.
+        credentials: of feed tasks; these take them from their job.
         config: how rows travel.
         console: where progress goes.
     """
@@ -222,7 +223,7 @@ class EpochFeeder:
             raise FeedJobError("no worker takes rows: main_fun has returned on every worker")
         task = InferenceTask(
             targets=targets,
-            credentials=self._credentials,
+            credentials=TaskCredentials(self._credentials.cluster_id),
             feed=request.feed,
             config=self._feed_config(request.feed_timeout_s),
         )
@@ -341,7 +342,7 @@ class EpochFeeder:
         seed, window_rows = request.seed, request.shuffle_rows or WINDOW_ROWS
         return FeedTask(
             targets=targets,
-            credentials=self._credentials,
+            credentials=TaskCredentials(self._credentials.cluster_id),
             feed=call.feed,
             epoch=call.epoch,
             config=self._feed_config(request.feed_timeout_s),
@@ -362,6 +363,7 @@ class EpochFeeder:
             lambda: source.reports(task),
             lambda _: self._coordinator.wake(),
         )
+        give_credentials(self._sc, self._credentials)
         job.start(count_tasks=True)
         stall_s = task.config.feed_timeout_s
         try:

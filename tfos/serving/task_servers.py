@@ -6,7 +6,7 @@ Runs in: Python workers of Spark.      Threads: the task's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,7 +21,8 @@ class TaskServers:
 
     endpoints: Sequence[Endpoint]
     """Of all servers, in the order of ranks."""
-    credentials: Credentials
+    credentials: Callable[[], Credentials]
+    """Returns those of the cluster; called in the task."""
     num_workers: int
 
     @contextmanager
@@ -29,7 +30,7 @@ class TaskServers:
         """Give a client that knows the tables; closed after the block."""
         identity = Identity(Role.FEEDER, 0)
         with PSClient(
-            self.endpoints, self.credentials, identity, num_workers=self.num_workers
+            self.endpoints, self.credentials(), identity, num_workers=self.num_workers
         ) as client:
             client.attach()
             yield client

@@ -76,7 +76,7 @@ class SparkFacts:
 
     @property
     def files_are_encrypted(self) -> bool:
-        """Whether Spark encrypts what it writes to disk: large closures hold the secret."""
+        """Whether Spark encrypts what it writes to disk: nodes' keys pass through a file of it."""
         return self.conf.get("spark.io.encryption.enabled", "false").lower() == "true"
 
 

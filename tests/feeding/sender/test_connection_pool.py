@@ -5,6 +5,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ def test_clusters_side_by_side_and_one_after_the_other_on_a_port_share_no_connec
         tasks = [
             FeedTask(
                 targets=(FeedTarget(0, "worker:0", listener.endpoint),),
-                credentials=credentials,
+                credentials=partial(dataclasses.replace, credentials),
                 epoch=0,
                 config=CONFIG,
             )
@@ -294,7 +295,7 @@ def test_clusters_side_by_side_and_one_after_the_other_on_a_port_share_no_connec
         served[0][1].close()
         later = Credentials.generate()
         served[0] = serve(later, port)
-        run(dataclasses.replace(tasks[0], credentials=later), 0, range(10))
+        run(dataclasses.replace(tasks[0], credentials=lambda: later), 0, range(10))
         assert served[0][0].stats("input").fed_rows == 10
     finally:
         for channel, listener in served:
@@ -370,7 +371,7 @@ from rpc.auth.handshake import Credentials
 
 targets = msgspec.json.decode(sys.argv[1], type=tuple[FeedTarget, ...])
 credentials = Credentials(sys.argv[2], bytes.fromhex(sys.stdin.readline()))
-task = FeedTask(targets=targets, credentials=credentials, epoch=0, config=FeedConfig())
+task = FeedTask(targets=targets, credentials=lambda: credentials, epoch=0, config=FeedConfig())
 
 def feed(partition):
     (report,) = task(partition, iter(range(10)))

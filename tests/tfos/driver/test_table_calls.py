@@ -72,7 +72,7 @@ def test_single_rows_at_the_driver():
 def test_a_task_reads_the_rows_of_its_server():
     with cluster(num_servers=2) as bed:
         pushed(bed)
-        task = ScanTask("user", TaskServers(bed.endpoints, bed.credentials, 1))
+        task = ScanTask("user", TaskServers(bed.endpoints, lambda: bed.credentials, 1))
         found = []
         for rank in range(2):
             batches = list(task(iter([pa.record_batch([pa.array([rank])], ["id"])])))
@@ -99,7 +99,7 @@ def batch_of(ids: list[Any], rows: list[Any]) -> pa.RecordBatch:
 def test_a_task_loads_its_rows_and_may_run_twice():
     with cluster(num_servers=2) as bed:
         chief = pushed(bed)
-        task = LoadTask("user", TaskServers(bed.endpoints, bed.credentials, 1))
+        task = LoadTask("user", TaskServers(bed.endpoints, lambda: bed.credentials, 1))
         sliced = batch_of([1, 60, 61], [[0.0] * 4, [1.0] * 4, [2.0] * 4])[1:]
         for added in (3, 0):
             given = [sliced, batch_of(["a"], [[3.0] * 4]), batch_of([], [])]
@@ -123,7 +123,7 @@ def test_rows_that_a_task_cannot_load_are_refused_by_name():
     ]
     with cluster() as bed:
         pushed(bed)
-        task = LoadTask("user", TaskServers(bed.endpoints, bed.credentials, 1))
+        task = LoadTask("user", TaskServers(bed.endpoints, lambda: bed.credentials, 1))
         for batch, message in wrong:
             with pytest.raises((SettingsError, ShapeError, IdError), match=message):
                 list(task(iter([batch])))

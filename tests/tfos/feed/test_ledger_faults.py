@@ -125,7 +125,7 @@ def test_an_attempt_that_spark_gave_up_takes_its_claim_back_by_no_later_greeting
         task = feed_task([worker], exactly_once=True)
         hello = Hello("input", Schema(()), exactly_once=True)
         packer = Packer(task.config)
-        first = Feeder(task.targets, task.credentials, task.config, packer, hello)
+        first = Feeder(task.targets, task.credentials(), task.config, packer, hello)
         (chunk,) = Packer(task.config).chunks(iter(ROWS[:10]))
         first._begin(chunk)
         run(task, 0, ROWS[:100])

@@ -104,7 +104,7 @@ def feed(bed, entry, epoch, rows, name="input"):
     target = FeedTarget(worker=entry.rank, name=entry.node.name, endpoint=entry.endpoint)
     task = FeedTask(
         targets=(target,),
-        credentials=bed.credentials,
+        credentials=lambda: bed.credentials,
         epoch=epoch,
         config=FeedConfig(),
         feed=name,

@@ -1,0 +1,127 @@
+"""Secrets of Spark tasks: local properties of their jobs carry them, and no closure does.
+
+Covers: giving a secret to the jobs of this thread, taking it in a task; a cluster's credentials.
+Does not: encrypt what Spark's RPC carries (spark.network.crypto.enabled does).
+Runs in: the driver (`give`, `withdraw`); Spark's tasks (`taken`, calls of TaskCredentials).
+Threads: a local property belongs to the thread that sets it and to those that start from it.
+
+Spark stores closures: each is part of a stage's broadcast, which may be spilled, and PySpark writes
+those above 1 MiB to files. A job's local properties come with each task's description, by RPC
+alone. An event log has them too. There Spark redacts a key that its own configuration contains and
+`spark.redaction.regex` matches, so the configuration gets each key, without the value.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rpc.auth.certificates import TlsCredentials
+from rpc.auth.handshake import Credentials
+from tfos.errors import SettingsError
+
+PREFIX = "tfos.secret."
+_REDACTION = "(?i)secret|password|token|access[.]?key"
+"""Spark's default for spark.redaction.regex."""
+
+
+class _Document(msgspec.Struct):
+    """Credentials as JSON; bytes are base64 there."""
+
+    secret: bytes
+    integrity: str
+    tls: tuple[bytes, bytes, bytes] | None
+
+
+@dataclass(frozen=True)
+class TaskCredentials:
+    """Credentials that a task takes from its job; pickled, it holds no secret.
+
+    Args:
+        cluster_id: of the cluster.
+    """
+
+    cluster_id: str
+
+    def __call__(self) -> Credentials:
+        """Return the credentials; call it in a Spark task.
+
+        Raises:
+            SettingsError: the job was submitted by a thread that does not have them.
+        """
+        document = msgspec.json.decode(taken(self.cluster_id), type=_Document)
+        tls = None if document.tls is None else TlsCredentials(*document.tls)
+        return Credentials(self.cluster_id, document.secret, document.integrity, tls)  # type: ignore[arg-type]  # Credentials checks it
+
+
+def give_credentials(sc: Any, credentials: Credentials) -> None:
+    """Let the tasks of this thread's jobs take a cluster's credentials.
+
+    Args:
+        sc: the SparkContext.
+        credentials: of feed tasks.
+    """
+    tls = credentials.tls
+    keys = None if tls is None else (tls.cert_pem, tls.key_pem, tls.ca_pem)
+    document = _Document(credentials.secret, credentials.integrity, keys)
+    give(sc, credentials.cluster_id, msgspec.json.encode(document))
+
+
+def give(sc: Any, name: str, secret: bytes) -> None:
+    """Let the tasks of the jobs that this thread submits from now on take a secret.
+
+    Args:
+        sc: the SparkContext.
+        name: of the secret, unique in the application.
+        secret: what `taken` returns.
+    """
+    key = PREFIX + name
+    configuration = sc._jsc.sc().conf()  # the one that event logs look at
+    if not configuration.contains(key):
+        configuration.set(key, "in local properties")
+    sc.setLocalProperty(key, base64.b64encode(secret).decode())
+
+
+def withdraw(sc: Any, name: str) -> None:
+    """Give this thread's later jobs the secret no more; without effect on a stopped context."""
+    if sc._jsc is not None:
+        sc.setLocalProperty(PREFIX + name, None)
+
+
+def taken(name: str) -> bytes:
+    """Return a secret that was given to this task's job.
+
+    Raises:
+        SettingsError: the thread that submitted the job does not have it.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    value = None if context is None else context.getLocalProperty(PREFIX + name)
+    if value is None:
+        raise SettingsError(
+            f"the job of this task has no credentials of cluster {name}: another thread submitted "
+            "it than the one that called reserve(), train() or inference(). Run the action in that "
+            "thread, or call cluster.inference(...) in the thread that runs the action"
+        )
+    return base64.b64decode(value)
+
+
+def redaction_note(conf: Mapping[str, str]) -> str:
+    """Return a warning if event logs would show secrets; else an empty string.
+
+    Args:
+        conf: Spark's settings.
+    """
+    regex = conf.get("spark.redaction.regex", _REDACTION)
+    if conf.get("spark.eventLog.enabled", "false") != "true" or re.search(regex, PREFIX):
+        return ""
+    return (
+        f"spark.redaction.regex={regex!r} does not match {PREFIX!r}, so Spark's event log shows "
+        "this cluster's secret to whoever may read it: add |secret to the expression"
+    )
