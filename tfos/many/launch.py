@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import bracketed
 from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
@@ -33,6 +34,7 @@ from tfos.node import versions
 from tfos.spark.facts import SparkFacts, read_offer
 from tfos.spark.jobs import collect_in_order
 from tfos.spark.slots import Offer
+from tfos.spark.task_secrets import give_keys
 
 _LOOK_S = 0.2
 
@@ -168,13 +170,13 @@ def start(
     settings = RunSettings(
         run_id=run_id,
         driver_address=_address(place.facts, port),
-        keys=authority.node(CLIENT_NAME),
         timeout_s=options.timeout_s,
         results_dir=results.path if results is not None else "",
         is_grouped=work.groups is not None,
         loopback=place.facts.loopback,
     )
-    action = _action(place.sc, settings, options.function, work, broadcasts)
+    keys = authority.node(CLIENT_NAME)
+    action = _action(place.sc, settings, keys, options.function, work, broadcasts)
 
     def release() -> None:
         work.release()
@@ -191,7 +193,12 @@ def _address(facts: SparkFacts, port: int) -> str:
 
 
 def _action(
-    sc: Any, settings: RunSettings, pickled: bytes, work: RunWork, broadcasts: list[Any]
+    sc: Any,
+    settings: RunSettings,
+    keys: TlsCredentials,
+    pickled: bytes,
+    work: RunWork,
+    broadcasts: list[Any],
 ) -> Callable[[int, int], list[tuple[int, bytes]]]:
     """Return the function that runs the job of one slot."""
     broadcasts += [sc.broadcast(pickled), sc.broadcast(work.names)]
@@ -205,6 +212,7 @@ def _action(
 
     def action(slot: int, first_attempt: int) -> list[tuple[int, bytes]]:
         task = SlotTask(settings, function, names, items, first_attempt, here)
+        give_keys(sc, settings.run_id, keys)  # the thread is this job's own
         data = rows if rows is not None else sc.parallelize(range(slot + 1), slot + 1)
         return collect_in_order(data.mapPartitionsWithIndex(task), lambda _: [slot])
 

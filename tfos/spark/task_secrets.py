@@ -14,6 +14,7 @@ alone. An event log has them too. There Spark redacts a key that its own configu
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,12 +31,15 @@ _REDACTION = "(?i)secret|password|token|access[.]?key"
 """Spark's default for spark.redaction.regex."""
 
 
+_Pem = tuple[bytes, bytes, bytes]
+
+
 class _Document(msgspec.Struct):
     """Credentials as JSON; bytes are base64 there."""
 
     secret: bytes
     integrity: str
-    tls: tuple[bytes, bytes, bytes] | None
+    tls: _Pem | None
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,33 @@ def give_credentials(sc: Any, credentials: Credentials) -> None:
         sc: the SparkContext.
         credentials: of feed tasks.
     """
-    tls = credentials.tls
-    keys = None if tls is None else (tls.cert_pem, tls.key_pem, tls.ca_pem)
+    keys = None if credentials.tls is None else _pem(credentials.tls)
     document = _Document(credentials.secret, credentials.integrity, keys)
     give(sc, credentials.cluster_id, msgspec.json.encode(document))
+
+
+def give_keys(sc: Any, name: str, keys: TlsCredentials) -> None:
+    """Let the tasks of this thread's jobs take a certificate and its key.
+
+    Args:
+        sc: the SparkContext.
+        name: for `taken_keys`, unique in the application.
+        keys: what it returns.
+    """
+    give(sc, name, msgspec.json.encode(_pem(keys)))
+
+
+def taken_keys(name: str) -> TlsCredentials:
+    """Return what `give_keys` has given to this task's job.
+
+    Raises:
+        SettingsError: as `taken`.
+    """
+    return TlsCredentials(*msgspec.json.decode(taken(name), type=_Pem))
+
+
+def _pem(keys: TlsCredentials) -> _Pem:
+    return keys.cert_pem, keys.key_pem, keys.ca_pem
 
 
 def give(sc: Any, name: str, secret: bytes) -> None:
@@ -105,9 +132,9 @@ def taken(name: str) -> bytes:
     value = None if context is None else context.getLocalProperty(PREFIX + name)
     if value is None:
         raise SettingsError(
-            f"the job of this task has no credentials of cluster {name}: another thread submitted "
-            "it than the one that called reserve(), train() or inference(). Run the action in that "
-            "thread, or call cluster.inference(...) in the thread that runs the action"
+            f"the job of this task has no credentials of {name}: another thread submitted it than "
+            "the one that called reserve(), inference() or rows(). Run the action in that thread, "
+            "or make the call in the thread that runs the action"
         )
     return base64.b64decode(value)
 
@@ -118,9 +145,12 @@ def redaction_note(conf: Mapping[str, str]) -> str:
     Args:
         conf: Spark's settings.
     """
-    regex = conf.get("spark.redaction.regex", _REDACTION)
-    if conf.get("spark.eventLog.enabled", "false") != "true" or re.search(regex, PREFIX):
+    if conf.get("spark.eventLog.enabled", "false").lower() != "true":
         return ""
+    regex = conf.get("spark.redaction.regex", _REDACTION)
+    with contextlib.suppress(re.error):  # Java knows more expressions
+        if re.search(regex, PREFIX):
+            return ""
     return (
         f"spark.redaction.regex={regex!r} does not match {PREFIX!r}, so Spark's event log shows "
         "this cluster's secret to whoever may read it: add |secret to the expression"

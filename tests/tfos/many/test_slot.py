@@ -23,7 +23,6 @@ def slot(file):
     settings = RunSettings(
         run_id="r",
         driver_address="",
-        keys=cast("Any", None),
         timeout_s=None,
         results_dir="",
         is_grouped=False,
@@ -33,6 +32,7 @@ def slot(file):
         slot=0,
         attempt=0,
         settings=settings,
+        keys=cast("Any", None),
         names={},
         places={},
         function=b"",

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import msgspec
 
+from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec
 from tfos.control.client import channel_options
 from tfos.control.identity import tls_name
@@ -31,10 +32,10 @@ class ManyClient:
 
     Args:
         settings: of the run.
+        keys: of its slots.
     """
 
-    def __init__(self, settings: RunSettings) -> None:
-        keys = settings.keys
+    def __init__(self, settings: RunSettings, keys: TlsCredentials) -> None:
         self._channel: Any = grpc.secure_channel(
             settings.driver_address,
             grpc.ssl_channel_credentials(keys.ca_pem, keys.key_pem, keys.cert_pem),

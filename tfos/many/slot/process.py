@@ -289,6 +289,6 @@ def main(body: bytes) -> None:
     start_log()
     procfs.become_subreaper()
     spec = msgspec.msgpack.decode(body, type=SlotSpec)
-    Slot(spec, ManyClient(spec.settings)).run()
+    Slot(spec, ManyClient(spec.settings, spec.keys)).run()
     os.write(spec.task_fd, b"ended")
     leave()

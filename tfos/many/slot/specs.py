@@ -7,7 +7,7 @@ Runs in: made in the driver and the slot's task; never argv, environment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -21,7 +21,6 @@ class RunSettings:
 
     run_id: str
     driver_address: str
-    keys: TlsCredentials = field(repr=False)
     timeout_s: float | None
     results_dir: str
     """Complete path or URL; empty: values are Spark's results."""
@@ -37,6 +36,8 @@ class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     attempt: int
     settings: RunSettings
+    keys: TlsCredentials
+    """Of all slots of the run."""
     names: dict[int, str]
     """Of the items that this slot may train."""
     places: dict[int, tuple[int, int]]

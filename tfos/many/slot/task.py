@@ -21,6 +21,7 @@ from tfos.many.slot.process import SPOOL_HEAD
 from tfos.many.slot.specs import RunSettings, SlotSpec
 from tfos.node import bootstrap, versions
 from tfos.node.task import find_executor, refuse_skew, task_context
+from tfos.spark.task_secrets import taken_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class SlotTask:
 
         Raises:
             NodeStartError: its process did not start, or vanished.
+            SettingsError: its job does not have the run's keys.
         """
         refuse_skew(versions.compare(self.versions, versions.installed()))
         context = task_context()
@@ -68,6 +70,7 @@ class SlotTask:
                 slot=slot,
                 attempt=attempt,
                 settings=self.settings,
+                keys=taken_keys(self.settings.run_id),
                 names={item: self.names.value[item] for item in places},
                 places=places,
                 function=self.function.value,
