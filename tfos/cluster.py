@@ -332,8 +332,10 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     ) -> RDD[Any] | DataFrame:
         """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
 
-        Lazy: each action on the result feeds the rows. With `model` the answers are those of a
-        saved model instead, which Spark's own tasks compute: see tfos.predict_column.
+        Lazy: each action on the result feeds the rows. It runs in this thread, in the one that
+        called `reserve`, or in a pyspark.InheritableThread of theirs: others have no credentials.
+        With `model` the answers are those of a saved model instead, which Spark's own tasks
+        compute: see tfos.predict_column.
 
         Args:
             dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gains those

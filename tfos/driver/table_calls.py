@@ -68,7 +68,8 @@ class TableCalls:
     def rows(self, table: str) -> DataFrame:
         """Return a table as a DataFrame (id bigint, row array<float> or array<double>).
 
-        Lazy: each action reads the rows that the servers hold then, so the cluster must run. A task
+        Lazy: each action, in this thread, reads the rows that the servers hold then, so the
+        cluster must run. A task
         per server reads its rows; none passes through the driver. Where rows are evicted meanwhile,
         an id may come twice. Ids above 2^63 - 1 are the signed numbers with the same bits.
 
