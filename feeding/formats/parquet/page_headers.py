@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from feeding.errors import DataError
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
+from feeding.formats.parquet.prefixed_text import PrefixedPage
 from feeding.formats.parquet.thrift import Fields, struct
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
@@ -30,13 +31,18 @@ class PageFacts(NamedTuple):
         all_coded: whether all values are dictionary codes.
         begins_coded: whether the first ones are.
         dictionary_bytes: of the dictionary, before compression.
-        prefixed_bytes: of the largest page with prefixes; no text of it is longer.
+        prefixed: its pages with prefixes.
     """
 
     all_coded: bool
     begins_coded: bool
     dictionary_bytes: int
-    prefixed_bytes: int
+    prefixed: tuple[PrefixedPage, ...]
+
+    @property
+    def prefixed_bytes(self) -> int:
+        """Of the largest page with prefixes; no text of it is longer."""
+        return max((page.size_bytes for page in self.prefixed), default=0)
 
 
 def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> PageFacts:
@@ -53,20 +59,14 @@ def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> 
     Raises:
         DataError: a header is damaged, or a page exceeds the limits.
     """
-    at, values, whole, dictionary, prefixed = 0, 0, 0, 0, 0
+    at, values, whole, dictionary = 0, 0, 0, 0
     all_coded, begins_coded = True, False
+    prefixed: list[PrefixedPage] = []
     while values < chunk.num_values:
         page = f"the page at byte {chunk.start + at}"
         fields, behind = _header(data, at, page)
-        size, stored = fields.get(2), fields.get(3)
-        if not isinstance(size, int) or not isinstance(stored, int) or min(size, stored) < 0:
-            raise DataError(f"{page} has a damaged header")
+        size, stored = _sizes(fields, page, limits)
         whole += size
-        if size > limits.max_page_bytes:
-            raise DataError(
-                f"{page} has {size} bytes before compression, max_page_bytes is "
-                f"{limits.max_page_bytes}"
-            )
         if whole > limits.max_row_group_bytes:
             raise DataError(f"{page}: the column has {whole} bytes, more than max_row_group_bytes")
         at = behind + stored
@@ -77,13 +77,14 @@ def check_pages(data: memoryview, chunk: ColumnChunk, limits: ParquetLimits) -> 
             dictionary = max(dictionary, size)
         elif encoding not in _DICTIONARY_CODES:
             all_coded = False
-            prefixed = max(prefixed, size if encoding == _PREFIXED else 0)
+            if encoding == _PREFIXED:
+                prefixed.append(PrefixedPage(behind, at, size, count, _level_bytes(fields)))
         elif count and not values:
             begins_coded = True
         values += count
     if values > chunk.num_values:
         raise DataError(f"its pages hold {values} values, the footer says {chunk.num_values}")
-    return PageFacts(all_coded, begins_coded, dictionary, prefixed)
+    return PageFacts(all_coded, begins_coded, dictionary, tuple(prefixed))
 
 
 def _header(data: memoryview, at: int, page: str) -> tuple[Fields, int]:
@@ -95,6 +96,29 @@ def _header(data: memoryview, at: int, page: str) -> tuple[Fields, int]:
             continue
         return fields, at + size
     raise DataError(f"{page} has a truncated header")
+
+
+def _sizes(fields: Fields, page: str, limits: ParquetLimits) -> tuple[int, int]:
+    """Return the bytes of a page before compression and in the file."""
+    size, stored = fields.get(2), fields.get(3)
+    if not isinstance(size, int) or not isinstance(stored, int) or min(size, stored) < 0:
+        raise DataError(f"{page} has a damaged header")
+    if size > limits.max_page_bytes:
+        raise DataError(
+            f"{page} has {size} bytes before compression, max_page_bytes is {limits.max_page_bytes}"
+        )
+    return size, stored
+
+
+def _level_bytes(fields: Fields) -> int | None:
+    """Return the bytes of a page's levels; None for a page of the first kind."""
+    inner = fields.get(8)
+    if fields.get(1) != _DATA_V2 or not isinstance(inner, dict):
+        return None
+    found = (inner.get(5), inner.get(6))
+    if not all(isinstance(each, int) and each >= 0 for each in found):
+        raise DataError("a page has a damaged header")
+    return sum(each for each in found if isinstance(each, int))
 
 
 def _values(fields: Fields) -> tuple[int, int | None]:

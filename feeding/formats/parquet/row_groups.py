@@ -27,7 +27,8 @@ from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.local import LocalReader
 from feeding.formats.parquet.footer import ColumnChunk, Footer, ParquetLimits
-from feeding.formats.parquet.page_headers import check_pages
+from feeding.formats.parquet.page_headers import PageFacts, check_pages
+from feeding.formats.parquet.prefixed_text import decoded_bytes
 
 _GAP_BYTES = 128 << 10
 """Gap between two columns below which one request for both is faster than two."""
@@ -193,7 +194,8 @@ class RowGroupReader:
         encoded, longest_bytes = [], 0
         for leaf, chunk in zip(self._leaves, fetched.chunks, strict=True):
             column = self._footer.metadata.schema.column(leaf)
-            pages = check_pages(held.range(chunk.start, chunk.stop), chunk, self._limits)
+            data = held.range(chunk.start, chunk.stop)
+            pages = check_pages(data, chunk, self._limits)
             if column.physical_type != "BYTE_ARRAY":
                 continue
             if pages.all_coded and not column.max_repetition_level:
@@ -204,6 +206,7 @@ class RowGroupReader:
                 entry_bytes = self._longest_entry(held, fetched.group, column.path, entry_bytes)
             if column.max_repetition_level:  # a row may hold all of them
                 self._check_list(column.path, chunk.num_values, entry_bytes)
+                self._check_prefixed(fetched.group, leaf, data, pages)
             longest_bytes += max(entry_bytes, pages.prefixed_bytes)
         # Half of the limit: pyarrow doubles the memory that text grows in.
         return encoded, max(1, self._limits.max_row_group_bytes // (2 * max(1, longest_bytes)))
@@ -215,6 +218,23 @@ class RowGroupReader:
                 f"lists, max_row_group_bytes is {self._limits.max_row_group_bytes}; write smaller "
                 "row groups or raise the limit"
             )
+
+    def _check_prefixed(self, group: int, leaf: int, data: memoryview, pages: PageFacts) -> None:
+        if not pages.prefixed:
+            return
+        column = self._footer.metadata.schema.column(leaf)
+        codec = self._footer.metadata.row_group(group).column(leaf).compression
+        levels = (column.max_repetition_level, column.max_definition_level)
+        found = 0
+        for page in pages.prefixed:
+            stored = data[page.start : page.stop]
+            found += decoded_bytes(stored, page, codec, sum(map(bool, levels)))
+            if found > self._limits.max_row_group_bytes:
+                raise DataError(
+                    f"column {column.path!r}: texts of {found} bytes or more in lists, by their "
+                    f"prefixes; max_row_group_bytes is {self._limits.max_row_group_bytes}; write "
+                    "smaller row groups or raise the limit"
+                )
 
     def _longest_entry(self, held: HeldRanges, group: int, path: str, at_most: int) -> int:
         """Return the bytes of the longest text in a column's dictionary, or what it is at most."""
