@@ -4,8 +4,9 @@ Covers: the paths, the marks and the time of each group, and which group a test 
 Does not: run them (scripts.test_runner).
 
 A JVM or TensorFlow that one group starts must not be what another group's tests run on. Folders
-decide what a group imports, marks decide within them. tests/conftest.py refuses a test that no
-group or two groups select.
+decide what a group imports, marks decide within them. Tests of Spark are two groups by the kind of
+Spark that they run on, so that each kind starts once; as one they took longer than all others.
+tests/conftest.py refuses a test that no group or two groups select.
 """
 
 from __future__ import annotations
@@ -54,13 +55,19 @@ UNIT = Group(
 )
 GROUPS = (
     UNIT,
+    Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=200),
+    Group(
+        "executors",
+        (f"{_SYSTEMS}/spark",),
+        f"executors and not (process or hdfs or {LATER})",
+        budget_s=200,
+    ),
     Group(
         "spark",
         (f"{_SYSTEMS}/spark",),
-        f"not (process or hdfs or {LATER})",
+        f"not (executors or process or hdfs or {LATER})",
         budget_s=200,
     ),
-    Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=110),
     Group(
         "programs",
         (f"{_SYSTEMS}/spark", f"{_SYSTEMS}/examples"),

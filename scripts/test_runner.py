@@ -44,8 +44,8 @@ LINT = (
     Step("format", ("ruff", "format", "--check", ".")),
     Step("lint", ("ruff", "check", ".")),
 )
-CHECKS = (Step("types", ("mypy",)), Step("docs", ("scripts/docs",)))
-"""Commands that run beside the groups."""
+TYPES = Step("types", ("mypy",))
+DOCS = Step("docs", ("scripts/docs",))
 CLASSES = Step(
     "classes",
     ("bash", "-c", ". scripts/java.sh && tfos_spark_classes || echo 'JVMs will start slower'"),
@@ -139,7 +139,7 @@ def main() -> int:
     unit, *others = (runner.tests(group) for group in GROUPS)
     try:
         runner.start(runner.tests(IDLE), prefix=NICE)
-        runner.run([*LINT, unit, CLASSES, *CHECKS, *others])
+        runner.run([*LINT, unit, CLASSES, TYPES, *others, DOCS])
         while runner.running:
             runner.wait_for_one()
         if given.long:

@@ -46,6 +46,7 @@ ZYGOTE = (
 CURRENT_TEST = "PYTEST_CURRENT_TEST"
 TENSORFLOW = "tensorflow.python"  # the real one; a test's own package of that name has no such
 SETTLE_S = 20.0
+EXECUTORS = "local-cluster[3,1,1024]"  # half of what runs on the fixture `spark`
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # How long an example takes, or its data to make, is the machine's affair.
@@ -83,6 +84,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "hdfs" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.hdfs)
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and callspec.params.get("spark") == EXECUTORS:
+            item.add_marker(pytest.mark.executors)
         path = item.path.relative_to(ROOT).as_posix()
         groups = names_for(path, {mark.name for mark in item.iter_markers()})
         if len(groups) != 1:

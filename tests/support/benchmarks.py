@@ -27,9 +27,9 @@ SPARK_EXECUTORS = 4
 OWN_SPARK = ("inference",)
 """Its reference imports TensorFlow once per executor, so at toy size it has one."""
 WITHOUT_SPARK = {
-    # The first two limit TensorFlow to one thread, which must come before its first use.
-    "allreduce": ["P26"] * 2,
+    # It limits TensorFlow to one thread, which must come before its first use.
     "apply": ["APPLY"] * 4,
+    "allreduce": ["P26"],
     "tfrecord": ["P10", "P10"],
     "calls": [*["CALLS"] * 6, *["PUSH"] * 2],
     "checkpoint": ["P19", "P18"],

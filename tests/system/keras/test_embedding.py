@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from typing import Any
@@ -65,18 +66,26 @@ def initial_rows(cluster, table="user", count=IDS):
     return cluster.contexts[0].client.tables.lookup({table: np.arange(count)})[table]
 
 
-@pytest.mark.parametrize("num_servers", [1, 2])
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda: keras.optimizers.SGD(0.5),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.5, 5, 0.9)
+    ),
+}
+EACH_ONCE = (("sgd", 1), ("adagrad", 2), ("schedule", 2))
+"""Each optimizer and number of servers; all pairs are long."""
+
+
 @pytest.mark.parametrize(
-    "optimizer",
+    ("name", "num_servers"),
     [
-        lambda: keras.optimizers.SGD(0.5),
-        lambda: keras.optimizers.Adagrad(0.1),
-        lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 5, 0.9)),
+        pytest.param(*pair, marks=[pytest.mark.long] * (pair not in EACH_ONCE))
+        for pair in itertools.product(OPTIMIZERS, (1, 2))
     ],
-    ids=["sgd", "adagrad", "schedule"],
 )
-def test_one_sync_worker_equals_kerass_embedding_bit_for_bit(optimizer, num_servers):
-    x, y = data()
+def test_one_sync_worker_equals_kerass_embedding_bit_for_bit(name, num_servers):
+    optimizer, (x, y) = OPTIMIZERS[name], data()
     with serving(num_servers=num_servers) as cluster:
         model = make_model(Embedding(DIM, table="user"), optimizer())
         distribute(model, cluster.contexts[0], consistency="sync")
@@ -191,10 +200,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     "mode",
-    [
-        pytest.param(mode, marks=() if mode in ("hybrid", "sync") else pytest.mark.long)
-        for mode in MODES
-    ],
+    [pytest.param(mode, marks=() if mode == "hybrid" else pytest.mark.long) for mode in MODES],
 )
 def test_every_mode_learns_with_two_workers(mode):
     x, y = data(2048)
@@ -273,7 +279,9 @@ def test_a_short_last_batch_and_changing_numbers_of_ids_trace_once():
         assert trainer.steps == 12
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)]
+)
 def test_mixed_precision(policy):
     x, y = data(1024)
     keras.config.set_dtype_policy(policy)
@@ -377,8 +385,17 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-@pytest.mark.parametrize("name", MODELS)
+KINDS_ONCE = (("subclass", 1), ("dicts", 3), ("time", 1), ("ragged", 3))
+"""Each kind with one number of steps; all pairs are long."""
+
+
+@pytest.mark.parametrize(
+    ("name", "steps_per_execution"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.long] * (pair not in KINDS_ONCE))
+        for pair in itertools.product(MODELS, (1, 3))
+    ],
+)
 def test_kinds_of_models(name, steps_per_execution):
     model = MODELS[name]()
     x, y = batches_for(model, name, np.random.default_rng(0))

@@ -338,8 +338,15 @@ def test_predict_beside_fit_leaves_the_variables_of_the_step_alone():
         assert pulled_by == {threading.main_thread().name}
 
 
-@pytest.mark.parametrize("how", ["copy", "pickle"])
-@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize(
+    ("is_local", "how"),
+    [
+        (False, "copy"),
+        (True, "pickle"),
+        pytest.param(False, "pickle", marks=pytest.mark.long),
+        pytest.param(True, "copy", marks=pytest.mark.long),
+    ],
+)
 def test_a_copy_of_a_model_predicts_with_its_rows_and_trains_nobody_elses(how, is_local):
     x, y = data(4 * BATCH)
     with serving() as cluster:

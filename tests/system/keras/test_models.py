@@ -226,9 +226,16 @@ def test_weight_decay_spares_excluded_variables(cluster):
 
 
 @pytest.mark.parametrize(
-    "clip", [{"clipnorm": 0.01}, {"global_clipnorm": 0.01}, {"clipvalue": 0.01}]
+    ("clip", "consistency"),
+    [
+        ({"clipnorm": 0.01}, "sync"),
+        ({"global_clipnorm": 0.01}, "async"),
+        ({"clipvalue": 0.01}, "sync"),
+        pytest.param({"clipnorm": 0.01}, "async", marks=pytest.mark.long),
+        pytest.param({"global_clipnorm": 0.01}, "sync", marks=pytest.mark.long),
+        pytest.param({"clipvalue": 0.01}, "async", marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("consistency", ["sync", "async"])
 def test_clipping_is_that_of_keras(cluster, clip, consistency):
     model = compiled(small(), keras.optimizers.SGD(0.5, **clip))
     plain = small()

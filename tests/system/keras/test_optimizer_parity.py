@@ -218,12 +218,19 @@ def zero_without_sign(values):
 
 ALSO_WILD = ("sgd", "nesterov", "adamw", "adamw with amsgrad", "adamax", "ftrl", "lion")
 ALSO_DOUBLE = ("momentum", "adamw", "ftrl with strengths", "adamw with averages")
+AGAIN_OTHERWISE = {*ALSO_WILD, *ALSO_DOUBLE, "adam with other betas"}
+"""Rules of which other gradients, the other dtype or other settings are compared as well."""
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "dtype"),
     [
-        *((name, "normal", "float32") for name in EQUAL),
+        *(
+            pytest.param(
+                name, "normal", "float32", marks=[pytest.mark.long] * (name in AGAIN_OTHERWISE)
+            )
+            for name in EQUAL
+        ),
         *((name, "wild", "float32") for name in ALSO_WILD),
         *((name, "normal", "float64") for name in ALSO_DOUBLE),
     ],

@@ -51,7 +51,13 @@ def make_model(optimizer):
     return model
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "momentum"))  # Nesterov's has it
+        for name in OPTIMIZERS
+    ],
+)
 def test_one_sync_worker_equals_keras_bit_for_bit(name):
     x, y = blobs(STEPS * BATCH)
     plain = make_model(OPTIMIZERS[name]())

@@ -122,8 +122,16 @@ def test_each_epoch_validates_its_own_rows_of_all_workers_on_its_last_parameters
         assert cluster.contexts[1].reported == []
 
 
-@pytest.mark.parametrize("is_distributed", [True, False])
-@pytest.mark.parametrize("options", [{"validation_freq": 2}, {"validation_steps": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "is_distributed"),
+    [
+        ({"validation_freq": 2}, True),
+        ({"validation_steps": 2}, False),
+        pytest.param({"validation_freq": 2}, False, marks=pytest.mark.long),
+        pytest.param({"validation_steps": 2}, True, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_epochs_and_rows_that_keras_does_not_validate_are_passed_over(options, is_distributed):
     sizes = [30, 90, 20, 60]
     with serving() as cluster:
