@@ -12,7 +12,6 @@ import enum
 import math
 import os
 from dataclasses import dataclass, fields
-from os.path import isabs
 from typing import Literal, get_args
 
 from feeding.filesystem.location import LOCAL, shown
@@ -35,8 +34,8 @@ class Checkpoints:
     """
 
     directory: str
-    """An absolute path that every node sees, or a URL (`hdfs://…`; docs/guides/files.md). One
-    cluster at a time saves there."""
+    """A URL (`hdfs://…`), or an absolute path, which is on Spark's default file system and which
+    every node must see (docs/guides/files.md). One cluster at a time saves there."""
     every_s: float = 60.0
     """Seconds between saves. A dead server loses at most this time plus that of two saves. Smaller:
     less is lost, more is written. A failed save is retried after 1 s, then 2 s, 4 s."""
@@ -70,12 +69,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str):
             raise SettingsError(f"checkpoints need a directory as a str, got {self.directory!r}")
-        location = paths.user_location(self.directory, "checkpoints")
-        if location.scheme == LOCAL and not os.path.isabs(location.path):
-            raise SettingsError(
-                "checkpoints need an absolute directory that every node sees, or a URL such as "
-                f"hdfs:///runs/7, got {shown(self.directory)}"
-            )
+        _check_directory(self.directory, "checkpoints")
         every_s: object = self.every_s
         is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
         if not is_number or not 0 < self.every_s < math.inf:
@@ -162,10 +156,10 @@ class ClusterConfig:
     tolerate_lost_workers: bool = True
     """A worker killed from outside is a warning while others remain; the chief never is."""
     save_on_interrupt: str | None = None
-    """Directory in which the servers save the parameters when a running cluster is aborted: Ctrl-C,
-    an exception in the `with` block, abort(), cancelled Spark jobs, a shutdown() that is late. The
-    servers and the driver must see it under this path. The save takes at most half of abort_s or
-    so; a model that needs longer needs a larger abort_s."""
+    """Directory or URL in which the servers save the parameters when a running cluster is aborted:
+    Ctrl-C, an exception in the `with` block, abort(), cancelled Spark jobs, a shutdown() that is
+    late. A path means what it does in Checkpoints. The save takes at most half of abort_s or so; a
+    model that needs longer needs a larger abort_s."""
     threads_per_node: int = 0
     """Compute threads (OMP, TensorFlow, numba) per node; 0: the cores of its Spark task."""
     allow_dynamic: bool = False
@@ -209,11 +203,8 @@ class ClusterConfig:
         place: object = self.save_on_interrupt
         if isinstance(place, os.PathLike):
             object.__setattr__(self, "save_on_interrupt", os.fspath(place))
-        if self.save_on_interrupt is not None and not isabs(self.save_on_interrupt):
-            raise SettingsError(
-                f"save_on_interrupt must be an absolute path, got {self.save_on_interrupt!r}: the "
-                "servers run in other directories than the driver."
-            )
+        if self.save_on_interrupt is not None:
+            _check_directory(self.save_on_interrupt, "save_on_interrupt")
 
     def _check_times_and_flags(self) -> None:
         for each in fields(self):
@@ -245,6 +236,15 @@ def _make_plain(record: object, name: str, value: float) -> None:
     """Store a float of another type (numpy's) as Python's: the record travels to every node."""
     if type(value) not in (int, float):
         object.__setattr__(record, name, float(value))
+
+
+def _check_directory(path: str, what: str) -> None:
+    location = paths.user_location(path, what)
+    if location.scheme == LOCAL and not os.path.isabs(location.path):
+        raise SettingsError(
+            f"{what}: an absolute directory that every node sees is needed, or a URL such as "
+            f"hdfs:///runs/7, got {shown(path)}"
+        )
 
 
 def _is_time(value: object) -> bool:

@@ -10,9 +10,10 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from tfos.config import ClusterConfig, InputMode
+from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.errors import ConfigError, SettingsError, UnsupportedError
 from tfos.files import paths
 from tfos.spark import task_secrets
@@ -29,6 +30,8 @@ RESERVED_QUEUES = ("output", "error")
 """Queue names of TensorFlowOnSpark that carry no fed rows."""
 VALIDATION_FEED = "validation"
 """The feed of `train(validation=...)`; every cluster that is fed has it."""
+TENSORBOARD_FILES = "TensorBoard's files"
+LAST_CHECKPOINT = "parameters of an interrupted cluster"
 NODE_MEMORY_MIB = 2048
 """Address space and memory that a process with TensorFlow needs before any model."""
 _SIZE = re.compile(r"(\d+)\s*([kmgtp]?)i?b?", re.IGNORECASE)
@@ -115,14 +118,46 @@ def check_servers(plan: Plan, config: ClusterConfig) -> None:
             )
 
 
-def check_log_dir(log_dir: str | None) -> None:
-    """Refuse a directory that leads astray.
+def placed_outputs(
+    config: ClusterConfig, tensorboard: TensorBoardConfig, facts: SparkFacts
+) -> tuple[ClusterConfig, TensorBoardConfig]:
+    """Return both with each directory as every process of the cluster understands it.
+
+    Args:
+        config: the cluster's, as the user gave it.
+        tensorboard: the user's, too.
+        facts: of the driver.
 
     Raises:
-        SettingsError: shows it escaped.
+        SettingsError: a directory is refused, or its files would be lost.
     """
-    if log_dir:
-        paths.user_location(log_dir, "TensorBoard's files")
+    place = facts.output_place
+    if config.checkpoints is not None:
+        directory = paths.output_directory(config.checkpoints.directory, "checkpoints", place)
+        config = replace(config, checkpoints=replace(config.checkpoints, directory=directory))
+    if config.save_on_interrupt is not None:
+        directory = paths.output_directory(config.save_on_interrupt, LAST_CHECKPOINT, place)
+        config = replace(config, save_on_interrupt=directory)
+    if tensorboard.log_dir:
+        log_dir = paths.output_directory(tensorboard.log_dir, TENSORBOARD_FILES, place)
+        tensorboard = replace(tensorboard, log_dir=log_dir)
+    return config, tensorboard
+
+
+def outputs(config: ClusterConfig, tensorboard: TensorBoardConfig) -> dict[str, str]:
+    """Return the directories that a cluster writes to, by what is written there.
+
+    Args:
+        config: with placed directories.
+        tensorboard: with a placed directory.
+    """
+    saves = config.checkpoints
+    found = {
+        "checkpoints": saves.directory if saves is not None else "",
+        LAST_CHECKPOINT: config.save_on_interrupt or "",
+        TENSORBOARD_FILES: tensorboard.log_dir,
+    }
+    return {what: path for what, path in found.items() if path}
 
 
 def check_queues(queues: Iterable[object]) -> tuple[str, ...]:

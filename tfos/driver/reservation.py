@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from tfos.driver import preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
 from tfos.driver.shown_wait import shown_wait
 from tfos.errors import PhaseError, ReservationTimeout
+from tfos.files import paths
 from tfos.monitor import training
 from tfos.monitor.prometheus import ClusterPage
 from tfos.node.spec import NodeSettings
@@ -131,17 +132,20 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     preflight.check_servers(plan, config)
     mode = preflight.check_mode(request.input_mode)
     feeds = preflight.check_queues(request.queues)
-    preflight.check_log_dir(request.tensorboard.log_dir or None)
     sc = spark_facts.classic_context(request.sc)
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, config)
-    console = _console(config, facts)
+    config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
+    request = replace(request, config=config, tensorboard=tensorboard)
+    outputs = preflight.outputs(config, tensorboard)
+    console = _console(config, facts, outputs)
     if plan.tensorflow_servers:
         console.warn(preflight.OPEN_SERVERS)
     ports = server_address.wanted_ports(os.environ)
     coordinator = Coordinator(plan, config, console)
     wait = SlotWait(plan, config, time.monotonic())
     offer = _await_slots(sc, facts, coordinator, wait, console, cancel)
+    _warn_of_disks(console, outputs, offer)
     cluster_id = secrets.token_hex(8)
     try:
         authority = ClusterAuthority(cluster_id)
@@ -193,11 +197,21 @@ def _settings(
     )
 
 
-def _console(config: ClusterConfig, facts: spark_facts.SparkFacts) -> Console:
+def _console(
+    config: ClusterConfig, facts: spark_facts.SparkFacts, outputs: Mapping[str, str]
+) -> Console:
     console = Console(enabled=config.verbose, details=config.show_details)
+    for what, directory in outputs.items():
+        console.line(f"{what} go to {directory}")
     for note in preflight.notes(facts):
         console.warn(note)
     return console
+
+
+def _warn_of_disks(console: Console, outputs: Mapping[str, str], offer: slots.Offer) -> None:
+    note = paths.one_host_note(outputs, (executor.host for executor in offer.executors))
+    if note:
+        console.warn(note)
 
 
 def _with_keys(

@@ -1,22 +1,46 @@
-"""Users' paths: refuses ambiguous ones, resolves the others as TensorFlowOnSpark does.
+"""Users' paths: one rule for what a path means, and the refusal of those whose files would be lost.
 
-Pure: touches no file system.
+Covers: the rule, for inputs (`absolute_path`) and for directories that a cluster writes to
+(`output_directory`); places that YARN removes.
+Does not: know Spark (tfos.spark.facts makes an OutputPlace); touch a file system.
 """
 
 from __future__ import annotations
 
 import getpass
 import logging
+import os
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from feeding.errors import PathError
-from feeding.filesystem.location import Location, parse
+from feeding.filesystem.location import LOCAL, Location, parse, shown
 from tfos.errors import SettingsError
 
 _logger = logging.getLogger(__name__)
 
 _COMPLETE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 """A path with a scheme is passed through, whatever serves it."""
+_CONTAINER = "CONTAINER_ID"
+"""YARN sets it in every container; the container's directory has this name."""
+
+_ADVICE = (
+    "Write a URL that every host reaches, such as hdfs:///runs/7, or file:///mnt/runs/7 for a "
+    "directory that every host mounts."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlace:
+    """What decides where a driver's path leads, and whether the files stay."""
+
+    default_fs: str
+    """Hadoop's `fs.defaultFS`."""
+    working_dir: str
+    """The driver's; the base of relative paths where the default file system is this host's."""
+    driver_in_container: bool = False
+    """Whether the cluster manager started the driver (cluster deploy mode)."""
 
 
 def user_location(path: str, what: str) -> Location:
@@ -43,7 +67,7 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
             hdfs and viewfs, to `working_dir` on file.
         default_fs: Hadoop's `fs.defaultFS`, for example `hdfs://nn:8020` or `file:///`.
         working_dir: the executor's working directory.
-        user: owner of the home directory; default: the user of this process.
+        user: owner of the home directory; default: HADOOP_USER_NAME, else this process's user.
     """
     if _COMPLETE.match(path):
         return path
@@ -52,10 +76,87 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
     if path.startswith("/"):
         return root + path
     if scheme in ("hdfs", "viewfs"):
-        return f"{root}/user/{user or getpass.getuser()}/{path}"
+        owner = user or os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+        return f"{root}/user/{owner}/{path}"
     if scheme == "file":
         return f"{root}{working_dir.rstrip('/')}/{path}"
     _logger.warning(
         "relative path %r on unknown default file system %r: taken below its root", path, default_fs
     )
     return f"{root}/{path}"
+
+
+def output_directory(path: str, what: str, place: OutputPlace) -> str:
+    """Return the path or URL of a directory to write to, the same for every process.
+
+    A plain path means what Spark means by it: a place on `fs.defaultFS`. `file://` is the user's
+    statement that every host mounts the directory.
+
+    Args:
+        path: the user's string.
+        what: the files that belong there, for messages.
+        place: of the driver.
+
+    Raises:
+        SettingsError: the path is refused, or what is written there would be lost.
+    """
+    user_location(path, what)
+    is_stated = bool(_COMPLETE.match(path))
+    whole = absolute_path(path, default_fs=place.default_fs, working_dir=place.working_dir)
+    found = user_location(whole, what)
+    refuse_container(found, what, os.environ)
+    if place.driver_in_container and not is_stated:
+        if found.scheme == LOCAL:
+            raise SettingsError(
+                f"{what} cannot go to {shown(path)} in cluster deploy mode: that is {found} on "
+                f"the host of each process, wherever the cluster manager starts it. {_ADVICE}"
+            )
+        if not path.startswith("/"):
+            raise SettingsError(
+                f"{what} cannot go to {shown(path)} in cluster deploy mode: that is {found}, and "
+                f"the user of the driver's container decides whose home that is. Write {found}, "
+                "or another URL, if you mean it."
+            )
+    return path if is_stated else str(found)
+
+
+def refuse_container(location: Location, what: str, environ: Mapping[str, str]) -> None:
+    """Refuse a place in the directory of this YARN container, which YARN removes at its end.
+
+    Args:
+        location: where files would be written; on any file system, since a path that was made
+            absolute in a container means the container's directory.
+        what: the files that belong there, for the message.
+        environ: of this process.
+
+    Raises:
+        SettingsError: names the place and what to write instead.
+    """
+    container = environ.get(_CONTAINER)
+    if container and container in location.path.split("/"):
+        raise SettingsError(
+            f"{what} cannot go to {location}: it names the directory of this YARN container, "
+            f"which YARN removes when the container ends. {_ADVICE}"
+        )
+
+
+def one_host_note(directories: Mapping[str, str], hosts: Iterable[str]) -> str:
+    """Return a warning of plain local directories with executors on several hosts; "": none.
+
+    Args:
+        directories: what `output_directory` returned, by what is written there.
+        hosts: of the executors.
+    """
+    local = [
+        f"{what} go to {shown(path)}"
+        for what, path in directories.items()
+        if not _COMPLETE.match(path)
+    ]
+    names = sorted(set(hosts))
+    if not local or len(names) < 2:
+        return ""
+    more = ", …" if len(names) > 3 else ""
+    return (
+        f"{' and '.join(local)} on the disk of each host, and executors are on {len(names)} hosts "
+        f"({', '.join(names[:3])}{more}): each host would hold a part of them. {_ADVICE}"
+    )

@@ -24,6 +24,7 @@ from feeding.filesystem.location import LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 from tfos.files import transfer
+from tfos.files.paths import refuse_container
 
 
 class PathContext(Protocol):
@@ -73,7 +74,8 @@ def export(
         The absolute path or URL that was written.
 
     Raises:
-        SettingsError: not a Keras model, one that was never built, or a path that is refused.
+        SettingsError: not a Keras model, one that was never built, a path that is refused, or one
+            in a container's directory.
         OSError: the disk or the file system failed.
     """
     if not isinstance(model, keras.Model):
@@ -84,6 +86,7 @@ def export(
             "model.build(input_shape)"
         )
     target = _location(ctx.absolute_path(os.fspath(path)))
+    refuse_container(target, "the model", os.environ)
     _refuse_other_content(target)
     if target.scheme == LOCAL:
         _export_here(model, Path(target.path), save)

@@ -8,7 +8,6 @@ Runs in: the driver.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -142,11 +141,7 @@ def _claimed(
         return None
     if not isinstance(results_dir, str) or not results_dir:
         raise SettingsError(f"results_dir must be a path or URL as a str, got {results_dir!r}")
-    paths.user_location(results_dir, "results")
-    complete = paths.absolute_path(
-        results_dir, default_fs=facts.default_fs, working_dir=os.getcwd()
-    )
-    results = ResultsDirectory(complete)
+    results = ResultsDirectory(paths.output_directory(results_dir, "results", facts.output_place))
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     results.claim(name, function_digest(fn), work.digest, len(work.names))
     return results

@@ -25,10 +25,11 @@ from tfos.estimators.training import (
     fit_made,
 )
 from tfos.feed.dataframe_inference import is_frame
+from tfos.files.paths import output_directory
 from tfos.predict.column import BATCH_SIZE, PREDICTION, predicted, read_signature
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSource
-from tfos.spark.facts import active_context
+from tfos.spark.facts import active_context, read_facts
 
 if TYPE_CHECKING:
     import keras
@@ -90,8 +91,9 @@ class Estimator:
             model_creator: called as `model_creator(config)` in every worker, in the place of
                 `model`; returns a compiled model.
             config: for `model_creator` and data functions.
-            model_dir: absolute path or URL: each fit leaves its model there, and the servers save
-                there while they train; None: nowhere.
+            model_dir: path or URL (docs/guides/files.md): each fit leaves its model there, and the
+                servers save there while they train; None: nowhere. It needs a SparkContext, whose
+                default file system decides where a plain path leads.
             cluster_size: nodes of each fit, servers included; one task slot each.
             num_ps: servers among them; None: one beside several workers.
             consistency: of ctx.distribute.
@@ -115,6 +117,9 @@ class Estimator:
             verbose=verbose,
         )
         settings.check()
+        if model_dir is not None:
+            place = read_facts(active_context()).output_place
+            model_dir = output_directory(model_dir, "models", place)
         return cls(recipe_of(model, make), config, settings, model_dir)
 
     def fit(  # noqa: PLR0913 - Orca's arguments

@@ -7,12 +7,14 @@ Threads: any; py4j gives each Python thread its own JVM thread.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfos.errors import SettingsError, UnsupportedError
+from tfos.files.paths import OutputPlace
 from tfos.spark.slots import ExecutorSlots, Offer
 
 LOOPBACK = "127.0.0.1"
@@ -61,6 +63,19 @@ class SparkFacts:
         if self.master.startswith(("yarn", "k8s")):
             return int(self.conf.get("spark.executor.instances", "2"))
         return None
+
+    @property
+    def driver_in_container(self) -> bool:
+        """Whether the cluster manager runs the driver, on a host of its choice."""
+        return (
+            self.conf.get("spark.submit.deployMode") == "cluster"
+            or self.conf.get("spark.kubernetes.submitInDriver", "false").lower() == "true"
+        )
+
+    @property
+    def output_place(self) -> OutputPlace:
+        """What decides where a path of this driver leads."""
+        return OutputPlace(self.default_fs, os.getcwd(), self.driver_in_container)
 
     @property
     def rpc_is_encrypted(self) -> bool:

@@ -7,6 +7,7 @@ Runs in: the worker's process.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from feeding.filesystem.location import LOCAL, parse
 from tfos.errors import UnsupportedError
+from tfos.files.paths import refuse_container
 from tfos.predict.loading import output_names
 from tfos.tensorflowonspark import gpu_info
 
@@ -34,8 +36,10 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
 
     Raises:
         UnsupportedError: a Keras model without fixed inputs; names the call to use.
+        SettingsError: a directory that YARN removes with this container.
     """
     target = parse(export_dir)
+    refuse_container(target, "the model", os.environ)
     if is_chief and target.scheme == LOCAL:
         _save(model, target.path)
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfos.config import Checkpoints, ClusterConfig, InputMode
+from tfos.config import Checkpoints, ClusterConfig, InputMode, TensorBoardConfig
 from tfos.driver import preflight
 from tfos.errors import ConfigError, SettingsError, UnsupportedError
 from tfos.spark import facts
@@ -67,6 +67,32 @@ def test_yarn_users_learn_where_nodes_take_their_memory():
         _facts("yarn", spark_network_crypto_enabled="true", spark_io_encryption_enabled="true")
     )
     assert ["memoryOverhead=default" in line for line in lines] == [True]
+
+
+def test_every_output_of_a_cluster_gets_its_meaning_before_anything_starts():
+    saves = ClusterConfig(checkpoints=Checkpoints(directory="/runs/7"), save_on_interrupt="/last")
+    board = TensorBoardConfig(is_wanted=True, log_dir="/runs/7/logs")
+    found = preflight.outputs(*preflight.placed_outputs(saves, board, _facts("yarn")))
+    assert found == {
+        "checkpoints": "hdfs://nn:8020/runs/7",
+        "parameters of an interrupted cluster": "hdfs://nn:8020/last",
+        "TensorBoard's files": "hdfs://nn:8020/runs/7/logs",
+    }
+    nothing = preflight.placed_outputs(ClusterConfig(), TensorBoardConfig(), _facts("yarn"))
+    assert preflight.outputs(*nothing) == {}
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ({}, False),
+        ({"spark.submit.deployMode": "client"}, False),
+        ({"spark.submit.deployMode": "cluster"}, True),
+        ({"spark.kubernetes.submitInDriver": "true"}, True),
+    ],
+)
+def test_a_driver_that_the_cluster_manager_placed_is_known(conf, expected):
+    assert facts.SparkFacts("yarn", "app", conf, "file:///").driver_in_container is expected
 
 
 @pytest.mark.parametrize(

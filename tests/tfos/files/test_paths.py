@@ -4,9 +4,19 @@ import logging
 
 import pytest
 
-from tfos.files.paths import absolute_path
+from feeding.filesystem.location import parse
+from tfos.errors import SettingsError
+from tfos.files.paths import (
+    OutputPlace,
+    absolute_path,
+    one_host_note,
+    output_directory,
+    refuse_container,
+)
 
 HDFS = "hdfs://nn:8020"
+CONTAINER = "container_1_0002_01_000001"
+DISK = OutputPlace("file:///", "/work/dir")
 
 
 @pytest.mark.parametrize(
@@ -38,3 +48,68 @@ def test_a_relative_path_on_an_unknown_file_system_warns(caplog):
         found = absolute_path("x", default_fs="abfs://c", working_dir="/w", user="ann")
     assert found == "abfs://c/x"
     assert "'abfs://c'" in caplog.text
+
+
+def test_a_relative_path_on_hdfs_is_in_the_home_of_the_user_whom_hdfs_sees(monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "eve")
+    assert absolute_path("x", default_fs=HDFS, working_dir="/w") == f"{HDFS}/user/eve/x"
+
+
+@pytest.mark.parametrize(
+    ("path", "place", "expected"),
+    [
+        ("/runs/7", DISK, "/runs/7"),
+        ("runs/7", DISK, "/work/dir/runs/7"),
+        ("file:///mnt/7", DISK, "file:///mnt/7"),
+        ("/runs/7", OutputPlace(HDFS, "/work/dir"), "hdfs://nn:8020/runs/7"),
+        ("/runs/7", OutputPlace(HDFS, "/", driver_in_container=True), "hdfs://nn:8020/runs/7"),
+        ("hdfs:///runs/7", OutputPlace(HDFS, "/", driver_in_container=True), "hdfs:///runs/7"),
+        ("file:///mnt/7", OutputPlace(HDFS, "/", driver_in_container=True), "file:///mnt/7"),
+    ],
+)
+def test_an_output_has_one_meaning_in_every_process(path, place, expected):
+    assert output_directory(path, "checkpoints", place) == expected
+
+
+@pytest.mark.parametrize("path", ["/runs/7", "runs/7"])
+def test_a_local_output_of_a_driver_in_a_container_is_refused_with_what_to_write(path):
+    place = OutputPlace("file:///", "/local/c1", driver_in_container=True)
+    with pytest.raises(SettingsError) as refused:
+        output_directory(path, "checkpoints", place)
+    where = "/runs/7" if path.startswith("/") else "/local/c1/runs/7"
+    assert (
+        f"checkpoints cannot go to '{path}' in cluster deploy mode: that is {where} on the host"
+        in (str(refused.value))
+    )
+    assert "hdfs:///runs/7, or file:///mnt/runs/7" in str(refused.value)
+
+
+def test_a_relative_output_on_hdfs_of_a_driver_in_a_container_is_refused_with_its_home(monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "eve")
+    place = OutputPlace(HDFS, "/local/c1", driver_in_container=True)
+    with pytest.raises(SettingsError, match="Write hdfs://nn:8020/user/eve/runs, or another URL"):
+        output_directory("runs", "checkpoints", place)
+
+
+@pytest.mark.parametrize("default_fs", ["file:///", HDFS])
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_nothing_is_written_to_the_directory_of_a_container(default_fs, scheme, monkeypatch):
+    monkeypatch.setenv("CONTAINER_ID", CONTAINER)
+    path = f"{scheme}/nm/appcache/application_1_0002/{CONTAINER}/mnist_model"
+    with pytest.raises(SettingsError, match=f"{CONTAINER}/mnist_model: .*YARN removes when"):
+        output_directory(path, "checkpoints", OutputPlace(default_fs, "/"))
+
+
+def test_a_place_beside_the_container_or_outside_of_yarn_is_accepted():
+    refuse_container(parse(f"/data/{CONTAINER}x"), "the model", {"CONTAINER_ID": CONTAINER})
+    refuse_container(parse(f"/data/{CONTAINER}"), "the model", {})
+
+
+def test_disks_of_several_hosts_are_warned_of_unless_the_user_says_that_all_mount_it():
+    outputs = {"checkpoints": "/runs/7", "TensorBoard's files": "hdfs://nn/logs"}
+    note = one_host_note(outputs, ["b", "a", "b"])
+    assert note.startswith("checkpoints go to '/runs/7' on the disk of each host")
+    assert "2 hosts (a, b)" in note
+    assert "TensorBoard" not in note
+    assert one_host_note(outputs, ["a", "a"]) == ""
+    assert one_host_note({"checkpoints": "file:///runs/7"}, ["a", "b"]) == ""

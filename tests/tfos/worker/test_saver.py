@@ -20,8 +20,8 @@ from ps.manifest.manifest import Hyper
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
 from tfos.config import Checkpoints
-from tfos.driver.preflight import check_log_dir
 from tfos.errors import SettingsError
+from tfos.files.paths import OutputPlace, output_directory
 from tfos.worker.saver import ChiefSaver
 
 pytestmark = pytest.mark.socket
@@ -245,7 +245,8 @@ def test_a_run_goes_on_from_an_earlier_one(tmp_path: Path):
 @pytest.mark.parametrize("path", PATHS_THAT_LEAD_ASTRAY, ids=lambda path: ascii(path)[:30])
 def test_directories_that_lead_astray_are_refused_escaped_before_anything_starts(path: str):
     doors: list[Callable[[], object]] = [lambda: Checkpoints(directory=path)]
-    doors += [lambda: check_log_dir(path)] if path else []  # no log_dir is none
+    place = OutputPlace("file:///", "/work")
+    doors += [lambda: output_directory(path, "TensorBoard's files", place)]
     for door in doors:
         with pytest.raises(SettingsError) as refused:
             door()

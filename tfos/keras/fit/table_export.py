@@ -19,6 +19,7 @@ import numpy as np
 
 from tfos.console.console import Console
 from tfos.errors import SettingsError
+from tfos.files.paths import refuse_container, user_location
 from tfos.keras.embedding import row_flow
 from tfos.keras.embedding.graph_rows import save_with_rows
 from tfos.keras.embedding.layer import MAX_SAVED_BYTES
@@ -86,6 +87,7 @@ def export_with_tables(
 
         return export(model, path, ctx, save)
     target = ctx.absolute_path(os.fspath(path))
+    refuse_container(user_location(target, "the model"), "the model", os.environ)
     _write_beside(
         model, target, ctx, None if since is None else ctx.absolute_path(os.fspath(since))
     )
