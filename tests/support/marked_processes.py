@@ -40,6 +40,24 @@ def wait_gone(mark: str, timeout_s: float) -> dict[int, str]:
         pulse.wait(0.1)
 
 
+def below(directory: Path) -> dict[int, str]:
+    """Map pid to command line of every process whose arguments or environment name `directory`.
+
+    YARN's daemons, the drivers and executors in its containers, and what those have started.
+    """
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes()
+            if os.fsencode(directory) in line + (entry / "environ").read_bytes():
+                found[int(entry.name)] = line.replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
 def kill(pids: dict[int, str]) -> None:
     """End what is left, so that one failing test does not disturb the next."""
     for pid in pids:

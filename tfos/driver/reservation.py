@@ -37,6 +37,7 @@ from tfos.spark import slots
 from tfos.spark.interruptible import CancelToken
 from tfos.spark.slot_claims import claims_of
 from tfos.spark.slots import SlotWait
+from tfos.spark.yarn import YarnContainers
 from tfos.topology import Plan, ServersOf
 
 _OFFER_S = 0.1
@@ -245,17 +246,22 @@ def _await_slots(
     cancel: CancelToken,
 ) -> slots.Offer:
     claims = claims_of(sc)
-    shown = -1
+    containers = YarnContainers(sc)
+    given: int | None = None
+    shown: object = None
     while not cancel.is_set:
         with claims.lock:
             seen = spark_facts.read_offer(sc, facts)
             claimed, starting = claims.count()
-            offer = replace(seen, claimed=claimed, starting=starting)
+            offer = replace(seen, claimed=claimed, starting=starting, containers=given)
             if wait.ready(offer, time.monotonic()):
                 claims.add(coordinator)
                 return offer
-        if len(offer.executors) != shown:
-            shown = len(offer.executors)
+        if offer.outstanding:
+            given = containers.count()
+            offer = replace(offer, containers=given)
+        if (len(offer.executors), offer.whereabouts) != shown:
+            shown = (len(offer.executors), offer.whereabouts)
             console.line(
                 f"waiting for slots: {slots.shortage(wait.plan, offer)}{wait.until(offer)}"
             )

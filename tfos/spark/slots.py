@@ -35,6 +35,8 @@ class Offer:
     """Slots of nodes that other clusters of this SparkContext have reserved and not started yet."""
     starting: int = 0
     """Those of them that start now: they may be counted as busy, too, until they register."""
+    containers: int | None = None
+    """Containers that YARN has given to executors; None: not known."""
 
     @property
     def total(self) -> int:
@@ -66,6 +68,23 @@ class Offer:
     def outstanding(self) -> int:
         """Configured executors that have not registered yet."""
         return max(0, (self.expected or 0) - len(self.executors))
+
+    @property
+    def whereabouts(self) -> str:
+        """What is known of the executors that have not registered; "": nothing."""
+        if self.containers is None or not self.outstanding:
+            return ""
+        preparing = min(self.outstanding, max(0, self.containers - len(self.executors)))
+        asked = self.outstanding - preparing
+        parts = []
+        if preparing:
+            has = "has a container" if preparing == 1 else "have containers"
+            parts.append(f"{preparing} {has}: files are being localised, or Java starts")
+        if asked:
+            parts.append(
+                f"for {asked} YARN has given no container yet: its queue or nodes may be full"
+            )
+        return "; ".join(parts)
 
 
 ADVICE = "Lower cluster_size or raise --num-executors, spark.executor.cores or spark.cores.max."
@@ -114,8 +133,8 @@ class SlotWait:
             if waited_s >= self.config.reservation_timeout_s:
                 raise NotEnoughSlots(
                     f"{shortage(self.plan, offer)} {offer.outstanding} executors have not "
-                    f"registered within {waited_s:.0f} s: see the cluster manager's queue for why, "
-                    "raise reservation_timeout, or lower cluster_size."
+                    f"registered within {waited_s:.0f} s{_known(offer)}: see the cluster manager's "
+                    "queue for why, raise reservation_timeout, or lower cluster_size."
                 )
             return False
         if waited_s >= self.config.slot_wait_s or (
@@ -129,9 +148,14 @@ class SlotWait:
         if not offer.outstanding:
             return ""
         return (
-            f" Waiting for {offer.outstanding} more executors, "
+            f" {len(offer.executors)} of {offer.expected} executors have registered"
+            f"{_known(offer)}. Waiting for {offer.outstanding} more, "
             f"{self.config.reservation_timeout_s:.0f} s at most"
         )
+
+
+def _known(offer: Offer) -> str:
+    return f" ({offer.whereabouts})" if offer.whereabouts else ""
 
 
 def shortage(plan: Plan, offer: Offer) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import NUM_NODES, LocalYarn
+from tests.support.marked_processes import below
 
 pytestmark = pytest.mark.long
 
@@ -65,17 +66,4 @@ def test_spark_runs_on_it_and_nothing_is_left(yarn: LocalYarn, tmp_path: Path):
     assert "rows: 1000" in done.stdout, done.stderr[-3000:]
     yarn.stop()
     assert not any(daemon.is_alive() for daemon in yarn.daemons)
-    assert not _processes_below(yarn.directory)
-
-
-def _processes_below(directory: Path) -> list[str]:
-    """Return the command lines of processes that name the directory: daemons and containers."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # it has ended
-            continue
-        if str(directory) in line:
-            lines.append(line)
-    return lines
+    assert not below(yarn.directory)

@@ -43,7 +43,9 @@ def test_configured_executors_are_awaited_until_the_reservation_times_out_then_n
     offer = _offer(0, 0, expected=4)
     for now_s in (0.0, 30.0, 61.0, 599.9):
         assert not wait.ready(offer, now_s)
-    assert wait.until(offer) == " Waiting for 2 more executors, 600 s at most"
+    assert wait.until(offer) == (
+        " 2 of 4 executors have registered. Waiting for 2 more, 600 s at most"
+    )
     with pytest.raises(NotEnoughSlots, match="4 executors are configured") as caught:
         wait.ready(offer, 600.0)
     text = str(caught.value)
@@ -51,6 +53,29 @@ def test_configured_executors_are_awaited_until_the_reservation_times_out_then_n
     assert "raise reservation_timeout, or lower cluster_size" in text
     assert "--num-executors" not in text
     assert _wait().until(_offer(0, 0, expected=2)) == ""
+
+
+@pytest.mark.parametrize(
+    ("containers", "known"),
+    [
+        (None, ""),
+        (
+            4,
+            " (1 has a container: files are being localised, or Java starts; for 1 YARN",
+        ),
+        (5, " (2 have containers: files are being localised, or Java starts)."),
+        (3, " (for 2 YARN has given no container yet: its queue or nodes may be full)."),
+        (2, " (for 2 YARN has given no container yet: its queue or nodes may be full)."),
+    ],
+)
+def test_what_yarn_says_of_executors_that_have_not_registered_is_told(containers, known):
+    wait = _wait(5, reservation_timeout_s=600.0)
+    offer = replace(_offer(0, 0, 0, expected=5), containers=containers)
+    assert wait.until(offer).startswith(f" 3 of 5 executors have registered{known}")
+    assert offer.whereabouts in wait.until(offer)
+    with pytest.raises(NotEnoughSlots) as refused:
+        wait.ready(offer, 600.0)
+    assert f"have not registered within 600 s{known.rstrip('.')}" in str(refused.value)
 
 
 @pytest.mark.fault("F18")
