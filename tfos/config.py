@@ -162,6 +162,10 @@ class ClusterConfig:
     model that needs longer needs a larger abort_s."""
     threads_per_node: int = 0
     """Compute threads (OMP, TensorFlow, numba) per node; 0: the cores of its Spark task."""
+    gpu_resource: str | None = "gpu"
+    """Spark's name of the GPUs (spark.task.resource.NAME.amount). A worker sees those that Spark
+    gave to its task, by CUDA_VISIBLE_DEVICES; where Spark schedules none, those that the executor's
+    environment says. A parameter server sees none. None: no worker sees one either."""
     allow_dynamic: bool = False
     """Accept dynamic allocation although it may remove an executor under a node."""
     allow_speculation: bool = False
@@ -200,6 +204,12 @@ class ClusterConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
                 raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
+        gpus: object = self.gpu_resource
+        if gpus is not None and not (isinstance(gpus, str) and gpus.isidentifier()):
+            raise SettingsError(
+                f"gpu_resource must be Spark's name of a resource, such as 'gpu', or None, got "
+                f"{gpus!r}."
+            )
         place: object = self.save_on_interrupt
         if isinstance(place, os.PathLike):
             object.__setattr__(self, "save_on_interrupt", os.fspath(place))

@@ -81,6 +81,7 @@ CASES = (
             },
             "max_inflight_bytes": COUNT,
             "threads_per_node": COUNT_OR_ZERO,
+            "gpu_resource": ("", "a b", 0),
             "save_on_interrupt": ("relative/place", ""),
             "checkpoints": ("/saves", 7),
             "integrity": CHOICE,

@@ -49,6 +49,7 @@ def _values(record: type, **special: Any) -> st.SearchStrategy[Any]:
 CONFIGS = _values(
     ClusterConfig,
     heartbeat_s=st.just(0.1),
+    gpu_resource=st.sampled_from([None, "gpu"]),
     checkpoints=st.one_of(
         st.none(), _values(Checkpoints, keep_best=st.sampled_from([None, "val_loss"]))
     ),

@@ -94,6 +94,8 @@ class Executor(msgspec.Struct, frozen=True):
     """Where private, temporary directories go."""
     log_dir: str
     """Where the node's log file outlives the node; empty: it lies in the temporary directory."""
+    gpus: tuple[str, ...] = ()
+    """Addresses of the GPUs that Spark gave the task; empty: it schedules none."""
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True):

@@ -82,7 +82,9 @@ class NodeTask:
         context = task_context()
         attempt = self.first_attempt + (context.attemptNumber() if context else 0)
         executor = find_executor(
-            loopback=bundle.settings.loopback, cores=context.cpus() if context else 1
+            loopback=bundle.settings.loopback,
+            cores=context.cpus() if context else 1,
+            gpus=gpus_of(context, bundle.settings.config.gpu_resource),
         )
         is_awaited = self.hold_slot and not bundle.node.is_ps
         with contextlib.ExitStack() as open_fds:
@@ -170,7 +172,7 @@ def refuse_skew(differences: list[versions.Difference]) -> None:
     )
 
 
-def find_executor(*, loopback: bool, cores: int) -> Executor:
+def find_executor(*, loopback: bool, cores: int, gpus: tuple[str, ...] = ()) -> Executor:
     """Find out where this process runs: from the operating system, not from Spark's settings.
 
     Two tasks of one executor, several executors of one host and local mode all differ in the
@@ -179,6 +181,7 @@ def find_executor(*, loopback: bool, cores: int) -> Executor:
     Args:
         loopback: everything runs on the driver's host.
         cores: of the executor.
+        gpus: of the task.
     """
     jvm_pid = procfs.java_ancestor() or 0
     executor_id = procfs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
@@ -194,6 +197,7 @@ def find_executor(*, loopback: bool, cores: int) -> Executor:
         spark_files=_spark_files(),
         scratch_dir=_scratch_dir(),
         log_dir="" if is_local else _log_dir(cwd),
+        gpus=gpus,
     )
 
 
@@ -224,6 +228,17 @@ def _first_writable(paths: list[str]) -> str:
         if path and Path(path).is_dir() and os.access(path, os.W_OK):
             return path
     return ""
+
+
+def gpus_of(context: Any, resource: str | None) -> tuple[str, ...]:
+    """Return the addresses of the GPUs that Spark has given to a task.
+
+    Args:
+        context: Spark's TaskContext; None: this is no task.
+        resource: Spark's name of the GPUs; None: they are not asked for.
+    """
+    found = context.resources().get(resource) if context and resource else None
+    return tuple(found.addresses) if found else ()
 
 
 def task_context() -> Any:

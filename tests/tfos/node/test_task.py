@@ -2,6 +2,7 @@
 
 import cloudpickle
 import pytest
+from pyspark.resource import ResourceInformation
 
 from rpc.auth.certificates import TlsCredentials
 from tests.support.nodes import node_settings
@@ -80,6 +81,20 @@ def test_local_mode_and_a_local_cluster_stay_on_loopback(jvm):
     jvm.update({"--executor-id": "0", "--hostname": "10.1.2.3"})
     near = find_executor(loopback=True, cores=1)
     assert (near.executor_id, near.host) == ("0", "127.0.0.1")
+
+
+def test_the_gpus_of_a_task_are_those_that_spark_gave_it():
+    class FakeTaskContext:
+        def resources(self):
+            return {"gpu": ResourceInformation("gpu", ["1", "GPU-7"])}
+
+    context = FakeTaskContext()
+    assert task.gpus_of(context, "gpu") == ("1", "GPU-7")
+    assert [
+        task.gpus_of(*each) for each in ((context, "fpga"), (context, None), (None, "gpu"))
+    ] == [()] * 3
+    executor = find_executor(loopback=True, cores=1, gpus=("1", "GPU-7"))
+    assert executor.gpus == ("1", "GPU-7")
 
 
 def test_result_names_are_what_the_driver_reads():

@@ -20,7 +20,7 @@ from tfos.errors import NodeStartError
 from tfos.many.slot.process import SPOOL_HEAD
 from tfos.many.slot.specs import RunSettings, SlotSpec
 from tfos.node import bootstrap, versions
-from tfos.node.task import find_executor, refuse_skew, task_context
+from tfos.node.task import find_executor, gpus_of, refuse_skew, task_context
 from tfos.spark.task_secrets import taken_keys
 
 
@@ -56,7 +56,9 @@ class SlotTask:
         refuse_skew(versions.compare(self.versions, versions.installed()))
         context = task_context()
         executor = find_executor(
-            loopback=self.settings.loopback, cores=context.cpus() if context else 1
+            loopback=self.settings.loopback,
+            cores=context.cpus() if context else 1,
+            gpus=gpus_of(context, "gpu"),
         )
         attempt = self.first_attempt + (context.attemptNumber() if context else 0)
         scratch = executor.scratch_dir

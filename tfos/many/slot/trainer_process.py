@@ -67,7 +67,12 @@ class TrainerProcess:
                 "tfos.many.slot.trainer",
                 msgspec.msgpack.encode(document),
                 spec,
-                env=child_env(os.environ, threads=0, cores=spec.executor.cores),
+                env=child_env(
+                    os.environ,
+                    threads=0,
+                    cores=spec.executor.cores,
+                    gpus=spec.executor.gpus or None,
+                ),
                 title=f"tfos trainer of slot {spec.slot}",
                 inherit=[theirs.fileno(), spec.items_fd, *values_fds],
             )

@@ -21,7 +21,7 @@ from tfos.node import bootstrap, procfs
 from tfos.node.child_link import ChildLink, FromChild
 from tfos.node.failure import Exit
 from tfos.node.spec import Executor
-from tfos.topology import PlannedNode
+from tfos.topology import PS_ROLE, PlannedNode
 
 _READ_BYTES = 64 * 1024
 
@@ -151,7 +151,26 @@ def spawn(  # noqa: PLR0913 - the whole of a process's start
     return child
 
 
-def child_env(base: Mapping[str, str], *, threads: int, cores: int) -> dict[str, str]:
+def visible_gpus(
+    node: PlannedNode, gpus: Sequence[str], resource: str | None
+) -> Sequence[str] | None:
+    """Return the GPUs that a node's process may see; None: as the executor's environment says.
+
+    A parameter server sees none: TensorFlow would take the memory of one that a worker trains on.
+
+    Args:
+        node: from the plan.
+        gpus: addresses that Spark gave to its task.
+        resource: Spark's name of the GPUs; None: nobody sees one.
+    """
+    if node.role == PS_ROLE or resource is None:
+        return ()
+    return gpus or None
+
+
+def child_env(
+    base: Mapping[str, str], *, threads: int, cores: int, gpus: Sequence[str] | None = None
+) -> dict[str, str]:
     """Return a child's environment: `base` without secrets, with the size of every thread pool.
 
     Without these sizes each library uses all cores of the host, on every executor of that host.
@@ -161,6 +180,7 @@ def child_env(base: Mapping[str, str], *, threads: int, cores: int) -> dict[str,
         threads: the user's setting; 0: `OMP_NUM_THREADS` if Spark or the user set that, else the
             task's cores.
         cores: number of the task's cores.
+        gpus: addresses of those that it sees; empty: none; None: as in `base`.
     """
     env = bootstrap.without_spark_secrets(base)
     inherited = env.get("OMP_NUM_THREADS", "")
@@ -170,4 +190,6 @@ def child_env(base: Mapping[str, str], *, threads: int, cores: int) -> dict[str,
     env.setdefault("TF_NUM_INTRAOP_THREADS", str(count))
     env.setdefault("TF_NUM_INTEROP_THREADS", str(max(2, count)))
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    if gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or "-1"
     return env

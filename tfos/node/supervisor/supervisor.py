@@ -80,6 +80,9 @@ class Supervisor:
             os.environ,
             threads=self._settings.config.threads_per_node,
             cores=spec.executor.cores,
+            gpus=children.visible_gpus(
+                self._planned, spec.executor.gpus, self._settings.config.gpu_resource
+            ),
         )
         self._reporter = self._make_reporter()
         self._restarts = Restarts(spec.bundle)

@@ -9,6 +9,7 @@ import pytest
 
 from tfos.node import bootstrap, procfs
 from tfos.node.supervisor import children
+from tfos.topology import PlannedNode
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,23 @@ def test_every_thread_pool_gets_the_same_size(threads, cores, inherited, expecte
 def test_the_users_tensorflow_settings_win():
     env = children.child_env({"TF_NUM_INTRAOP_THREADS": "7"}, threads=2, cores=1)
     assert env["TF_NUM_INTRAOP_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("role", "gpus", "resource", "expected"),
+    [
+        ("worker", ("4", "GPU-5"), "gpu", "4,GPU-5"),
+        ("worker", (), "gpu", "inherited"),
+        ("worker", ("4",), None, "-1"),
+        ("ps", ("4",), "gpu", "-1"),
+        ("ps", (), "gpu", "-1"),
+    ],
+)
+def test_a_worker_sees_the_gpus_of_its_task_and_a_server_none(role, gpus, resource, expected):
+    visible = children.visible_gpus(PlannedNode(role, 0, 0), gpus, resource)
+    base = {"CUDA_VISIBLE_DEVICES": "inherited"}
+    env = children.child_env(base, threads=0, cores=1, gpus=visible)
+    assert env["CUDA_VISIBLE_DEVICES"] == expected
 
 
 @pytest.mark.attack("A17")
