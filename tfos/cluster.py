@@ -137,7 +137,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             ps: "tensorflow": they run TensorFlow's servers, and so do all workers but the chief;
                 main_fun runs on the chief alone, as ParameterServerStrategy's coordinator. With
                 num_ps=0 every worker runs main_fun, as of MultiWorkerMirroredStrategy. See
-                docs/guides/native.md.
+                docs/guides/native.md. "tfos" with num_ps=0: workers serve, in mode "sync" alone.
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.

@@ -16,6 +16,7 @@ from tfos.control.messages import (
     Heartbeat,
     PhaseChanged,
     Register,
+    ServesShard,
 )
 from tfos.failure import NodeFailure, NodeId
 from tfos.topology import PlannedNode
@@ -59,6 +60,8 @@ class Member:
     heard_s: float = 0.0
     stream_lost_s: float | None = None
     stop_ordered: bool = False
+    serves_shard: bool = False
+    """It is a worker that serves a shard of the parameters."""
     beats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
@@ -102,8 +105,10 @@ class Member:
         if phase != self.phase:
             self.phase, self.phase_since_s = phase, now_s
 
-    def note(self, event: PhaseChanged | FlushReached | BatchReport, now_s: float) -> None:
-        """Keep an event about its progress.
+    def note(
+        self, event: PhaseChanged | ServesShard | FlushReached | BatchReport, now_s: float
+    ) -> None:
+        """Keep an event about what it does and how far it is.
 
         Args:
             event: as the node reports it.
@@ -112,6 +117,8 @@ class Member:
         match event:
             case PhaseChanged(phase):
                 self._enter(phase, now_s)
+            case ServesShard():
+                self.serves_shard = True
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)
                 # The threads that wait for epochs may report in another order.

@@ -213,6 +213,10 @@ class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
     phase: ShortText
 
 
+class ServesShard(msgspec.Struct, frozen=True, tag=True):
+    """This worker serves a shard of the parameters, which ends with it: there are no servers."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The child failed or died."""
 
@@ -261,6 +265,7 @@ Event = (
     | EpochTrained
     | BestSaved
     | PhaseChanged
+    | ServesShard
     | Failed
     | Restarted
     | UpdatesLost

@@ -21,7 +21,7 @@ _OF_CHIEF = (
     messages.EpochTrained,
     messages.BestSaved,
 )
-_OF_WORKERS = (messages.FlushReached,)
+_OF_WORKERS = (messages.FlushReached, messages.ServesShard)
 _OF_SERVERS = (messages.Restarted, messages.UpdatesLost)
 _LINES = "\t\n"
 """Control characters that a traceback needs."""

@@ -35,6 +35,10 @@ _WITHOUT_WORKER = (
     "MultiWorkerMirroredStrategy cannot go on without one of its workers, and the others would "
     "wait for it: save in main_fun, restore when it begins, and start the cluster again"
 )
+_AFTER_OWN_SHARD = (
+    "Save by ClusterConfig(checkpoints=...) and start the cluster again with resume=True, or use "
+    "num_ps >= 1: servers of their own go on when a worker is lost"
+)
 _WITHOUT_PS = (
     "ParameterServerStrategy cannot go on without it, and its variables are gone: save in main_fun "
     "with tf.train.CheckpointManager to a directory that every node sees, restore there when it "
@@ -309,7 +313,12 @@ class ClusterState:
         match event:
             case messages.Listening():
                 return self._listening(member, event)
-            case messages.PhaseChanged() | messages.FlushReached() | messages.BatchReport():
+            case (
+                messages.PhaseChanged()
+                | messages.ServesShard()
+                | messages.FlushReached()
+                | messages.BatchReport()
+            ):
                 member.note(event, now_s)
             case messages.FitReading() | messages.EpochTrained() | messages.BestSaved():
                 self.epochs.note(event)
@@ -483,6 +492,7 @@ class ClusterState:
         return (
             self.config.tolerate_lost_workers
             and not self.plan.is_mirrored
+            and not member.serves_shard
             and self.phase is ClusterPhase.RUNNING
             and member.planned.runs_main_fun
             and not member.planned.is_chief
@@ -521,10 +531,14 @@ class ClusterState:
         ]
 
     def _explained(self, member: Member, failure: NodeFailure) -> NodeFailure:
-        """Add to the failure what it means for TensorFlow's strategy, and what to do."""
+        """Add to the failure what it means beyond its node, and what to do."""
         if self.plan.is_mirrored and not failure.traceback:
             text = f"{failure.message}. {_WITHOUT_WORKER}"
             return msgspec.structs.replace(failure, message=text)
+        if member.serves_shard and not failure.traceback:
+            shard = f"shard {member.planned.rank + 1} of {len(self.workers)} of the parameters"
+            text = f"{failure.message}. {member.name} served {shard}, which is lost with it. "
+            return msgspec.structs.replace(failure, message=text + _AFTER_OWN_SHARD)
         lost = self._lost_tensorflow_ps()
         if not lost or not member.planned.is_chief:
             return failure

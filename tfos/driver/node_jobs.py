@@ -47,7 +47,10 @@ class NodeKeys:
             settings: the same for all nodes.
             main_fun: the pickled function and its arguments.
         """
-        peer = Identity(Role.SERVER if node.is_ps else Role.WORKER, node.rank)
+        roles = [Role.SERVER if node.is_ps else Role.WORKER]
+        if not settings.num_ps and node.runs_main_fun:
+            roles.append(Role.SERVER)  # of its own shard: see tfos.worker.own_shard
+        peers = [str(Identity(role, node.rank)) for role in roles]
         over_tls = settings.config.security == "tls"
         return NodeBundle(
             node=node,
@@ -56,7 +59,7 @@ class NodeKeys:
             # None for TensorFlow's servers: they have no login, and no use for it.
             rpc_secret=b"" if node.serves_tensorflow else self.rpc_secret,
             data_tls=(
-                self.authority.data_node(str(peer))
+                self.authority.data_node(*peers)
                 if over_tls and not node.serves_tensorflow
                 else None
             ),

@@ -55,6 +55,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
 FromChild = (
     messages.Listening
     | messages.PhaseChanged
+    | messages.ServesShard
     | messages.FlushReached
     | messages.BatchReport
     | messages.FitReading

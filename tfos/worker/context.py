@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tfos.worker.epoch_reports import EpochReports
     from tfos.worker.manager import WorkerManager
     from tfos.worker.micro_batches import MicroBatches
+    from tfos.worker.own_shard import OwnShard
     from tfos.worker.saver import ChiefSaver
 
 RESTART_S = 50.0
@@ -90,6 +91,7 @@ class NodeContext:
         credentials: credentials of the data plane.
         on_progress: called with the numbers of `report_progress`, by name.
         offers: answers the other ranks of `rank_group()`.
+        on_shard: called once the workers serve the parameters themselves.
         reserved_port: this worker's port in `cluster_spec`; None: it holds none.
         micro_batches: records which micro-batches of streams are trained.
         epochs: sends epochs' metrics to the driver.
@@ -106,6 +108,7 @@ class NodeContext:
         micro_batches: MicroBatches,
         epochs: EpochReports,
         offers: Offers,
+        on_shard: Callable[[NodeContext], None] = lambda _: None,
         reserved_port: ReservedPort | None = None,
     ) -> None:
         bundle = spec.bundle
@@ -136,9 +139,13 @@ class NodeContext:
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name
         own = () if self._has_tensorflow_servers else roster
-        self._servers = sorted(
+        servers = sorted(
             (entry for entry in own if entry.node.role == "ps"), key=lambda entry: entry.rank
         )
+        self._servers = [entry.endpoint for entry in servers]
+        """Of the shards in rank order; empty until a cluster without servers has its own."""
+        self._own_shard: OwnShard | None = None
+        self._on_shard, self._place = on_shard, (spec.executor.host, spec.socket_dir)
         self._credentials = credentials
         self.seen_progress = SeenProgress(on_progress)
         self._reserved_port = reserved_port
@@ -226,8 +233,9 @@ class NodeContext:
             )
         if not self._servers:
             raise NoServersError(
-                f"{self._name}: this cluster has num_ps=0, so there are no parameters to share; "
-                "use TFCluster.reserve(..., num_ps=1) or train without ctx.distribute"
+                f"{self._name}: this cluster has num_ps=0, so no parameters are shared before "
+                'ctx.distribute(model, consistency="sync"), which keeps them in the workers; call '
+                "that first, use TFCluster.reserve(..., num_ps=1), or train without them"
             )
         with self._client_lock:
             if self._client is None:
@@ -314,9 +322,10 @@ class NodeContext:
         """Return another connection to the servers, which its caller closes."""
         from ps.client.client import DEFAULT_RECONNECT_S, PSClient
 
-        restarts = self._checkpoints is not None and self._checkpoints.ps_restarts > 0
+        may_restart = self._checkpoints is not None and self._checkpoints.ps_restarts > 0
+        restarts = may_restart and self._own_shard is None
         return PSClient(
-            [entry.endpoint for entry in self._servers],
+            self._servers,
             self._credentials,
             self._identity,
             num_workers=self.num_workers,
@@ -394,7 +403,8 @@ class NodeContext:
     ) -> keras.Model:
         """Move a compiled model's parameters to the servers; `fit` then trains together.
 
-        Call it on every worker, with the same model; see tfos.keras.fit.distribute.
+        Call it on every worker, with the same model; see tfos.keras.fit.distribute. In a cluster
+        with num_ps=0 each worker serves a part of the parameters itself, in "sync" alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -421,11 +431,14 @@ class NodeContext:
 
         Raises:
             NotCompiled: compile first.
-            NoServersError: the cluster has no parameter servers.
+            NoServersError: the cluster has TensorFlow's servers.
             UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
             UnsupportedModel: the text names the obstacle.
-            SettingsError: incompatible arguments.
+            SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
+            CollectiveError: num_ps=0, and another worker ended or does not call this.
         """
+        if not self._servers and not self._has_tensorflow_servers:
+            self._serve_own_shard(model, consistency)
         from tfos.keras.fit.distribute import distribute
 
         return distribute(
@@ -591,6 +604,28 @@ class NodeContext:
             f"compat.export_saved_model(model, {export_dir!r}, ctx.is_chief) on every worker"
         )
 
+    def _serve_own_shard(self, model: keras.Model, consistency: Consistency) -> None:
+        """Serve one shard per worker, in the workers, for a model that can be distributed."""
+        if consistency != "sync":
+            raise SettingsError(
+                f"{self._name}: this cluster has num_ps=0, so its workers keep the parameters, "
+                f'which is for consistency="sync"; got {consistency!r}. Write ctx.distribute('
+                f'model, consistency="sync"), or TFCluster.reserve(..., num_ps=1) for '
+                f"{consistency!r}"
+            )
+        from tfos.keras.fit.distribute import check_model
+        from tfos.worker.own_shard import OwnShard
+
+        check_model(model)
+        self._own_shard = OwnShard(
+            self.rank_group(),
+            self._credentials,
+            generation=self._identity.generation,
+            open_storage=self._storages,
+        )
+        self._servers = self._own_shard.serve(*self._place)
+        self._on_shard(self)
+
     @property
     def _leaves_servers_out(self) -> bool:
         return bool(self._servers) and self._client is None
@@ -655,6 +690,8 @@ class NodeContext:
             _logger.info("%s leaves without a message to the servers: %s", self._name, error)
         finally:
             client.close()
+        if self._own_shard is not None:
+            self._own_shard.end()
 
 
 def _cluster_spec(roster: Sequence[RosterEntry]) -> dict[str, list[str]]:

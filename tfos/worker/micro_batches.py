@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
+from tfos.errors import SettingsError
 
 if TYPE_CHECKING:
     from ps.client.client import PSClient
@@ -67,6 +68,26 @@ class MicroBatches:
             self._trained = {str(query): int(batch) for query, batch in found.items()}
             self._saved = dict(self._trained)
         self._answer("", 0)
+
+    def begin_late(self, saver: ChiefSaver, client: Callable[[], PSClient]) -> None:
+        """Save from now on; for servers that begin within main_fun, so without streams so far.
+
+        Args:
+            saver: as of `begin`.
+            client: as of `begin`.
+
+        Raises:
+            SettingsError: a stream trains this cluster, or the run that it resumes.
+        """
+        with self._lock:
+            is_streamed = bool(self._due or self._left or self._trained)
+        if is_streamed or saver.restored_metadata().get(METADATA_NAME):
+            raise SettingsError(
+                "Checkpoints and a stream with num_ps=0: the servers are to hold the ids of its "
+                "micro-batches before the first of them comes, and the workers' own begin later; "
+                "use num_ps >= 1"
+            )
+        self._saver, self._client = saver, client
 
     def expect(self, order: TrainBatch) -> None:
         """Carry out an order: admit its rows once no running save could contain a part of them."""

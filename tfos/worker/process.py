@@ -109,6 +109,7 @@ class WorkerProcess:
         self._batches = MicroBatches(link.send)
         self._epochs = EpochReports(link.send)
         self._reserved_port: ReservedPort | None = None
+        self._saver: ChiefSaver | None = None
 
     def run(self) -> int:
         """Serve, wait for the roster, run main_fun; returns the exit code."""
@@ -175,12 +176,9 @@ class WorkerProcess:
                 os.makedirs(context.log_dir, exist_ok=True)
             mirror = self._mirror_logs(context.cluster_log_dir)
             sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
-            saver = context.saver()
-            if saver is not None:
-                saver.start()
-                self._keep_best(saver)
+            self._begin_saving(context)
             if context.is_chief and self._spec.bundle.settings.feeds:
-                self._batches.begin(saver, context.ps_client)
+                self._batches.begin(self._saver, context.ps_client)
             self._activity.enter("main_fun")
             returned = _as_message(self._call(lambda: main_fun(args, context)))
             self._activity.enter("finishing")
@@ -188,8 +186,8 @@ class WorkerProcess:
             trained_rows = self._channel.train_rows()
             if trained_rows:
                 context.check_servers_seeded(f"main_fun has taken {trained_rows} rows of train()")
-            if saver is not None:
-                saver.close()
+            if self._saver is not None:
+                self._saver.close()
             context.finish()
             if mirror is not None:
                 mirror.close(self._spec.bundle.settings.config.abort_s)
@@ -205,6 +203,26 @@ class WorkerProcess:
         if self._spec.bundle.settings.feeds:
             self._stopped.wait()  # feeders may still connect; their rows are counted as dropped
         return 0
+
+    def _begin_saving(self, context: NodeContext) -> None:
+        """Save, and resume, by the user's plan; nothing on workers that do not save."""
+        self._saver = context.saver()
+        if self._saver is not None:
+            self._saver.start()
+            self._keep_best(self._saver)
+
+    def _shard_served(self, context: NodeContext) -> None:
+        """The workers serve the parameters themselves from now on."""
+        self._link.send(messages.ServesShard())
+        self._begin_saving(context)
+        if self._saver is not None and self._spec.bundle.settings.feeds:
+            self._batches.begin_late(self._saver, context.ps_client)
+        if context.is_chief and self._spec.bundle.settings.config.save_on_interrupt:
+            _logger.warning(
+                "save_on_interrupt=%r saves nothing with num_ps=0: the shards end with their "
+                "workers. Checkpoints(every_s=...) saves while they train",
+                self._spec.bundle.settings.config.save_on_interrupt,
+            )
 
     def _keep_best(self, saver: ChiefSaver) -> None:
         plan = self._spec.bundle.settings.config.checkpoints
@@ -314,6 +332,7 @@ class WorkerProcess:
             micro_batches=self._batches,
             epochs=self._epochs,
             offers=self._offers,
+            on_shard=self._shard_served,
             reserved_port=self._reserved_port,
         )
 

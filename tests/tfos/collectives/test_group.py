@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import DeadlineExceeded
-from rpc.server.listener import Listener
+from tests.support.rank_threads import Ranks
 from tfos.collectives import fetching, layout
-from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup, RankPeer
-from tfos.collectives.offers import Offers
+from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup
 from tfos.errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -25,58 +23,6 @@ from tfos.errors import (
 )
 
 pytestmark = pytest.mark.socket
-CREDENTIALS = Credentials("collectives", b"k" * 32)
-JOIN_S = 60.0
-
-
-class Ranks:
-    """Ranks of one run as threads, each with a listener on a Unix socket of its own."""
-
-    def __init__(self, size: int, directory: str) -> None:
-        self.offers = [Offers(rank) for rank in range(size)]
-        identities = [Identity(Role.WORKER, rank) for rank in range(size)]
-        self.listeners = [
-            Listener(offer.handle, CREDENTIALS, who, on_disconnect=offer.disconnected)
-            for offer, who in zip(self.offers, identities, strict=True)
-        ]
-        for each in self.listeners:
-            each.bind_unix(directory)
-            each.start()
-        peers = {
-            who.rank: RankPeer(who, listener.endpoint)
-            for who, listener in zip(identities, self.listeners, strict=True)
-        }
-        self.groups = [
-            RankGroup(who, CREDENTIALS, offer, {r: p for r, p in peers.items() if r != who.rank})
-            for who, offer in zip(identities, self.offers, strict=True)
-        ]
-
-    def run(self, function: Callable[[RankGroup], Any]) -> list[Any]:
-        """Call it on every rank at once; returns results or errors in rank order."""
-        found: list[Any] = [None] * len(self.groups)
-
-        def one(rank: int) -> None:
-            try:
-                found[rank] = function(self.groups[rank])
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                found[rank] = error
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(found))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(JOIN_S)
-        assert not any(thread.is_alive() for thread in threads)
-        return found
-
-    def leave(self, rank: int) -> None:
-        """End one rank as a process does."""
-        self.groups[rank].close()
-        self.listeners[rank].close()
-
-    def close(self) -> None:
-        for rank in range(len(self.groups)):
-            self.leave(rank)
 
 
 @pytest.fixture

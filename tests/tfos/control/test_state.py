@@ -150,6 +150,16 @@ def test_losing_workers_one_by_one_ends_in_failure():
     assert state.phase is ClusterPhase.FAILED
 
 
+def test_a_lost_worker_that_served_a_shard_fails_the_cluster_and_says_what_is_gone():
+    state = _running(3, 0)
+    for rank in range(3):
+        state.on_event(_id(f"worker:{rank}"), messages.ServesShard(), NOW)
+    assert _orders(_killed(state, "worker:1"), messages.Stop) == {"worker:0", "worker:2"}
+    (headline,) = state.fatal
+    assert headline.message.startswith("worker:1 killed by SIGKILL. worker:1 served shard 2 of 3")
+    assert "resume=True, or use num_ps >= 1" in headline.message
+
+
 def test_a_lost_worker_is_fatal_when_the_user_wants_that():
     state = _running(tolerate_lost_workers=False)
     _fail(state, "worker:1", signal=9)

@@ -90,6 +90,14 @@ def test_asking_for_servers_where_there_are_none_says_what_to_do():
         make_context([entry("worker", 0, 11)]).ps_client()
 
 
+def test_without_servers_another_mode_than_sync_is_refused_before_anything_is_served():
+    ctx = make_context([entry("worker", 0, 11), entry("worker", 1, 12)])
+    with pytest.raises(SettingsError, match=r'num_ps=0.*"sync"; got \'async\'.*num_ps=1'):
+        ctx.distribute(object())
+    assert isinstance(SettingsError(""), ValueError)
+    ctx.finish()  # nothing was served, so it waits for nobody
+
+
 def test_the_client_is_one_object():
     ctx = make_context([entry("ps", 0, 10)], num_ps=1)
     client = ctx.ps_client()

@@ -95,7 +95,7 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         pipeline=pipeline,
         compression=compression,
     )
-    _check(model)
+    check_model(model)
     trainer = PSTrainer(model, ctx, settings)
     if tensors.is_built(model):
         trainer.attach(seeds=ctx.is_chief)
@@ -103,7 +103,13 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     return model
 
 
-def _check(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Refuse a model that cannot be distributed.
+
+    Raises:
+        NotCompiled: compile first.
+        UnsupportedOptimizer, UnsupportedModel: the text names the obstacle.
+    """
     if not isinstance(model, keras.Model):
         raise UnsupportedModel(
             f"ctx.distribute takes a Keras 3 model, got {type(model).__module__}."
