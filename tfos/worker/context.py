@@ -403,8 +403,8 @@ class NodeContext:
     ) -> keras.Model:
         """Move a compiled model's parameters to the servers; `fit` then trains together.
 
-        Call it on every worker, with the same model; see tfos.keras.fit.distribute. In a cluster
-        with num_ps=0 each worker serves a part of the parameters itself, in "sync" alone.
+        Call it on every worker, with the same model; see tfos.keras.fit.distribute. With num_ps=0
+        each worker serves a part of the parameters itself, in "sync" alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -413,18 +413,15 @@ class NodeContext:
                 per worker, in rank order, and applies it once; "hybrid" does so with dense
                 parameters, and applies gradients of tables' rows when they arrive.
             reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
-            staleness_bound: ssp, and needed there: steps, 0 or more. Larger: less waiting for slow
-                workers, older gradients. hybrid: batches of rows that a worker has under way, from
-                1, the default.
+            staleness_bound: ssp, and needed there: steps, 0 or more. Larger: less waiting, older
+                gradients. hybrid: batches of rows that a worker has under way, 1 by default.
             staleness_aware: divide a gradient's learning rate by 1 + the updates by others that its
                 worker had not seen. None: yes, except in sync and hybrid, where none is, and for
                 Adagrad and Ftrl.
-            on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
-                leaves the step out and counts it.
+            on_nonfinite: a NaN or infinite gradient: "error" raises, "skip" leaves the step out.
             pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight.
                 None: 1 for models with tables and Adagrad or Ftrl, else 0.
-            compression: of pushed float32 gradients: "bf16" and "fp16" halve the bytes, "int8"
-                quarters them; the error goes with the next gradient.
+            compression: of pushed float32 gradients: "bf16", "fp16": half the bytes; "int8": 1/4.
 
         Returns:
             The same model object.
@@ -435,7 +432,7 @@ class NodeContext:
             UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
             UnsupportedModel: the text names the obstacle.
             SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
-            CollectiveError: num_ps=0, and another worker ended or does not call this.
+            CollectiveError: num_ps=0, and another worker does not come here.
         """
         if not self._servers and not self._has_tensorflow_servers:
             self._serve_own_shard(model, consistency)
