@@ -1,10 +1,12 @@
 """A saved Keras model whose answers are known.
 
-Covers: writing it where TensorFlow is loaded anyway, as in a task of Spark; the fixture that does.
+Covers: writing it where TensorFlow is loaded anyway, in a Python worker of DataFrames; the fixture
+that does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +24,14 @@ def save_linear(path: str) -> str:
 
 @pytest.fixture(scope="module")
 def saved(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Its path; a task writes it: it imports TensorFlow anyway, and this process need not."""
+    """Its path; a task writes it, whose worker answers rows next: this process needs no Keras."""
+    from pyspark.sql import SparkSession
+
     path = str(tmp_path_factory.mktemp("model") / "linear.keras")
-    found: str = spark.parallelize([path], 1).map(save_linear).collect()[0]
-    return found
+
+    def save(batches: Iterator[Any]) -> Iterator[Any]:
+        save_linear(path)
+        yield from batches
+
+    SparkSession(spark).range(0, 1, 1, 1).mapInArrow(save, "id long").collect()
+    return path

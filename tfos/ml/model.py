@@ -24,7 +24,7 @@ from tfos.predict.signature import ModelSignature, ModelSource
 
 if TYPE_CHECKING:
     import keras
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class KerasModel(
@@ -68,7 +68,7 @@ class KerasModel(
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         columns = self.column_plan().features
-        signature = self._read(dataset.sparkSession.sparkContext)
+        signature = self._read(dataset.sparkSession)
         outputs = self._outputs(signature)
         return predicted(dataset, predictor_of(signature, columns, outputs, BATCH_SIZE))
 
@@ -98,9 +98,9 @@ class KerasModel(
         """Return the reader of spark.ml."""
         return ModelFileReader(cls)
 
-    def _read(self, sc: Any) -> ModelSignature:
+    def _read(self, session: SparkSession) -> ModelSignature:
         if self._signature is None:
-            self._signature = read_signature(sc, self._source())
+            self._signature = read_signature(session, self._source())
         return self._signature
 
     def _source(self) -> ModelSource:

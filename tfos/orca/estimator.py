@@ -29,7 +29,7 @@ from tfos.files.paths import output_directory
 from tfos.predict.column import BATCH_SIZE, PREDICTION, predicted, read_signature
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSource
-from tfos.spark.facts import active_context, read_facts
+from tfos.spark.facts import active_context, active_session, read_facts
 
 if TYPE_CHECKING:
     import keras
@@ -216,8 +216,8 @@ class Estimator:
         """
         frame = _frame(data)
         columns = named(feature_cols)
-        sc = frame.sparkSession.sparkContext
-        signature = read_signature(sc, ModelSource(content=self._trained().content))
+        source = ModelSource(content=self._trained().content)
+        signature = read_signature(frame.sparkSession, source)
         outputs = list(signature.outputs)
         names = named(output_cols) or ((PREDICTION,) if len(outputs) == 1 else tuple(outputs))
         if len(names) != len(outputs):
@@ -319,10 +319,7 @@ class Estimator:
 def _frame(data: Any) -> Any:
     """Return data as a DataFrame."""
     if isinstance(data, str):
-        from pyspark.sql import SparkSession
-
-        session = SparkSession.getActiveSession() or SparkSession(active_context())
-        return session.read.load(data)
+        return active_session().read.load(data)
     if is_frame(data):
         return data
     raise SettingsError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from feeding.columnar.batch import check_batch_size
@@ -29,11 +30,12 @@ from tfos.predict.signature import (
     DEFAULT_TAGS,
     ModelSignature,
     ModelSource,
+    TensorInfo,
 )
-from tfos.spark.facts import active_context
+from tfos.spark.facts import active_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 BATCH_SIZE = 1024
 PREDICTION = "prediction"
@@ -131,28 +133,38 @@ def predict_column(
     """
     check_batch_size(batch_size)
     _udf()
-    found = read_signature(
-        active_context(), ModelSource(path=model_path, tags=tags, name=signature)
-    )
+    session = active_session()
+    found = read_signature(session, ModelSource(path=model_path, tags=tags, name=signature))
     asked = _listed(inputs, found.inputs), _listed(outputs, found.outputs)
     found.check(*asked)
     return PredictColumn(found, *asked, batch_size)
 
 
-def read_signature(sc: Any, source: ModelSource) -> ModelSignature:
+def read_signature(session: SparkSession, source: ModelSource) -> ModelSignature:
     """Return a model's signature, read by a Spark task.
 
+    It is a task of a DataFrame, because Spark keeps Python workers of RDDs apart: the one that has
+    loaded TensorFlow and the model is then one of those that answer rows.
+
     Args:
-        sc: the SparkContext.
+        session: whose Python workers will predict.
         source: of the model.
 
     Raises:
         SettingsError: there is no such model.
     """
-    found = sc.parallelize([0], 1).map(lambda _: _read(source)).collect()[0]
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:  # to the end: Spark keeps no worker that has left some
+            yield pa.record_batch({"found": pa.array([_read(source)], pa.binary())})
+
+    (row,) = session.range(0, 1, 1, 1).mapInArrow(read, "found binary").collect()
+    found = msgspec.msgpack.decode(row.found, type=_Tensors | str)
     if isinstance(found, str):
         raise SettingsError(found)
-    return found  # type: ignore[no-any-return]
+    return ModelSignature(
+        source=source, digest=found.digest, inputs=found.inputs, outputs=found.outputs
+    )
 
 
 def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
@@ -206,7 +218,7 @@ def predicted_by(
             f"nulls={nulls!r}, output={output!r} beside model=: a model takes no missing values, "
             "df.na.fill() fills them, and its outputs have types; output= is a column's name"
         )
-    signature = read_signature(frame.sparkSession.sparkContext, ModelSource(path=model_path))
+    signature = read_signature(frame.sparkSession, ModelSource(path=model_path))
     names = list(signature.inputs)
     if columns is None:
         only = frame.columns if len(frame.columns) == len(names) == 1 else names
@@ -223,14 +235,25 @@ def predicted_by(
     return predicted(frame, predictor_of(signature, asked, answers, BATCH_SIZE))
 
 
-def _read(source: ModelSource) -> ModelSignature | str:
-    """Return the signature, or the text of why there is none: Spark would wrap the error."""
+class _Tensors(msgspec.Struct, frozen=True):
+    """What a task tells of a model."""
+
+    digest: str
+    inputs: dict[str, TensorInfo]
+    outputs: dict[str, TensorInfo]
+
+
+def _read(source: ModelSource) -> bytes:
+    """Return the tensors, or the text of why there are none: Spark would wrap the error."""
     from tfos.predict import loading
 
+    found: _Tensors | str
     try:
-        return loading.read_signature(source)
+        signature = loading.read_signature(source)
+        found = _Tensors(signature.digest, dict(signature.inputs), dict(signature.outputs))
     except SettingsError as error:
-        return str(error)
+        found = str(error)
+    return msgspec.msgpack.encode(found)
 
 
 def _listed(given: Sequence[str] | str | None, names: Any) -> list[str]:

@@ -135,6 +135,17 @@ def active_context() -> Any:
     return context
 
 
+def active_session() -> Any:
+    """Return the SparkSession of this thread, or one of this process's SparkContext.
+
+    Raises:
+        SettingsError: there is neither.
+    """
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() or SparkSession(active_context())
+
+
 def check_running(spark: Any) -> None:
     """Refuse a stopped SparkContext."""
     if spark._jsc is None:

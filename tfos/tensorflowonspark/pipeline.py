@@ -247,7 +247,7 @@ class TFModel(
             )
         inputs = [mapping[name].removesuffix(":0") for name in columns]
         plain = tuple(OutputColumn(name.removesuffix(":0"), column) for name, column in outputs)
-        signature = read_signature(dataset.sparkSession.sparkContext, self._source())
+        signature = read_signature(dataset.sparkSession, self._source())
         signature.check(inputs, [each.output for each in plain])
         predictor = predictor_of(signature, columns, plain, self.getBatchSize(), inputs)
 

@@ -87,6 +87,7 @@ def test_digits_that_arrive_as_files_are_learned_batch_by_batch(tmp_path):
     assert (tmp_path / "mnist_model" / "checkpoints").is_dir()
 
 
+@pytest.mark.long
 def test_late_flights_are_predicted_from_texts_numbers_and_holes(tmp_path):
     flags = ("--flights", "20000", "--epochs", "3", "--batch_size", "128", "--cluster_size", "2")
     program = ROOT / "examples" / "flights" / "flights_dataframe.py"

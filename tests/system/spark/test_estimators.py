@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
+import threading
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -186,20 +188,59 @@ def test_several_inputs_and_outputs_have_a_column_each(frame):
     assert len(answered.first().side) == 2
 
 
+class ClosedPool(ThreadPool):
+    """pyspark leaves its threads to the garbage collector."""
+
+    def imap_unordered(self, *given, **options):
+        yield from super().imap_unordered(*given, **options)
+        self.terminate()
+        self.join()
+
+
+def test_tuning_fits_side_by_side_and_keeps_the_best(frame, monkeypatch):
+    """What fits and answers is played: the parameters and models of parallel fits stay apart."""
+    from pyspark.ml import tuning
+    from pyspark.ml.evaluation import Evaluator
+
+    from tfos.estimators.training import FitResult
+    from tfos.ml import KerasEstimator, KerasModel
+
+    class OfTheLoss(Evaluator):  # type: ignore[misc]  # pyspark is not checked
+        def _evaluate(self, dataset):
+            return float(dataset.columns[-1].removeprefix("loss "))
+
+    side_by_side, fits = threading.Barrier(2), itertools.count()
+
+    def fit(frame, plan, recipe, settings):
+        if next(fits) < 2:
+            side_by_side.wait(60)
+        return FitResult(b"", {"loss": [float(settings.epochs)]})
+
+    def transform(model, dataset):
+        return dataset.withColumn(f"loss {model.history['loss'][0]}", dataset.label)
+
+    monkeypatch.setattr(tuning, "ThreadPool", ClosedPool)
+    monkeypatch.setattr("tfos.ml.estimator.fit", fit)
+    monkeypatch.setattr(KerasModel, "_transform", transform)
+    estimator = KerasEstimator(model_fn=linear)
+    tuned = tuning.TrainValidationSplit(
+        estimator=estimator,
+        estimatorParamMaps=tuning.ParamGridBuilder().addGrid(estimator.epochs, [3, 5]).build(),
+        evaluator=OfTheLoss(),
+        parallelism=2,
+    ).fit(frame)
+    assert tuned.validationMetrics == [3.0, 5.0]
+    assert tuned.bestModel.history == {"loss": [5.0]}
+    assert next(fits) == 3
+
+
+@pytest.mark.long
 def test_tuning_runs_within_the_slots_and_leaves_nothing(frame, monkeypatch):
     """Two fits of two nodes begin at once on three slots. CrossValidator runs them the same way."""
     from pyspark.ml import tuning
     from pyspark.ml.evaluation import RegressionEvaluator
 
     from tfos.ml import KerasEstimator
-
-    class ClosedPool(ThreadPool):
-        """pyspark leaves its threads to the garbage collector."""
-
-        def imap_unordered(self, *given, **options):
-            yield from super().imap_unordered(*given, **options)
-            self.terminate()
-            self.join()
 
     monkeypatch.setattr(tuning, "ThreadPool", ClosedPool)
     estimator = KerasEstimator(model_fn=linear, clusterSize=2, batchSize=20)

@@ -24,7 +24,7 @@ from tfos import ClusterConfig
 
 pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(240)]
 
-THREADS, EXECUTORS = "local[4]", "local-cluster[3,1,1024]"
+THREADS, EXECUTORS = "local[4]", "local-cluster[1,3,1024]"
 APP = Path(__file__).parents[2] / "support" / "programs" / "driver_app.py"
 START_S = 140.0
 SHORT_LEASE_S = 6.0  # what a supervisor does when it has passed is the same

@@ -50,7 +50,7 @@ def test_a_saved_model_is_a_function_of_columns(sql, saved):
     assert [row.both.y for row in several.collect()] == [row.prediction for row in rows]
     numbers = frame.select(predict("id", f.lit(1), f.col("x")[2]))
     assert numbers.collect() == answered.select("prediction").collect()
-    vectors = sql.createDataFrame([(Vectors.sparse(3, {1: 5.0}),)], ["v"])
+    vectors = sql.createDataFrame([(Vectors.sparse(3, {1: 5.0}),)], ["v"]).coalesce(1)
     assert vectors.select(predict("v")).first()[0] == [6.0]
     assert frame.filter("id < 0").select(predict("x")).collect() == []
 

@@ -1,0 +1,61 @@
+"""The task that tells a model's names and types, without Spark and without a model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tfos.errors import SettingsError
+from tfos.predict.column import read_signature
+from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
+
+SOURCE = ModelSource(content=b"a file", custom_objects={"f": print})
+
+
+class Session:
+    """Runs the task of a DataFrame of one row here, and takes note of what it has left of that."""
+
+    left: Any = None
+
+    def range(self, *_: int) -> Session:
+        return self
+
+    def mapInArrow(self, task: Any, schema: str) -> Session:
+        assert schema == "found binary"
+        self._task = task
+        return self
+
+    def collect(self) -> list[Any]:
+        batches = iter([pa.record_batch({"id": [0]})])
+        rows = [row for batch in self._task(batches) for row in batch.to_pylist()]
+        self.left = next(batches, None)
+        return [SimpleNamespace(**row) for row in rows]
+
+
+def test_a_task_tells_names_and_types_in_order_and_takes_all_it_is_sent(monkeypatch):
+    """Spark ends a Python worker that leaves rows: what it has loaded would be loaded again."""
+    signature = ModelSignature(
+        source=SOURCE,
+        digest="d",
+        inputs={"z": TensorInfo("float32", (None, 3)), "a": TensorInfo("object", (), True)},
+        outputs={"y": TensorInfo("int64", (2,))},
+    )
+    monkeypatch.setattr("tfos.predict.loading.read_signature", lambda source: signature)
+    session: Any = Session()
+    found = read_signature(session, SOURCE)
+    assert found == signature
+    assert list(found.inputs) == ["z", "a"]
+    assert session.left is None
+
+
+def test_why_there_is_no_model_is_the_error(monkeypatch):
+    def refuse(source):
+        raise SettingsError(f"no model {source}")
+
+    monkeypatch.setattr("tfos.predict.loading.read_signature", refuse)
+    session: Any = Session()
+    with pytest.raises(SettingsError, match="no model a model of 6 bytes"):
+        read_signature(session, SOURCE)
