@@ -311,31 +311,47 @@ class NodeFailedError(TFOSError):
     The node's own traceback is `__cause__`, so Python prints it first.
 
     Attributes:
-        failures: every failure record in order of arrival; the first is the root cause.
+        failures: every failure record; the first is the root cause.
+
+    Args:
+        failures: as above.
+        num_earlier: how many of them, the last ones, came before the root cause: losses that the
+            cluster went on after.
     """
 
-    def __init__(self, failures: Sequence[NodeFailure]) -> None:
+    def __init__(self, failures: Sequence[NodeFailure], num_earlier: int = 0) -> None:
         self.failures: list[NodeFailure] = list(failures)
-        super().__init__(describe_failures(self.failures))
+        self.num_earlier = num_earlier
+        super().__init__(describe_failures(self.failures, num_earlier))
         if self.failures and self.failures[0].traceback:
             self.__cause__ = RemoteTraceback(self.failures[0].traceback)
 
-    def __reduce__(self) -> tuple[type[NodeFailedError], tuple[list[NodeFailure]]]:
-        return NodeFailedError, (self.failures,)
+    def __reduce__(self) -> tuple[type[NodeFailedError], tuple[list[NodeFailure], int]]:
+        return NodeFailedError, (self.failures, self.num_earlier)
 
 
-def describe_failures(failures: Sequence[NodeFailure]) -> str:
-    """Return the text of a NodeFailedError: root cause, where it was raised, how many more."""
+def describe_failures(failures: Sequence[NodeFailure], num_earlier: int = 0) -> str:
+    """Return the text of a NodeFailedError: root cause, where it was raised, how many more.
+
+    Args:
+        failures: the root cause, then what came after it, then what came before.
+        num_earlier: how many came before.
+    """
     if not failures:
         return "a node failed without a record"
     first = failures[0]
     lines = [_headline(first), _where(first)]
     if not first.traceback and first.log_tail:
         lines += ["last lines of its output:", *(f"    {line}" for line in first.log_tail)]
-    if len(failures) > 1:
-        others = ", ".join(sorted({other.node.name for other in failures[1:]}))
-        count = len(failures) - 1
-        lines.append(f"{count} more failure{'s' if count > 1 else ''} after it: {others}")
+    first_earlier = len(failures) - num_earlier
+    for when, others in (
+        ("after", failures[1:first_earlier]),
+        ("before", failures[max(1, first_earlier) :]),
+    ):
+        if others:
+            names = ", ".join(sorted({other.node.name for other in others}))
+            plural = "s" if len(others) > 1 else ""
+            lines.append(f"{len(others)} more failure{plural} {when} it: {names}")
     return "\n".join(lines)
 
 

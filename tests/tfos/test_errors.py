@@ -50,6 +50,15 @@ def test_later_failures_are_counted_not_printed():
     assert [failure.node.name for failure in error.failures] == ["worker:2", "worker:1", "ps:0"]
 
 
+def test_failures_before_the_headline_are_not_said_to_follow_it():
+    failures = [_failure("ps:0"), _failure("worker:2"), _failure("worker:1")]
+    error = NodeFailedError(failures, num_earlier=1)
+    assert str(error).endswith(
+        "1 more failure after it: worker:2\n1 more failure before it: worker:1"
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
 @pytest.mark.fault("F04")
 def test_a_death_without_a_traceback_shows_the_last_lines():
     error = error_of(_failure(signal=11, message="killed by SIGSEGV", log_tail=("a", "b")))

@@ -24,7 +24,7 @@ from tfos.control import messages
 from tfos.control.server import ControlServer
 from tfos.control.state import Action, ClusterState, Send, Warn
 from tfos.errors import ControlError, NodeFailedError
-from tfos.failure import NodeId, is_symptom
+from tfos.failure import NodeFailure, NodeId, is_symptom
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan
 
@@ -66,6 +66,7 @@ class Coordinator:
         }
         self._closing = threading.Event()
         self._at_close: list[Callable[[], None]] = []
+        self._explain: Callable[[NodeFailure], NodeFailure] = _as_it_is
         self._liveness: threading.Thread | None = None
 
     def start(self, host: str, credentials: TlsCredentials, ports: Sequence[int] = (0,)) -> int:
@@ -158,7 +159,27 @@ class Coordinator:
         if is_symptom(fatal[0]):
             # A stable sort: causes first, each group in order of arrival.
             ordered = sorted(every, key=is_symptom)
-        return NodeFailedError(ordered)
+        cause = ordered[0]
+        before = every[: every.index(cause)] if cause in every else []
+        earlier = [failure for failure in ordered if failure in before]
+        later = [failure for failure in ordered[1:] if failure not in before]
+        return NodeFailedError([cause, *later, *earlier], len(earlier))
+
+    def explain_by(self, explain: Callable[[NodeFailure], NodeFailure]) -> None:
+        """Have the headline of a raised error explained.
+
+        Args:
+            explain: returns a failure with what is known from elsewhere; may wait some seconds.
+        """
+        self._explain = explain
+
+    def raised_error(self) -> NodeFailedError | None:
+        """Return `error()` as a user sees it: with its first failure explained."""
+        error = self.error()
+        if error is None:
+            return None
+        first, *others = error.failures
+        return NodeFailedError([self._explain(first), *others], error.num_earlier)
 
     # ---- ControlHandler ----
 
@@ -238,6 +259,10 @@ class Coordinator:
         interval_s = min(1.0, self._config.heartbeat_s / 2)
         while not self._closing.wait(interval_s):
             self.act(lambda state: state.on_tick(self._clock()))
+
+
+def _as_it_is(failure: NodeFailure) -> NodeFailure:
+    return failure
 
 
 def _host(state: ClusterState, node: NodeId) -> str:

@@ -34,6 +34,7 @@ from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.spark import facts as spark_facts
 from tfos.spark import slots
+from tfos.spark.executor_ends import ExecutorEnds
 from tfos.spark.interruptible import CancelToken
 from tfos.spark.slot_claims import claims_of
 from tfos.spark.slots import SlotWait
@@ -144,6 +145,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         console.warn(preflight.OPEN_SERVERS)
     ports = server_address.wanted_ports(os.environ)
     coordinator = Coordinator(plan, config, console)
+    coordinator.explain_by(ExecutorEnds(sc).explain)
     wait = SlotWait(plan, config, time.monotonic())
     offer = _await_slots(sc, facts, coordinator, wait, console, cancel)
     _warn_of_disks(console, outputs, offer)

@@ -140,7 +140,7 @@ class Shutdown:
             return
         if not self._is_over:  # nodes that still stop may add their records
             self._await_end(self._config.abort_s)
-        raise self._coordinator.error() or error
+        raise self._coordinator.raised_error() or error
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:

@@ -148,7 +148,7 @@ class FeedWatch:
     def _cause(self) -> TFOSError | None:
         """Return the failure once every node has stopped, so that all records are in."""
         self._coordinator.wait(lambda state: not state.live(), self._config.abort_s)
-        return self._coordinator.error()
+        return self._coordinator.raised_error()
 
     def _stalled(self, call: FeedCall, stall_s: float, tasks: TaskCounts | None) -> FeedTimeout:
         if tasks is not None:

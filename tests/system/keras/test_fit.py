@@ -413,6 +413,14 @@ def test_an_export_never_takes_the_place_of_other_files(cluster, tmp_path, place
         assert file.read_range(0, 9) == b"mine"
 
 
+def test_an_export_into_a_yarn_containers_directory_is_refused(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONTAINER_ID", "container_1_0002_01_000003")
+    target = tmp_path / "container_1_0002_01_000003" / "model.keras"
+    with pytest.raises(SettingsError, match=r"the model cannot go to .*YARN removes when"):
+        export(make_model(), str(target), cluster.contexts[0])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_to_a_model_is_replaced_and_not_what_it_leads_to(cluster, tmp_path):
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "saved_model.pb").write_bytes(b"old")

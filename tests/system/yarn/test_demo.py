@@ -8,23 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.marked_processes import below
+from tests.support.marked_processes import below, kill
 from tests.support.spark_submit import ROOT, number
 
-pytestmark = pytest.mark.long
+TIMEOUT_S = 540.0
+pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_S + 30, func_only=True)]
 
 
 @pytest.mark.parametrize("mode", ["client", "cluster"])
 def test_the_demo_trains_on_yarn(mode: str, tmp_path: Path):
-    done = subprocess.run(
-        [ROOT / "scripts" / "demo", f"--yarn={mode}", "--epochs", "2"],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=540,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [ROOT / "scripts" / "demo", f"--yarn={mode}", "--epochs", "2"],
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except BaseException:
+        kill(below(tmp_path))
+        raise
     output = done.stdout
     assert done.returncode == 0, output[-6000:]
     assert number(output, r"test accuracy: (\d\.\d+)") > 0.85

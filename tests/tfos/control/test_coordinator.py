@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from rpc.endpoint import Endpoint
@@ -18,7 +19,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
 from tfos.errors import ControlRefused
-from tfos.failure import NodeFailure, NodeId
+from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -161,6 +162,22 @@ def test_a_cause_comes_before_the_symptom_that_was_reported_first(bed):
     error = bed.coordinator.error()
     assert error is not None
     assert [failure.node.name for failure in error.failures] == ["ps:0", "worker:0"]
+
+
+def test_the_headline_is_explained_and_a_loss_before_it_is_not_counted_after_it(bed):
+    bed.join_all()
+    bed.coordinator.explain_by(
+        lambda failure: msgspec.structs.replace(failure, message=f"{failure.message} (137)")
+    )
+    assert bed.coordinator.raised_error() is None
+    bed.nodes["worker:1"].fail(error_type=EXECUTOR_LOST, message="executor 1 ended")
+    assert bed.coordinator.wait(lambda state: bool(state.failures), WAIT_S)
+    bed.nodes["ps:0"].fail(error_type=EXECUTOR_LOST, message="executor 2 ended")
+    assert bed.coordinator.wait(lambda state: bool(state.fatal), WAIT_S)
+    error = bed.coordinator.raised_error()
+    assert str(error).splitlines()[0] == "ExecutorLost: executor 2 ended (137)"
+    assert str(error).endswith("1 more failure before it: worker:1")
+    assert "after it" not in str(error)
 
 
 def test_closing_twice_is_fine_and_ends_the_wait_of_others(bed):

@@ -291,6 +291,6 @@ def test_a_failure_at_the_end_of_the_last_epoch_is_raised_by_train():
     played: Any = read_by_fit()
     failed = NodeFailure(node("worker:0"), "host", 1, error_type="ValueError", message="callback")
     played.happens.append(("worker:0", messages.Failed(failed)))
-    played.error = lambda: NodeFailedError(played.state.fatal)
+    played.raised_error = lambda: NodeFailedError(played.state.fatal)
     with pytest.raises(NodeFailedError, match="ValueError: callback"):
         jobs(played, ten_each).train(REQUEST)
