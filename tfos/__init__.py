@@ -2,9 +2,9 @@
 
 Public names: TFCluster with its settings and reports; NodeContext, which `main_fun` receives; the
 modules of TensorFlowOnSpark that programs import (TFNode, TFParallel, dfutil, pipeline, gpu_info,
-compat); run, Runner and runner, for functions as ranks. They load on first use, so that
-`import tfos` costs neither pyspark nor TensorFlow; node processes import parts of this package a
-thousand times.
+compat); run, Runner, MirroredStrategyRunner and runner, for functions as ranks. They load on first
+use, so that `import tfos` costs neither pyspark nor TensorFlow; node processes import parts of this
+package a thousand times.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tfos.predict.column import PredictColumn, predict_column
     from tfos.reading.reading import FileRows, Reading
     from tfos.runner.horovod_runner import Runner
+    from tfos.runner.mirrored_runner import MirroredStrategyRunner
     from tfos.runner.spark_run import run
     from tfos.streaming.handle import StreamTraining
     from tfos.streaming.state import StreamLag
@@ -60,6 +61,7 @@ __all__ = [
     "InputMode",
     "ItemTraining",
     "ManyTrainings",
+    "MirroredStrategyRunner",
     "NodeContext",
     "NodeFailedError",
     "NodeFailure",
@@ -103,6 +105,7 @@ _HOMES = {
     "InputMode": "tfos.config",
     "ItemTraining": "tfos.many.queue",
     "ManyTrainings": "tfos.many.trainings",
+    "MirroredStrategyRunner": "tfos.runner.mirrored_runner",
     "NodeContext": "tfos.worker.context",
     "NodeFailedError": "tfos.errors",
     "NodeFailure": "tfos.failure",

@@ -97,7 +97,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
     return [each for each in found if each.name not in ("self", "cls")]
 
 
-PASSED_ON = {"tfos.Runner.run(**kwargs: 'Any')"}
+PASSED_ON = {
+    "tfos.Runner.run(**kwargs: 'Any')",
+    "tfos.MirroredStrategyRunner.run(**kwargs: 'Any')",
+}
 """Arguments of the user's function, in the shape that its users know."""
 
 

@@ -1,7 +1,7 @@
 """Runner: a function as N ranks on Spark's executors; its results come back in rank order.
 
-Public names: run and Runner at the driver; rank, size, local_rank, barrier, broadcast, allreduce,
-allgather, log_to_driver and LogCallback inside the function.
+Public names: run, Runner and MirroredStrategyRunner at the driver; rank, size, local_rank, barrier,
+broadcast, allreduce, allgather, log_to_driver and LogCallback inside the function.
 
 Ranks are the workers of a TFCluster without servers: the same processes, failures and limits. What
 a rank returns travels as the result of its node's Spark task. Collective calls: tfos.collectives.
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfos.runner.driver_log import log_to_driver
     from tfos.runner.horovod_runner import Runner
     from tfos.runner.log_callback import LogCallback
+    from tfos.runner.mirrored_runner import MirroredStrategyRunner
     from tfos.runner.ranks import (
         allgather,
         allreduce,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LogCallback",
+    "MirroredStrategyRunner",
     "Runner",
     "allgather",
     "allreduce",
@@ -48,6 +50,7 @@ _HOMES = {
         "tfos.runner.ranks",
     ),
     "LogCallback": "tfos.runner.log_callback",
+    "MirroredStrategyRunner": "tfos.runner.mirrored_runner",
     "Runner": "tfos.runner.horovod_runner",
     "log_to_driver": "tfos.runner.driver_log",
     "run": "tfos.runner.spark_run",

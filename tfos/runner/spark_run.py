@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from tfos.worker.context import NodeContext
+
 
 def run(
     fn: Callable[..., Any],
@@ -56,10 +58,31 @@ def run(
     """
     work = checked_work(fn, args, kwargs or {})
     context = sc if sc is not None else active_context()
-    count = _count(num_proc, context)
+    return run_work(run_rank, work, _count(num_proc, context), context, config)
+
+
+def run_work(
+    main_fun: Callable[[RankWork, NodeContext], None],
+    work: RankWork,
+    count: int,
+    context: Any,
+    config: ClusterConfig | None,
+) -> list[Any]:
+    """Run a main_fun that hands over a value on each of `count` ranks; values in rank order.
+
+    Args:
+        main_fun: of every rank.
+        work: its argument.
+        count: ranks.
+        context: SparkContext or classic SparkSession.
+        config: as of `run`.
+
+    Raises:
+        NotEnoughSlots, NodeFailedError, NoResultError: as `run`.
+    """
     every_rank = dataclasses.replace(config or ClusterConfig(), tolerate_lost_workers=False)
     with TFCluster.reserve(context, count, 0, config=every_rank) as cluster:
-        cluster.start(run_rank, work)
+        cluster.start(main_fun, work)
     values = cluster.handed_over()
     missing = [rank for rank in range(count) if rank not in values]
     if missing:

@@ -1,0 +1,89 @@
+"""Plain `model.fit` in a slot: its part of the data, and what is not distributed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.keras_training import blobs, serving
+from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
+from tfos.keras.fit.distribute import distribute
+from tfos.runner.mirrored_rank import distributed_fits, part_of_batches, take_part
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_parts_of_all_slots_are_the_batches_of_one_process(size):
+    x, y = np.arange(70).reshape(35, 2), np.arange(35)
+    dataset = tf.data.Dataset.from_tensor_slices(({"a": x}, y)).batch(8)
+    parts = [list(part_of_batches(dataset, rank, size)) for rank in range(size)]
+    for number, (_, expected) in enumerate(dataset):
+        found = [part[number] for part in parts if number < len(part)]
+        rows = np.concatenate([each[1].numpy() for each in found])
+        np.testing.assert_array_equal(rows, expected.numpy())
+        np.testing.assert_array_equal(np.concatenate([each[0]["a"] for each in found]), x[rows])
+    seen, batch = [], 0
+    for rank in range(size):
+        arguments: dict[str, Any] = {"x": [x, x], "y": y, "sample_weight": None, "batch_size": 8}
+        take_part(arguments, rank, size)
+        seen += arguments["y"].tolist()
+        batch += arguments["batch_size"]
+        np.testing.assert_array_equal(arguments["x"][1], x[arguments["y"]])
+    assert (sorted(seen), batch) == (y.tolist(), 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"x": iter([1])}, r"fit\(x=list_iterator\): 3 slots share arrays or a tf.data.Dataset"),
+        ({"x": np.ones((9, 1)), "batch_size": 2}, "batch_size of 2 for 3 slots"),
+        ({"x": np.ones((2, 1))}, "rows of 2 for 3 slots"),
+    ],
+)
+def test_data_that_slots_cannot_share_are_refused(arguments, text):
+    with pytest.raises(SettingsError, match=text):
+        take_part(arguments, 0, 3)
+
+
+def test_every_fit_is_distributed_and_what_trains_beside_it_is_refused():
+    x, y = blobs(64)
+    plain_fit = keras.Model.fit
+
+    class OwnFit(keras.Sequential):  # type: ignore[misc]  # keras has no types
+        def fit(self, *args, **kwargs):
+            return super().fit(*args, **kwargs)
+
+    def make(kind=keras.Sequential):
+        model = kind([keras.Input((20,)), keras.layers.Dense(2)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, jit_compile=False)
+        return model
+
+    with serving(num_workers=1) as cluster:
+        context = cluster.contexts[0]
+        ctx: Any = SimpleNamespace(
+            rank=0,
+            num_workers=2,  # so that this slot takes half; its servers wait for it alone
+            distribute=lambda model, consistency: distribute(
+                model, context, consistency=consistency
+            ),
+        )
+        with distributed_fits(ctx) as models:
+            with pytest.raises(NotDistributed, match=r"train_on_batch\(\) trains this slot's"):
+                make().train_on_batch(x, y)
+            with pytest.raises(UnsupportedModel, match=r"OwnFit overrides fit\(\)"):
+                make(OwnFit).fit(x, y)
+            model = make()
+            for _ in range(2):
+                model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+            assert models == [model]
+        assert cluster.rows(0) == 2 * 2 * 32
+        assert cluster.pushes == 2 * 2 * 4
+    assert keras.Model.fit is plain_fit

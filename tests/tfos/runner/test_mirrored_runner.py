@@ -1,0 +1,61 @@
+"""MirroredStrategyRunner: what it refuses before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfos.errors import SettingsError
+from tfos.runner.mirrored_runner import MirroredStrategyRunner
+
+
+class FakeContext:
+    """A SparkContext whose tasks get these GPUs."""
+
+    def __init__(self, amount: str | None) -> None:
+        self.amount = amount
+
+    def getConf(self) -> Any:
+        return self
+
+    def get(self, name: str) -> str | None:
+        assert name == "spark.task.resource.fpga.amount"
+        return self.amount
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_slots": 0}, "num_slots must be a whole number from 1, got 0"),
+        ({"num_slots": True}, "num_slots must be a whole number from 1, got True"),
+        ({"num_slots": 2, "use_gpu": 1}, "use_gpu must be True or False, got 1"),
+        ({"num_slots": 2, "local_mode": True}, r"got num_slots=2: use num_slots=1.*local\[N\]"),
+        ({"num_slots": 1, "gpu_resource_name": ""}, "gpu_resource must be Spark's name"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_with_the_next_step(arguments, text):
+    with pytest.raises(SettingsError, match=text):
+        MirroredStrategyRunner(**arguments)
+
+
+@pytest.mark.parametrize("amount", [None, "0", "much"])
+def test_gpus_that_spark_does_not_give_are_refused_before_a_node_starts(amount):
+    sc: Any = FakeContext(amount)
+    runner = MirroredStrategyRunner(num_slots=2, gpu_resource_name="fpga", sc=sc)
+    text = rf"spark.task.resource.fpga.amount is {amount!r}.*use_gpu=False"
+    with pytest.raises(SettingsError, match=text):
+        runner.run(print)
+
+
+def test_local_mode_runs_one_process_beside_the_driver(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    for use_gpu, seen in ((True, "3"), (False, "-1")):
+        runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_gpu=use_gpu)
+        assert runner.run(os_environ_of, name="CUDA_VISIBLE_DEVICES") == seen
+
+
+def os_environ_of(name: str) -> str:
+    import os
+
+    return os.environ[name]

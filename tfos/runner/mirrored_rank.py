@@ -1,0 +1,195 @@
+"""One slot of a MirroredStrategyRunner: a plain `model.fit` trains one model of all slots.
+
+Covers: `fit` of every Keras model in this process while train_fn runs, the slot's part of the data,
+what is not distributed.
+Does not: train (tfos.keras.fit.distribute, in mode sync), hold parameters (tfos.worker.own_shard).
+Runs in: a worker's process.      Threads: main_fun's.
+
+`fit` gets the batches of one process, and the slots part each of them: rank r of n computes rows
+r, r+n, r+2n, ... of arrays, or the r-th part of each batch of a dataset. So an epoch has the steps
+and the rows that it has in one process, and the mean weighted by rows is that batch's gradient.
+All slots have one seed: datasets that shuffle without one yield the same order everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
+from tfos.runner import ranks
+from tfos.runner.rank_process import RankWork, pickled
+
+if TYPE_CHECKING:
+    from tfos.worker.context import NodeContext
+
+_DEFAULT_BATCH = 32
+"""Keras'."""
+
+
+def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
+    """Call train_fn as one slot; hand over what the first slot returned.
+
+    Args:
+        work: train_fn.
+        ctx: of this worker.
+
+    Raises:
+        NotDistributed: it trained no model of all slots.
+        NotPicklable: it returned what cannot travel.
+    """
+    import keras
+
+    group = ctx.rank_group()
+    seed = np.random.default_rng().integers(1 << 31, dtype=np.int64)
+    keras.utils.set_random_seed(int(group.broadcast(seed)))
+    with ranks.entered(group, ctx.local_rank), distributed_fits(ctx) as models:
+        value = work()
+    if not models and group.size > 1:
+        raise NotDistributed(
+            f"train_fn has returned without model.fit(...), so none of {group.size} slots trained "
+            "with another. Train by fit of a Keras model that train_fn builds and compiles; "
+            "tfos.run(fn, num_proc=N) runs functions that exchange arrays themselves, or nothing"
+        )
+    ctx.hand_over(pickled(value if group.rank == 0 else None, group.rank))
+
+
+@contextlib.contextmanager
+def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
+    """Let `fit` of a Keras model train with all slots; yields the models that did.
+
+    Args:
+        ctx: of this worker.
+    """
+    import keras
+
+    models: list[Any] = []
+    plain_fit = keras.Model.fit
+
+    @functools.wraps(plain_fit)
+    def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_tfos_trainer" in vars(model):  # beneath its distributed fit
+            return plain_fit(model, *args, **kwargs)
+        if type(model).fit is not fit:
+            raise UnsupportedModel(
+                f"{type(model).__qualname__} overrides fit(), which would run twice here; "
+                "override train_step() in its place, or use tfos.run and ctx.distribute"
+            )
+        ctx.distribute(model, consistency="sync")
+        vars(model)["fit"] = _sharing(model.fit, ctx.rank, ctx.num_workers)
+        models.append(model)
+        return model.fit(*args, **kwargs)
+
+    def train_on_batch(_model: Any, *_args: Any, **_kwargs: Any) -> Any:
+        raise NotDistributed(
+            "train_on_batch() trains this slot's model alone; write model.fit(...), whose batches "
+            f"{ctx.num_workers} slots share"
+        )
+
+    replaced: dict[str, Any] = {"fit": fit}
+    if ctx.num_workers > 1:
+        replaced["train_on_batch"] = train_on_batch
+    own = {name: vars(keras.Model).get(name) for name in replaced}
+    for name, function in replaced.items():
+        setattr(keras.Model, name, function)
+    try:
+        yield models
+    finally:
+        for name, before in own.items():
+            if before is None:
+                delattr(keras.Model, name)
+            else:
+                setattr(keras.Model, name, before)
+
+
+def _sharing(distributed_fit: Any, rank: int, size: int) -> Any:
+    """Return a `fit` that gives its data's part of this rank to another."""
+    signature = inspect.signature(distributed_fit)
+
+    @functools.wraps(distributed_fit)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        take_part(bound.arguments, rank, size)
+        return distributed_fit(*bound.args, **bound.kwargs)
+
+    return fit
+
+
+def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
+    """Replace the training data among the arguments of `fit` by this rank's part of them.
+
+    Args:
+        arguments: of `fit`, by name; is changed.
+        rank: from 0.
+        size: number of ranks.
+
+    Raises:
+        SettingsError: data that cannot be parted, or batches with fewer rows than ranks.
+    """
+    import keras
+    import tensorflow as tf
+
+    data = arguments.get("x")
+    if size == 1:
+        return
+    if isinstance(data, tf.data.Dataset):
+        arguments["x"] = part_of_batches(data, rank, size)
+        return
+    leaves = keras.tree.flatten(data)
+    if not leaves or not all(hasattr(each, "shape") for each in leaves):
+        raise SettingsError(
+            f"fit(x={type(data).__name__}): {size} slots share arrays or a tf.data.Dataset, whose "
+            "rows each can take its part of. Make a tf.data.Dataset of it, with batches of the "
+            "size for all slots"
+        )
+    batch_size = arguments.get("batch_size") or _DEFAULT_BATCH
+    _check_rows("batch_size", batch_size, size)
+    _check_rows("rows", leaves[0].shape[0], size)
+    for name in ("x", "y", "sample_weight"):
+        if arguments.get(name) is not None:
+            arguments[name] = keras.tree.map_structure(
+                lambda each: each[rank::size], arguments[name]
+            )
+    arguments["batch_size"] = (rank + 1) * batch_size // size - rank * batch_size // size
+
+
+def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
+    """Return a dataset with this rank's part of each batch of another.
+
+    A last batch with fewer rows than ranks has none for some of them: their epoch ends before it.
+
+    Args:
+        dataset: of batches, [batch, ...].
+        rank: from 0.
+        size: number of ranks.
+    """
+    import keras
+    import tensorflow as tf
+
+    known = keras.tree.flatten(dataset.element_spec)[0].shape
+    if known.rank and known[0] is not None:
+        _check_rows("batches", known[0], size)
+
+    def part(*batch: Any) -> Any:
+        rows = tf.shape(keras.tree.flatten(batch)[0])[0]
+        start, stop = rows * rank // size, rows * (rank + 1) // size
+        own = keras.tree.map_structure(lambda each: each[start:stop], batch)
+        return own if len(batch) > 1 else own[0]
+
+    def has_rows(*batch: Any) -> Any:
+        return tf.shape(keras.tree.flatten(batch)[0])[0] > 0
+
+    return dataset.map(part).filter(has_rows).prefetch(2)
+
+
+def _check_rows(what: str, count: int, size: int) -> None:
+    if count < size:
+        raise SettingsError(
+            f"{what} of {count} for {size} slots: each batch is shared by all of them, so it needs "
+            f"at least {size} rows. Use larger batches, or fewer slots"
+        )

@@ -1,0 +1,118 @@
+"""MirroredStrategyRunner: plain Keras code on N tasks, in spark-tensorflow-distributor's shape.
+
+Covers: the arguments, the GPUs of the tasks, a run beside the driver.
+Does not: distribute `fit` (mirrored_rank), start ranks (spark_run, local_run).
+Runs in: the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfos.config import ClusterConfig
+from tfos.errors import SettingsError
+from tfos.runner.local_run import run_local
+from tfos.runner.mirrored_rank import run_mirrored
+from tfos.runner.spark_run import checked_work, run_work
+from tfos.spark.facts import active_context
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+
+class MirroredStrategyRunner:
+    """Runs a function with a plain `model.fit` on Spark's tasks, which train one model together.
+
+    Each step takes one batch of the size that the function gives; every slot computes its part, and
+    the optimizer applies their mean once. Parameters live inside the slots' processes.
+
+    Args:
+        num_slots: Spark tasks that train.
+        local_mode: run beside the driver, in one process without Spark; num_slots is then 1.
+        use_gpu: each task sees the GPUs that Spark gave to it. False: it sees none.
+        gpu_resource_name: Spark's name of the GPUs.
+        sc: SparkContext or classic SparkSession; None: the one that runs in this process.
+        config: timeouts and limits of a run on the executors.
+
+    Raises:
+        SettingsError: the arguments cannot work together.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        local_mode: bool = False,
+        use_gpu: bool = True,
+        gpu_resource_name: str = "gpu",
+        sc: SparkContext | SparkSession | None = None,
+        config: ClusterConfig | None = None,
+    ) -> None:
+        _check(num_slots, local_mode, use_gpu)
+        self._num_slots = num_slots
+        self._local_mode = local_mode
+        self._sc = sc
+        resource = gpu_resource_name if use_gpu else None
+        self._config = dataclasses.replace(config or ClusterConfig(), gpu_resource=resource)
+
+    def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call `train_fn(**kwargs)` on every slot and return what the first one returned.
+
+        Args:
+            train_fn: builds, compiles and fits one Keras model; its data are the same on all slots,
+                arrays or a `tf.data.Dataset`.
+            **kwargs: of train_fn.
+
+        Raises:
+            SettingsError: use_gpu, and Spark gives no GPU to a task; or data that cannot be shared.
+            NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError: as tfos.run. Where
+                train_fn trains no model of all slots, NotDistributed is the cause.
+        """
+        work = checked_work(train_fn, (), kwargs)
+        resource = self._config.gpu_resource
+        if self._local_mode:
+            return run_local(_beside_driver, (train_fn, kwargs, resource is not None), {}, 1)[0]
+        context = self._sc if self._sc is not None else active_context()
+        if resource is not None:
+            _check_gpus(context, resource)
+        return run_work(run_mirrored, work, self._num_slots, context, self._config)[0]
+
+
+def _beside_driver(train_fn: Callable[..., Any], kwargs: dict[str, Any], use_gpu: bool) -> Any:
+    if not use_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    return train_fn(**kwargs)
+
+
+def _check(num_slots: object, local_mode: object, use_gpu: object) -> None:
+    if isinstance(num_slots, bool) or not isinstance(num_slots, int) or num_slots < 1:
+        raise SettingsError(f"num_slots must be a whole number from 1, got {num_slots!r}")
+    for name, value in (("local_mode", local_mode), ("use_gpu", use_gpu)):
+        if not isinstance(value, bool):
+            raise SettingsError(f"{name} must be True or False, got {value!r}")
+    if local_mode and num_slots > 1:
+        raise SettingsError(
+            f"local_mode=True trains in one process beside the driver, got num_slots={num_slots}: "
+            "use num_slots=1, or local_mode=False with Spark's master local[N] to try N slots on "
+            "this host"
+        )
+
+
+def _check_gpus(context: Any, resource: str) -> None:
+    spark = getattr(context, "sparkContext", context)
+    setting = f"spark.task.resource.{resource}.amount"
+    amount = spark.getConf().get(setting)
+    try:
+        is_given = float(amount or 0) > 0
+    except ValueError:
+        is_given = False
+    if not is_given:
+        raise SettingsError(
+            f"use_gpu=True, and {setting} is {amount!r}: Spark gives no {resource!r} to a task. "
+            f"Set it to 1 beside spark.executor.resource.{resource}.amount, name Spark's resource "
+            "by gpu_resource_name, or pass use_gpu=False"
+        )
