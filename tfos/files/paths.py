@@ -106,16 +106,16 @@ def output_directory(path: str, what: str, place: OutputPlace) -> str:
     found = user_location(whole, what)
     refuse_container(found, what, os.environ)
     if place.driver_in_container and not is_stated:
+        refused = f"{what} cannot go to {shown(path)} in cluster deploy mode: that is"
         if found.scheme == LOCAL:
             raise SettingsError(
-                f"{what} cannot go to {shown(path)} in cluster deploy mode: that is {found} on "
-                f"the host of each process, wherever the cluster manager starts it. {_ADVICE}"
+                f"{refused} {str(found)!a} on the host of each process, wherever the cluster "
+                f"manager starts it. {_ADVICE}"
             )
         if not path.startswith("/"):
             raise SettingsError(
-                f"{what} cannot go to {shown(path)} in cluster deploy mode: that is {found}, and "
-                f"the user of the driver's container decides whose home that is. Write {found}, "
-                "or another URL, if you mean it."
+                f"{refused} {str(found)!a}, and the user of the driver's container decides whose "
+                "home that is. Write this URL, or another one, if you mean it."
             )
     return path if is_stated else str(found)
 
@@ -135,8 +135,8 @@ def refuse_container(location: Location, what: str, environ: Mapping[str, str]) 
     container = environ.get(_CONTAINER)
     if container and container in location.path.split("/"):
         raise SettingsError(
-            f"{what} cannot go to {location}: it names the directory of this YARN container, "
-            f"which YARN removes when the container ends. {_ADVICE}"
+            f"{what} cannot go to {str(location)!a}: it names the directory of this YARN "
+            f"container, which YARN removes when the container ends. {_ADVICE}"
         )
 
 

@@ -14,8 +14,10 @@ import pytest
 from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import NUM_NODES, LocalYarn
 from tests.support.marked_processes import below
+from tests.support.spark_submit import ROOT
 
-pytestmark = pytest.mark.long
+TIMEOUT_S = 400.0
+pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_S + 60, func_only=True)]
 
 PROGRAM = """
 import os
@@ -31,7 +33,7 @@ spark.stop()
 CONF = {
     "spark.yarn.am.memory": "512m",
     "spark.executor.memory": "512m",
-    "spark.executor.instances": "2",
+    "spark.executor.instances": "3",
     "spark.ui.enabled": "false",
 }
 
@@ -50,20 +52,41 @@ def yarn(tmp_path: Path) -> Iterator[LocalYarn]:
 def test_spark_runs_on_it_and_nothing_is_left(yarn: LocalYarn, tmp_path: Path):
     assert yarn.num_active_nodes() == NUM_NODES
     assert yarn.num_live_datanodes() == yarn.num_datanodes
-    (tmp_path / "program.py").write_text(PROGRAM)
-    jars = f"spark.yarn.jars=local:{Path(pyspark.__file__).parent}/jars/*"
-    settings = [f"--conf={key}={value}" for key, value in CONF.items()]
-    submit = [f"{Path(pyspark.__file__).parent}/bin/spark-submit", f"--conf={jars}", *settings]
-    places = {"HADOOP_CONF_DIR": str(yarn.conf_dir), "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(
-        [*submit, str(tmp_path / "program.py")],
-        env={**os.environ, **places},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert "rows: 1000" in done.stdout, done.stderr[-3000:]
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    assert "rows: 1000" in _submitted(yarn, program)
     yarn.stop()
     assert not any(daemon.is_alive() for daemon in yarn.daemons)
     assert not below(yarn.directory)
+
+
+@pytest.mark.fault("F14")
+def test_a_killed_executor_is_told_with_sparks_reason(yarn: LocalYarn, tmp_path: Path):
+    output = _submitted(yarn, ROOT / "tests/support/programs/killed_on_yarn.py", str(tmp_path))
+    assert "worker:1: went on after executor " in output
+    (told,) = [line for line in output.splitlines() if line.startswith("ps:0: ended by")]
+    assert told.startswith("ps:0: ended by ExecutorLost: executor ")
+    assert ". Spark's reason: Container " in told
+    assert "Exit status: 137" in told
+    assert "yarn logs -applicationId application_" in told
+    assert not [line for line in below(yarn.directory).values() if "tfos" in line.split()[:1]]
+    yarn.stop()
+    assert not below(yarn.directory)
+
+
+def _submitted(yarn: LocalYarn, program: Path, *arguments: str) -> str:
+    """Run a program in client mode; return what it printed."""
+    of_pyspark = Path(pyspark.__file__).parent
+    conf = {**CONF, "spark.yarn.jars": f"local:{of_pyspark}/jars/*"}
+    settings = [f"--conf={key}={value}" for key, value in conf.items()]
+    places = {"HADOOP_CONF_DIR": str(yarn.conf_dir), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [f"{of_pyspark}/bin/spark-submit", *settings, str(program), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **places},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout

@@ -78,7 +78,7 @@ def test_a_local_output_of_a_driver_in_a_container_is_refused_with_what_to_write
         output_directory(path, "checkpoints", place)
     where = "/runs/7" if path.startswith("/") else "/local/c1/runs/7"
     assert (
-        f"checkpoints cannot go to '{path}' in cluster deploy mode: that is {where} on the host"
+        f"checkpoints cannot go to '{path}' in cluster deploy mode: that is '{where}' on the host"
         in (str(refused.value))
     )
     assert "hdfs:///runs/7, or file:///mnt/runs/7" in str(refused.value)
@@ -87,7 +87,9 @@ def test_a_local_output_of_a_driver_in_a_container_is_refused_with_what_to_write
 def test_a_relative_output_on_hdfs_of_a_driver_in_a_container_is_refused_with_its_home(monkeypatch):
     monkeypatch.setenv("HADOOP_USER_NAME", "eve")
     place = OutputPlace(HDFS, "/local/c1", driver_in_container=True)
-    with pytest.raises(SettingsError, match="Write hdfs://nn:8020/user/eve/runs, or another URL"):
+    with pytest.raises(
+        SettingsError, match=r"that is 'hdfs://nn:8020/user/eve/runs', and .* Write this URL"
+    ):
         output_directory("runs", "checkpoints", place)
 
 
@@ -96,7 +98,7 @@ def test_a_relative_output_on_hdfs_of_a_driver_in_a_container_is_refused_with_it
 def test_nothing_is_written_to_the_directory_of_a_container(default_fs, scheme, monkeypatch):
     monkeypatch.setenv("CONTAINER_ID", CONTAINER)
     path = f"{scheme}/nm/appcache/application_1_0002/{CONTAINER}/mnist_model"
-    with pytest.raises(SettingsError, match=f"{CONTAINER}/mnist_model: .*YARN removes when"):
+    with pytest.raises(SettingsError, match=f"{CONTAINER}/mnist_model': .*YARN removes when"):
         output_directory(path, "checkpoints", OutputPlace(default_fs, "/"))
 
 
