@@ -148,9 +148,9 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     coordinator.explain_by(ExecutorEnds(sc).explain)
     wait = SlotWait(plan, config, time.monotonic())
     offer = _await_slots(sc, facts, coordinator, wait, console, cancel)
-    _warn_of_disks(console, outputs, offer)
     cluster_id = secrets.token_hex(8)
     try:
+        _warn_of_disks(console, outputs, offer)
         authority = ClusterAuthority(cluster_id)
         credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
         port = coordinator.start(facts.bind_host, authority.driver(), ports)
