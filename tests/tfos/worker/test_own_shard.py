@@ -35,8 +35,15 @@ def shard_of(group, tmp_path):
     return shard, shard.serve("127.0.0.1", str(tmp_path))
 
 
-def test_each_worker_serves_a_part_until_the_last_has_finished(ranks, tmp_path):
-    has_finished, may_finish = threading.Event(), threading.Event()
+def test_each_worker_serves_a_part_until_the_last_has_finished(ranks, tmp_path, monkeypatch):
+    waits, may_finish = threading.Event(), threading.Event()
+    barrier = ranks.groups[1].barrier
+
+    def noted_barrier(*, timeout_s):
+        waits.set()
+        barrier(timeout_s=timeout_s)
+
+    monkeypatch.setattr(ranks.groups[1], "barrier", noted_barrier)
 
     def work(group):
         shard, endpoints = shard_of(group, tmp_path)
@@ -50,9 +57,8 @@ def test_each_worker_serves_a_part_until_the_last_has_finished(ranks, tmp_path):
             client.push_pull(gradient, values, hyper=Hyper(0.5), rows=1)
             if group.rank == 1:
                 client.finish()
-                has_finished.set()
             else:
-                assert has_finished.wait(10.0)
+                assert waits.wait(10.0)
                 client.pull(values)  # of both shards: the other worker waits with its own
                 client.finish()
                 may_finish.set()
