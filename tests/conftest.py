@@ -13,9 +13,11 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -52,6 +54,13 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # How long an example takes, or its data to make, is the machine's affair.
 settings.register_profile("tfos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tfos")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep tickets and records of the tests' clusters out of the user's own directories."""
+    own = tempfile.mkdtemp(prefix="tfos-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
+    os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_STATE_HOME"] = own
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -34,6 +34,7 @@ from tfos.spark.task_secrets import give_credentials, withdraw
 from tfos.streaming.dstream import finish_stream
 from tfos.streaming.streaming import StreamCalls, Streams
 from tfos.topology import ServersOf
+from tfos.watch.doors import PageRequest
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -66,6 +67,15 @@ class PageCalls:
         ).result()
         up = coordinator.read(lambda state: state.tensorboard)
         return up.url or None if up is not None else None
+
+    def page_url(self) -> str | None:
+        """Return the job's page with its token, or None without `page_port`.
+
+        The token lets its reader save and stop the training: the URL is written nowhere but into
+        the user's own ticket, which `tfos page` reads.
+        """
+        page = self._reserved.page
+        return page.url if page is not None else None
 
     def metrics_url(self) -> str | None:
         """Return where Prometheus finds the cluster's metrics, or None without `metrics_port`."""
@@ -126,6 +136,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         tensorboard_host: str = "",
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
+        page_port: int | None = None,
+        page_host: str = "127.0.0.1",
+        page_hosts: Iterable[str] = (),
         config: ClusterConfig | None = None,
     ) -> TFCluster:
         """Check everything, count task slots and open the control plane; no node starts yet.
@@ -134,25 +147,22 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             sc: SparkContext or classic SparkSession.
             cluster_size: nodes in total, parameter servers included; one task slot each.
             num_ps: how many of them are parameter servers, from 0 to cluster_size - 1.
-            ps: "tensorflow": they run TensorFlow's servers, and so do all workers but the chief;
-                main_fun runs on the chief alone, as ParameterServerStrategy's coordinator. With
-                num_ps=0 every worker runs main_fun, as of MultiWorkerMirroredStrategy. See
-                docs/guides/native.md. "tfos" with num_ps=0: workers serve, in mode "sync" alone.
+            ps: whose servers (docs/guides/native.md); with num_ps=0 workers serve, in "sync".
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
-            log_dir: TensorBoard's directory or URL (docs/guides/files.md); None: a temporary one of
-                the chief.
+            log_dir: TensorBoard's directory or URL (docs/guides/files.md); None: a temporary one.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
-            metrics_port: serve the whole cluster's metrics for Prometheus on this port of the
-                driver, 0 for any free one; None: nowhere. See docs/guides/metrics.md.
+            metrics_port: of a page for Prometheus, 0: any; None: no page (docs/guides/metrics.md).
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
+            page_port: of the job's page, 0: any; None: no page (docs/guides/watching.md).
+            page_host: address of that page, which has no TLS.
+            page_hosts: further host names by which browsers ask for it, those of proxies.
             config: timeouts and limits.
 
         Raises:
-            SettingsError: the arguments or Spark's settings cannot work; the text says why.
-            NotEnoughSlots: Spark cannot run all nodes at once; the text has the arithmetic.
+            SettingsError, NotEnoughSlots: the arguments, settings or slots cannot work; says why.
         """
         request = reservation.ReservationRequest(
             sc=sc,
@@ -167,9 +177,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             ),
             metrics_port=metrics_port,
             metrics_host=metrics_host,
+            page=PageRequest(page_port, page_host, tuple(page_hosts)),
             config=config or ClusterConfig(),
         )
-
         return cls._reserve(request)
 
     @classmethod
@@ -190,6 +200,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         eval_node: bool = False,
         release_port: bool = True,
         ps: ServersOf = "tfos",
+        page_port: int | None = None,
     ) -> TFCluster:
         """Reserve and start in one call, with TensorFlowOnSpark's arguments.
 
@@ -207,9 +218,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             reservation_timeout: seconds until every node has to serve.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
             eval_node: only False: there is no node that only evaluates.
-            release_port: False: `ctx.tmp_socket` is the socket that holds this worker's port, until
-                `ctx.release_port()`. TensorFlow's server binds that port in either case.
+            release_port: False: `ctx.tmp_socket` holds this worker's port until it is released.
             ps: as for `reserve`.
+            page_port: as for `reserve`.
 
         Raises:
             SettingsError, NotEnoughSlots: as `reserve`.
@@ -217,7 +228,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         """
         preflight.check_ported_options(driver_ps_nodes=driver_ps_nodes, eval_node=eval_node)
         timeout_s = preflight.check_timeout("reservation_timeout", reservation_timeout)
-        cluster = cls._reserve(
+        return cls._reserve(
             reservation.ReservationRequest(
                 sc=sc,
                 cluster_size=num_executors,
@@ -229,9 +240,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 config=ClusterConfig(reservation_timeout_s=timeout_s),
                 release_port=release_port,
                 ps=ps,
+                page=PageRequest(page_port),
             )
-        )
-        return cluster._started(map_fun, tf_args)
+        )._started(map_fun, tf_args)
 
     def start(self, main_fun: Callable[[Any, Any], Any], args: Any = None) -> None:
         """Start all nodes and return once every one of them serves and main_fun runs.

@@ -7,7 +7,7 @@ Threads: one consumer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from feeding.columnar.batch import EpochEnd, check_batch_size
@@ -47,6 +47,8 @@ class DataFeed:
         self.qname_in = qname_in
         self.qname_out = qname_out
         self.done_feeding = False
+        self.stop_asked: Callable[[], bool] = bool
+        """Whether somebody outside asks for the end of the training; asked by `should_stop`."""
         self._channel = channel
         self._cursor = Cursor(channel, qname_in)
         # Sorted by column, as `df.select(sorted(columns))` orders the values of a row.
@@ -98,7 +100,12 @@ class DataFeed:
         return dict(zip(self._mapping.values(), batch.arrays, strict=True))
 
     def should_stop(self) -> bool:
-        """Return whether the end of the feed was read; the last batch may have been empty."""
+        """Return whether the end of the feed was read; the last batch may have been empty.
+
+        Once the end of the training is asked for, it ends the feed as `terminate` does.
+        """
+        if not self.done_feeding and self.stop_asked():
+            self.terminate()
         return self.done_feeding
 
     def batch_results(self, results: Any) -> None:

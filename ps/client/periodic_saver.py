@@ -113,6 +113,20 @@ class PeriodicSaver:
                 break
         return error
 
+    def save_between(self) -> str:
+        """Save what has changed, unless saves are held: then say so instead of waiting.
+
+        Returns:
+            Why nothing was saved; empty once it is.
+        """
+        with self._lock:
+            if self._is_held:
+                return "a micro-batch is in progress, and is saved whole once it is trained"
+            error = self._save()
+        if not error and self._saved_step < 0:
+            return "the servers hold no parameters yet; ask again once the first step is made"
+        return error
+
     @property
     def saved_step(self) -> int:
         """Step of the last save; -1: there was none."""

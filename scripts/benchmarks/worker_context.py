@@ -27,6 +27,7 @@ class BenchWorker:
 
     feed_channel: Any = None
     micro_batches: Any = None
+    stop_asked = False
     epochs = EpochReports(lambda _: None)
 
     def __init__(

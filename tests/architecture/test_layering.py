@@ -37,7 +37,7 @@ MAY_IMPORT = {
             "grpc",
         ),
         *("keras", "prometheus_client", "psutil", "pyarrow", "pyspark", "rich", "tensorboard"),
-        *("IPython", "tensorflow", "typer"),
+        *("IPython", "starlette", "tensorflow", "typer", "uvicorn"),
     },
 }
 LEVELS = {
@@ -75,6 +75,7 @@ LEVELS = {
         ("collectives", "config", "datasource", "keras"),
         ("control", "keras.data", "keras.embedding"),
         ("keras.step", "monitor", "node", "reading", "serving", "spark"),
+        ("watch",),
         ("dfutil", "driver", "keras.fit", "native", "node.supervisor"),
         ("feed", "worker"),
         ("many", "predict", "streaming", "timeseries"),
@@ -91,7 +92,7 @@ MAX_FILES = 15
 """A package with more is two packages."""
 IN_FUNCTIONS_ONLY = {
     *("IPython", "fsspec", "hdfs_native", "keras", "prometheus_client"),
-    *("pyspark", "tensorboard", "tensorflow"),
+    *("pyspark", "starlette", "tensorboard", "tensorflow", "uvicorn"),
 }
 # these own their process and its logging
 OWN_PROCESS = {"ps/cli/serve.py", "tfos/node/child_log.py"}
@@ -99,6 +100,8 @@ LOADED_BY_USERS = {
     "ml": "pyspark",  # by programs that use spark.ml
     "keras": "keras",  # by ctx.distribute, after the user's own import
     "runner.log_callback": "keras",
+    "watch.page_app": "starlette",  # with the extra `page`, where a page is asked for
+    "watch.page_server": "uvicorn",
     "datasource": "pyspark",  # by Spark itself
     "tensorflowonspark.params": "pyspark",  # by programs that use spark.ml
     "tensorflowonspark.pipeline": "pyspark",
@@ -109,9 +112,9 @@ NAMED_BY_ITS_USERS = "tfos/tensorflowonspark/util.py"
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 IMPORT_BUDGET_S = 0.3
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow"}
-MAY_LOOK = {  # how old a restored cut is; a number above lost ones; from when a certificate holds
+MAY_LOOK = {  # age of a restored cut; a number above lost ones; when a certificate or run begins
     *("ps/server/handlers.py", "ps/server/save_restore.py", "ps/checkpoint/fencing.py"),
-    "tfos/control/authority.py",
+    *("tfos/control/authority.py", "tfos/watch/doors.py"),
 }
 
 

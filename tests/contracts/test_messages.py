@@ -61,6 +61,8 @@ CODECS: dict[type, Codec] = {
             control.Subscribe: codec.decode_subscribe,
             control.SequencedOrder: codec.decode_order,
             control.EventAck: codec.decode_ack,
+            control.Ask: codec.decode_ask,
+            control.Answer: codec.decode_answer,
         }.items()
     },
 }

@@ -52,6 +52,10 @@ class RecordingHandler:
     def on_stop_asked(self) -> None:
         self._note("stop", None)
 
+    def on_ask(self, ask: messages.Ask) -> bytes:
+        self._note("ask", ask)
+        return b"{}"
+
     def on_stream_opened(self, node: NodeId) -> str:
         if not self.refuse_orders:
             self._note("opened", node)

@@ -35,6 +35,8 @@ class FakeSpark:
 
     master = "local[8]"
     appName = "fake"
+    applicationId = "fake-1"
+    uiWebUrl: str | None = None
 
     def __init__(
         self, slots: int = 8, *, register: Callable[[NodeBundle], None] = lambda bundle: None

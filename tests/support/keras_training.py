@@ -47,6 +47,7 @@ class Context:
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
     numbers: list[Mapping[str, float]] = field(default_factory=list)
     """What was reported beside each entry of `progress`."""
+    stop_asked: bool = False
     seen: list[dict[str, float]] = field(default_factory=list)
     """Progress that data have seen of fits that are not distributed."""
 

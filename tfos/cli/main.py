@@ -1,7 +1,8 @@
 """The command `tfos`: its subcommands and their options.
 
-Covers: `bench` with its tables and JSON lines; the commands of `python -m ps`, with URLs besides.
-Does not: define their options (ps.cli); each command imports its part when it is run.
+Covers: `bench` with its tables and JSON lines; the commands of `python -m ps`, with URLs besides;
+those about jobs.
+Does not: define their options (ps.cli, tfos.cli.jobs). Each command imports its part when it runs.
 Runs in: its own process; `import tfos` does not load this module.
 """
 
@@ -20,6 +21,7 @@ from rich.table import Table
 
 import tfos
 from ps.cli import CLUSTER_ID_HELP, COMMANDS, SECRET_FILE_HELP
+from tfos.cli import jobs
 
 if TYPE_CHECKING:
     from tfos.bench.harness import Bench, GivenServers, Line
@@ -122,6 +124,9 @@ for _name, _sentence in COMMANDS.items():
             "allow_interspersed_args": False,
         },
     )(_pass_on)
+
+
+jobs.add_to(app)
 
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:

@@ -127,6 +127,15 @@ class ControlClient:
         """
         self._call(codec.ASK_STOP, messages.EventAck(), codec.decode_ack, timeout_s)
 
+    def ask(self, ask: messages.Ask, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
+        """Return the driver's JSON answer; only OPERATOR_NAME's certificate may ask.
+
+        Args:
+            ask: the question or request.
+            timeout_s: seconds until ControlUnavailable.
+        """
+        return self._call(codec.ASK, ask, codec.decode_answer, timeout_s).body
+
     def orders(
         self,
         on_order: Callable[[messages.Order], None],

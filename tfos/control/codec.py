@@ -22,6 +22,7 @@ REPORT = "Report"
 LOG = "Log"
 ORDERS = "Orders"
 ASK_STOP = "AskStop"
+ASK = "Ask"
 
 MAX_MESSAGE_BYTES = 4 << 20
 """A roster of thousands of nodes fits; gRPC refuses longer bodies before they are parsed."""
@@ -71,3 +72,5 @@ decode_log = decoder(messages.LogBatch)
 decode_subscribe = decoder(messages.Subscribe)
 decode_order = decoder(messages.SequencedOrder)
 decode_ack = decoder(messages.EventAck)
+decode_ask = decoder(messages.Ask)
+decode_answer = decoder(messages.Answer)

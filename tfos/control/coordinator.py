@@ -20,10 +20,11 @@ from rpc.auth.certificates import TlsCredentials
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.console.line_rate import LineRate
+from tfos.console.log_tail import LogTail
 from tfos.control import messages
 from tfos.control.server import ControlServer
 from tfos.control.state import Action, ClusterState, Send, Warn
-from tfos.errors import ControlError, NodeFailedError
+from tfos.errors import ControlError, ControlRefused, NodeFailedError
 from tfos.failure import NodeFailure, NodeId, is_symptom
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan
@@ -64,6 +65,8 @@ class Coordinator:
         self._line_rates = {
             name: LineRate(_LINES_PER_S, _BURST_LINES, clock) for name in self._state.members
         }
+        self._log_tails = {name: LogTail() for name in self._state.members}
+        self._answer: Callable[[messages.Ask], bytes] | None = None
         self._closing = threading.Event()
         self._at_close: list[Callable[[], None]] = []
         self._explain: Callable[[NodeFailure], NodeFailure] = _as_it_is
@@ -110,6 +113,21 @@ class Coordinator:
         """Have something closed with the control plane; it raises nothing."""
         with self._lock:
             self._at_close.append(close)
+
+    def answer_with(self, answer: Callable[[messages.Ask], bytes]) -> None:
+        """Let the operator's questions be answered by this function, on threads of the server."""
+        self._answer = answer
+
+    def log_after(self, name: str, number: int) -> list[tuple[int, str]] | None:
+        """Return a node's newer lines with their numbers, see LogTail.after; None: no such node.
+
+        Args:
+            name: `worker:1`.
+            number: of the last line that the reader has.
+        """
+        with self._lock:
+            tail = self._log_tails.get(name)
+            return tail.after(number) if tail is not None else None
 
     @property
     def phase(self) -> ClusterPhase:
@@ -214,7 +232,9 @@ class Coordinator:
             host = _host(self._state, batch.node)
             rate = self._line_rates.get(batch.node.name)
             passed = rate.admit(len(batch.lines)) if rate else 0
-        dropped = batch.dropped + len(batch.lines) - passed
+            dropped = batch.dropped + len(batch.lines) - passed
+            if (tail := self._log_tails.get(batch.node.name)) is not None:
+                tail.add(batch.lines[:passed], dropped)
         self._console.node_lines(f"{batch.node.name}@{host}", batch.lines[:passed], dropped)
 
     def on_stream_opened(self, node: NodeId) -> str:
@@ -225,6 +245,16 @@ class Coordinator:
     def on_stop_asked(self) -> None:
         """Record that another process of the user asks the streams to stop."""
         self.act(lambda state: state.ask_stop("another process asked for it"))
+
+    def on_ask(self, ask: messages.Ask) -> bytes:
+        """Answer an operator.
+
+        Raises:
+            ControlRefused: this driver shows nothing yet.
+        """
+        if self._answer is None:
+            raise ControlRefused("the driver is about to start or to end; ask again")
+        return self._answer(ask)
 
     def on_stream_closed(self, node: NodeId) -> None:
         """Record that the node's connection is closed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tfos.control.messages import BestSaved, EpochTrained, FitReading
+from tfos.control.messages import BestSaved, EpochTrained, FitReading, SavedNow
 
 MAX_EPOCHS = 10_000
 """Newest epochs to keep: each micro-batch of a stream is one."""
@@ -23,12 +23,14 @@ class EpochLog:
     count: int = 0
     """Epochs so far, also those that are kept no more."""
     best: BestSaved | None = None
+    saved: SavedNow | None = None
+    """What became of the newest order SaveNow that was carried out."""
     _epochs: deque[EpochTrained] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
     _read_feeds: set[str] = field(default_factory=set)
     _trained: dict[str, int] = field(default_factory=dict)
     """By feed, its newest epoch that an epoch of a fit has ended with."""
 
-    def note(self, event: FitReading | EpochTrained | BestSaved) -> None:
+    def note(self, event: FitReading | EpochTrained | BestSaved | SavedNow) -> None:
         """Keep a report of the chief."""
         match event:
             case FitReading(feed, is_over):
@@ -40,6 +42,9 @@ class EpochLog:
                 self._trained[event.feed] = max(known, event.fed_epoch)
             case BestSaved():
                 self.best = event
+            case SavedNow(number):
+                if self.saved is None or number > self.saved.number:
+                    self.saved = event
 
     def since(self, count: int, feed: str | None = None) -> tuple[EpochTrained, ...]:
         """Return the epochs that came after the first `count`, as far as they are kept.

@@ -12,6 +12,9 @@ DRIVER_NAME = "driver"
 STOPPER_NAME = "stopper"
 """Common name of the certificate that may ask for the stop of streams, and nothing else."""
 
+OPERATOR_NAME = "operator"
+"""Common name of the certificate that may look at the job, save and stop it: the user's."""
+
 
 def tls_name(cluster_id: str) -> str:
     """Return the DNS name that every control plane certificate of the cluster carries.

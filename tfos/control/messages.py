@@ -12,11 +12,13 @@ Direction and call:
         unary, rate-limited lines of the node's output driver -> supervisor Subscribe -> stream of
         SequencedOrder server stream; orders arrive at once A node proves its identity by its TLS
         certificate; the server refuses a message whose node differs.
+    operator -> driver
+        Ask -> Answer                 unary; another process of the driver's user, see tfos.watch
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -207,6 +209,17 @@ class BestSaved(msgspec.Struct, frozen=True, tag=True):
     value: float
 
 
+class SavedNow(msgspec.Struct, frozen=True, tag=True):
+    """The chief has carried out the order SaveNow of this number, or could not."""
+
+    number: int
+    path: ShortText = ""
+    """Of the checkpoint that holds the parameters."""
+    step: int = -1
+    error: ShortText = ""
+    """Why nothing was saved; empty: it was."""
+
+
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
     """What the child does: `importing`, `importing keras`, `waiting for roster`, `main_fun`, ..."""
 
@@ -264,6 +277,7 @@ Event = (
     | FitReading
     | EpochTrained
     | BestSaved
+    | SavedNow
     | PhaseChanged
     | ServesShard
     | Failed
@@ -360,6 +374,19 @@ class SaveBatches(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class SaveNow(msgspec.Struct, frozen=True, tag=True):
+    """To the chief: save the parameters now, and report SavedNow."""
+
+    number: int
+    """Grows with each order of this kind."""
+
+
+class StopTraining(msgspec.Struct, frozen=True, tag=True):
+    """To the workers: train no further than the end of the epoch; main_fun returns by itself."""
+
+    reason: str
+
+
 class FinishFeed(msgspec.Struct, frozen=True, tag=True):
     """The feed ends: no more rows will arrive."""
 
@@ -393,6 +420,8 @@ Order = (
     | TrainBatch
     | LeaveBatch
     | SaveBatches
+    | SaveNow
+    | StopTraining
     | FinishFeed
     | FenceWorker
     | WorkerDone
@@ -405,3 +434,19 @@ class SequencedOrder(msgspec.Struct, frozen=True):
 
     seq: int
     order: Order
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A question or request of an operator: another process of the driver's user."""
+
+    what: Literal["status", "log", "save", "stop"]
+    node: ShortText = ""
+    """Of `log`: whose."""
+    after: float = 0.0
+    """Of `status`: only points of the curve later than this. Of `log`: only later lines."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer as JSON; see tfos.watch.job."""
+
+    body: bytes

@@ -20,6 +20,7 @@ _OF_CHIEF = (
     messages.FitReading,
     messages.EpochTrained,
     messages.BestSaved,
+    messages.SavedNow,
 )
 _OF_WORKERS = (messages.FlushReached, messages.ServesShard)
 _OF_SERVERS = (messages.Restarted, messages.UpdatesLost)

@@ -18,7 +18,7 @@ import grpc
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
-from tfos.control.identity import STOPPER_NAME
+from tfos.control.identity import OPERATOR_NAME, STOPPER_NAME
 from tfos.control.outbox import Outbox
 from tfos.errors import ControlError, ControlRefused
 from tfos.failure import NodeId
@@ -52,6 +52,13 @@ class ControlHandler(Protocol):
 
     def on_stop_asked(self) -> None:
         """End the cluster's streams: another process of its user asks for it."""
+
+    def on_ask(self, ask: messages.Ask) -> bytes:
+        """Return the JSON answer to an operator.
+
+        Raises:
+            ControlRefused: nobody answers at this driver.
+        """
 
     def on_stream_opened(self, node: NodeId) -> str:
         """Return why this attempt gets no orders; empty if it may have them."""
@@ -189,6 +196,26 @@ class ControlServer:
         self._handler.on_stop_asked()
         return codec.encode(messages.EventAck())
 
+    def ask(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        """Serve Ask.
+
+        Args:
+            body: the encoded request.
+            context: of the call; has the peer's certificate.
+        """
+        message = _decode(codec.decode_ask, body, context)
+        if peer_name(context) != OPERATOR_NAME:
+            _LOG.warning("refused %r, which asked for %s", peer_name(context), message.what)
+            _abort(
+                context,
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{peer_name(context)!r} may not ask for {message.what}",
+            )
+        try:
+            return codec.encode(messages.Answer(self._handler.on_ask(message)))
+        except ControlRefused as error:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
     def orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serve Orders: yields until the node, a newer stream or this server ends it.
 
@@ -226,6 +253,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
             codec.path(codec.REPORT): grpc.unary_unary_rpc_method_handler(server.report),
             codec.path(codec.LOG): grpc.unary_unary_rpc_method_handler(server.log),
             codec.path(codec.ASK_STOP): grpc.unary_unary_rpc_method_handler(server.ask_stop),
+            codec.path(codec.ASK): grpc.unary_unary_rpc_method_handler(server.ask),
             codec.path(codec.ORDERS): grpc.unary_stream_rpc_method_handler(server.orders),
         }
 

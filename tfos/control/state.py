@@ -18,8 +18,9 @@ import msgspec
 
 from tfos.config import ClusterConfig
 from tfos.control import messages
+from tfos.control.curve import Curve, CurvePoint
 from tfos.control.epoch_log import EpochLog
-from tfos.control.members import Member, NodeStatus
+from tfos.control.members import Member, NodeStatus, mean_loss
 from tfos.control.messages import FeedEpoch
 from tfos.control.permissions import admitted
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
@@ -92,6 +93,12 @@ class ClusterState:
     """What the chief's fits have reported."""
     stop_asked: str = ""
     """Why the streams that train this cluster are to stop; empty: they go on."""
+    curve: Curve = field(default_factory=Curve)
+    """The training over time."""
+    saves_asked: int = 0
+    """Orders SaveNow so far."""
+    training_stop: str = ""
+    """Why main_fun was asked to end its training; empty: it was not."""
     _ps_missed_s: float | None = None
     """When TensorFlow's first lost parameter server was noticed, in monotonic seconds."""
     _told: set[str] = field(default_factory=set)
@@ -242,6 +249,23 @@ class ClusterState:
         self.stop_asked = self.stop_asked or reason
         return []
 
+    def save_now(self) -> list[Action]:
+        """Order the chief to save; the answer is `epochs.saved`, under the number `saves_asked`."""
+        self.saves_asked += 1
+        return [Send(self.workers[0].node, messages.SaveNow(self.saves_asked))]
+
+    def stop_training(self, reason: str) -> list[Action]:
+        """Ask main_fun on every worker, and streams, to train no further; the first reason stays.
+
+        Args:
+            reason: for the nodes' logs.
+        """
+        if self.training_stop:
+            return []
+        self.training_stop = reason
+        order = messages.StopTraining(reason)
+        return [*self.ask_stop(reason), *(Send(each.node, order) for each in self.training())]
+
     # ---- events ----
 
     def on_register(
@@ -320,7 +344,12 @@ class ClusterState:
                 | messages.BatchReport()
             ):
                 member.note(event, now_s)
-            case messages.FitReading() | messages.EpochTrained() | messages.BestSaved():
+            case (
+                messages.FitReading()
+                | messages.EpochTrained()
+                | messages.BestSaved()
+                | messages.SavedNow()
+            ):
                 self.epochs.note(event)
             case messages.TensorBoardUp():
                 return self._tensorboard(event)
@@ -365,7 +394,15 @@ class ClusterState:
         return []
 
     def on_tick(self, now_s: float) -> list[Action]:
-        """Find silent nodes."""
+        """Find silent nodes, and note how far the training is.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        if self.curve.is_due(now_s):
+            known = [worker.progress for worker in self.workers]
+            steps, rows = (sum(each.get(name, 0.0) for each in known) for name in ("steps", "rows"))
+            self.curve.add(CurvePoint(now_s, steps, rows, mean_loss(self.workers)))
         actions: list[Action] = []
         for member in self.live():
             silent_s = now_s - member.heard_s

@@ -12,16 +12,18 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from rpc import endpoint
+from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials, Role
 from tfos import topology
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
+from tfos.control.identity import OPERATOR_NAME
 from tfos.control.state import ClusterState
 from tfos.driver import preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
@@ -40,6 +42,12 @@ from tfos.spark.slot_claims import claims_of
 from tfos.spark.slots import SlotWait
 from tfos.spark.yarn import YarnContainers
 from tfos.topology import Plan, ServersOf
+from tfos.watch import doors
+from tfos.watch.doors import PageRequest
+from tfos.watch.job import Job
+
+if TYPE_CHECKING:
+    from tfos.watch.page_server import JobPage
 
 _OFFER_S = 0.1
 """How often slots are counted while executors are awaited."""
@@ -60,6 +68,7 @@ class ReservationRequest:
     config: ClusterConfig
     metrics_port: object = None
     metrics_host: str = "127.0.0.1"
+    page: PageRequest = field(default_factory=PageRequest)
     release_port: bool = True
     ps: ServersOf = "tfos"
 
@@ -80,6 +89,7 @@ class Reservation:
     """Of the data plane, for feed tasks: with TLS their certificate is for no other role."""
     workers_hold_slots: bool
     metrics: ClusterPage | None = None
+    page: JobPage | None = None
 
     @property
     def config(self) -> ClusterConfig:
@@ -128,21 +138,18 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         PhaseError: it was cancelled.
     """
     config = request.config
-    plan = topology.plan(
-        request.cluster_size, request.num_ps, master_node=request.master_node, ps=request.ps
-    )
+    plan = _plan(request)
     preflight.check_servers(plan, config)
     mode = preflight.check_mode(request.input_mode)
     feeds = preflight.check_queues(request.queues)
+    request.page.check()
     sc = spark_facts.classic_context(request.sc)
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, config)
     config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
     request = replace(request, config=config, tensorboard=tensorboard)
     outputs = preflight.outputs(config, tensorboard)
-    console = _console(config, facts, outputs)
-    if plan.tensorflow_servers:
-        console.warn(preflight.OPEN_SERVERS)
+    console = _console(plan, config, facts, outputs)
     ports = server_address.wanted_ports(os.environ)
     coordinator = Coordinator(plan, config, console)
     coordinator.explain_by(ExecutorEnds(sc).explain)
@@ -155,6 +162,9 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
         port = coordinator.start(facts.bind_host, authority.driver(), ports)
         metrics = _metrics(request, coordinator, cluster_id, console)
+        job = _job(coordinator, cluster_id, facts)
+        keys = authority.node(OPERATOR_NAME)
+        page = _open_doors(job, request, _own_address(facts.bind_host, port), keys, console)
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
@@ -172,6 +182,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         feeder_credentials=_with_keys(credentials, Role.FEEDER, authority, config),
         workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
         metrics=metrics,
+        page=page,
     )
 
 
@@ -200,14 +211,22 @@ def _settings(
     )
 
 
+def _plan(request: ReservationRequest) -> Plan:
+    return topology.plan(
+        request.cluster_size, request.num_ps, master_node=request.master_node, ps=request.ps
+    )
+
+
 def _console(
-    config: ClusterConfig, facts: spark_facts.SparkFacts, outputs: Mapping[str, str]
+    plan: Plan, config: ClusterConfig, facts: spark_facts.SparkFacts, outputs: Mapping[str, str]
 ) -> Console:
     console = Console(enabled=config.verbose, details=config.show_details)
     for what, directory in outputs.items():
         console.line(f"{what} go to {directory}")
     for note in preflight.notes(facts):
         console.warn(note)
+    if plan.tensorflow_servers:
+        console.warn(preflight.OPEN_SERVERS)
     return console
 
 
@@ -236,6 +255,37 @@ def _metrics(
     coordinator.at_close(page.close)
     needs = ", with the token of cluster.metrics_token()" if page.token else ""
     console.line(f"metrics: {page.url}{needs}")
+    return page
+
+
+def _job(coordinator: Coordinator, cluster_id: str, facts: spark_facts.SparkFacts) -> Job:
+    info = doors.job_info(cluster_id, facts.app_name, facts.application_id, facts.ui_url)
+    return Job(coordinator, info)
+
+
+def _own_address(bound: str, port: int) -> str:
+    """Return where this host's own processes reach a server that is bound to this address."""
+    host = spark_facts.LOOPBACK if bound in ("", "0.0.0.0", "::") else bound
+    return f"{endpoint.bracketed(host)}:{port}"
+
+
+def _open_doors(
+    job: Job,
+    request: ReservationRequest,
+    address: str,
+    keys: TlsCredentials,
+    console: Console,
+) -> JobPage | None:
+    """Let the user's other processes and browser look at the job until its control plane closes."""
+    coordinator = job.coordinator
+    metrics = ClusterPage(coordinator, job.info.cluster_id).render
+    coordinator.at_close(lambda: doors.record_end(job, console))
+    page = doors.open_page(job, request.page, metrics, console)
+    if page is not None:
+        coordinator.at_close(page.close)
+    page_url = page.url if page is not None else ""
+    coordinator.at_close(doors.open_ticket(job, address, page_url, keys, console))
+    coordinator.answer_with(job.answer)
     return page
 
 

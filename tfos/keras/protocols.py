@@ -40,6 +40,10 @@ class WorkerContext(Protocol):
     def epochs(self) -> Any:
         """The `tfos.worker.epoch_reports.EpochReports` of this process."""
 
+    @property
+    def stop_asked(self) -> bool:
+        """Whether somebody has asked for the end of the training."""
+
     def ps_client(self) -> Any:
         """The process's `ps.client.client.PSClient`, the same object on every call."""
 

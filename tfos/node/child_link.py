@@ -61,6 +61,7 @@ FromChild = (
     | messages.FitReading
     | messages.EpochTrained
     | messages.BestSaved
+    | messages.SavedNow
     | messages.UpdatesLost
     | messages.Done
     | Progress

@@ -29,6 +29,9 @@ class SparkFacts:
     app_name: str
     conf: Mapping[str, str]
     default_fs: str
+    application_id: str = ""
+    ui_url: str = ""
+    """Of Spark's own page; empty: it has none."""
 
     @property
     def is_local(self) -> bool:
@@ -160,6 +163,8 @@ def read_facts(sc: Any) -> SparkFacts:
         app_name=sc.appName,
         conf=dict(sc.getConf().getAll()),
         default_fs=hadoop.get("fs.defaultFS") or "file:///",
+        application_id=sc.applicationId,
+        ui_url=sc.uiWebUrl or "",
     )
 
 

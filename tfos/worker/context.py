@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpc.auth.handshake import Identity, Role
+from rpc.endpoint import Endpoint
 from tfos.control.messages import RosterEntry
 from tfos.errors import (
     NoServersError,
@@ -93,6 +94,7 @@ class NodeContext:
         offers: answers the other ranks of `rank_group()`.
         on_shard: called once the workers serve the parameters themselves.
         reserved_port: this worker's port in `cluster_spec`; None: it holds none.
+        stop_asked: whether somebody outside has asked for the end of the training.
         micro_batches: records which micro-batches of streams are trained.
         epochs: sends epochs' metrics to the driver.
     """
@@ -110,6 +112,7 @@ class NodeContext:
         offers: Offers,
         on_shard: Callable[[NodeContext], None] = lambda _: None,
         reserved_port: ReservedPort | None = None,
+        stop_asked: Callable[[], bool] = bool,
     ) -> None:
         bundle = spec.bundle
         self.job_name = bundle.node.role
@@ -138,17 +141,14 @@ class NodeContext:
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name
-        own = () if self._has_tensorflow_servers else roster
-        servers = sorted(
-            (entry for entry in own if entry.node.role == "ps"), key=lambda entry: entry.rank
-        )
-        self._servers = [entry.endpoint for entry in servers]
+        self._servers = [] if self._has_tensorflow_servers else _endpoints_of_servers(roster)
         """Of the shards in rank order; empty until a cluster without servers has its own."""
         self._own_shard: OwnShard | None = None
         self._on_shard, self._place = on_shard, (spec.executor.host, spec.socket_dir)
         self._credentials = credentials
         self.seen_progress = SeenProgress(on_progress)
         self._reserved_port = reserved_port
+        self._stop_asked = stop_asked
         self._shows_port = not bundle.settings.release_port
         self._manager: WorkerManager | None = None
         self._client: PSClient | None = None
@@ -181,6 +181,15 @@ class NodeContext:
 
             self._manager = WorkerManager(self.get_data_feed)
         return self._manager
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether somebody has asked for the end of the training (`tfos stop`, the job's page).
+
+        A distributed `fit` ends with its epoch, and `should_stop()` of `get_data_feed` ends the
+        feed; another loop of main_fun asks here and returns.
+        """
+        return self._stop_asked()
 
     @property
     def tmp_socket(self) -> socket.socket | None:
@@ -217,7 +226,10 @@ class NodeContext:
         from feeding.receiver.data_feed import DataFeed
 
         self._check_feed(qname_in)
-        return DataFeed(self.feed_channel, train_mode, qname_in, qname_out, input_mapping)
+        feed = DataFeed(self.feed_channel, train_mode, qname_in, qname_out, input_mapping)
+        if train_mode:
+            feed.stop_asked = self._stop_asked
+        return feed
 
     def ps_client(self) -> PSClient:
         """Return this process's connection to the parameter servers, the same on every call.
@@ -689,6 +701,11 @@ class NodeContext:
             client.close()
         if self._own_shard is not None:
             self._own_shard.end()
+
+
+def _endpoints_of_servers(roster: Sequence[RosterEntry]) -> list[Endpoint]:
+    servers = (entry for entry in roster if entry.node.role == "ps")
+    return [entry.endpoint for entry in sorted(servers, key=lambda entry: entry.rank)]
 
 
 def _cluster_spec(roster: Sequence[RosterEntry]) -> dict[str, list[str]]:

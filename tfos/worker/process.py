@@ -32,6 +32,7 @@ from feeding.receiver.feed_queue import FeedStats
 from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Call, Listener
 from tfos.collectives.offers import Offers
+from tfos.console.printable import visible
 from tfos.control import messages, return_values
 from tfos.errors import NoResultError, RankLost
 from tfos.native.environment import announce_to_tensorflow, tf_config
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 PROGRESS_S = 1.0
 _MAX_MESSAGE_CHARS = 16_000
 _MAX_TRACEBACK_CHARS = 128_000
+_MAX_SAVED_CHARS = 2000
 _FLUSH_WAIT_S = 60.0
 _LAST_LOGS_S = 2.0
 """For event files of a training that failed or is stopped."""
@@ -110,6 +112,9 @@ class WorkerProcess:
         self._epochs = EpochReports(link.send)
         self._reserved_port: ReservedPort | None = None
         self._saver: ChiefSaver | None = None
+        """While main_fun runs, on the chief of a cluster that saves."""
+        self._training_stop = ""
+        """Why main_fun is asked to train no further; empty: it is not."""
 
     def run(self) -> int:
         """Serve, wait for the roster, run main_fun; returns the exit code."""
@@ -182,12 +187,13 @@ class WorkerProcess:
             self._activity.enter("main_fun")
             returned = _as_message(self._call(lambda: main_fun(args, context)))
             self._activity.enter("finishing")
+            saver, self._saver = self._saver, None  # from here on nobody asks it for another save
             self._channel.drain()
             trained_rows = self._channel.train_rows()
             if trained_rows:
                 context.check_servers_seeded(f"main_fun has taken {trained_rows} rows of train()")
-            if self._saver is not None:
-                self._saver.close()
+            if saver is not None:
+                saver.close()
             context.finish()
             if mirror is not None:
                 mirror.close(self._spec.bundle.settings.config.abort_s)
@@ -259,7 +265,7 @@ class WorkerProcess:
         return 1
 
     def _carry_out(self, order: messages.Order) -> None:
-        match order:
+        match order:  # what is not here, servers act on
             case messages.Start(roster=roster):
                 self._roster = roster
                 self._started.set()
@@ -275,10 +281,27 @@ class WorkerProcess:
                 _aside(self._batches.save, order)
             case messages.FinishFeed(feed=feed):
                 self._channel.finish(feed)
-            case messages.FenceWorker() | messages.WorkerDone():
-                pass  # servers act on them
+            case messages.SaveNow() | messages.StopTraining():
+                self._heed(order)
             case messages.Stop():
                 self._begin_stop(order)
+
+    def _heed(self, wish: messages.SaveNow | messages.StopTraining) -> None:
+        """Do what somebody outside asks for; main_fun goes on."""
+        if isinstance(wish, messages.SaveNow):
+            _aside(self._save_now, wish)
+            return
+        _logger.warning("the training is asked to stop: %s", wish.reason)
+        self._training_stop = wish.reason
+
+    def _save_now(self, order: messages.SaveNow) -> None:
+        saver, path, step = self._saver, "", -1
+        if saver is None:
+            error = "main_fun does not run on the chief"
+        elif not (error := saver.save_between()):
+            path, step = saver.place()
+        error, path = (visible(text, keep="")[:_MAX_SAVED_CHARS] for text in (error, path))
+        self._link.send(messages.SavedNow(order.number, path, step, error))
 
     def _begin_stop(self, stop: messages.Stop) -> None:
         """Stop main_fun: close its feeds, then interrupt it; the supervisor kills it last."""
@@ -334,6 +357,7 @@ class WorkerProcess:
             offers=self._offers,
             on_shard=self._shard_served,
             reserved_port=self._reserved_port,
+            stop_asked=lambda: bool(self._training_stop),
         )
 
     def _mirror_logs(self, directory: str) -> LogMirror | None:

@@ -92,6 +92,10 @@ class ChiefSaver:
         """
         return self._saver.save_now(score)
 
+    def save_between(self) -> str:
+        """Save unless a micro-batch is in progress; return why not, or an empty string."""
+        return self._saver.save_between()
+
     def place(self, step: int | None = None) -> tuple[str, int]:
         """Return path or URL of a checkpoint, and its step.
 

@@ -225,12 +225,13 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     def _follow(self, key: str) -> None:
         trainer = self._trainer
         rate = learning_rate(trainer.optimizer)
-        stop = bool(self.model.stop_training)
+        stop = bool(self.model.stop_training) or trainer.ctx.stop_asked
         own = Decision(trainer.ctx.is_chief, stop, rate, trainer.assigned)
         trainer.assigned = False
         answers = trainer.rendezvous(key, msgspec.msgpack.encode(own))
         decision = next((d for d in _decoded(answers.values(), Decision) if d.chief), own)
         if decision is own:
+            self.model.stop_training = stop
             return
         self.model.stop_training = decision.stop
         if decision.learning_rate is not None and decision.learning_rate != rate:

@@ -46,6 +46,7 @@ class LocalContext:
     worker_rank = 0
     is_chief = True
     is_local = True
+    stop_asked = False
     log_dir: str | None = None
     feed_channel: Any = None
 

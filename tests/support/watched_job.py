@@ -1,0 +1,83 @@
+"""A job at a driver without Spark: a coordinator, played nodes, the Job that both doors ask."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import msgspec
+
+from ps.stats.server_stats import ServerStats
+from rpc.endpoint import Endpoint
+from rpc.histogram import Latency
+from tfos.config import Checkpoints, ClusterConfig
+from tfos.console.console import Console
+from tfos.control import messages
+from tfos.control.coordinator import Coordinator
+from tfos.failure import NodeFailure, NodeId
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+from tfos.watch.job import Job
+from tfos.watch.snapshot import JobInfo
+
+NODES = ("ps:0", "worker:0", "worker:1")
+INFO = JobInfo("c0ffee", "digits", "app-7", "http://127.0.0.1:4040", started_at=1e9)
+SERVER = ServerStats(
+    0,
+    "SERVING",
+    clock=8,
+    uptime_s=1.0,
+    bytes_in=5000,
+    bytes_out=7000,
+    requests={"push": Latency(8, 0.1, 0.001, 0.002, 0.003)},
+)
+
+
+def node_id(name: str) -> NodeId:
+    role, _, index = name.partition(":")
+    return NodeId(role, int(index))
+
+
+class WatchedJob:
+    """Three nodes that run, until a test says otherwise."""
+
+    def __init__(self, *, saves: bool = True) -> None:
+        self.now_s = 100.0
+        config = ClusterConfig(checkpoints=Checkpoints(directory="/runs/7") if saves else None)
+        self.coordinator = Coordinator(
+            plan(3, 1), config, Console(stream=io.StringIO()), clock=lambda: self.now_s
+        )
+        self.job = Job(self.coordinator, INFO)
+        self.coordinator.read(lambda state: state.move(ClusterPhase.RESERVED))
+        for name in NODES:
+            node = node_id(name)
+            self.coordinator.on_register(messages.Register(node, "1", "host-a", 7))
+        for name in NODES:
+            self.coordinator.on_event(node_id(name), messages.Listening(Endpoint("h", 1)))
+
+    def beat(self, name: str, seq: int, **fields: object) -> None:
+        beat = messages.Heartbeat(node_id(name), seq, "main_fun", **fields)  # type: ignore[arg-type]
+        self.coordinator.on_heartbeat(beat)
+
+    def tick(self, seconds: float = 3.0) -> None:
+        self.now_s += seconds
+        self.coordinator.act(lambda state: state.on_tick(self.now_s))
+
+    def fail(self, name: str, **fields: object) -> None:
+        failure = NodeFailure(node_id(name), "host-a", 7, **fields)  # type: ignore[arg-type]
+        self.coordinator.on_event(node_id(name), messages.Failed(failure))
+
+    def log(self, name: str, *lines: str, dropped: int = 0) -> None:
+        self.coordinator.on_log(messages.LogBatch(node_id(name), lines, dropped))
+
+    def answer_save(self, **fields: object) -> None:
+        """Play the chief: wait for the order, and report."""
+        deadline_s = time.monotonic() + 10.0
+        while not (number := self.coordinator.read(lambda state: state.saves_asked)):
+            assert time.monotonic() < deadline_s
+        saved = messages.SavedNow(number, **fields)  # type: ignore[arg-type]
+        self.coordinator.on_event(node_id("worker:0"), saved)
+
+
+def server_stats() -> bytes:
+    return msgspec.msgpack.encode(SERVER)

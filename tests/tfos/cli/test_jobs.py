@@ -1,0 +1,108 @@
+"""Commands about jobs, against a real driver's control server with played nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.fake_spark import FakeSpark
+from tests.support.watched_job import node_id
+from tfos import ClusterConfig, InputMode, TFCluster
+from tfos.cli import main
+from tfos.control import messages
+from tfos.control.client import ControlClient
+from tfos.errors import ControlRefused, SettingsError
+from tfos.watch import ticket
+
+pytestmark = pytest.mark.socket
+RUNNER = CliRunner()
+
+
+def called(*arguments: str):
+    return RUNNER.invoke(main.app, list(arguments), env={"COLUMNS": "160"})
+
+
+@pytest.fixture(autouse=True)
+def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def cluster() -> Iterator[TFCluster]:
+    spark = FakeSpark()
+    config = ClusterConfig(verbose=False)
+    made = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=config, page_port=0)
+    with made:
+        made.start(lambda args, ctx: None)
+        yield made
+    spark.close()
+
+
+def test_a_job_is_shown_its_log_read_and_its_end_recorded(cluster):
+    shown = called("status")
+    assert shown.exit_code == 0
+    for text in ("fake (fake-1)", cluster.cluster_id, "RUNNING", "worker:1"):
+        assert text in shown.output
+    assert json.loads(called("status", "--json").output)["phase"] == "RUNNING"
+    batch = messages.LogBatch(node_id("worker:1"), ("[bold]one", "\x1b[2Jtwo"))
+    cluster._coordinator.on_log(batch)
+    assert called("logs", "worker:1").output == "[bold]one\n\\x1b[2Jtwo\n"
+    wrong = called("logs", "worker:9")
+    assert (wrong.exit_code, "it has ps:0, worker:0, worker:1" in wrong.output) == (2, True)
+    assert called("page").output == f"{cluster.page_url()}\n"
+    assert called("save").exit_code == 2
+    assert "Checkpoints(directory)" in called("save", "--job", cluster.cluster_id[:4]).output
+    assert "the training stops" in called("stop").output
+    assert "asked to stop" in called("status").output
+    cluster.shutdown()
+    ended = called("status")
+    assert (ended.exit_code, "no job of this user runs" in ended.output) == (2, True)
+    [record] = json.loads(called("history", "--json").output)
+    assert (record["cluster_id"], record["state"]) == (cluster.cluster_id, "CLOSED")
+    assert cluster.cluster_id in called("history").output
+
+
+def test_two_jobs_are_told_apart(cluster):
+    spark = FakeSpark()
+    with TFCluster.reserve(spark, 2, 1, config=ClusterConfig(verbose=False)) as other:
+        assert "name one by --job" in called("status").output
+        assert other.cluster_id in called("status", "--job", other.cluster_id).output
+        assert "has no page" in called("page", "--job", other.cluster_id).output
+    spark.close()
+
+
+@pytest.mark.attack("A15")
+def test_no_node_and_no_stopper_is_an_operator(cluster):
+    [found] = ticket.read_all()
+    for name in ("worker:0", "stopper"):
+        keys = cluster._reserved.keys.authority.node(name)
+        with (
+            ControlClient(found.address, found.cluster_id, node_id("worker:0"), keys) as client,
+            pytest.raises(ControlRefused, match="may not ask for stop"),
+        ):
+            client.ask(messages.Ask("stop"))
+
+
+@pytest.mark.attack("A17")
+def test_the_pages_token_is_told_by_its_method_and_the_ticket_alone(cluster, capsys, caplog):
+    url = cluster.page_url()
+    assert url is not None
+    token = url.partition("=")[2]
+    shown = capsys.readouterr()
+    assert token not in "".join([shown.out, shown.err, caplog.text, repr(cluster)])
+    assert token not in str(cluster.status())
+    assert token not in json.dumps(called("status", "--json").output)
+
+
+def test_a_page_that_cannot_be_served_leaves_nothing():
+    spark = FakeSpark()
+    with pytest.raises(SettingsError, match="page_port must be"):
+        TFCluster.reserve(spark, 2, 1, page_port=-1)
+    assert ticket.read_all() == []
+    spark.close()

@@ -1,0 +1,191 @@
+"""What both doors stand on: the snapshot, lines of logs, the save and the stop."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+
+import pytest
+
+from tests.support.watched_job import WatchedJob, node_id, server_stats
+from tfos.console.log_tail import MOST_CHARS, PIECE_CHARS, LogTail
+from tfos.control import messages
+from tfos.control.curve import MOST_POINTS, Curve, CurvePoint
+from tfos.failure import NodeFailure
+from tfos.watch import snapshot as watch_snapshot
+from tfos.watch.job import STOP_REASON
+
+
+@pytest.fixture
+def bed() -> WatchedJob:
+    return WatchedJob()
+
+
+def orders(bed: WatchedJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, messages.Order]]:
+    sent: list[tuple[str, messages.Order]] = []
+    monkeypatch.setattr(
+        bed.coordinator,
+        "_execute",
+        lambda actions: sent.extend((each.node.name, each.order) for each in actions),
+    )
+    return sent
+
+
+def test_the_snapshot_has_nodes_rates_servers_feeds_and_links(bed):
+    for seq, at_s in ((1, 0.0), (2, 2.0)):
+        progress = {"at_s": at_s, "steps": 10 * at_s, "rows": 640 * at_s, "loss": 0.5 - at_s / 10}
+        feed = messages.FeedSnapshot("input", fed_rows=900, trained_rows=640, unread_bytes=77)
+        bed.beat("worker:1", seq, progress=progress, feeds=(feed,), rss_bytes=5 << 20)
+    bed.beat("ps:0", 1, stats=server_stats())
+    bed.beat("worker:0", 1)  # importing: no numbers yet
+    for seq, at_s in ((2, 5000.0), (3, 5002.0)):
+        bed.beat("worker:0", seq, progress={"at_s": at_s, "steps": at_s - 4990, "rows": 0.0})
+    bed.tick()
+    found = bed.job.snapshot()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    nodes = {each["name"]: each for each in found["nodes"]}
+    worker, server = nodes["worker:1"], nodes["ps:0"]["server"]
+    assert (worker["steps_per_s"], worker["rows_per_s"], worker["loss"]) == (10, 640, 0.3)
+    assert nodes["worker:0"]["steps_per_s"] == 1
+    assert (worker["host"], worker["status"], worker["rss_mib"]) == ("host-a", "running", 5)
+    assert worker["feeds"][0]["unread_bytes"] == 77
+    assert (server["bytes_in"], server["updates"]) == (5000, 8)
+    assert "p99" in server["latencies"]["push"]
+    assert (found["phase"], found["links"]) == ("RUNNING", {"spark": "http://127.0.0.1:4040"})
+    assert found["curve"] == [[0.0, 32.0, 1280.0, 0.3]]
+    assert found["checkpoints"] == {"directory": "/runs/7", "saved": None, "best": None}
+
+
+def test_a_later_question_gets_the_newer_points_of_the_curve_alone(bed):
+    for seq in (1, 2):
+        bed.beat("worker:0", seq, progress={"at_s": seq, "steps": seq, "loss": 1.0})
+        bed.tick()
+    first = bed.job.snapshot()
+    assert len(first["curve"]) == 2
+    assert bed.job.snapshot(first["curve_at_s"])["curve"] == []
+    bed.beat("worker:0", 3, progress={"at_s": 3.0, "steps": 3.0, "loss": 0.5})
+    bed.tick()
+    assert [each[1] for each in bed.job.snapshot(first["curve_at_s"])["curve"]] == [3]
+
+
+def test_what_is_not_finite_is_null_and_what_is_long_is_cut(bed):
+    bed.beat(
+        "worker:0", 1, progress={"at_s": 1.0, "steps": 1.0, "loss": math.nan, "rows": math.inf}
+    )
+    bed.fail("worker:0", error_type="ValueError", message="m" * 9000, traceback="t" * 90_000)
+    found = bed.job.snapshot()
+    json.dumps(found, allow_nan=False)
+    assert next(each for each in found["nodes"] if each["name"] == "worker:0")["loss"] is None
+    [failure] = found["failures"]
+    assert len(failure["message"]) == watch_snapshot.MESSAGE_CHARS
+    assert len(failure["traceback"]) == watch_snapshot.TRACEBACK_CHARS
+    assert (found["phase"], failure["node"], failure["error"]) == (
+        "FAILED",
+        "worker:0",
+        "ValueError",
+    )
+
+
+def test_the_failure_that_ended_the_cluster_comes_first(bed):
+    lost = NodeFailure(node_id("worker:1"), "host-a", 7, signal=9, message="was killed")
+    bed.coordinator.on_event(lost.node, messages.Failed(lost))
+    bed.fail("worker:0", error_type="ValueError", message="broken row")
+    assert [each["node"] for each in bed.job.snapshot()["failures"]] == ["worker:0", "worker:1"]
+
+
+def test_one_node_costs_a_reader_less_than_3_kb_per_second(bed):
+    for seq in range(1, 17):
+        names = ("compute_s", "feed_s", "lookup_s", "pull_s", "push_s")
+        progress = {"at_s": 2.0 * seq, "steps": 7.3 * seq, "rows": 467.2 * seq, "loss": 1 / seq}
+        progress |= dict.fromkeys(names, 0.1234567 * seq)
+        feed = messages.FeedSnapshot("input", fed_rows=10**9, trained_rows=10**9, starved_s=1 / 3)
+        bed.beat("worker:0", seq, progress=progress, feeds=(feed,))
+        bed.beat("worker:1", seq, progress=progress, feeds=(feed,))
+        bed.beat("ps:0", seq, stats=server_stats())
+        bed.tick(2.0)
+    after = bed.job.snapshot()["curve_at_s"] - 2.0
+    state_bytes = len(json.dumps(bed.job.snapshot(after)))
+    assert state_bytes / 3 / 2.0 + PIECE_CHARS / 2.0 < 3000  # one look at both in two seconds
+
+
+@pytest.mark.attack("A24")
+def test_lines_of_a_log_come_once_in_order_without_escapes(bed):
+    bed.log("worker:1", "one", "\x1b[2Jtwo")
+    first = bed.job.log("worker:1", 0)
+    assert first["lines"] == ["one", "\\x1b[2Jtwo"]
+    assert bed.job.log("worker:1", first["last"])["lines"] == []
+    bed.log("worker:1", "three", dropped=4)
+    assert bed.job.log("worker:1", first["last"])["lines"][1] == "three"
+    assert "has no node 'worker:9'" in bed.job.log("worker:9", 0)["error"]
+
+
+@pytest.mark.attack("A24")
+def test_a_tail_is_bounded_and_tells_what_was_forgotten(bed):
+    tail = LogTail()
+    for _ in range(100):
+        tail.add(("x" * 2000,), 0)
+    assert sum(len(line) for _, line in tail.after(1)) <= PIECE_CHARS
+    assert sum(len(line) for _, line in tail._lines) <= MOST_CHARS
+    bed.log("worker:0", "first")
+    last = bed.job.log("worker:0", 0)["last"]
+    bed.log("worker:0", *("y" * 2000 for _ in range(100)))
+    assert bed.job.log("worker:0", last)["skipped"] > 0
+
+
+def test_who_begins_to_read_gets_the_end_of_the_log():
+    tail = LogTail()
+    tail.add(tuple(f"{number:04d}" + "z" * 96 for number in range(200)), 0)
+    assert tail.after(0)[-1][1].startswith("0199")
+
+
+def test_a_curve_keeps_a_whole_run_in_bounded_memory():
+    curve = Curve()
+    for number in range(1, 5000):
+        curve.add(CurvePoint(2.0 * number, number, number, 1.0 / number))
+    points = curve.after(-math.inf)
+    assert len(points) <= MOST_POINTS
+    assert points[0].at_s == 2.0
+    assert points[-1].steps == 4999
+    assert points == sorted(points)
+
+
+def test_a_save_is_the_chiefs_and_tells_where(bed):
+    chief = threading.Thread(target=bed.answer_save, kwargs={"path": "/runs/7/step-8", "step": 8})
+    chief.start()
+    outcome = bed.job.save(timeout_s=20.0)
+    chief.join()
+    assert outcome == (True, "the parameters are saved in /runs/7/step-8")
+    assert bed.job.snapshot()["checkpoints"]["saved"]["step"] == 8
+
+
+def test_a_save_that_failed_says_why(bed):
+    chief = threading.Thread(target=bed.answer_save, kwargs={"error": "the disk is full"})
+    chief.start()
+    outcome = bed.job.save(timeout_s=20.0)
+    chief.join()
+    assert outcome == (False, "nothing was saved: the disk is full")
+
+
+def test_a_chief_that_does_not_answer_is_waited_for_no_longer_than_promised(bed):
+    assert "has not said within 0 s" in bed.job.save(timeout_s=0.01).text
+
+
+def test_without_checkpoints_a_save_is_refused_with_the_next_step():
+    assert "Checkpoints(directory)" in WatchedJob(saves=False).job.save().text
+
+
+def test_a_stop_asks_every_worker_once(bed, monkeypatch):
+    sent = orders(bed, monkeypatch)
+    assert bed.job.stop().is_done
+    assert bed.job.stop().is_done
+    stop = messages.StopTraining(STOP_REASON)
+    assert sent == [("worker:0", stop), ("worker:1", stop)]
+    assert bed.job.snapshot()["stop"] == STOP_REASON
+
+
+def test_an_ended_cluster_is_neither_saved_nor_stopped(bed):
+    bed.fail("worker:0", error_type="ValueError", message="broken row")
+    for outcome in (bed.job.save(), bed.job.stop()):
+        assert not outcome.is_done
+        assert "the cluster is FAILED" in outcome.text

@@ -1,0 +1,248 @@
+"""The job's page: what its routes answer, and to whom they do not."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.support.watched_job import WatchedJob
+from tfos.errors import SettingsError
+from tfos.watch import page_server
+from tfos.watch.doors import PageRequest
+from tfos.watch.page_access import PageAccess
+from tfos.watch.page_app import _PAGE, make_app
+from tfos.watch.page_server import MOST_CONNECTIONS, JobPage
+
+TOKEN = "right-token"
+ACCESS = PageAccess(frozenset(["proxy.example"]), token=TOKEN)
+HEADER = {"X-Tfos-Token": TOKEN}
+OWN = "http://127.0.0.1:80"
+
+
+@pytest.fixture
+def bed() -> WatchedJob:
+    return WatchedJob()
+
+
+@pytest.fixture
+def client(bed: WatchedJob) -> Iterator[TestClient]:
+    app = make_app(bed.job, ACCESS, lambda: b"tfos_cluster_running 1\n", lambda: None)
+    with contextlib.closing(TestClient(app, base_url=OWN)) as made:
+        yield made
+
+
+def test_the_page_its_state_logs_and_metrics_are_served_to_who_has_the_token(bed, client):
+    bed.log("worker:1", "one", "two")
+    asked = {"token": TOKEN}
+    assert client.get("/", params=asked).text == _PAGE
+    state = client.get("/state.json", params=asked).json()
+    assert state["name"] == "digits"
+    newer = client.get("/state.json", params={**asked, "after": state["curve_at_s"]}).json()
+    assert newer["curve"] == []
+    log = client.get("/log.json", params={**asked, "node": "worker:1", "after": "x"}).json()
+    assert log["lines"] == ["one", "two"]
+    assert client.get("/log.json", params={**asked, "node": "worker:7"}).status_code == 404
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    assert client.get("/metrics", headers=bearer).text == "tfos_cluster_running 1\n"
+
+
+def test_it_stops_and_tells_what_happened(bed, client):
+    said = client.post("/stop", headers=HEADER).json()
+    assert said["is_done"]
+    assert bed.job.snapshot()["stop"]
+
+
+@pytest.mark.attack("A22")
+@pytest.mark.parametrize("path", ["/", "/state.json", "/log.json?node=ps:0", "/metrics", "/none"])
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "ü", TOKEN + "x"])
+def test_without_the_token_nothing_is_told(client, path, token):
+    answer = client.get(path, params={"token": token})
+    assert answer.status_code == 401
+    assert "digits" not in answer.text
+
+
+@pytest.mark.attack("A22")
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "a@127.0.0.1"])
+def test_a_page_that_is_asked_for_by_another_host_name_is_refused(client, host):
+    asked = {"token": TOKEN}
+    assert client.get("/state.json", params=asked, headers={"Host": host}).status_code == 403
+    for known in ("localhost:80", "[::1]:80", "PROXY.example"):
+        assert client.get("/state.json", params=asked, headers={"Host": known}).status_code == 200
+
+
+@pytest.mark.attack("A22")
+@pytest.mark.parametrize("action", ["/save", "/stop"])
+def test_another_site_can_neither_save_nor_stop(bed, client, action):
+    by_url = client.post(action, params={"token": TOKEN})
+    by_form = client.post(action, data={"token": TOKEN})
+    by_get = client.get(action, params={"token": TOKEN})
+    assert (by_url.status_code, by_form.status_code, by_get.status_code) == (401, 401, 405)
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost"):
+        forged = client.post(action, headers={**HEADER, "Origin": origin})
+        assert forged.status_code == 403
+    assert bed.coordinator.read(lambda state: (state.saves_asked, state.training_stop)) == (0, "")
+
+
+def test_the_page_itself_may_act_also_through_a_known_proxy(client):
+    for origin in ("http://127.0.0.1", "https://proxy.example"):
+        said = client.post("/stop", headers={**HEADER, "Host": "127.0.0.1", "Origin": origin})
+        assert said.status_code == 200
+
+
+@pytest.mark.attack("A22")
+def test_a_large_request_is_refused_before_it_is_read(client):
+    assert client.post("/stop", headers=HEADER, content=b"x" * 5000).status_code == 413
+
+
+@pytest.mark.attack("A22")
+@pytest.mark.parametrize("path", ["/", "/state.json", "/none"])
+def test_every_answer_forbids_frames_referrers_and_foreign_scripts(client, path):
+    for token in (TOKEN, "wrong"):
+        headers = client.get(path, params={"token": token}).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in headers
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.handlers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+
+
+@pytest.mark.attack("A22")
+@pytest.mark.attack("A24")
+def test_texts_of_nodes_never_become_markup_and_nothing_is_loaded_from_elsewhere():
+    page = _Links()
+    page.feed(_PAGE)
+    assert (page.found, page.handlers) == ([], [])
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "//cdn"):
+        assert way not in _PAGE
+    asked = re.findall(r"(?:ask|fetch|act)\([`\"'](/?[a-z.]*)", _PAGE)
+    assert asked
+    assert not [path for path in asked if path.startswith("/")]  # relative: proxies add a path
+
+
+@pytest.fixture
+def served(bed: WatchedJob) -> Iterator[JobPage]:
+    page = JobPage(bed.job, lambda: b"")
+    page.start("127.0.0.1", 0)
+    yield page
+    page.close()
+
+
+def _address(page: JobPage) -> tuple[str, int]:
+    match = re.match(r"http://([^:/]+):(\d+)/\?token=", page.url)
+    assert match
+    return match[1], int(match[2])
+
+
+def _ask(address: tuple[str, int], request: str) -> bytes:
+    with socket.create_connection(address, timeout=10.0) as sock:
+        sock.sendall(request.encode())
+        parts = []
+        while part := sock.recv(65536):
+            parts.append(part)
+        return b"".join(parts)
+
+
+@pytest.mark.socket
+def test_a_real_server_answers_one_request_per_connection(served):
+    query = served.url.partition("?")[2]
+    request = f"GET /state.json?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = _ask(_address(served), request)  # until the server closes
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"phase":"RUNNING"' in answer
+
+
+@pytest.mark.socket
+@pytest.mark.attack("A22")
+def test_connections_without_a_request_are_few_and_short(served, monkeypatch):
+    monkeypatch.setattr(page_server, "REQUEST_S", 0.2)
+    address = _address(served)
+    idle = [socket.create_connection(address, timeout=10.0) for _ in range(MOST_CONNECTIONS + 4)]
+    try:
+        for sock in idle:  # those above the limit at once, the others after REQUEST_S
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+    finally:
+        for sock in idle:
+            sock.close()
+    request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert _ask(address, request).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.socket
+@pytest.mark.attack("A22")
+def test_an_endless_head_is_refused(served):
+    head = "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + "x" * 40_000
+    with contextlib.suppress(ConnectionResetError):  # closed with bytes that it has not read
+        assert _ask(_address(served), head).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.socket
+def test_a_page_ends_with_its_job(served):
+    address = _address(served)
+    served.close()
+    served.close()
+    deadline_s = time.monotonic() + 10.0
+    while any(each.name == "tfos-page" for each in threading.enumerate()):
+        assert time.monotonic() < deadline_s
+    with pytest.raises(OSError):  # noqa: PT011 - which one is the kernel's
+        socket.create_connection(address, timeout=1.0).close()
+
+
+@pytest.mark.socket
+def test_who_looks_sees_how_the_job_ended(served, bed):
+    query = served.url.partition("?")[2]
+    request = f"GET /state.json?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    address = _address(served)
+    assert b'"is_failed":false' in _ask(address, request)
+    bed.fail("worker:0", error_type="ValueError", message="broken row")
+    end = threading.Thread(target=served.close)
+    end.start()
+    assert b"broken row" in _ask(address, request)
+    end.join()
+
+
+@pytest.mark.socket
+def test_a_port_in_use_is_a_sentence(bed):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"page cannot be served on 127.0.0.1:{port}"):
+            JobPage(bed.job, lambda: b"").start("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "8080", True, 1.5])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(SettingsError, match=r"page_port must be in 0..65535"):
+        PageRequest(port).check()
+
+
+def test_host_names_are_a_list():
+    with pytest.raises(SettingsError, match="page_hosts must be host names"):
+        PageRequest(0, hosts="proxy.example").check()
+
+
+def test_a_missing_extra_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.delitem(__import__("sys").modules, "tfos.watch.page_server")
+    monkeypatch.delattr("tfos.watch.page_server")
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    with pytest.raises(SettingsError, match=r"pip install 'tfos\[page\]'"):
+        PageRequest(0).check()

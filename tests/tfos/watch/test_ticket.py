@@ -1,0 +1,131 @@
+"""Tickets of drivers: private files, those of dead drivers forgotten; records of ended runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.watched_job import WatchedJob
+from tfos.errors import SettingsError
+from tfos.watch import run_history, ticket
+from tfos.watch.operator import choose
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return directory
+
+
+def made(cluster_id: str = "c0ffee", **fields: object) -> ticket.DriverTicket:
+    return ticket.DriverTicket.of_this(
+        **{
+            "cluster_id": cluster_id,
+            "name": "digits",
+            "application_id": "app-7",
+            "started_at": 1e9,
+            "address": "127.0.0.1:1",
+            "cert_pem": b"c",
+            "key_pem": b"k",
+            "ca_pem": b"a",
+            **fields,
+        }
+    )
+
+
+@pytest.mark.attack("A16")
+def test_a_ticket_is_its_users_alone_and_shows_no_key():
+    path = ticket.write(made())
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert ticket.read_all() == [made()]
+    assert "k'" not in repr(made())
+
+
+@pytest.mark.attack("A16")
+def test_a_ticket_that_another_user_could_have_written_is_not_read(tmp_path):
+    path = ticket.write(made())
+    path.chmod(0o644)
+    assert ticket.read_all() == []
+    path.chmod(0o600)
+    link = path.with_name("link.ticket")
+    link.symlink_to(path)
+    assert len(ticket.read_all()) == 1
+    os.mkfifo(path.with_name("pipe.ticket"), 0o600)
+    assert len(ticket.read_all()) == 1
+    path.write_bytes(b"\xff" * 100)
+    assert ticket.read_all() == []
+
+
+@pytest.mark.attack("A16")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_a_ticket_of_another_user_is_not_read():
+    path = ticket.write(made())
+    os.chown(path, 1001, -1)
+    assert ticket.read_all() == []
+
+
+@pytest.mark.attack("A16")
+def test_a_directory_that_others_can_write_is_refused(runtime):
+    ticket.write(made()).parent.chmod(0o777)
+    with pytest.raises(SettingsError, match="others can write it"):
+        ticket.read_all()
+
+
+@pytest.mark.attack("A16")
+def test_a_runtime_directory_that_others_can_write_is_not_used(runtime, tmp_path, monkeypatch):
+    runtime.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert ticket.directory_of_tickets() == tmp_path / "cache" / "tfos" / "drivers"
+
+
+def test_a_ticket_of_a_driver_that_has_ended_is_removed():
+    path = ticket.write(msgspec.structs.replace(made(), started="1"))  # of this pid, long ago
+    assert ticket.read_all() == []
+    assert not path.exists()
+
+
+def test_a_ticket_of_another_host_stays_and_is_left_out():
+    path = ticket.write(msgspec.structs.replace(made(), kernel="another"))
+    assert ticket.read_all() == []
+    assert path.exists()
+
+
+def test_a_job_is_chosen_by_its_ids_or_name():
+    one, other = made("aa11"), made("bb22", name="words", application_id="app-8")
+    both = [one, other]
+    assert choose([one], "") is one
+    for wanted in ("bb", "words", "app-8"):
+        assert choose(both, wanted) is other
+    with pytest.raises(SettingsError, match=r"2 running jobs fit '': .*aa11 .*bb22"):
+        choose(both, "")
+    with pytest.raises(SettingsError, match="no running job is 'cc'; there are aa11"):
+        choose(both, "cc")
+    with pytest.raises(SettingsError, match="no job of this user runs on this host"):
+        choose([], "")
+
+
+def test_a_finished_run_leaves_a_small_record():
+    bed = WatchedJob()
+    bed.beat("worker:0", 1, progress={"at_s": 1.0, "steps": 8.0, "loss": 0.25})
+    bed.fail("worker:1", error_type="ValueError", message="broken row\nmore")
+    bed.coordinator.close()
+    run_history.add(run_history.record_of(bed.job.snapshot()))
+    [record] = run_history.read_all()
+    assert (record.state, record.steps, record.loss) == ("FAILED", 8, 0.25)
+    assert record.failure == "worker:1: ValueError: broken row"
+
+
+def test_the_history_keeps_the_newest_runs(monkeypatch):
+    monkeypatch.setattr(run_history, "MOST_RUNS", 3)
+    last = WatchedJob().job.snapshot()
+    for number in range(6):
+        last |= {"started_at": 1e9 + number, "cluster_id": f"c{number}"}
+        run_history.add(run_history.record_of(last))
+    assert [each.cluster_id for each in run_history.read_all()] == ["c5", "c4", "c3"]

@@ -1,0 +1,59 @@
+"""LogTail: the last lines of one node's output at the driver, numbered, for who reads them live.
+
+Covers: how many are kept, which are new to a reader, lines that are gone.
+Does not: receive lines, limit their rate (tfos.control.coordinator).
+Threads: none; its owner serialises the calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tfos.console.printable import printable
+
+MOST_CHARS = 32_768
+"""Of one node's lines: a thousand nodes cost the driver some 30 MB."""
+PIECE_CHARS = 5000
+"""Of one answer: with one answer every two seconds a reader gets less than 3 KB/s."""
+
+
+class LogTail:
+    """Numbered lines of a node, the oldest forgotten first."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, str]] = deque()
+        self._chars = 0
+        self._newest = 0
+
+    def add(self, lines: tuple[str, ...], dropped: int) -> None:
+        """Keep lines, free of what would steer a terminal.
+
+        Args:
+            lines: output without line ends.
+            dropped: lines that were left out before these.
+        """
+        gap = (f"({dropped} lines dropped: over the rate limit; see its log)",) if dropped else ()
+        for line in (*gap, *lines):
+            self._newest += 1
+            shown = printable(line)
+            self._lines.append((self._newest, shown))
+            self._chars += len(shown)
+        while self._chars > MOST_CHARS and len(self._lines) > 1:
+            self._chars -= len(self._lines.popleft()[1])
+
+    def after(self, number: int) -> list[tuple[int, str]]:
+        """Return what fits an answer of the lines after this number, each with its own.
+
+        Args:
+            number: of the last line that the reader has; 0: it begins, with the newest lines.
+        """
+        found: list[tuple[int, str]] = []
+        chars = 0
+        new = [each for each in self._lines if each[0] > number]
+        # Who begins wants the end of the log; who follows wants no gap.
+        for each in new if number else reversed(new):
+            chars += len(each[1])
+            if found and chars > PIECE_CHARS:
+                break
+            found.append(each)
+        return found if number else found[::-1]

@@ -1,0 +1,52 @@
+"""Curve of a training: a few numbers of all workers over time, in bounded memory. Pure.
+
+Covers: when a point is taken, thinning the oldest half when it is full.
+Does not: know the workers (tfos.control.state gives the numbers), draw (tfos.watch).
+Threads: none; its owner serialises the calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MOST_POINTS = 512
+_LEAST_S = 2.0
+"""Between two points: the usual time between heartbeats."""
+
+
+class CurvePoint(NamedTuple):
+    """The training at one moment."""
+
+    at_s: float
+    """Monotonic seconds of the driver."""
+    steps: float
+    """Of all workers."""
+    rows: float
+    loss: float | None
+    """The mean of the workers' last losses."""
+
+
+@dataclass
+class Curve:
+    """Points of a whole run: as it grows, the oldest are thinned out and the newest kept."""
+
+    _points: list[CurvePoint] = field(default_factory=list)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the newest point is old enough for another one."""
+        return not self._points or now_s - self._points[-1].at_s >= _LEAST_S
+
+    def add(self, point: CurvePoint) -> None:
+        """Add a point; without a step since the last one it says nothing and is left out."""
+        last = self._points[-1] if self._points else None
+        if not point.steps or (last is not None and point[1:] == last[1:]):
+            return
+        self._points.append(point)
+        if len(self._points) > MOST_POINTS:
+            half = MOST_POINTS // 2
+            self._points[:half] = self._points[:half:2]
+
+    def after(self, at_s: float) -> list[CurvePoint]:
+        """Return the points later than this moment."""
+        return [point for point in self._points if point.at_s > at_s]

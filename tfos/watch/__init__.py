@@ -1,0 +1,1 @@
+"""Watching a job: one snapshot and one pair of actions, behind the terminal's door and the page."""

@@ -1,0 +1,165 @@
+"""Doors to a job: the terminal's ticket, the page, the record at the end.
+
+Covers: opening them once a cluster is reserved, closing them with it.
+Does not: answer (tfos.watch.job), serve (tfos.watch.page_server).
+Runs in: the driver.      Threads: the one that reserves; closing on that of the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rpc.auth.certificates import TlsCredentials
+from rpc.http_page import is_loopback
+from tfos.console.console import Console
+from tfos.control.state import ClusterState
+from tfos.errors import SettingsError
+from tfos.watch import run_history, ticket
+from tfos.watch.job import Job
+from tfos.watch.snapshot import JobInfo
+
+if TYPE_CHECKING:
+    from tfos.watch.page_server import JobPage
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """What `reserve(page_port=…, page_host=…, page_hosts=…)` asks for."""
+
+    port: object = None
+    """None: there is no page."""
+    host: str = "127.0.0.1"
+    hosts: Iterable[str] = ()
+
+    def check(self) -> int | None:
+        """Return the port; None: no page is wanted.
+
+        Raises:
+            SettingsError: a value cannot work, or the extra is not installed.
+        """
+        if self.port is None:
+            return None
+        port = self.port
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
+            raise SettingsError(f"page_port must be in 0..65535, 0 for any free one: {port!r}")
+        names: object = self.hosts
+        if isinstance(names, str) or not all(isinstance(each, str) for each in self.hosts):
+            raise SettingsError(
+                f"page_hosts must be host names, such as ['jupyter.example'], got {names!r}"
+            )
+        try:
+            from tfos.watch import page_server  # noqa: F401 - Starlette and uvicorn: only here
+        except ModuleNotFoundError as error:
+            if not error.name or error.name.partition(".")[0] not in ("starlette", "uvicorn"):
+                raise
+            raise SettingsError(
+                f"page_port={port} needs {error.name}, which is not installed: pip install "
+                "'tfos[page]' at the driver, or leave page_port out; `tfos status` needs neither"
+            ) from error
+        return port
+
+
+def job_info(cluster_id: str, name: str, application_id: str, spark_url: str) -> JobInfo:
+    """Return what never changes of a job that begins now.
+
+    Args:
+        cluster_id: of the cluster.
+        name: of the Spark application.
+        application_id: Spark's.
+        spark_url: of Spark's own page; empty: it has none.
+    """
+    return JobInfo(
+        cluster_id=cluster_id,
+        name=name,
+        application_id=application_id,
+        spark_url=spark_url,
+        started_at=time.time(),
+        started_s=time.monotonic(),
+    )
+
+
+def open_page(
+    job: Job, request: PageRequest, metrics: Callable[[], bytes], console: Console
+) -> JobPage | None:
+    """Serve the job's page if one is wanted.
+
+    Args:
+        job: what it shows.
+        request: where it listens.
+        metrics: returns Prometheus' text.
+        console: tells where it is.
+
+    Raises:
+        SettingsError: the port is in use.
+    """
+    port = request.check()
+    if port is None:
+        return None
+    from tfos.watch.page_server import JobPage
+
+    page = JobPage(job, metrics)
+    page.start(request.host, port, request.hosts)
+    console.line(f"page: {page.url.partition('?')[0]} (its token: cluster.page_url(), `tfos page`)")
+    if not is_loopback(request.host):
+        console.warn(
+            f"the page on {request.host} has no TLS: who reads the network reads its token. Keep "
+            "it on 127.0.0.1 behind ssh -L, or behind a proxy with TLS"
+        )
+    return page
+
+
+def open_ticket(
+    job: Job, address: str, page_url: str, keys: TlsCredentials, console: Console
+) -> Callable[[], None]:
+    """Let the user's other processes ask the driver; return what ends that.
+
+    Args:
+        job: the job.
+        address: of the control server.
+        page_url: of its page; empty: it has none.
+        keys: of the authority's node OPERATOR_NAME.
+        console: tells, in details, why there is no ticket.
+    """
+    info = job.info
+    made = ticket.DriverTicket.of_this(
+        cluster_id=info.cluster_id,
+        name=info.name,
+        application_id=info.application_id,
+        started_at=info.started_at,
+        address=address,
+        page_url=page_url,
+        cert_pem=keys.cert_pem,
+        key_pem=keys.key_pem,
+        ca_pem=keys.ca_pem,
+    )
+    try:
+        path: Path | None = ticket.write(made)
+    except (OSError, SettingsError) as error:
+        console.detail(f"`tfos status` cannot find this driver: {error}")
+        path = None
+
+    def close() -> None:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    return close
+
+
+def record_end(job: Job, console: Console) -> None:
+    """Add the run to the user's history, if any of its nodes has been there."""
+    if not job.coordinator.read(_has_begun):
+        return
+    try:
+        run_history.add(run_history.record_of(job.snapshot()))
+    except OSError as error:
+        console.detail(f"`tfos history` will not have this run: {error}")
+
+
+def _has_begun(state: ClusterState) -> bool:
+    return any(member.attempt >= 0 for member in state.members.values())

@@ -1,0 +1,163 @@
+"""Job: what both doors, the terminal's and the page's, may see and do: one snapshot, two actions.
+
+Covers: the snapshot under the state's lock, lines of a node's log, saving and stopping, answers to
+an operator as JSON.
+Does not: authenticate (tfos.control.server, tfos.watch.page_app), make the snapshot's content.
+Runs in: the driver.      Threads: any; one save at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from tfos.control import messages
+from tfos.control.coordinator import Coordinator
+from tfos.control.state import ClusterState
+from tfos.phases import ClusterPhase
+from tfos.watch.snapshot import JobInfo, Json, snapshot
+
+SAVE_S = 60.0
+"""Seconds in which a save that was asked for is done, or its end is not waited for."""
+STOP_REASON = "the operator asked for it"
+
+
+class Outcome(NamedTuple):
+    """What became of an action, in a sentence for the user."""
+
+    is_done: bool
+    text: str
+
+    def as_json(self) -> Json:
+        """Return `{"is_done": bool, "text": str}`."""
+        return {"is_done": self.is_done, "text": self.text}
+
+
+class Job:
+    """One running cluster, as its user's other processes see it.
+
+    Args:
+        coordinator: of the cluster.
+        info: what never changes.
+    """
+
+    def __init__(self, coordinator: Coordinator, info: JobInfo) -> None:
+        self.info = info
+        self.coordinator = coordinator
+        self._saving = threading.Lock()
+
+    def snapshot(self, curve_after_s: float = -math.inf) -> Json:
+        """Return the job as it is now; see tfos.watch.snapshot.
+
+        Args:
+            curve_after_s: `curve_at_s` of the snapshot before, for the curve's newer points alone.
+        """
+        now_s = self.coordinator.now_s()
+        return self.coordinator.read(lambda state: snapshot(self.info, state, now_s, curve_after_s))
+
+    def log(self, node: str, after: int) -> Json:
+        """Return newer lines of a node's output: `{"node", "lines", "last", "skipped"}`.
+
+        `last` is the number to go on from, `skipped` lines were forgotten before they were read; a
+        node that does not exist has `{"error": text}`.
+
+        Args:
+            node: `worker:1`.
+            after: number of the last line that the reader has; 0: it begins.
+        """
+        found = self.coordinator.log_after(node, after)
+        if found is None:
+            names = ", ".join(self.coordinator.read(lambda state: list(state.members)))
+            return {"error": f"the cluster has no node {node!r}; it has {names}"}
+        last = found[-1][0] if found else after
+        skipped = found[0][0] - after - 1 if found and after else 0
+        lines = [line for _, line in found]
+        return {"node": node, "lines": lines, "last": last, "skipped": skipped}
+
+    def save(self, timeout_s: float = SAVE_S) -> Outcome:
+        """Save a checkpoint now, and return where it is.
+
+        Args:
+            timeout_s: seconds until its end is not waited for any more.
+        """
+        if refusal := self.coordinator.read(_why_no_save):
+            return Outcome(False, refusal)
+        if not self._saving.acquire(blocking=False):
+            return Outcome(False, "a save is in progress already")
+        try:
+            return self._save(timeout_s)
+        finally:
+            self._saving.release()
+
+    def _save(self, timeout_s: float) -> Outcome:
+        self.coordinator.act(ClusterState.save_now)
+        number = self.coordinator.read(lambda state: state.saves_asked)
+
+        def is_over(state: ClusterState) -> bool:
+            saved = state.epochs.saved
+            is_carried_out = saved is not None and saved.number >= number
+            return is_carried_out or state.phase is not ClusterPhase.RUNNING
+
+        self.coordinator.wait(is_over, timeout_s)
+        saved = self.coordinator.read(lambda state: state.epochs.saved)
+        if saved is None or saved.number < number:
+            return Outcome(False, f"the chief has not said within {timeout_s:.0f} s that it saved")
+        if saved.error:
+            return Outcome(False, f"nothing was saved: {saved.error}")
+        return Outcome(True, f"the parameters are saved in {saved.path}")
+
+    def stop(self) -> Outcome:
+        """Ask main_fun on every worker to end its training, as `model.stop_training` does."""
+        if refusal := self.coordinator.read(_why_no_stop):
+            return Outcome(False, refusal)
+        self.coordinator.act(lambda state: state.stop_training(STOP_REASON))
+        return Outcome(
+            True,
+            "the training stops: a distributed fit at the end of its epoch, a loop over "
+            "ctx.get_data_feed() with its batch, another loop where it asks ctx.stop_asked",
+        )
+
+    def answer(self, ask: messages.Ask) -> bytes:
+        """Return the JSON answer to an operator."""
+        answers: dict[str, Callable[[], Json]] = {
+            "status": lambda: self.snapshot(ask.after),
+            "log": lambda: self.log(ask.node, whole(ask.after)),
+            "save": lambda: self.save().as_json(),
+            "stop": lambda: self.stop().as_json(),
+        }
+        return msgspec.json.encode(answers[ask.what]())
+
+
+def whole(number: float) -> int:
+    """Return a line's number as somebody gave it; 0 where it is none."""
+    return int(number) if math.isfinite(number) and number > 0 else 0
+
+
+def _why_no_save(state: ClusterState) -> str:
+    if state.phase is not ClusterPhase.RUNNING:
+        return f"the cluster is {state.phase.name}: nothing can be saved now"
+    if state.config.checkpoints is None:
+        return (
+            "the cluster was made without a place for checkpoints: pass "
+            "ClusterConfig(checkpoints=Checkpoints(directory)) to reserve()"
+        )
+    if not state.servers:
+        return "the cluster has no parameter servers of tfos (num_ps=0), so main_fun saves itself"
+    return ""
+
+
+def _why_no_stop(state: ClusterState) -> str:
+    if state.phase is not ClusterPhase.RUNNING:
+        return f"the cluster is {state.phase.name}: no training runs that could be stopped"
+    if not state.training():
+        return "main_fun has returned on every worker: no training runs that could be stopped"
+    if state.plan.is_mirrored or state.tensorflow_servers:
+        return (
+            "TensorFlow's own strategy trains here, and its workers end together or not at all: "
+            "stop in main_fun by a callback, or end the program"
+        )
+    return ""

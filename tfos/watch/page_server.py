@@ -1,0 +1,138 @@
+"""Server of the job's page: one thread with uvicorn, connections bounded in number and time.
+
+Covers: the port, the page's URL, the end.
+Does not: know routes (tfos.watch.page_app), decide who may (tfos.watch.page_access).
+Runs in: the driver.      Threads: `tfos-page` serves; `start` and `close` from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rpc.endpoint import advertised_host, bracketed
+from rpc.errors import RpcError
+from rpc.limits import DEFAULT_LIMITS
+from rpc.transport.listen import bound_tcp
+from tfos.errors import SettingsError
+from tfos.watch.job import SAVE_S
+from tfos.watch.page_access import PageAccess
+from tfos.watch.page_app import make_app
+
+MOST_CONNECTIONS = 32
+REQUEST_S = 10.0
+"""Until a connection has sent its request."""
+CONNECTION_S = SAVE_S + 30.0
+"""Until it is closed whatever it does; above the longest answer's time."""
+MOST_HEAD_BYTES = 16 << 10
+WATCHED_S = 5.0
+"""Somebody who has looked within this time looks again."""
+LAST_LOOK_S = 3.0
+"""How long the end waits for that look, so that a page that is open shows how the job ended."""
+_CLOSE_S = 3.0
+_EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that sends one request in time, or is closed."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection unless there are too many."""
+        if len(self.connections) >= MOST_CONNECTIONS:
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._timers = [
+            self.loop.call_later(REQUEST_S, self._close_without_request),
+            self.loop.call_later(CONNECTION_S, transport.abort),
+        ]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        if self not in self.connections:  # refused above
+            return
+        for timer in self._timers:
+            timer.cancel()
+        super().connection_lost(exc)
+
+    def _close_without_request(self) -> None:
+        if getattr(self, "cycle", None) is None:  # no request began
+            self.transport.abort()
+
+
+class JobPage:
+    """The page of one job until it is closed.
+
+    Args:
+        job: what it shows; see tfos.watch.job.
+        metrics: returns Prometheus' text.
+    """
+
+    def __init__(self, job: Any, metrics: Any) -> None:
+        self._job = job
+        self._metrics = metrics
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._looked = threading.Event()
+        self._looked_s = -math.inf
+        self.url = ""
+        """With the token."""
+
+    def start(self, host: str, port: int, hosts: Iterable[str] = ()) -> None:
+        """Listen and serve.
+
+        Args:
+            host: address to bind.
+            port: 0: the system chooses.
+            hosts: further names by which the page may be asked for, such as a proxy's.
+
+        Raises:
+            SettingsError: the port is in use, or the address is none of this host.
+        """
+        try:
+            listener = bound_tcp(host, port, DEFAULT_LIMITS)
+        except (RpcError, OSError) as error:
+            raise SettingsError(f"the page cannot be served on {host}:{port}: {error}") from error
+        shown = advertised_host() if host in _EVERYWHERE else host
+        access = PageAccess(frozenset(each.lower() for each in (shown, *hosts)))
+        config = uvicorn.Config(
+            make_app(self._job, access, self._metrics, self._note_look),
+            http=BoundedConnection,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,  # URLs have the token
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listener],), name="tfos-page", daemon=True
+        )
+        self._thread.start()
+        bound = listener.getsockname()[1]
+        self.url = f"http://{bracketed(shown)}:{bound}/?token={access.token}"
+
+    def close(self) -> None:
+        """Stop listening and close all connections, after a reader's last look. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None and time.monotonic() - self._looked_s < WATCHED_S:
+            self._looked.clear()
+            self._looked.wait(LAST_LOOK_S)
+        if server is not None and self._thread is not None:
+            server.should_exit = True
+            self._thread.join(_CLOSE_S)
+
+    def _note_look(self) -> None:
+        self._looked_s = time.monotonic()
+        self._looked.set()

@@ -1,0 +1,110 @@
+"""History of finished runs: a small record of each in the user's state directory.
+
+Covers: what a record has, where it is, how many are kept.
+Does not: show them (tfos.cli.jobs).
+Runs in: the driver, which writes one; a command of the user, which reads them.      Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from rpc.jit.cache_directory import why_unsafe
+from tfos.watch.snapshot import Json
+
+MOST_RUNS = 100
+MOST_BYTES = 64 << 10
+STATE_VARIABLE = "XDG_STATE_HOME"
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """One finished run."""
+
+    cluster_id: str
+    name: str
+    application_id: str
+    started_at: float
+    """Unix seconds."""
+    ended_at: float
+    state: str
+    """CLOSED, or FAILED."""
+    epochs: int
+    """Of all fits."""
+    steps: float
+    """Of all workers."""
+    loss: float | None
+    """The mean of the workers' last losses."""
+    metrics: dict[str, float | None]
+    """Of the last epoch."""
+    failure: str
+    """The first one, in a line; empty: there was none."""
+
+
+def record_of(last: Json) -> RunRecord:
+    """Return the record of a run.
+
+    Args:
+        last: its last snapshot; see tfos.watch.snapshot.
+    """
+    workers = [each for each in last["nodes"] if each["server"] is None]
+    losses = [each["loss"] for each in workers if each["loss"] is not None]
+    first = last["failures"][0] if last["failures"] else None
+    message = str(first["message"]).partition("\n")[0][:500] if first else ""
+    return RunRecord(
+        cluster_id=last["cluster_id"],
+        name=last["name"],
+        application_id=last["application_id"],
+        started_at=last["started_at"],
+        ended_at=last["started_at"] + last["running_s"],
+        state="FAILED" if last["is_failed"] else last["phase"],
+        epochs=last["num_epochs"],
+        steps=sum(each["steps"] or 0.0 for each in workers),
+        loss=sum(losses) / len(losses) if losses else None,
+        metrics=last["epochs"][-1]["metrics"] if last["epochs"] else {},
+        failure=f"{first['node']}: {first['error']}: {message}" if first else "",
+    )
+
+
+def add(record: RunRecord) -> None:
+    """Keep a record, and the newest MOST_RUNS in all.
+
+    Raises:
+        OSError: the directory cannot be made or written, or is not the user's alone.
+    """
+    directory = directory_of_runs()
+    if directory is None:
+        return  # this user id has no home
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if reason := why_unsafe(directory, (os.geteuid(), 0)):
+        raise OSError(f"{directory} is not used: {reason}")
+    # By name they are in the order of their start.
+    path = directory / f"{record.started_at:016.3f}-{record.cluster_id}.json"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(handle, "wb") as file:
+        file.write(msgspec.json.encode(record))
+    for old in sorted(directory.glob("*.json"))[:-MOST_RUNS]:
+        with contextlib.suppress(OSError):  # another driver removed it
+            old.unlink()
+
+
+def read_all() -> list[RunRecord]:
+    """Return the kept records, the newest first; what is no record is left out."""
+    directory = directory_of_runs()
+    found = []
+    for path in sorted(directory.glob("*.json"), reverse=True) if directory else ():
+        with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
+            found.append(msgspec.json.decode(file.read(MOST_BYTES), type=RunRecord))
+    return found
+
+
+def directory_of_runs() -> Path | None:
+    """Return the user's directory of records; None: this user id has no home directory."""
+    try:
+        state = Path(os.environ.get(STATE_VARIABLE) or Path.home() / ".local" / "state")
+    except RuntimeError:
+        return None
+    return state.absolute() / "tfos" / "runs"

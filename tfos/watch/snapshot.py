@@ -1,0 +1,244 @@
+"""Snapshot: a job's state as JSON values, for the terminal, the page and the history. Pure.
+
+Covers: what is in it, how much of it: bounded whatever nodes report.
+Does not: read the state under its lock (tfos.watch.job), show anything.
+
+    {"cluster_id", "name", "application_id", "phase",   # texts
+     "started_at", "running_s",                          # Unix seconds; seconds since then
+     "links": {"tensorboard": URL, "spark": URL},        # only those there are
+     "nodes": [{"name", "status", "phase", "host", "executor", "pid", "attempt", "silent_s",
+                "rss_mib", "steps", "rows", "loss", "steps_per_s", "rows_per_s",
+                "where": null | {"compute_s", "feed_s", "lookup_s", "pull_s", "push_s", "wait_s"},
+                                                         # of one step, lately
+                "feeds": [{"feed", "fed", "taken", "trained", "dropped", "unread_bytes",
+                           "starved_s"}],
+                "server": null | {"bytes_in", "bytes_out", "in_service", "waiting", "updates",
+                                  "staleness_mean", "staleness_p99", "parameter_bytes",
+                                  "latencies": {request: text}}}],
+     "notes": [text],                                    # stragglers, hot shards
+     "curve": [[age_s, steps, rows, loss | null]],       # age: seconds before the snapshot
+     "curve_at_s",                                       # `after` of the next question
+     "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest
+     "num_epochs",
+     "checkpoints": null | {"directory", "saved": null | {"path", "step", "error"},
+                            "best": null | {"path", "step", "metric", "value"}},
+     "stop": text,                                       # why the training was asked to stop
+     "failures": [{"node", "host", "error", "message", "traceback", "log_path"}],
+     "num_failures",
+     "is_failed"}                                        # whether one of them ended the cluster
+
+A number that is not finite is null. Lists without a bound of their own hold the newest entries.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
+from tfos.console.printable import visible
+from tfos.control.members import Member
+from tfos.control.state import ClusterState
+from tfos.failure import NodeFailure
+from tfos.monitor.reports import NodeReport
+from tfos.monitor.status import cluster_report
+
+MOST_EPOCHS = 50
+MOST_FAILURES = 20
+MOST_METRICS = 20
+MOST_FEEDS = 8
+MESSAGE_CHARS = 2000
+TRACEBACK_CHARS = 8000
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """What never changes of a job."""
+
+    cluster_id: str
+    name: str
+    """Of the Spark application."""
+    application_id: str
+    spark_url: str = ""
+    started_at: float = 0.0
+    """Unix seconds."""
+    started_s: float = 0.0
+    """The same moment in monotonic seconds."""
+
+
+def snapshot(info: JobInfo, state: ClusterState, now_s: float, curve_after_s: float) -> Json:
+    """Return the job as it is now; the module's head has the schema.
+
+    Args:
+        info: of the job.
+        state: of its cluster.
+        now_s: monotonic seconds.
+        curve_after_s: only points of the curve later than this monotonic time.
+    """
+    report = cluster_report(info.cluster_id, state, now_s)
+    members = state.members
+    links = {"tensorboard": report.tensorboard_url, "spark": info.spark_url}
+    return {
+        "cluster_id": info.cluster_id,
+        "name": visible(info.name),
+        "application_id": info.application_id,
+        "phase": report.phase,
+        "started_at": info.started_at,
+        "running_s": max(0.0, now_s - info.started_s),
+        "links": {name: url for name, url in links.items() if url},
+        "nodes": [_node(each, members[each.name]) for each in report.nodes],
+        "notes": list(report.notes),
+        "curve": [
+            [round(now_s - at_s, 1), steps, rows, _number(loss)]
+            for at_s, steps, rows, loss in state.curve.after(curve_after_s)
+        ],
+        "curve_at_s": now_s,
+        "epochs": _epochs(state),
+        "num_epochs": state.epochs.count,
+        "checkpoints": _checkpoints(state),
+        "stop": state.training_stop,
+        "failures": [_failure(each) for each in _first(state)],
+        "num_failures": len(state.failures),
+        "is_failed": bool(state.fatal),
+    }
+
+
+def _node(report: NodeReport, member: Member) -> Json:
+    return {
+        "name": report.name,
+        "status": report.status,
+        "phase": report.phase,
+        "host": visible(report.host),
+        "executor": visible(report.executor_id),
+        "pid": report.pid,
+        "attempt": report.attempt,
+        "silent_s": round(report.silent_s, 1) if report.pid else 0.0,
+        "rss_mib": round(report.rss_mib),
+        "steps": _number(report.steps),
+        "rows": _trained_rows(member),
+        "loss": _number(report.loss),
+        **_rates(member),
+        "where": _where(report),
+        "feeds": _feeds(member),
+        "server": _server(report.server) if report.server is not None else None,
+    }
+
+
+def _where(report: NodeReport) -> Json | None:
+    times = report.times
+    if times is None or not times.steps:
+        return None
+    names = ("compute_s", "feed_s", "lookup_s", "pull_s", "push_s", "wait_s")
+    return {name: _number(getattr(times, name) / times.steps) for name in names}
+
+
+def _trained_rows(member: Member) -> float:
+    """Return the rows that main_fun reports, or else those of its feeds."""
+    own = member.progress.get("rows", 0.0)
+    feeds = member.heartbeat.feeds if member.heartbeat is not None else ()
+    return own if math.isfinite(own) and own else float(sum(each.trained_rows for each in feeds))
+
+
+def _rates(member: Member) -> Json:
+    """Return steps and rows per second over the kept heartbeats, half a minute at most."""
+    # The first heartbeats come before the first numbers, and have no time of their own.
+    known = [each.progress for each in member.beats if "at_s" in each.progress]
+    old, new = (known[0], known[-1]) if known else ({}, {})
+    span_s = new.get("at_s", 0.0) - old.get("at_s", 0.0)
+
+    def rate(name: str) -> float | None:
+        grown = new.get(name, 0.0) - old.get(name, 0.0)
+        return _number(grown / span_s) if span_s > 0 and grown >= 0 else 0.0
+
+    return {"steps_per_s": rate("steps"), "rows_per_s": rate("rows")}
+
+
+def _feeds(member: Member) -> list[Json]:
+    feeds = member.heartbeat.feeds if member.heartbeat is not None else ()
+    return [
+        {
+            "feed": visible(each.feed),
+            "fed": each.fed_rows,
+            "taken": each.taken_rows,
+            "trained": each.trained_rows,
+            "dropped": each.dropped_rows,
+            "unread_bytes": each.unread_bytes,
+            "starved_s": _number(each.starved_s),
+        }
+        for each in feeds[:MOST_FEEDS]
+    ]
+
+
+def _server(stats: ServerStats) -> Json:
+    return {
+        "bytes_in": stats.bytes_in,
+        "bytes_out": stats.bytes_out,
+        "in_service": stats.in_service,
+        "waiting": stats.waiting,
+        "updates": stats.clock,
+        "staleness_mean": _number(stats.mean_staleness),
+        "staleness_p99": _number(stats.staleness_quantile(0.99)),
+        "parameter_bytes": stats.parameter_bytes,
+        "latencies": {
+            name: str(stats.latency(name)) for name in SHOWN_REQUESTS if stats.latency(name).count
+        },
+    }
+
+
+def _epochs(state: ClusterState) -> list[Json]:
+    return [
+        {
+            "fit": each.fit,
+            "epoch": each.epoch,
+            "metrics": {
+                visible(name): _number(value)
+                for name, value in list(each.metrics.items())[:MOST_METRICS]
+            },
+            "seconds": _number(each.seconds),
+            "rows": each.rows,
+        }
+        for each in state.epochs.since(0)[-MOST_EPOCHS:]
+    ]
+
+
+def _checkpoints(state: ClusterState) -> Json | None:
+    plan, saved, best = state.config.checkpoints, state.epochs.saved, state.epochs.best
+    if plan is None:
+        return None
+    return {
+        "directory": plan.directory,
+        "saved": saved and {"path": saved.path, "step": saved.step, "error": saved.error},
+        "best": best
+        and {
+            "path": visible(best.path),
+            "step": best.step,
+            "metric": best.metric,
+            "value": _number(best.value),
+        },
+    }
+
+
+def _first(state: ClusterState) -> list[NodeFailure]:
+    """Return the failures, the one that failed the cluster first."""
+    others = [each for each in state.failures if each not in state.fatal]
+    return [*state.fatal, *others][:MOST_FAILURES]
+
+
+def _failure(failure: NodeFailure) -> Json:
+    return {
+        "node": failure.node.name,
+        "host": failure.host,
+        "error": failure.error_type,
+        "message": failure.message[:MESSAGE_CHARS],
+        "traceback": failure.traceback[-TRACEBACK_CHARS:],
+        "log_path": failure.log_path,
+    }
+
+
+def _number(value: float | None) -> float | None:
+    """Return a number of at most five digits that JSON can hold."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) or value.is_integer() else float(f"{value:.5g}")
