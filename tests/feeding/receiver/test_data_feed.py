@@ -154,6 +154,18 @@ def test_terminate_counts_the_rest_as_dropped():
     assert (stats.fed_rows, stats.taken_rows, stats.dropped_rows) == (10, 3, 7)
 
 
+def test_a_feed_ends_where_its_reader_asks_once_the_training_is_to_stop():
+    channel, feed = make([range(10)])
+    is_asked = False
+    feed.stop_asked = lambda: is_asked
+    assert not feed.should_stop()
+    assert feed.next_batch(3) == [0, 1, 2]
+    is_asked = True
+    assert feed.should_stop()
+    assert feed.next_batch(3) == []
+    assert channel.stats("input").dropped_rows == 7
+
+
 @pytest.mark.parametrize("size", [0, -1, 1.5, "32", True])
 def test_batch_size_must_be_a_positive_int(size):
     _, feed = make([[1]])

@@ -195,6 +195,20 @@ def test_rows_alone_are_saved_again_and_again(tmp_path: Path):
         assert sorted(found.tolist()) == list(range(30))
 
 
+def test_a_save_that_is_asked_for_holds_no_part_of_a_batch(tmp_path: Path):
+    manifest = Manifest(groups=(), tables=(table(),))
+    with cluster(num_servers=1) as bed:
+        (client,) = bed.workers(manifest, {})
+        saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), bed.driver)
+        client.tables.push({"user": (np.arange(3), ones(np.arange(3)))}, hyper=HYPER)
+        saver.hold()
+        assert "a micro-batch is in progress" in saver.save_between()
+        assert steps(tmp_path) == []
+        saver.release()
+        assert saver.save_between() == ""
+        assert len(steps(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("last", [True, False])
 def test_a_training_that_ends_before_the_saver_looks_again_is_saved(tmp_path: Path, last: bool):
     tried = threading.Event()

@@ -97,6 +97,18 @@ def test_a_fit_of_arrays_that_is_stopped_and_a_second_one(mode: str):
         check(model, (x[done], weights[done]), (x, by_class(y, SECOND)))
 
 
+def test_a_fit_that_is_asked_to_stop_ends_with_its_epoch():
+    x, y, weights = data(8)
+    with serving() as cluster:
+        model = make_model(cluster, "sync")
+        ask = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda number, logs: setattr(cluster.contexts[0], "stop_asked", True)
+        )
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        model.fit(x, y, sample_weight=weights, epochs=3, callbacks=[ask], **options)
+        check(model, (x, weights))
+
+
 @pytest.mark.parametrize("mode", BY_MODE)
 def test_fits_of_two_feeds_by_turns_with_class_and_sample_weights(mode: str):
     """Batches that are prepared under one fit's class weights may be trained under another's."""
