@@ -2,7 +2,7 @@
 
 Covers: `df.groupBy(...)` to pickled items in as many partitions as there are slots.
 Does not: bring rows to the driver; names alone come there.
-Runs in: the driver; `_pack` in Spark's tasks.
+Runs in: the driver; `_packed` in Spark's tasks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from tfos.errors import UnsupportedError
 from tfos.many.items import check_names, digest_of, shown_name
+from tfos.many.row_digest import rows_digest
 
-_PACKED = "item string, data binary"
+_PACKED = "item string, data binary, rows_digest string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,11 @@ class GroupedItems:
     homes: tuple[int, ...]
     """The partition of each group."""
     frame: Any
-    """Persisted; rows of (name, pickled item)."""
+    """Persisted; rows of (name, pickled item, digest of the group's rows)."""
     digest: str
+    """Of the keys."""
+    row_digests: tuple[str, ...]
+    """Of each group's rows; empty texts if nobody compares them."""
 
     def release(self) -> None:
         """Let Spark forget the groups."""
@@ -53,31 +57,46 @@ def context_of(given: Any) -> Any:
     return given.session.sparkContext
 
 
-def group(given: Any, num_slots: int) -> GroupedItems:
+def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
     """Group the rows, in one Spark job.
 
     Args:
         given: `df.groupBy(...)`.
         num_slots: partitions.
+        with_digests: read the rows of each group for a digest too.
     """
     from pyspark import StorageLevel
     from pyspark.sql import functions
 
-    packed = given.applyInArrow(_pack, _PACKED).repartition(num_slots)
+    pack = _pack_with_digest if with_digests else _pack  # Spark takes no partial: it reads hints
+    packed = given.applyInArrow(pack, _PACKED).repartition(num_slots)
     packed = packed.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        rows = packed.select("item", functions.spark_partition_id()).collect()
-        found = sorted((row[0], row[1]) for row in rows)
-        names = tuple(name for name, _ in found)
+        rows = packed.select("item", functions.spark_partition_id(), "rows_digest").collect()
+        found = sorted((row[0], row[1], row[2]) for row in rows)
+        names = tuple(name for name, _, _ in found)
         check_names(names)
     except BaseException:
         packed.unpersist()
         raise
-    digest = digest_of((name, b"") for name in names)
-    return GroupedItems(names, tuple(home for _, home in found), packed, digest)
+    return GroupedItems(
+        names=names,
+        homes=tuple(home for _, home, _ in found),
+        frame=packed,
+        digest=digest_of((name, b"") for name in names),
+        row_digests=tuple(digest for _, _, digest in found),
+    )
 
 
 def _pack(key: Any, table: Any) -> Any:
+    return _packed(key, table, "")
+
+
+def _pack_with_digest(key: Any, table: Any) -> Any:
+    return _packed(key, table, rows_digest(table))
+
+
+def _packed(key: Any, table: Any, digest: str) -> Any:
     import cloudpickle
     import pyarrow
 
@@ -86,5 +105,10 @@ def _pack(key: Any, table: Any) -> Any:
     with pyarrow.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
     item = (values[0] if len(values) == 1 else values, stream.getvalue())
-    data = {"item": [shown_name(values)], "data": [cloudpickle.dumps(item)]}
-    return pyarrow.table(data, pyarrow.schema([("item", "string"), ("data", "binary")]))
+    data = {
+        "item": [shown_name(values)],
+        "data": [cloudpickle.dumps(item)],
+        "rows_digest": [digest],
+    }
+    types = [("item", "string"), ("data", "binary"), ("rows_digest", "string")]
+    return pyarrow.table(data, pyarrow.schema(types))

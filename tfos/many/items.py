@@ -41,7 +41,8 @@ def digest_of(items: Iterable[tuple[str, bytes]]) -> str:
     """Return the same for the same items in the same order.
 
     Args:
-        items: name and pickle of each; of groups the keys alone count, without a pickle.
+        items: name and pickle of each; of groups the keys alone, without a pickle, since rows have
+            digests of their own.
     """
     found = hashlib.sha256()
     for name, data in items:

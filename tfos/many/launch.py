@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from tfos.many import groups
 from tfos.many.items import ListedItems
 from tfos.many.messages import CLIENT_NAME
 from tfos.many.queue import ItemTraining, TrainingQueue, TrainingState
-from tfos.many.results import ResultsDirectory
+from tfos.many.results import ResultHead, ResultsDirectory
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.server import ManyServer
 from tfos.many.slot.specs import RunSettings
@@ -96,6 +96,8 @@ class RunWork:
     pickled: tuple[bytes, ...] | None
     """None: Spark has them, in `groups`."""
     groups: groups.GroupedItems | None
+    row_digests: tuple[str, ...]
+    """Of each group's rows; empty texts for items of a list, which count in `digest`."""
 
     def release(self) -> None:
         """Let Spark forget them."""
@@ -105,13 +107,19 @@ class RunWork:
 
 def listed_work(items: ListedItems) -> RunWork:
     """Return the items of a list."""
-    return RunWork(items.names, items.digest, items.pickled, None)
+    return RunWork(items.names, items.digest, items.pickled, None, ("",) * len(items.names))
 
 
-def grouped_work(given: Any, num_slots: int) -> RunWork:
-    """Return the groups of a DataFrame, in `num_slots` partitions."""
-    found = groups.group(given, num_slots)
-    return RunWork(found.names, found.digest, None, found)
+def grouped_work(given: Any, num_slots: int, *, with_digests: bool) -> RunWork:
+    """Return the groups of a DataFrame, in `num_slots` partitions.
+
+    Args:
+        given: `df.groupBy(...)`.
+        num_slots: partitions.
+        with_digests: the rows are to be compared with those of an earlier run.
+    """
+    found = groups.group(given, num_slots, with_digests=with_digests)
+    return RunWork(found.names, found.digest, None, found, found.row_digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,7 @@ def start(
         homes=work.groups.homes if work.groups is not None else None,
         is_durable=results is not None,
     )
-    restored = _restore(queue, results, place.console)
+    restored, changed = _restore(queue, results, work.row_digests, place.console)
     run_id = secrets.token_hex(8)
     authority = ClusterAuthority(run_id)
     broadcasts: list[Any] = []
@@ -162,7 +170,7 @@ def start(
             offer=place.offer,
         ),
         place.console,
-        _seen_from_here(results) if results is not None else None,
+        _seen_from_here(results, changed) if results is not None else None,
     )
     run.ended_items += restored
     server = ManyServer(run, authority.driver(), num_slots=num_slots)
@@ -219,30 +227,43 @@ def _action(
     return action
 
 
-def _restore(queue: TrainingQueue, results: ResultsDirectory | None, console: Console) -> list[int]:
-    """Take what an earlier run has done."""
+def _restore(
+    queue: TrainingQueue,
+    results: ResultsDirectory | None,
+    row_digests: Sequence[str],
+    console: Console,
+) -> tuple[list[int], dict[int, ResultHead]]:
+    """Take what an earlier run has done; return it, and results of rows that have changed."""
     restored: list[int] = []
+    changed: dict[int, ResultHead] = {}
     for item, head in results.done() if results is not None else ():
         if item >= len(queue.table) or queue.table[item].item != head.item:
+            continue
+        if head.rows_digest != row_digests[item]:
+            changed[item] = head
             continue
         row = ItemTraining(item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics)
         queue.restore(item, row)
         restored.append(item)
-    if restored and results is not None:
+    if (restored or changed) and results is not None:
         left = len(queue.table) - queue.count(TrainingState.DONE)
+        again = f", {len(changed)} of them because their rows have changed" if changed else ""
         console.line(
-            f"map_train: {len(restored)} items are done in {results.path}, {left} are left"
+            f"map_train: {len(restored)} items are done in {results.path}, {left} are left{again}"
         )
-    return restored
+    return restored, changed
 
 
-def _seen_from_here(results: ResultsDirectory) -> Callable[[int], None]:
+def _seen_from_here(
+    results: ResultsDirectory, changed: Mapping[int, ResultHead]
+) -> Callable[[int], None]:
     """Return a check, made once, that the executors' files are the driver's."""
     is_checked = False
 
     def check(item: int) -> None:
         nonlocal is_checked
-        if not is_checked and not results.exists(item):
+        # A result of rows that have changed is no new one.
+        if not is_checked and results.head(item) in (None, changed.get(item)):
             raise SettingsError(
                 f"results_dir={results.path}: a slot has written a result there that the driver "
                 "does not see. Pass a directory that all hosts share, such as hdfs://…"

@@ -64,8 +64,8 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
         timeout_s: seconds for one attempt, without the import of TensorFlow or Keras before the
             first one; None: no limit.
         results_dir: directory that driver and executors see (`hdfs://…`), for results that survive
-            the driver: the same call goes on where an earlier one stopped. None: values come back
-            with Spark's results.
+            the driver: the same call goes on where an earlier one stopped, and trains again the
+            groups whose rows have changed. None: values come back with Spark's results.
         slot_wait_s: seconds to wait while Spark has no slot at all.
         wait: return at the end; False: at once, with a handle.
         verbose: show progress.
@@ -99,7 +99,10 @@ def _started(
 ) -> ManyTrainings:
     listed = None if groups.is_grouped(items) else items_of(items)
     num_slots = place.count_slots(options.slots)
-    work = grouped_work(items, num_slots) if listed is None else listed_work(listed)
+    if listed is None:
+        work = grouped_work(items, num_slots, with_digests=results_dir is not None)
+    else:
+        work = listed_work(listed)
     try:
         results = _claimed(results_dir, place.facts, fn, work)
         return start(place, work, options, num_slots, results)

@@ -5,7 +5,7 @@ Does not: unpickle values (tfos.many.trainings, when the user asks for one).
 Runs in: slots (`write`) and the driver.      Threads: any; every call stands alone.
 
     results_dir/run.json             the function's and the items' digests
-    results_dir/item-0000017.result  a line of JSON (name, seconds, metrics), then the pickle
+    results_dir/item-0000017.result  a line of JSON (ResultHead), then the pickle
 A file is written atomically, so it is whole or absent.
 """
 
@@ -46,6 +46,8 @@ class ResultHead(msgspec.Struct, frozen=True, kw_only=True):
     item: str
     seconds: float
     metrics: dict[str, float]
+    rows_digest: str = ""
+    """Of the group that was trained; empty for an item of a list."""
 
 
 class _HeadLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,7 @@ class _HeadLine(msgspec.Struct, frozen=True, kw_only=True):
     item: str
     seconds: float
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+    rows_digest: str = ""
 
 
 class ResultsDirectory:
@@ -126,7 +129,9 @@ class ResultsDirectory:
             name: number if math.isfinite(number) else str(number)
             for name, number in head.metrics.items()
         }
-        line = _HeadLine(item=head.item, seconds=head.seconds, metrics=metrics)
+        line = _HeadLine(
+            item=head.item, seconds=head.seconds, metrics=metrics, rows_digest=head.rows_digest
+        )
         self._fs.write(self._file_of(item), msgspec.json.encode(line) + b"\n" + value)
 
     def value(self, item: int) -> bytes:
@@ -134,9 +139,12 @@ class ResultsDirectory:
         with self._fs.open(self._file_of(item)) as file:
             return file.read_range(0, file.size_bytes).partition(b"\n")[2]
 
-    def exists(self, item: int) -> bool:
-        """Return whether the item's file is seen from here."""
-        return self._fs.exists(self._file_of(item))
+    def head(self, item: int) -> ResultHead | None:
+        """Return the head of an item's file; None: no file is seen from here."""
+        try:
+            return self._read_head(self._file_of(item))
+        except FileNotFoundError:
+            return None
 
     def _file_of(self, item: int) -> str:
         return f"{self.path}/item-{item:07d}.result"
@@ -151,7 +159,9 @@ class ResultsDirectory:
         except msgspec.MsgspecError as error:
             raise SettingsError(f"{path} is no result of map_train: {error}; delete it") from error
         metrics = {name: float(number) for name, number in found.metrics.items()}
-        return ResultHead(item=found.item, seconds=found.seconds, metrics=metrics)
+        return ResultHead(
+            item=found.item, seconds=found.seconds, metrics=metrics, rows_digest=found.rows_digest
+        )
 
     def _read_mark(self, path: str) -> RunMark:
         with self._fs.open(path) as file:

@@ -89,6 +89,25 @@ def test_groups_of_a_dataframe_are_trained_where_their_rows_are(spark):
         tfos.map_train(frame.groupBy("series"), lambda rows: rows)
 
 
+def test_groups_whose_rows_have_changed_are_trained_again(spark, tmp_path, capsys):
+    session = SparkSession(spark).newSession()
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+
+    def train(changed):
+        value = f"if(id = {changed}, -1, id) as v"
+        frame = session.range(21).selectExpr("concat('s', id % 7) as series", value)
+        groups = frame.repartition(3).groupBy("series")
+        trainings = tfos.map_train(groups, counts, slots=2, results_dir=str(tmp_path / "results"))
+        sums = {name: value["sum"] for name, value in trainings.values().items()}
+        assert sum(sums.values()) == sum(range(21)) - (changed + 1 if changed >= 0 else 0)
+        return {row.item: row.attempts for row in trainings.table() if row.attempts}
+
+    assert train(-1) == {f"s{number}": 1 for number in range(7)}
+    assert train(-1) == {}
+    assert train(11) == {"s4": 1}
+    assert "1 are left, 1 of them because their rows have changed" in capsys.readouterr().err
+
+
 def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path):
     started = tmp_path / "started"
 

@@ -22,8 +22,8 @@ def test_what_is_written_is_found_with_its_value(results):
     results.write(2, head, b"pickle\nwith lines")
     assert list(results.done()) == [(2, head)]
     assert results.value(2) == b"pickle\nwith lines"
-    assert results.exists(2)
-    assert not results.exists(1)
+    assert results.head(2) == head
+    assert results.head(1) is None
 
 
 def test_the_same_run_goes_on_and_another_is_refused(results):

@@ -35,6 +35,7 @@ def slot(file):
         keys=cast("Any", None),
         names={},
         places={},
+        row_digests={},
         function=b"",
         executor=executor,
         sys_path=(),

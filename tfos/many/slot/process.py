@@ -201,6 +201,7 @@ class Slot:
                     item=self._spec.names[ended.item],
                     seconds=ended.seconds,
                     metrics=ended.metrics,
+                    rows_digest=self._spec.row_digests[ended.item],
                 )
                 self._results.write(ended.item, head, value)
         except OSError as error:

@@ -33,7 +33,7 @@ class SlotTask:
         function: Spark's broadcast of the pickled function.
         names: Spark's broadcast of the items' names.
         items: Spark's broadcast of the pickled items; None: the partition's rows are
-            (name, pickled item).
+            (name, pickled item, digest of the group's rows).
         first_attempt: added to Spark's attempt number: a later job may run a slot of an earlier
             one again.
         versions: of the driver's packages.
@@ -66,7 +66,7 @@ class SlotTask:
             tempfile.TemporaryFile(dir=scratch) as items,
             tempfile.TemporaryFile(dir=scratch) as spool,
         ):
-            places = _store(self._own(rows), items)
+            places, row_digests = _store(self._own(rows), items)
             ours, theirs = socket.socketpair()
             spec = SlotSpec(
                 slot=slot,
@@ -75,6 +75,7 @@ class SlotTask:
                 keys=taken_keys(self.settings.run_id),
                 names={item: self.names.value[item] for item in places},
                 places=places,
+                row_digests=row_digests,
                 function=self.function.value,
                 executor=executor,
                 sys_path=bootstrap.without_spark_jar(sys.path),
@@ -89,24 +90,28 @@ class SlotTask:
                     raise NodeStartError(f"the process of slot {slot} vanished; see its log")
             yield from _values(spool)
 
-    def _own(self, rows: Iterable[Any]) -> Iterator[tuple[int, bytes]]:
+    def _own(self, rows: Iterable[Any]) -> Iterator[tuple[int, bytes, str]]:
         if self.items is not None:
             list(rows)  # to its end, or PySpark does not reuse this process
-            return iter(list(enumerate(self.items.value)))
+            return ((number, data, "") for number, data in enumerate(self.items.value))
         numbers = {name: number for number, name in enumerate(self.names.value)}
-        return ((numbers[row[0]], bytes(row[1])) for row in rows if row[0] in numbers)
+        return ((numbers[row[0]], bytes(row[1]), row[2]) for row in rows if row[0] in numbers)
 
 
-def _store(items: Iterable[tuple[int, bytes]], file: IO[bytes]) -> dict[int, tuple[int, int]]:
-    """Write items one after the other; return where each of them lies."""
+def _store(
+    items: Iterable[tuple[int, bytes, str]], file: IO[bytes]
+) -> tuple[dict[int, tuple[int, int]], dict[int, str]]:
+    """Write items one after the other; return where each of them lies, and the rows' digests."""
     places: dict[int, tuple[int, int]] = {}
+    row_digests: dict[int, str] = {}
     offset = 0
-    for item, data in items:
+    for item, data, digest in items:
         file.write(data)
         places[item] = (offset, len(data))
+        row_digests[item] = digest
         offset += len(data)
     file.flush()
-    return places
+    return places, row_digests
 
 
 def _launch(spec: SlotSpec) -> None:
