@@ -145,8 +145,8 @@ def _why_no_save(state: ClusterState) -> str:
             "the cluster was made without a place for checkpoints: pass "
             "ClusterConfig(checkpoints=Checkpoints(directory)) to reserve()"
         )
-    if not state.servers:
-        return "the cluster has no parameter servers of tfos (num_ps=0), so main_fun saves itself"
+    if state.tensorflow_servers:
+        return "TensorFlow's own servers hold the parameters, so main_fun saves them itself"
     return ""
 
 
