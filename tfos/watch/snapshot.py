@@ -142,7 +142,7 @@ def _trained_rows(member: Member) -> float:
 
 
 def _rates(member: Member) -> Json:
-    """Return steps and rows per second over the kept heartbeats, half a minute at most."""
+    """Return steps and rows per second over the kept heartbeats; None before there are two."""
     # The first heartbeats come before the first numbers, and have no time of their own.
     known = [each.progress for each in member.beats if "at_s" in each.progress]
     old, new = (known[0], known[-1]) if known else ({}, {})
@@ -150,7 +150,7 @@ def _rates(member: Member) -> Json:
 
     def rate(name: str) -> float | None:
         grown = new.get(name, 0.0) - old.get(name, 0.0)
-        return _number(grown / span_s) if span_s > 0 and grown >= 0 else 0.0
+        return _number(grown / span_s) if span_s > 0 and grown >= 0 else None
 
     return {"steps_per_s": rate("steps"), "rows_per_s": rate("rows")}
 
