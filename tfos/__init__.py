@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tfos.many.map_train import map_train
     from tfos.many.queue import ItemTraining, TrainingState
     from tfos.many.trainings import ManyTrainings
-    from tfos.monitor.history import BestCheckpoint, History, TrainedEpoch
+    from tfos.monitor.history import BestCheckpoint, Evaluation, History, TrainedEpoch
     from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, StepTimes, TrainReport
     from tfos.phases import ClusterPhase
     from tfos.predict.column import PredictColumn, predict_column
@@ -56,6 +56,7 @@ __all__ = [
     "ClusterPhase",
     "ClusterReport",
     "EpochReport",
+    "Evaluation",
     "FileRows",
     "History",
     "InputMode",
@@ -122,6 +123,7 @@ _HOMES = {
     "TFOSError": "tfos.errors",
     "TFParallel": "tfos.tensorflowonspark.TFParallel:",
     "TrainReport": "tfos.monitor.reports",
+    "Evaluation": "tfos.monitor.history",
     "TrainedEpoch": "tfos.monitor.history",
     "TrainingState": "tfos.many.queue",
     "compat": "tfos.tensorflowonspark.compat:",

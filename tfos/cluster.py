@@ -33,7 +33,7 @@ from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.spark.task_secrets import give_credentials, withdraw
 from tfos.streaming.dstream import finish_stream
 from tfos.streaming.streaming import StreamCalls, Streams
-from tfos.topology import ServersOf
+from tfos.topology import ServersOf, plan
 from tfos.watch.doors import PageRequest
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         queues: Iterable[str] = ("input", "output", "error"),
         log_dir: str | None = None,
         master_node: str | None = None,
+        eval_node: bool = False,
         tensorboard_host: str = "",
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
@@ -145,7 +146,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
 
         Args:
             sc: SparkContext or classic SparkSession.
-            cluster_size: nodes in total, parameter servers included; one task slot each.
+            cluster_size: nodes in total, servers and evaluator included; one task slot each.
             num_ps: how many of them are parameter servers, from 0 to cluster_size - 1.
             ps: whose servers (docs/guides/native.md); with num_ps=0 workers serve, in "sync".
             tensorboard: run TensorBoard beside the chief.
@@ -153,6 +154,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
             log_dir: TensorBoard's directory or URL (docs/guides/files.md); None: a temporary one.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
+            eval_node: one node is `evaluator:0`: main_fun calls `ctx.evaluate_checkpoints` there.
             tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
             metrics_port: of a page for Prometheus, 0: any; None: no page (docs/guides/metrics.md).
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
@@ -164,14 +166,12 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Raises:
             SettingsError, NotEnoughSlots: the arguments, settings or slots cannot work; says why.
         """
+        nodes = plan(cluster_size, num_ps, master_node=master_node, ps=ps, eval_node=eval_node)
         request = reservation.ReservationRequest(
             sc=sc,
-            cluster_size=cluster_size,
-            num_ps=num_ps,
-            ps=ps,
+            plan=nodes,
             input_mode=input_mode,
             queues=queues,
-            master_node=master_node,
             tensorboard=TensorBoardConfig(
                 is_wanted=bool(tensorboard), host=tensorboard_host, log_dir=log_dir or ""
             ),
@@ -217,32 +217,28 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             reservation_timeout: seconds until every node has to serve.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
-            eval_node: only False: there is no node that only evaluates.
+            eval_node: one of the nodes is `evaluator:0`, as for `reserve`.
             release_port: False: `ctx.tmp_socket` holds this worker's port until it is released.
             ps: as for `reserve`.
             page_port: as for `reserve`.
 
         Raises:
-            SettingsError, NotEnoughSlots: as `reserve`.
-            NotPicklable, ReservationTimeout, NodeFailedError: as `start`.
+            TFOSError: as `reserve` and `start`.
         """
-        preflight.check_ported_options(driver_ps_nodes=driver_ps_nodes, eval_node=eval_node)
+        preflight.check_ported_options(driver_ps_nodes=driver_ps_nodes)
         timeout_s = preflight.check_timeout("reservation_timeout", reservation_timeout)
-        return cls._reserve(
-            reservation.ReservationRequest(
-                sc=sc,
-                cluster_size=num_executors,
-                num_ps=num_ps,
-                input_mode=input_mode,
-                queues=queues,
-                master_node=master_node,
-                tensorboard=TensorBoardConfig(is_wanted=bool(tensorboard), log_dir=log_dir or ""),
-                config=ClusterConfig(reservation_timeout_s=timeout_s),
-                release_port=release_port,
-                ps=ps,
-                page=PageRequest(page_port),
-            )
-        )._started(map_fun, tf_args)
+        nodes = plan(num_executors, num_ps, master_node=master_node, ps=ps, eval_node=eval_node)
+        request = reservation.ReservationRequest(
+            sc=sc,
+            plan=nodes,
+            input_mode=input_mode,
+            queues=queues,
+            tensorboard=TensorBoardConfig(is_wanted=bool(tensorboard), log_dir=log_dir or ""),
+            config=ClusterConfig(reservation_timeout_s=timeout_s),
+            release_port=release_port,
+            page=PageRequest(page_port),
+        )
+        return cls._reserve(request)._started(map_fun, tf_args)
 
     def start(self, main_fun: Callable[[Any, Any], Any], args: Any = None) -> None:
         """Start all nodes and return once every one of them serves and main_fun runs.

@@ -149,6 +149,9 @@ class ClusterConfig:
     lease_s: float = 20.0
     """Seconds without contact to the driver after which a node ends itself. At least 3
     heartbeats."""
+    evaluation_s: float = 300.0
+    """Seconds that an evaluator (eval_node) has for its last checkpoint once the workers' main_fun
+    has returned."""
     abort_s: float = 10.0
     """Seconds from the decision to stop until every process has ended."""
     max_inflight_bytes: int = 64 << 20

@@ -3,6 +3,9 @@
 Covers: the arithmetic of cluster_size and num_ps and its refusals.
 Does not: know Spark (tfos.spark.slots), start anything (tfos.spark.jobs). Pure.
 
+An evaluator stands beside the training: nobody waits for it, it has no rows and no servers, and its
+end costs nothing. Its rank is the number of workers, so that servers take no request of it.
+
 With `ps="tensorflow"` the nodes `ps:N` and `worker:N` run TensorFlow's servers, and main_fun runs
 on the chief alone: `servers` is empty then, and the chief is the one worker.
 
@@ -21,6 +24,7 @@ from tfos.errors import SettingsError, UnsupportedError
 PS_ROLE = "ps"
 CHIEF_ROLES = ("chief", "master")
 WORKER_ROLE = "worker"
+EVALUATOR_ROLE = "evaluator"
 ServersOf: TypeAlias = Literal["tfos", "tensorflow"]
 """Whose parameter servers the nodes `ps:N` are."""
 
@@ -47,6 +51,11 @@ class PlannedNode:
         return self.role == PS_ROLE and not self.serves_tensorflow
 
     @property
+    def is_evaluator(self) -> bool:
+        """Whether this node runs main_fun beside the training."""
+        return self.role == EVALUATOR_ROLE
+
+    @property
     def runs_main_fun(self) -> bool:
         """Whether main_fun runs here."""
         return not self.is_ps and not self.serves_tensorflow
@@ -62,13 +71,15 @@ class Plan:
     """Nodes that run main_fun, the chief first."""
     tensorflow_servers: tuple[PlannedNode, ...] = ()
     """Nodes that run TensorFlow's servers, its parameter servers first."""
+    evaluators: tuple[PlannedNode, ...] = ()
+    """At most one: it runs main_fun beside the training."""
     is_mirrored: bool = False
     """Whether no worker can go on without another: TensorFlow sums gradients among all of them."""
 
     @property
     def nodes(self) -> tuple[PlannedNode, ...]:
-        """Servers, then workers in rank order."""
-        return self.servers + self.tensorflow_servers + self.workers
+        """Servers, then workers in rank order, then the evaluator."""
+        return self.servers + self.tensorflow_servers + self.workers + self.evaluators
 
     @property
     def num_ps(self) -> int:
@@ -92,7 +103,7 @@ class Plan:
             workers = f"{count} worker{'s' if count > 1 else ''}"
             return f"{num_ps} ps + {workers} of TensorFlow + 1 chief"
         workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
-        return f"{self.num_ps} ps + {workers}"
+        return f"{self.num_ps} ps + {workers}{' + 1 evaluator' if self.evaluators else ''}"
 
 
 def plan(
@@ -101,6 +112,7 @@ def plan(
     *,
     master_node: str | None = None,
     ps: ServersOf = "tfos",
+    eval_node: bool = False,
 ) -> Plan:
     """Return the nodes of a cluster.
 
@@ -109,6 +121,7 @@ def plan(
         num_ps: number of parameter servers among them, 0 <= num_ps < cluster_size.
         master_node: role name of the chief, `chief` or `master`; None: `worker:0` is the chief.
         ps: whose parameter servers these are.
+        eval_node: whether one of the nodes is an evaluator.
 
     Raises:
         SettingsError: an argument is no integer, or the numbers leave no worker.
@@ -116,15 +129,7 @@ def plan(
     """
     _check_count("cluster_size", cluster_size, at_least=1)
     _check_count("num_ps", num_ps, at_least=0)
-    if num_ps >= cluster_size:
-        hint = (
-            f"Use num_ps <= {cluster_size - 1}"
-            if cluster_size > 1
-            else "Use cluster_size >= 2 for one ps and one worker"
-        )
-        raise SettingsError(
-            f"num_ps={num_ps} leaves no worker: cluster_size={cluster_size}. {hint}."
-        )
+    _check_workers_left(cluster_size, num_ps, eval_node)
     if master_node is not None and master_node not in CHIEF_ROLES:
         raise UnsupportedError(
             f"master_node={master_node!r} is no role of tfos. Use 'chief', 'master', or None, with "
@@ -132,6 +137,12 @@ def plan(
         )
     if ps not in get_args(ServersOf):
         raise SettingsError(f"ps must be 'tfos' or 'tensorflow', got {ps!r}.")
+    if ps == "tensorflow" and eval_node:
+        raise UnsupportedError(
+            "eval_node=True with ps='tensorflow': the evaluator reads checkpoints of tfos, and "
+            "TensorFlow's strategies write their own. Evaluate on the chief, or leave out "
+            "ps='tensorflow'."
+        )
     if ps == "tensorflow" and num_ps:
         return _tensorflow_plan(cluster_size, num_ps, master_node)
     servers = tuple(PlannedNode(PS_ROLE, index, index) for index in range(num_ps))
@@ -139,9 +150,31 @@ def plan(
     first = len(named_chief)
     workers = [
         PlannedNode(WORKER_ROLE, rank - first, rank, is_chief=rank == 0)
-        for rank in range(first, cluster_size - num_ps)
+        for rank in range(first, cluster_size - num_ps - eval_node)
     ]
-    return Plan(servers, (*named_chief, *workers), is_mirrored=ps == "tensorflow")
+    evaluators = (PlannedNode(EVALUATOR_ROLE, 0, first + len(workers)),) if eval_node else ()
+    return Plan(
+        servers,
+        (*named_chief, *workers),
+        evaluators=evaluators,
+        is_mirrored=ps == "tensorflow",
+    )
+
+
+def _check_workers_left(cluster_size: int, num_ps: int, eval_node: object) -> None:
+    if not isinstance(eval_node, bool):
+        raise SettingsError(f"eval_node must be True or False, got {eval_node!r}.")
+    if num_ps + eval_node < cluster_size:
+        return
+    hint = "Use cluster_size >= 2 for one ps and one worker"
+    if eval_node:
+        hint = f"Use cluster_size >= {num_ps + 2}, of which one node evaluates"
+    elif cluster_size > 1:
+        hint = f"Use num_ps <= {cluster_size - 1}"
+    evaluator = " with eval_node=True" if eval_node else ""
+    raise SettingsError(
+        f"num_ps={num_ps}{evaluator} leaves no worker: cluster_size={cluster_size}. {hint}."
+    )
 
 
 def _tensorflow_plan(cluster_size: int, num_ps: int, master_node: str | None) -> Plan:

@@ -82,3 +82,40 @@ def test_without_parameter_servers_tensorflow_serves_nowhere():
 def test_what_tensorflows_strategy_cannot_have_is_refused(arguments, text):
     with pytest.raises((SettingsError, UnsupportedError), match=text):
         plan(3, **{"num_ps": 1, **arguments})
+
+
+def test_the_evaluator_stands_beside_the_workers():
+    made = plan(4, 1, eval_node=True, master_node="chief")
+    names = [("ps:0", 0), ("chief:0", 0), ("worker:0", 1), ("evaluator:0", 2)]
+    assert _names(made.nodes) == names
+    assert made.num_workers == 2
+    assert [node.name for node in made.nodes if node.is_evaluator] == ["evaluator:0"]
+    assert str(made) == "1 ps + 2 workers + 1 evaluator"
+
+
+@pytest.mark.parametrize(
+    ("cluster_size", "num_ps", "text"),
+    [
+        (
+            2,
+            1,
+            "num_ps=1 with eval_node=True leaves no worker: cluster_size=2. Use cluster_size >= ",
+        ),
+        (
+            1,
+            0,
+            "num_ps=0 with eval_node=True leaves no worker: cluster_size=1. Use cluster_size >= ",
+        ),
+    ],
+)
+def test_an_evaluator_takes_one_of_the_nodes(cluster_size, num_ps, text):
+    with pytest.raises(SettingsError) as caught:
+        plan(cluster_size, num_ps, eval_node=True)
+    assert f"{text}{num_ps + 2}, of which one node evaluates" in str(caught.value)
+
+
+def test_an_evaluator_of_tensorflows_strategies_is_refused():
+    with pytest.raises(UnsupportedError, match="eval_node=True with ps='tensorflow'"):
+        plan(4, 1, ps="tensorflow", eval_node=True)
+    with pytest.raises(SettingsError, match="eval_node must be True or False, got 1"):
+        plan(4, 1, eval_node=1)  # type: ignore[arg-type]

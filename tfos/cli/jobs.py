@@ -174,13 +174,19 @@ def _show(found: Json) -> None:
     for note in found["notes"]:
         _write(visible(note))
     if found["epochs"]:
-        last = found["epochs"][-1]
-        metrics = ", ".join(f"{name} {_number(value)}" for name, value in last["metrics"].items())
-        _write(f"{found['num_epochs']} epochs; the last: {metrics or 'no metrics'}")
+        _write(f"{found['num_epochs']} epochs; the last: {_metrics(found['epochs'][-1])}")
+    if found["evaluations"]:
+        last = found["evaluations"][-1]
+        _write(f"the evaluated checkpoint of step {last['step']}: {_metrics(last)}")
     for failure in found["failures"]:
         _write(f"{failure['node']} failed: {failure['error']}: {visible(failure['message'])}")
     if found["failures"] and found["failures"][0]["traceback"]:
         _write(visible(found["failures"][0]["traceback"], keep="\n\t"))
+
+
+def _metrics(record: Json) -> str:
+    shown = ", ".join(f"{name} {_number(value)}" for name, value in record["metrics"].items())
+    return shown or "no metrics"
 
 
 def _table(*head: str) -> Table:

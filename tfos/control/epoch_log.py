@@ -1,6 +1,7 @@
 """Log of trained epochs: what the chief's fits have reported, and whether more is to come.
 
-Covers: epochs with their metrics, the feeds that fits read, the best checkpoint.
+Covers: epochs with their metrics, the feeds that fits read, the best checkpoint, the evaluations of
+checkpoints.
 Does not: show them (tfos.monitor.history) or wait (tfos.feed.epochs).
 Runs in: the driver.      Pure; control.state owns it.
 """
@@ -10,29 +11,32 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tfos.control.messages import BestSaved, EpochTrained, FitReading, SavedNow
+from tfos.control.messages import BestSaved, EpochTrained, Evaluated, FitReading, SavedNow
 
 MAX_EPOCHS = 10_000
-"""Newest epochs to keep: each micro-batch of a stream is one."""
+"""Newest epochs, and evaluations, to keep: each micro-batch of a stream is an epoch."""
 
 
 @dataclass
 class EpochLog:
-    """Reports of one cluster's chief, in order."""
+    """Reports of one cluster's chief and evaluator, in order."""
 
     count: int = 0
     """Epochs so far, also those that are kept no more."""
     best: BestSaved | None = None
     saved: SavedNow | None = None
     """What became of the newest order SaveNow that was carried out."""
+    evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
     _epochs: deque[EpochTrained] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
     _read_feeds: set[str] = field(default_factory=set)
     _trained: dict[str, int] = field(default_factory=dict)
     """By feed, its newest epoch that an epoch of a fit has ended with."""
 
-    def note(self, event: FitReading | EpochTrained | BestSaved | SavedNow) -> None:
-        """Keep a report of the chief."""
+    def note(self, event: FitReading | EpochTrained | BestSaved | SavedNow | Evaluated) -> None:
+        """Keep a report."""
         match event:
+            case Evaluated():
+                self.evaluations.append(event)
             case FitReading(feed, is_over):
                 (self._read_feeds.discard if is_over else self._read_feeds.add)(feed)
             case EpochTrained():

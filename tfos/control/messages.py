@@ -200,6 +200,21 @@ class EpochTrained(msgspec.Struct, frozen=True, tag=True):
     """The feed's newest epoch that this worker has trained to its end; -1: none."""
 
 
+class Evaluated(msgspec.Struct, frozen=True, tag=True):
+    """The evaluator has evaluated a checkpoint."""
+
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    """Of the checkpoint: updates of the servers."""
+    metrics: Annotated[dict[ShortText, float], msgspec.Meta(max_length=MAX_METRICS)] = {}
+    """Named `val_…`."""
+    seconds: float = 0.0
+    """To read and to evaluate it."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"checkpoint of step {self.step}: {shown or 'no metrics'}"
+
+
 class BestSaved(msgspec.Struct, frozen=True, tag=True):
     """The chief keeps this checkpoint as the best by the metric of `Checkpoints.keep_best`."""
 
@@ -278,6 +293,7 @@ Event = (
     | EpochTrained
     | BestSaved
     | SavedNow
+    | Evaluated
     | PhaseChanged
     | ServesShard
     | Failed

@@ -24,6 +24,7 @@ _OF_CHIEF = (
 )
 _OF_WORKERS = (messages.FlushReached, messages.ServesShard)
 _OF_SERVERS = (messages.Restarted, messages.UpdatesLost)
+_OF_EVALUATOR = (messages.Evaluated,)
 _LINES = "\t\n"
 """Control characters that a traceback needs."""
 
@@ -44,6 +45,9 @@ def admitted(planned: PlannedNode, sender: NodeId, event: messages.Event) -> mes
         raise ControlRefused(f"{sender.name} may not report {type(event).__name__}; {reason}")
     if isinstance(event, messages.Done):
         return msgspec.structs.replace(event, no_result=visible(event.no_result))
+    if isinstance(event, messages.Evaluated):
+        metrics = {visible(name): value for name, value in event.metrics.items()}
+        return msgspec.structs.replace(event, metrics=metrics)
     if not isinstance(event, messages.Failed | messages.Restarted):
         return event
     failed = event.failure.node
@@ -59,7 +63,9 @@ def _refusal(planned: PlannedNode, event: messages.Event) -> str:
         return "only the chief may"
     if isinstance(event, _OF_SERVERS) and not planned.is_ps:
         return "only parameter servers may"
-    if isinstance(event, _OF_WORKERS) and not planned.runs_main_fun:
+    if isinstance(event, _OF_EVALUATOR) and not planned.is_evaluator:
+        return "only the evaluator may"
+    if isinstance(event, _OF_WORKERS) and (not planned.runs_main_fun or planned.is_evaluator):
         return "only workers may"
     return ""
 

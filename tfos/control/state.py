@@ -4,6 +4,8 @@ Covers: registration and fencing of attempts, the roster, failures and losses, s
 Does not: send, wait, lock or look at a clock (tfos.control.coordinator does). Pure.
 Threads: none; the coordinator serialises the calls.
 
+An evaluator is lost by whatever ends it once the cluster runs: it has no part in the training.
+
 A worker that was killed from outside (signal KILL or TERM, executor lost, silence) is *lost*: the
 servers fence it, and training goes on while other workers remain. Any other end of a node without
 an order is fatal: the cluster becomes FAILED, and every node receives the order to stop.
@@ -124,6 +126,11 @@ class ClusterState:
         """Nodes that run TensorFlow's servers."""
         return [self.members[node.name] for node in self.plan.tensorflow_servers]
 
+    @property
+    def evaluators(self) -> list[Member]:
+        """The evaluator, if the cluster has one."""
+        return [self.members[node.name] for node in self.plan.evaluators]
+
     def roster(self) -> tuple[messages.RosterEntry, ...]:
         """Return every serving node, as its peers see it."""
         return tuple(
@@ -150,6 +157,10 @@ class ClusterState:
     def training(self) -> list[Member]:
         """Return the workers whose main_fun has neither returned nor failed."""
         return [worker for worker in self.workers if worker.status is NodeStatus.RUNNING]
+
+    def evaluating(self) -> list[Member]:
+        """Return the evaluator while its main_fun runs."""
+        return [each for each in self.evaluators if each.status is NodeStatus.RUNNING]
 
     def unflushed(self, feed: str, epoch: int) -> list[Member]:
         """Return the workers that have yet to reach the end of an epoch of a feed.
@@ -266,6 +277,14 @@ class ClusterState:
         order = messages.StopTraining(reason)
         return [*self.ask_stop(reason), *(Send(each.node, order) for each in self.training())]
 
+    def stop_evaluating(self, reason: str) -> list[Action]:
+        """Ask the evaluator to evaluate what is saved, and nothing after it.
+
+        Args:
+            reason: for its log.
+        """
+        return [Send(each.node, messages.StopTraining(reason)) for each in self.evaluating()]
+
     # ---- events ----
 
     def on_register(
@@ -349,8 +368,10 @@ class ClusterState:
                 | messages.EpochTrained()
                 | messages.BestSaved()
                 | messages.SavedNow()
+                | messages.Evaluated()
             ):
                 self.epochs.note(event)
+                return _told(member, event)
             case messages.TensorBoardUp():
                 return self._tensorboard(event)
             case messages.Restarted():
@@ -485,7 +506,7 @@ class ClusterState:
                 ),
             )
         member.status = NodeStatus.DONE
-        if not member.planned.runs_main_fun:
+        if not member.planned.runs_main_fun or member.planned.is_evaluator:
             return []
         return self._to_servers(messages.WorkerDone(member.planned.rank))
 
@@ -513,6 +534,8 @@ class ClusterState:
             member.status = NodeStatus.MISSING
             member.endpoint = None
             return [Warn(f"{member.name}@{member.host} was lost while starting: {failure.message}")]
+        if member.planned.is_evaluator and self.phase is ClusterPhase.RUNNING:
+            return self._evaluator_lost(member, failure)
         if outside and member.planned.serves_tensorflow and self._goes_on_without(member):
             return self._tensorflow_lost(member, failure)
         if not (outside and self._tolerable(member)):
@@ -523,6 +546,16 @@ class ClusterState:
         remaining = ", ".join(worker.name for worker in self.training())
         text = f"{member.name}@{member.host} was lost: {failure.message}; {remaining} go on"
         return [*self._fence(member, failure), Warn(text)]
+
+    def _evaluator_lost(self, member: Member, failure: NodeFailure) -> list[Action]:
+        """Let the training go on; the record stays among the failures."""
+        member.status = NodeStatus.LOST
+        self._note(failure)
+        reason = failure.message
+        if failure.error_type and failure.traceback:
+            reason = f"{failure.error_type}: {reason}"
+        text = f"{member.name}@{member.host} was lost: {reason}; the training goes on without it"
+        return [Warn(text)]
 
     def _tolerable(self, member: Member) -> bool:
         others = [worker for worker in self.training() if worker is not member]
@@ -623,3 +656,8 @@ class ClusterState:
 
     def _refuse(self, reason: str) -> tuple[messages.RegisterReply, list[Action]]:
         return messages.RegisterReply(accepted=False, reason=reason), []
+
+
+def _told(member: Member, event: messages.Event) -> list[Action]:
+    """Show what the progress line does not have."""
+    return [Tell(f"{member.name}: {event}")] if isinstance(event, messages.Evaluated) else []

@@ -48,7 +48,7 @@ class NodeKeys:
             main_fun: the pickled function and its arguments.
         """
         roles = [Role.SERVER if node.is_ps else Role.WORKER]
-        if not settings.num_ps and node.runs_main_fun:
+        if not settings.num_ps and node.runs_main_fun and not node.is_evaluator:
             roles.append(Role.SERVER)  # of its own shard: see tfos.worker.own_shard
         peers = [str(Identity(role, node.rank)) for role in roles]
         over_tls = settings.config.security == "tls"
@@ -110,6 +110,7 @@ class NodeJobs:
             ("ps", plan.servers, True),
             ("tensorflow", plan.tensorflow_servers, True),
             ("workers", plan.workers, workers_hold_slots),
+            ("evaluator", plan.evaluators, workers_hold_slots),
         ):
             if not nodes:
                 continue
@@ -191,6 +192,8 @@ def _after_job(
     if state.phase not in (ClusterPhase.RESERVED, ClusterPhase.RUNNING):
         return []
     members = [state.members[node.name] for node in nodes]
+    if state.phase is ClusterPhase.RUNNING and all(node.is_evaluator for node in nodes):
+        return []  # its heartbeats tell whether it lives, and nobody waits for it
     missing = [member for member in members if member.status in _NOT_SERVING]
     if job.error is not None:
         gone = [member for member in members if not member.is_live]

@@ -191,22 +191,16 @@ def check_mode(mode: object) -> InputMode:
         ) from None
 
 
-def check_ported_options(*, driver_ps_nodes: bool, eval_node: bool) -> None:
-    """Refuse two options of TensorFlowOnSpark that tfos does not have.
+def check_ported_options(*, driver_ps_nodes: bool) -> None:
+    """Refuse an option of TensorFlowOnSpark that tfos does not have.
 
     Args:
         driver_ps_nodes: must be False.
-        eval_node: must be False.
     """
     if driver_ps_nodes:
         raise UnsupportedError(
             "driver_ps_nodes=True: the driver never carries tensors here. Use num_ps executors "
             "instead; a parameter server needs no TensorFlow and little memory."
-        )
-    if eval_node:
-        raise UnsupportedError(
-            "eval_node=True: there is no evaluator role yet. Use model.evaluate() on the chief, "
-            "or validation_data in fit()."
         )
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from rpc import endpoint
 from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials, Role
-from tfos import topology
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
@@ -41,7 +40,7 @@ from tfos.spark.interruptible import CancelToken
 from tfos.spark.slot_claims import claims_of
 from tfos.spark.slots import SlotWait
 from tfos.spark.yarn import YarnContainers
-from tfos.topology import Plan, ServersOf
+from tfos.topology import Plan
 from tfos.watch import doors
 from tfos.watch.doors import PageRequest
 from tfos.watch.job import Job
@@ -59,18 +58,15 @@ class ReservationRequest:
     """What the user asks of reserve(); see there."""
 
     sc: Any
-    cluster_size: int
-    num_ps: int
+    plan: Plan
     input_mode: InputMode
     queues: Iterable[object]
-    master_node: str | None
     tensorboard: TensorBoardConfig
     config: ClusterConfig
     metrics_port: object = None
     metrics_host: str = "127.0.0.1"
     page: PageRequest = field(default_factory=PageRequest)
     release_port: bool = True
-    ps: ServersOf = "tfos"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +134,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         PhaseError: it was cancelled.
     """
     config = request.config
-    plan = _plan(request)
+    plan = request.plan
     preflight.check_servers(plan, config)
     mode = preflight.check_mode(request.input_mode)
     feeds = preflight.check_queues(request.queues)
@@ -208,12 +204,6 @@ def _settings(
         default_fs=facts.default_fs,
         driver_boot_id=endpoint.boot_id(),
         release_port=bool(request.release_port),
-    )
-
-
-def _plan(request: ReservationRequest) -> Plan:
-    return topology.plan(
-        request.cluster_size, request.num_ps, master_node=request.master_node, ps=request.ps
     )
 
 

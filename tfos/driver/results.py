@@ -1,6 +1,7 @@
 """Results at the driver: what main_fun has returned, the fits' metrics, the best checkpoint.
 
-Covers: `cluster.results()`, `history()` and `best_checkpoint()`, and why there is none.
+Covers: `cluster.results()`, `history()`, `evaluations()` and `best_checkpoint()`, and why there is
+none.
 Does not: carry values (control plane) or encode them (tfos.control.return_values, loaded late: it
 imports numpy).
 Runs in: the driver.      Threads: any.
@@ -15,7 +16,7 @@ from tfos.control.state import ClusterState
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import CheckpointError, NoResultError, SettingsError
-from tfos.monitor.history import BestCheckpoint, History, history_of
+from tfos.monitor.history import BestCheckpoint, Evaluation, History, history_of
 from tfos.phases import ClusterPhase, require
 
 
@@ -31,8 +32,8 @@ class ResultCalls:
         Complete once every main_fun has returned, so usually after `shutdown()` or the `with`
         block. A value is None, a number, text, bytes, a numpy array, a list, tuple or dict of
         these, or a Keras History (its `.history`), of at most 1 MiB per worker. Servers run no
-        main_fun and are not in the list. Of a worker that was started again it is the last
-        attempt's value.
+        main_fun and are not in the list, nor is the evaluator. Of a worker that was started again
+        it is the last attempt's value.
 
         Args:
             default: stands in the place of a value that is not there, for whatever reason; without
@@ -82,6 +83,11 @@ class ResultCalls:
         """
         coordinator = self._reserved.coordinator
         return history_of(coordinator.read(lambda state: state.epochs.since(0)))
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Return what the evaluator (`eval_node=True`) has evaluated so far, the newest 10,000."""
+        found = self._reserved.coordinator.read(lambda state: tuple(state.epochs.evaluations))
+        return tuple(Evaluation(each.step, dict(each.metrics), each.seconds) for each in found)
 
     def best_checkpoint(self) -> BestCheckpoint:
         """Return the best checkpoint so far by the metric of `Checkpoints(keep_best=…)`.

@@ -24,6 +24,7 @@ from tfos.control.members import NodeStatus
 from tfos.control.state import ClusterState
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.node_jobs import NodeJobs
+from tfos.driver.shown_wait import shown_wait
 from tfos.errors import NodeFailedError, PhaseError, ShutdownTimeout
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import InterruptibleCall
@@ -98,7 +99,7 @@ class Shutdown:
             self._unwatch()
 
     def shutdown(self, feeds: tuple[str, ...], *, grace_s: float, timeout_s: float) -> None:
-        """End in order: feeds, main_fun, workers, servers, jobs, control plane.
+        """End in order: feeds, main_fun, evaluator, workers, servers, jobs, control plane.
 
         Args:
             feeds: names of the feeds to finish.
@@ -158,6 +159,8 @@ class Shutdown:
         self._coordinator.act(lambda state: state.finish(feeds))
         wait = MainFunWait(self._coordinator, self._console, is_fed=bool(feeds))
         ended = wait.wait(timeout_s)
+        if ended:
+            self._await_evaluation()
         if grace_s > 0:
             self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, grace_s)
         if ended:
@@ -169,6 +172,21 @@ class Shutdown:
             f"main_fun did not return within {timeout_s:.0f} s on {', '.join(names)}; the nodes "
             "were stopped by force. Raise timeout, or let main_fun end when its feed does."
         )
+
+    def _await_evaluation(self) -> None:
+        """Let the evaluator evaluate the last checkpoint."""
+        if self._coordinator.read(_nobody_evaluates):
+            return
+        self._coordinator.act(lambda state: state.stop_evaluating("the training is over"))
+        limit_s = self._config.evaluation_s
+        if not shown_wait(
+            self._coordinator, self._console, _nobody_evaluates, limit_s, _last_evaluation
+        ):
+            self._console.warn(
+                f"the evaluator did not end within {limit_s:.0f} s of the training and is stopped: "
+                "raise ClusterConfig(evaluation_s=...), or let its main_fun return when "
+                "ctx.stop_asked is True, as ctx.evaluate_checkpoints() does"
+            )
 
     def _stop_all(self, reason: str, grace_s: float, *, save: bool) -> None:
         """Stop workers before servers, so that no worker loses its servers while it ends."""
@@ -230,6 +248,14 @@ class Shutdown:
 
     def _at_exit(self) -> None:
         self.abort("the driver's interpreter exits")
+
+
+def _nobody_evaluates(state: ClusterState) -> bool:
+    return not state.evaluating() or state.phase is not ClusterPhase.RUNNING
+
+
+def _last_evaluation() -> tuple[str, bool]:
+    return "the training is over; waiting for the last evaluation", True
 
 
 def _has_served(state: ClusterState) -> bool:

@@ -89,6 +89,31 @@ class DataContext(WorkerContext, RowsContext, Protocol):
     """The part of `NodeContext` that datasets of feeds use."""
 
 
+class EvaluatorContext(Protocol):
+    """The part of `NodeContext` that the evaluation of checkpoints uses."""
+
+    @property
+    def epochs(self) -> Any:
+        """As NodeContext.epochs."""
+
+    @property
+    def log_dir(self) -> str:
+        """Where event files go; empty: nowhere."""
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the training is over."""
+
+    def report_progress(
+        self,
+        step: int,
+        rows: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """As NodeContext.report_progress."""
+
+
 class ShownContext(WorkerContext, Protocol):
     """The part of `NodeContext` that `callbacks` uses."""
 

@@ -42,6 +42,19 @@ class TrainedEpoch:
 
 
 @with_field_texts
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A checkpoint's metrics, by the evaluator (`eval_node=True`)."""
+
+    step: int
+    """Of the checkpoint: updates of the servers."""
+    metrics: dict[str, float]
+    """Named `val_…`, as `fit` names its validation's."""
+    seconds: float
+    """To read the checkpoint and to evaluate it."""
+
+
+@with_field_texts
 @dataclass(frozen=True, slots=True, repr=False)
 class History(Mapping[str, list[float]]):
     """Epochs as columns, as of Keras' History: `history["val_loss"]`, `dict(history)`.

@@ -35,9 +35,11 @@ def tf_config(
         job: this node's.
         index: this node's within its job.
         has_tensorflow_servers: whether TensorFlow runs on the nodes of `ps`. tf.distribute would
-            wait for servers of tfos for ever: they are left out.
+            wait for servers of tfos for ever: they are left out, and so is the evaluator, which
+            is no part of the training.
     """
     jobs = dict(cluster)
+    jobs.pop("evaluator", None)
     if not has_tensorflow_servers:
         jobs.pop("ps", None)
     return json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})

@@ -6,8 +6,8 @@ Does not: decide (tfos.node.supervisor), carry orders out (tfos.node.ps_process,
 tfos.worker.process).
 Threads: `send` may be called from any thread; `receive` from one thread.
 
-Child to supervisor: Listening, PhaseChanged, FlushReached, BatchReport, FitReading, EpochTrained,
-BestSaved, UpdatesLost, Done of tfos.control.messages as they are, and Progress and Raised below.
+Child to supervisor: events of tfos.control.messages as they are, without those that the supervisor
+makes itself, and Progress and Raised below.
 Supervisor to child: every Order of tfos.control.messages as it is.
 """
 
@@ -62,6 +62,7 @@ FromChild = (
     | messages.EpochTrained
     | messages.BestSaved
     | messages.SavedNow
+    | messages.Evaluated
     | messages.UpdatesLost
     | messages.Done
     | Progress

@@ -20,6 +20,7 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "curve_at_s",                                       # `after` of the next question
      "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest
      "num_epochs",
+     "evaluations": [{"step", "metrics", "seconds"}],    # the newest, by the evaluator
      "checkpoints": null | {"directory", "saved": null | {"path", "step", "error"},
                             "best": null | {"path", "step", "metric", "value"}},
      "stop": text,                                       # why the training was asked to stop
@@ -33,6 +34,7 @@ A number that is not finite is null. Lists without a bound of their own hold the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -97,6 +99,7 @@ def snapshot(info: JobInfo, state: ClusterState, now_s: float, curve_after_s: fl
         "curve_at_s": now_s,
         "epochs": _epochs(state),
         "num_epochs": state.epochs.count,
+        "evaluations": _evaluations(state),
         "checkpoints": _checkpoints(state),
         "stop": state.training_stop,
         "failures": [_failure(each) for each in _first(state)],
@@ -192,15 +195,24 @@ def _epochs(state: ClusterState) -> list[Json]:
         {
             "fit": each.fit,
             "epoch": each.epoch,
-            "metrics": {
-                visible(name): _number(value)
-                for name, value in list(each.metrics.items())[:MOST_METRICS]
-            },
+            "metrics": _metrics(each.metrics),
             "seconds": _number(each.seconds),
             "rows": each.rows,
         }
         for each in state.epochs.since(0)[-MOST_EPOCHS:]
     ]
+
+
+def _evaluations(state: ClusterState) -> list[Json]:
+    return [
+        {"step": each.step, "metrics": _metrics(each.metrics), "seconds": _number(each.seconds)}
+        for each in list(state.epochs.evaluations)[-MOST_EPOCHS:]
+    ]
+
+
+def _metrics(metrics: Mapping[str, float]) -> Json:
+    kept = list(metrics.items())[:MOST_METRICS]
+    return {visible(name): _number(value) for name, value in kept}
 
 
 def _checkpoints(state: ClusterState) -> Json | None:

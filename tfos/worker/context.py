@@ -30,6 +30,7 @@ from tfos.files.checkpoint_storage import Storages
 from tfos.native.environment import is_connected_to_servers
 from tfos.node import whole_files
 from tfos.node.spec import ChildSpec
+from tfos.topology import EVALUATOR_ROLE, PS_ROLE, WORKER_ROLE
 from tfos.worker.seen_progress import SeenProgress
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ class NodeContext:
     """The second argument of main_fun.
 
     Attributes:
-        job_name: `chief`, `master` or `worker`.
+        job_name: `chief`, `master`, `worker` or `evaluator`.
         task_index: index among the nodes of this job.
         executor_id: Spark's id of the executor.
         rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
-        num_workers: workers that train together, the chief included.
+        num_workers: workers that train together, the chief included; 1 on the evaluator, which
+            stands alone with rank 0: `ctx.read` has all rows there.
         is_chief: whether this worker has rank 0, seeds the servers and exports.
         cluster_spec: job name -> `host:port` of each node by index; the workers also in
             TF_CONFIG. A worker's port is free for a server that main_fun starts, such as
@@ -118,21 +120,23 @@ class NodeContext:
         self.job_name = bundle.node.role
         self.task_index = bundle.node.index
         self.executor_id = spec.executor.executor_id
-        self.rank = bundle.node.rank
-        self.num_workers = bundle.settings.num_workers
+        self._is_evaluator = bundle.node.is_evaluator
+        self.rank = 0 if self._is_evaluator else bundle.node.rank
+        self.num_workers = 1 if self._is_evaluator else bundle.settings.num_workers
         self.is_chief = bundle.node.is_chief
         self.cluster_spec = _cluster_spec(roster)
         self.defaultFS = bundle.settings.default_fs
         self.working_dir = spec.executor.cwd
         self.cluster_log_dir = spec.log_dir
-        self.log_dir = os.path.join(spec.log_dir, f"worker-{self.rank}")
+        self.log_dir = os.path.join(
+            spec.log_dir, EVALUATOR_ROLE if self._is_evaluator else f"worker-{self.rank}"
+        )
         self.feed_channel = feed_channel
         self.micro_batches = micro_batches
         self.epochs = epochs
-        self._identity = Identity(Role.WORKER, self.rank, spec.attempt)
+        self._identity = Identity(Role.WORKER, bundle.node.rank, spec.attempt)
         self._has_tensorflow_servers = bundle.settings.has_tensorflow_servers
-        serve = ("ps", "worker") if self._has_tensorflow_servers else ("ps",)
-        self._workers = {each.rank: each for each in roster if each.node.role not in serve}
+        self._workers = _workers(roster, has_tensorflow_servers=self._has_tensorflow_servers)
         self._offers = offers
         self._rank_group: RankGroup | None = None
         self._value_fd = spec.value_fd
@@ -141,7 +145,8 @@ class NodeContext:
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name
-        self._servers = [] if self._has_tensorflow_servers else _endpoints_of_servers(roster)
+        uses_none = self._has_tensorflow_servers or self._is_evaluator
+        self._servers = [] if uses_none else _endpoints_of_servers(roster)
         """Of the shards in rank order; empty until a cluster without servers has its own."""
         self._own_shard: OwnShard | None = None
         self._on_shard, self._place = on_shard, (spec.executor.host, spec.socket_dir)
@@ -164,7 +169,9 @@ class NodeContext:
 
     @property
     def local_rank(self) -> int:
-        """Number of this worker among those of its host, from 0."""
+        """Number of this worker among those of its host, from 0; 0 on the evaluator."""
+        if self._is_evaluator:
+            return 0
         host = self._workers[self.rank].host
         return sum(each.host == host for rank, each in self._workers.items() if rank < self.rank)
 
@@ -186,6 +193,7 @@ class NodeContext:
     def stop_asked(self) -> bool:
         """Whether somebody has asked for the end of the training (`tfos stop`, the job's page).
 
+        On the evaluator: whether the training is over.
         A distributed `fit` ends with its epoch, and `should_stop()` of `get_data_feed` ends the
         feed; another loop of main_fun asks here and returns.
         """
@@ -237,6 +245,7 @@ class NodeContext:
         Raises:
             NoServersError: the cluster has none.
         """
+        self._check_trains("parameter servers")
         if self._has_tensorflow_servers:
             raise NoServersError(
                 f"{self._name}: this cluster's servers are TensorFlow's (ps='tensorflow'), and "
@@ -295,6 +304,7 @@ class NodeContext:
         They are for clusters whose workers all run to the end: a rank that was lost is not
         replaced.
         """
+        self._check_trains("ranks")
         if self._rank_group is None:
             from tfos.collectives.group import RankGroup, RankPeer
 
@@ -506,6 +516,61 @@ class NodeContext:
 
         return list(callbacks(self))
 
+    def evaluate_checkpoints(  # noqa: PLR0913 - Keras' arguments of evaluate, by keyword
+        self,
+        model: keras.Model,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        steps: int | None = None,
+        directory: str | None = None,
+        poll_s: float = 5.0,
+    ) -> dict[int, dict[str, float]]:
+        """Evaluate the cluster's checkpoints while it trains; for `evaluator:0` (eval_node=True).
+
+        It takes the newest one each time, and ends when the training is over and the last one is
+        evaluated. Metrics, as `val_…`, go to the driver (`cluster.evaluations()`) and to
+        TensorBoard's run `evaluator`. Rows of Embeddings need this process's memory.
+
+        Args:
+            model: compiled and built, as the workers build it; do not distribute it.
+            x: arrays, a tf.data.Dataset or one of `ctx.read`; read once per checkpoint.
+            y: targets, where x has none.
+            batch_size: rows per batch of arrays.
+            sample_weight: weights of arrays' rows.
+            steps: batches per evaluation; None: all.
+            directory: where to look; None: that of ClusterConfig(checkpoints=...).
+            poll_s: seconds between two looks.
+
+        Returns:
+            The metrics by the checkpoints' steps, in the order of their evaluation.
+
+        Raises:
+            PhaseError: this node is no evaluator.
+            NotCompiled, UnsupportedModel, SettingsError: the text says what does not fit.
+        """
+        if not self._is_evaluator:
+            raise PhaseError(
+                f"{self._name}: evaluate_checkpoints() waits until the training is over, so it is "
+                'for the evaluator: if ctx.job_name == "evaluator", with reserve(eval_node=True)'
+            )
+        place = directory or (self._checkpoints.directory if self._checkpoints else None)
+        if place is None:
+            raise SettingsError(
+                f"{self._name}: evaluate_checkpoints() needs a directory of checkpoints: pass "
+                "config=ClusterConfig(checkpoints=Checkpoints(directory)) to reserve(), which also "
+                "lets the chief save there"
+            )
+        from tfos.keras.fit.checkpoint_evaluation import CheckpointEvaluation
+        from tfos.keras.fit.saved_parameters import SavedParameters
+
+        saved = SavedParameters(model, self.absolute_path(place), self._storages)
+        sizes = {"batch_size": batch_size, "steps": steps}
+        data = {"x": x, "y": y, "sample_weight": sample_weight}
+        return CheckpointEvaluation(saved, self, {**data, **sizes}, poll_s).run()
+
     def export(
         self,
         model: keras.Model,
@@ -615,6 +680,7 @@ class NodeContext:
 
     def _serve_own_shard(self, model: keras.Model, consistency: Consistency) -> None:
         """Serve one shard per worker, in the workers, for a model that can be distributed."""
+        self._check_trains("parameter servers")
         if consistency != "sync":
             raise SettingsError(
                 f"{self._name}: this cluster has num_ps=0, so its workers keep the parameters, "
@@ -634,6 +700,15 @@ class NodeContext:
         )
         self._servers = self._own_shard.serve(*self._place)
         self._on_shard(self)
+
+    def _check_trains(self, what: str) -> None:
+        """Refuse on the evaluator what only nodes that train have."""
+        if self._is_evaluator:
+            raise NoServersError(
+                f"{self._name} has no {what}: it stands beside the training and reads its "
+                "checkpoints. Call ctx.evaluate_checkpoints(model, x, y) there, and train where "
+                'ctx.job_name != "evaluator"'
+            )
 
     @property
     def _leaves_servers_out(self) -> bool:
@@ -655,6 +730,7 @@ class NodeContext:
 
     def _check_feed(self, name: str) -> None:
         """Refuse a feed that will never be fed or ended: reading it would wait for ever."""
+        self._check_trains("fed rows")
         if not self._feeds:
             raise SettingsError(
                 "no rows are fed to this cluster: it was made with InputMode.TENSORFLOW, where "
@@ -704,8 +780,16 @@ class NodeContext:
 
 
 def _endpoints_of_servers(roster: Sequence[RosterEntry]) -> list[Endpoint]:
-    servers = (entry for entry in roster if entry.node.role == "ps")
+    servers = (entry for entry in roster if entry.node.role == PS_ROLE)
     return [entry.endpoint for entry in sorted(servers, key=lambda entry: entry.rank)]
+
+
+def _workers(
+    roster: Sequence[RosterEntry], *, has_tensorflow_servers: bool
+) -> dict[int, RosterEntry]:
+    """Return by rank the nodes that train in main_fun."""
+    others = {PS_ROLE, EVALUATOR_ROLE} | ({WORKER_ROLE} if has_tensorflow_servers else set())
+    return {each.rank: each for each in roster if each.node.role not in others}
 
 
 def _cluster_spec(roster: Sequence[RosterEntry]) -> dict[str, list[str]]:

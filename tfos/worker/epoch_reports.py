@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tfos.control.messages import BestSaved, EpochTrained, FitReading
+from tfos.control.messages import BestSaved, EpochTrained, Evaluated, FitReading
 
 if TYPE_CHECKING:
     from tfos.worker.best_checkpoint import BestKeeper
@@ -24,7 +24,9 @@ class EpochReports:
         report: sends a report to the driver.
     """
 
-    def __init__(self, report: Callable[[FitReading | EpochTrained | BestSaved], object]) -> None:
+    def __init__(
+        self, report: Callable[[FitReading | EpochTrained | BestSaved | Evaluated], object]
+    ) -> None:
         self._report = report
         self._best: BestKeeper | None = None
 
@@ -42,6 +44,10 @@ class EpochReports:
             is_over: it has ended.
         """
         self._report(FitReading(feed, is_over))
+
+    def evaluated(self, checkpoint: Evaluated) -> None:
+        """The evaluator has evaluated a checkpoint: report it."""
+        self._report(checkpoint)
 
     def ended(self, epoch: EpochTrained, *, is_distributed: bool) -> None:
         """An epoch has ended: report it.

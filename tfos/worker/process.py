@@ -167,7 +167,7 @@ class WorkerProcess:
         names = will_import(main_fun, args)
         if names:
             # Of the chief alone: the others' environment is the same.
-            if self._spec.bundle.node.rank == 0 and (advice := compiled_again(names)):
+            if self._spec.bundle.node.is_chief and (advice := compiled_again(names)):
                 _logger.warning("%s", advice)
             self._activity.enter(f"importing {' and '.join(names)}")
             self._call(lambda: import_ahead(names))
@@ -291,7 +291,8 @@ class WorkerProcess:
         if isinstance(wish, messages.SaveNow):
             _aside(self._save_now, wish)
             return
-        _logger.warning("the training is asked to stop: %s", wish.reason)
+        if not self._spec.bundle.node.is_evaluator:  # there it is the order of things
+            _logger.warning("the training is asked to stop: %s", wish.reason)
         self._training_stop = wish.reason
 
     def _save_now(self, order: messages.SaveNow) -> None:

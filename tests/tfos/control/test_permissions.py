@@ -17,7 +17,8 @@ from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
-NODES = ("ps:0", "ps:1", "chief:0", "worker:0", "worker:1")
+NODES = ("ps:0", "ps:1", "chief:0", "worker:0", "worker:1", "evaluator:0")
+PLAN = plan(6, 2, master_node="chief", eval_node=True)
 MAY_REPORT = {
     messages.Listening: set(NODES),
     messages.FlushReached: {"chief:0", "worker:0", "worker:1"},
@@ -26,6 +27,7 @@ MAY_REPORT = {
     messages.EpochTrained: {"chief:0"},
     messages.BestSaved: {"chief:0"},
     messages.SavedNow: {"chief:0"},
+    messages.Evaluated: {"evaluator:0"},
     messages.TensorBoardUp: {"chief:0"},
     messages.PhaseChanged: set(NODES),
     messages.ServesShard: {"chief:0", "worker:0", "worker:1"},
@@ -42,7 +44,7 @@ def _id(name: str, attempt: int = 0) -> NodeId:
 
 
 def _state() -> ClusterState:
-    state = ClusterState(plan(5, 2, master_node="chief"), ClusterConfig())
+    state = ClusterState(PLAN, ClusterConfig())
     state.move(ClusterPhase.RESERVED)
     for name in NODES:
         state.on_register(messages.Register(_id(name), "1", "h", 7), 0.0)
@@ -62,6 +64,7 @@ def _event(kind: type, of: NodeId) -> messages.Event:
         messages.EpochTrained: messages.EpochTrained(1, 0, {"loss": 0.5}),
         messages.BestSaved: messages.BestSaved("/s/step-3", 3, "val_loss", 0.5),
         messages.SavedNow: messages.SavedNow(1, "/s/step-3", 3),
+        messages.Evaluated: messages.Evaluated(3, {"val_loss": 0.5}),
         messages.PhaseChanged: messages.PhaseChanged("main_fun"),
         messages.ServesShard: messages.ServesShard(),
         messages.Failed: messages.Failed(failure),
@@ -107,7 +110,7 @@ def test_a_failure_is_taken_of_the_reporter_and_its_attempt_only(kind):
 @pytest.mark.parametrize("kind", MAY_REPORT, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("attempt", [0, 2])
 def test_events_of_other_attempts_change_nothing(kind, attempt):
-    state = ClusterState(plan(5, 2, master_node="chief"), ClusterConfig())
+    state = ClusterState(PLAN, ClusterConfig())
     state.move(ClusterPhase.RESERVED)
     for name in NODES:
         state.on_register(messages.Register(_id(name, 1), "1", "h", 7), 0.0)

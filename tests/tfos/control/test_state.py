@@ -456,3 +456,78 @@ def test_a_lost_worker_of_a_mirrored_strategy_fails_the_cluster_since_the_others
         _listen(state, name)
     assert _orders(_killed(state, "worker:1"), messages.Stop) == {"worker:0"}
     assert state.fatal[0].message.startswith("worker:1 killed by SIGKILL. MultiWorkerMirroredStrat")
+
+
+def _evaluated(**config: object) -> ClusterState:
+    state = ClusterState(plan(4, 1, eval_node=True), ClusterConfig(**config))  # type: ignore[arg-type]
+    state.move(ClusterPhase.RESERVED)
+    for name in state.members:
+        _register(state, name)
+        _listen(state, name)
+    assert state.phase is ClusterPhase.RUNNING
+    return state
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"signal": 9, "message": "killed"},
+        {"error_type": "ValueError", "message": "bad data", "traceback": "Traceback"},
+        {"exit_code": 3, "message": "exit code 3"},
+        {"error_type": EXECUTOR_LOST, "message": "its executor was lost"},
+    ],
+)
+def test_whatever_ends_an_evaluator_costs_the_training_nothing(fields):
+    state = _evaluated(tolerate_lost_workers=False)
+    (warning,) = _fail(state, "evaluator:0", **fields)
+    assert isinstance(warning, Warn)
+    assert "evaluator:0@host-b was lost: " in warning.text
+    assert fields["message"] in warning.text
+    assert "the training goes on without it" in warning.text
+    assert (state.phase, state.fatal) == (ClusterPhase.RUNNING, [])
+    assert [each.message for each in state.failures] == [fields["message"]]
+    assert [each.name for each in state.training()] == ["worker:0", "worker:1"]
+    assert not state.evaluating()
+
+
+def test_a_silent_evaluator_is_lost_and_does_not_come_back():
+    state = _evaluated()
+    for name in ("ps:0", "worker:0", "worker:1"):
+        state.members[name].heard_s = NOW + 100
+    (warning,) = state.on_tick(NOW + 100)
+    assert isinstance(warning, Warn)
+    reply, actions = _register(state, "evaluator:0", attempt=1)
+    assert (reply.accepted, actions) == (False, [])
+    assert state.phase is ClusterPhase.RUNNING
+
+
+def test_nobody_waits_for_an_evaluator_and_servers_do_not_hear_of_it():
+    state = _evaluated()
+    done = state.on_event(_id("evaluator:0"), messages.Done(), NOW)
+    assert done == []
+    assert {each.name for each in state.unflushed("input", 0)} == {"worker:0", "worker:1"}
+    assert _orders(state.flush("input", 0), messages.Flush) == {"worker:0", "worker:1"}
+    state = _evaluated()
+    for name in ("worker:0", "worker:1"):
+        done = state.on_event(_id(name), messages.Done(), NOW)
+        assert _orders(done, messages.WorkerDone) == {"ps:0"}
+    assert not state.training()
+    assert _orders(state.stop_evaluating("over"), messages.StopTraining) == {"evaluator:0"}
+
+
+def test_an_evaluator_that_fails_before_the_cluster_runs_is_shown_as_any_other():
+    state = ClusterState(plan(3, 1, eval_node=True), ClusterConfig())
+    state.move(ClusterPhase.RESERVED)
+    _register(state, "evaluator:0")
+    _fail(state, "evaluator:0", error_type="ModuleNotFoundError", traceback="Traceback")
+    assert state.phase is ClusterPhase.FAILED
+
+
+def test_evaluations_are_kept_in_order_and_told():
+    state = _evaluated()
+    event = messages.Evaluated(120, {"val_loss": 0.25, "val_\x1b[2J": 1.0}, 0.5)
+    (told,) = state.on_event(_id("evaluator:0"), event, NOW)
+    assert isinstance(told, Tell)
+    assert told.text.startswith("evaluator:0: checkpoint of step 120: val_loss 0.25, val_")
+    assert "\x1b" not in told.text
+    assert [each.step for each in state.epochs.evaluations] == [120]

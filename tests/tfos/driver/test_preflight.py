@@ -148,10 +148,8 @@ def test_what_is_no_spark_is_refused(value):
 
 def test_two_options_of_tensorflowonspark_are_refused():
     with pytest.raises(UnsupportedError, match="driver_ps_nodes=True"):
-        preflight.check_ported_options(driver_ps_nodes=True, eval_node=False)
-    with pytest.raises(UnsupportedError, match="eval_node=True"):
-        preflight.check_ported_options(driver_ps_nodes=False, eval_node=True)
-    preflight.check_ported_options(driver_ps_nodes=False, eval_node=False)
+        preflight.check_ported_options(driver_ps_nodes=True)
+    preflight.check_ported_options(driver_ps_nodes=False)
 
 
 def test_queues_of_tensorflowonspark_name_one_feed_and_validation_is_there_besides():

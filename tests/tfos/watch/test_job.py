@@ -189,3 +189,12 @@ def test_an_ended_cluster_is_neither_saved_nor_stopped(bed):
     for outcome in (bed.job.save(), bed.job.stop()):
         assert not outcome.is_done
         assert "the cluster is FAILED" in outcome.text
+
+
+def test_evaluations_of_checkpoints_are_shown_the_newest_last(bed):
+    for step in range(60):
+        event = messages.Evaluated(step, {"val_loss": 1 / 3, "val_auc": math.nan}, 0.25)
+        bed.coordinator.read(lambda state, event=event: state.epochs.note(event))
+    found = bed.job.snapshot()["evaluations"]
+    assert [each["step"] for each in found] == list(range(10, 60))
+    assert found[-1]["metrics"] == {"val_loss": 0.33333, "val_auc": None}

@@ -18,6 +18,7 @@ from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tests.support.browser import Browser
 from tests.support.watched_job import WatchedJob, server_stats
+from tfos.control import messages
 from tfos.watch.page_server import JobPage
 
 pytestmark = [pytest.mark.long, pytest.mark.process]
@@ -56,6 +57,8 @@ def trains(bed: WatchedJob) -> None:
 
 def test_what_happens_is_seen_and_texts_of_nodes_stay_texts(bed, page, browser):
     trains(bed)
+    evaluated = messages.Evaluated(1200, {"val_loss": 0.25}, 0.5)
+    bed.coordinator.read(lambda state: state.epochs.note(evaluated))
     bed.log("worker:1", "epoch 1", HOSTILE)
     browser.open(page.url)
     rows = browser.wait("document.querySelectorAll('#nodes tr').length", lambda count: count == 4)
@@ -63,6 +66,7 @@ def test_what_happens_is_seen_and_texts_of_nodes_stay_texts(bed, page, browser):
     assert browser.value("document.title").startswith("digits")
     assert browser.wait("document.getElementById('loss').getAttribute('d')").startswith("M")
     assert "5 kB" in browser.value("document.getElementById('servers').innerText")
+    assert "1,200\t0.25" in browser.value("document.getElementById('evaluations').innerText")
     browser.click("#nodes tr:nth-child(4) button")
     log = browser.wait("document.getElementById('log').textContent")
     assert log == f"epoch 1\n{HOSTILE}"

@@ -13,7 +13,13 @@ from rpc.endpoint import Endpoint
 from tests.support.nodes import node_settings
 from tfos.collectives.offers import Offers
 from tfos.control.messages import RosterEntry
-from tfos.errors import NoServersError, NotDistributed, SettingsError, UnsupportedError
+from tfos.errors import (
+    NoServersError,
+    NotDistributed,
+    PhaseError,
+    SettingsError,
+    UnsupportedError,
+)
 from tfos.failure import NodeId
 from tfos.native.reserved_port import ReservedPort
 from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
@@ -26,11 +32,17 @@ from tfos.worker.micro_batches import MicroBatches
 ENDPOINT = Endpoint("h", 11)
 
 
-def make_context(roster=(), on_progress=lambda _: None, reserved_port=None, **settings):
+WORKER_1 = PlannedNode("worker", 1, 1)
+EVALUATOR = PlannedNode("evaluator", 0, 2)
+
+
+def make_context(
+    roster=(), on_progress=lambda _: None, reserved_port=None, node=WORKER_1, **settings
+):
     spec = ChildSpec(
         attempt=3,
         bundle=NodeBundle(
-            node=PlannedNode("worker", 1, 1),
+            node=node,
             control_keys=NO_KEYS,
             rpc_secret=b"S" * 32,
             settings=node_settings(**{"num_workers": 2, "num_ps": 0, **settings}),
@@ -230,3 +242,28 @@ def test_calls_of_tensorflow_1_say_what_to_write():
         ctx.start_cluster_server(1, rdma=False)
     with pytest.raises(UnsupportedError, match=r"ctx\.export\(model, '/m'\)"):
         ctx.export_saved_model(None, "/m", ["serve"], {})
+
+
+def test_the_evaluator_stands_alone_and_says_what_it_is_for():
+    roster = [entry("ps", 0, 10), entry("worker", 0, 11), entry("evaluator", 0, 12)]
+    ctx = make_context(roster, node=EVALUATOR, num_ps=1, feeds=("input",))
+    assert (ctx.job_name, ctx.task_index, ctx.is_chief) == ("evaluator", 0, False)
+    assert (ctx.rank, ctx.num_workers, ctx.local_rank) == (0, 1, 0)
+    assert (ctx.log_dir, ctx.saver()) == ("/logs/evaluator", None)
+    assert ctx.cluster_spec == {"ps": ["h:10"], "worker": ["h:11"], "evaluator": ["h:12"]}
+    for refused in (ctx.ps_client, ctx.rank_group, ctx.get_data_feed, lambda: ctx.distribute(None)):
+        with pytest.raises(NoServersError, match=r"evaluator:0 has no .*evaluate_checkpoints"):
+            refused()
+    with pytest.raises(SettingsError, match=r"needs a directory of checkpoints"):
+        ctx.evaluate_checkpoints(None, [])
+    ctx.finish()
+
+
+def test_a_worker_does_not_wait_for_checkpoints():
+    with pytest.raises(PhaseError, match=r'if ctx.job_name == "evaluator"'):
+        make_context().evaluate_checkpoints(None, [])
+
+
+def test_an_evaluator_is_no_worker_of_the_others():
+    roster = [entry("worker", 0, 11), entry("worker", 1, 12), entry("evaluator", 2, 13)]
+    assert sorted(make_context(roster)._workers) == [0, 1]

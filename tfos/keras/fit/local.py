@@ -1,6 +1,6 @@
 """Training without a cluster: a model with tables, whose parameter server is in this process.
 
-Covers: when a model gets one, its worker's context.
+Covers: that server, when a model gets one, its worker's context.
 Does not: train (tfos.keras.fit.distribute, in mode sync with one worker).
 Threads: the server's own; it ends with the model.
 
@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from ps.checkpoint.storage import OpenStorage, storage_at
 from tfos.keras.fit.distribute import distribute
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,38 @@ class _NoReports:
         """Nobody asks."""
 
 
+class LocalServer:
+    """A parameter server in this process, and the one client of it.
+
+    Args:
+        open_storage: opens a checkpoint directory.
+    """
+
+    def __init__(self, open_storage: OpenStorage = storage_at) -> None:
+        from ps.client.client import PSClient
+        from ps.config import ServerSettings
+        from ps.server.server import PSServer
+        from rpc.auth.handshake import Credentials, Identity, Role
+
+        credentials = Credentials.generate()
+        settings = ServerSettings(rank=0, num_servers=1, num_workers=1)
+        self._server = PSServer(settings, credentials, open_storage=open_storage)
+        self._server.bind_inproc(f"local-{uuid.uuid4().hex}")
+        self._server.start()
+        self.client = PSClient(
+            [self._server.endpoint],
+            credentials,
+            Identity(Role.WORKER, 0),
+            num_workers=1,
+            open_storage=open_storage,
+        )
+
+    def close(self) -> None:
+        """End the server, and with it the tables. Idempotent."""
+        self.client.close()
+        self._server.close(CLOSE_TIMEOUT_S)
+
+
 class LocalContext:
     """The part of `ctx` that a training uses, for one worker and one server in this process."""
 
@@ -51,23 +84,12 @@ class LocalContext:
     feed_channel: Any = None
 
     def __init__(self) -> None:
-        from ps.client.client import PSClient
-        from ps.config import ServerSettings
-        from ps.server.server import PSServer
-        from rpc.auth.handshake import Credentials, Identity, Role
-
-        credentials = Credentials.generate()
         self.epochs = self.micro_batches = _NoReports()
-        self._server = PSServer(ServerSettings(rank=0, num_servers=1, num_workers=1), credentials)
-        self._server.bind_inproc(f"local-{uuid.uuid4().hex}")
-        self._server.start()
-        self._client = PSClient(
-            [self._server.endpoint], credentials, Identity(Role.WORKER, 0), num_workers=1
-        )
+        self._server = LocalServer()
 
     def ps_client(self) -> Any:
         """Return the one client."""
-        return self._client
+        return self._server.client
 
     def report_progress(
         self,
@@ -80,8 +102,7 @@ class LocalContext:
 
     def close(self) -> None:
         """End the server, and with it the tables. Idempotent."""
-        self._client.close()
-        self._server.close(CLOSE_TIMEOUT_S)
+        self._server.close()
 
 
 def train_here(model: Any) -> Any:

@@ -1,0 +1,161 @@
+"""The evaluator's work: each checkpoint of a training gets the metrics that its model had."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from ps.checkpoint.storage import storage_at
+from ps.client.saver import SaveOptions
+from tests.support.keras_training import DEADLINE_S, serving
+from tfos.errors import SettingsError, UnsupportedModel
+from tfos.keras import Embedding
+from tfos.keras.fit.checkpoint_evaluation import CheckpointEvaluation
+from tfos.keras.fit.distribute import distribute
+from tfos.keras.fit.saved_parameters import SavedParameters
+from tfos.worker.epoch_reports import EpochReports
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+RANDOM = np.random.default_rng(0)
+IDS = RANDOM.integers(0, 40, (48, 3))
+NUMBERS = RANDOM.normal(size=(48, 4)).astype("float32")
+Y = RANDOM.normal(size=(48, 1)).astype("float32")
+DATA = {"x": [IDS, NUMBERS], "y": Y}
+
+
+def build(dim: int = 5) -> keras.Model:
+    ids, numbers = keras.Input((3,), dtype="int64"), keras.Input((4,))
+    rows = Embedding(dim, table="user", combiner="mean")(ids)
+    hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()([rows, numbers]))
+    frozen = keras.layers.Dense(6, trainable=False)(hidden)
+    model = keras.Model([ids, numbers], keras.layers.Dense(1)(frozen))
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+@dataclass
+class Evaluator:
+    """The evaluator's context."""
+
+    log_dir: str
+    stop_asked: bool = False
+    told: list[Any] = field(default_factory=list)
+    progress: list[tuple[Any, ...]] = field(default_factory=list)
+
+    @property
+    def epochs(self) -> EpochReports:
+        return EpochReports(self.told.append)
+
+    def report_progress(self, step, rows, loss=None, metrics=None) -> None:
+        self.progress.append((step, rows, loss, metrics))
+
+
+class Training:
+    """A model that is trained, and saved, on two servers."""
+
+    def __init__(self, servers: Any, directory: Path) -> None:
+        self.client = servers.contexts[0].client
+        self.model = distribute(build(), servers.contexts[0], consistency="async")
+        self.directory = str(directory)
+
+    def save(self, *, keep: int = 3) -> dict[str, float]:
+        """Train, save, and return the saved model's metrics."""
+        self.model.fit(**DATA, batch_size=16, verbose=0)
+        self.client.save(self.directory, None, options=SaveOptions(keep=keep, full_every=2))
+        found = self.model.evaluate(**DATA, verbose=0, return_dict=True)
+        return {f"val_{name}": value for name, value in found.items()}
+
+
+def evaluation(training: Training, tmp_path: Path, model: keras.Model | None = None) -> Any:
+    context = Evaluator(str(tmp_path / "events"))
+    saved = SavedParameters(model or build(), training.directory, storage_at)
+    return context, CheckpointEvaluation(saved, context, DATA, poll_s=0.01)
+
+
+def test_each_checkpoint_has_the_metrics_of_the_model_that_was_saved(tmp_path):
+    with serving(num_servers=2) as servers:
+        training = Training(servers, tmp_path / "saves")
+        context, evaluating = evaluation(training, tmp_path)
+        found: list[dict[int, dict[str, float]]] = []
+        thread = threading.Thread(target=lambda: found.append(evaluating.run()))
+        thread.start()
+        expected = []
+        for number in (1, 2):
+            expected.append(training.save())
+            deadline_s = time.monotonic() + DEADLINE_S
+            while len(context.told) < number:
+                assert time.monotonic() < deadline_s
+                assert thread.is_alive()
+        context.stop_asked = True
+        thread.join(DEADLINE_S)
+        assert list(found[0].values()) == expected
+        assert [each.metrics for each in context.told] == expected
+        assert [step for step, *_ in context.progress] == list(found[0])
+        assert context.progress[-1][1:] == (0, expected[-1]["val_loss"], expected[-1])
+        (events,) = (tmp_path / "events").glob("events*")
+        assert b"val_mae" in events.read_bytes()
+
+
+def test_what_was_saved_last_is_evaluated_after_the_training(tmp_path):
+    with serving() as servers:
+        training = Training(servers, tmp_path / "saves")
+        context, evaluating = evaluation(training, tmp_path)
+        training.save()
+        expected = training.save()
+        context.stop_asked = True
+        assert list(evaluating.run().values()) == [expected]
+
+
+def test_without_any_checkpoint_there_is_no_evaluation(tmp_path):
+    with serving() as servers:
+        context, evaluating = evaluation(Training(servers, tmp_path / "saves"), tmp_path)
+        context.stop_asked = True
+        assert evaluating.run() == {}
+
+
+@pytest.mark.fault("F41")
+def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(tmp_path, caplog):
+    with serving() as servers:
+        training = Training(servers, tmp_path / "saves")
+        expected = training.save()
+        training.save()
+        newest = max((tmp_path / "saves").glob("step-*"), key=lambda path: path.stat().st_mtime)
+        largest = max(newest.rglob("*"), key=lambda path: path.stat().st_size)
+        largest.write_bytes(largest.read_bytes()[:-1])
+        context, evaluating = evaluation(training, tmp_path)
+        context.stop_asked = True
+        assert list(evaluating.run().values()) == [expected]
+    assert "is skipped" in caplog.text
+
+
+def test_a_checkpoint_of_another_model_says_where_they_differ(tmp_path):
+    with serving() as servers:
+        training = Training(servers, tmp_path / "saves")
+        training.save()
+        context, evaluating = evaluation(training, tmp_path, build(dim=7))
+        context.stop_asked = True
+        with pytest.raises(UnsupportedModel, match=r"checkpoint of step 3 .*another model.*'user'"):
+            evaluating.run()
+
+
+def test_data_that_can_be_read_once_and_models_without_shape_are_refused(tmp_path):
+    with serving() as servers:
+        training = Training(servers, tmp_path / "saves")
+        saved = SavedParameters(build(), training.directory, storage_at)
+        context = Evaluator("")
+        with pytest.raises(SettingsError, match="x is an iterator"):
+            CheckpointEvaluation(saved, context, {"x": iter([DATA])}, 1.0)
+        with pytest.raises(SettingsError, match="poll_s must be > 0"):
+            CheckpointEvaluation(saved, context, DATA, 0.0)
+        unbuilt = keras.Sequential([keras.layers.Dense(1)])
+        unbuilt.compile("adam", "mse")
+        with pytest.raises(SettingsError, match="is not built"):
+            SavedParameters(unbuilt, training.directory, storage_at)

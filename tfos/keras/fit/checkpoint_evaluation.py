@@ -1,0 +1,131 @@
+"""Evaluation of a training's checkpoints while it saves them: the work of `evaluator:0`.
+
+Covers: which checkpoint comes next, its evaluation, the reports to the driver and to TensorBoard.
+Does not: read parameters (tfos.keras.fit.saved_parameters), end by itself before it is asked to.
+Threads: the thread that runs main_fun.
+
+It takes the newest checkpoint each time: those that were saved while it evaluated are passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ps.errors import CheckpointError
+from tfos.control.messages import MAX_METRICS, Evaluated
+from tfos.errors import SettingsError
+from tfos.keras.fit.saved_parameters import SavedParameters
+from tfos.keras.protocols import EvaluatorContext
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Between two questions whether the training is over."""
+
+Metrics = dict[str, float]
+
+
+class CheckpointEvaluation:
+    """Evaluates one checkpoint after another.
+
+    Args:
+        saved: the model, and where the cluster saves.
+        ctx: of the evaluator.
+        arguments: of `model.evaluate`.
+        poll_s: seconds between two looks at the directory.
+
+    Raises:
+        SettingsError: the data can be read only once, or poll_s is no time.
+    """
+
+    def __init__(
+        self,
+        saved: SavedParameters,
+        ctx: EvaluatorContext,
+        arguments: Mapping[str, Any],
+        poll_s: float,
+    ) -> None:
+        if hasattr(arguments.get("x"), "__next__"):
+            raise SettingsError(
+                "evaluate_checkpoints() reads its data once per checkpoint, and x is an iterator, "
+                "which ends with the first one: pass arrays or a tf.data.Dataset"
+            )
+        if not poll_s > 0:
+            raise SettingsError(f"poll_s must be > 0 seconds, got {poll_s!r}.")
+        self._saved = saved
+        self._ctx = ctx
+        self._arguments = dict(arguments)
+        self._poll_s = poll_s
+        self._writer: Any = None
+        self._writes = bool(ctx.log_dir)
+
+    def run(self) -> dict[int, Metrics]:
+        """Evaluate until the training is over, and then what was saved last.
+
+        Returns:
+            The metrics by the checkpoints' steps, in the order of their evaluation.
+        """
+        found: dict[int, Metrics] = {}
+        seen: int | None = None
+        try:
+            while True:
+                is_over = self._ctx.stop_asked  # before the look: it sees the last save
+                newest = self._newest()
+                if newest is not None and newest != seen:
+                    self._take(found)
+                    seen = newest
+                elif is_over:
+                    return found
+                else:
+                    self._wait()
+        finally:
+            self._saved.close()
+
+    def _newest(self) -> int | None:
+        try:
+            return self._saved.newest()
+        except OSError as error:
+            logger.warning("no look at the checkpoints: %s", error)
+            return None
+
+    def _take(self, found: dict[int, Metrics]) -> None:
+        """Evaluate the newest checkpoint that can be read, unless that was done before."""
+        begin_s = time.monotonic()
+        try:
+            step = self._saved.load()
+        except (CheckpointError, OSError) as error:  # removed meanwhile, or damaged
+            logger.warning("the newest checkpoint was not evaluated: %s", error)
+            return
+        if step in found:
+            return
+        logs = self._saved.model.evaluate(**self._arguments, verbose=0, return_dict=True)
+        metrics = {f"val_{name}": float(value) for name, value in list(logs.items())[:MAX_METRICS]}
+        found[step] = metrics
+        self._ctx.epochs.evaluated(Evaluated(step, metrics, time.monotonic() - begin_s))
+        self._ctx.report_progress(step, 0, metrics.get("val_loss"), metrics)
+        self._write(step, metrics)
+
+    def _write(self, step: int, metrics: Metrics) -> None:
+        """Write event files; training and evaluation never fail because of their display."""
+        import tensorflow as tf
+
+        if not self._writes:
+            return
+        try:
+            if self._writer is None:
+                self._writer = tf.summary.create_file_writer(self._ctx.log_dir)
+            with self._writer.as_default(step):
+                for name, value in metrics.items():
+                    tf.summary.scalar(name, value)
+            self._writer.flush()
+        except Exception as error:  # noqa: BLE001 - whatever a disk or a file system raises
+            self._writes = False
+            logger.warning("no event files in %s any more: %s", self._ctx.log_dir, error)
+
+    def _wait(self) -> None:
+        end_s = time.monotonic() + self._poll_s
+        while not self._ctx.stop_asked and (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(LOOK_S, left_s))
