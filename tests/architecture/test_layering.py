@@ -170,6 +170,7 @@ def test_all_four_rooms_have_modules():
     assert {_room(path) for path in MODULES} == set(ROOMS)
 
 
+@pytest.mark.slow
 @every_module
 def test_arrows_only_point_down(path):
     allowed = MAY_IMPORT[_room(path)] | set(sys.stdlib_module_names)
@@ -198,6 +199,7 @@ def _own_imports(path: Path) -> Iterator[tuple[str, ...]]:
         yield from (tuple(name.split(".")) for name in names if name.startswith(f"{room}."))
 
 
+@pytest.mark.slow
 @every_module
 def test_packages_import_lower_levels_only(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
@@ -325,6 +327,7 @@ def _loaded() -> dict[str, set[str]]:
     return {statement: set(names) for statement, names in json.loads(result.stdout).items()}
 
 
+@pytest.mark.slow
 def test_a_supervisor_stays_small():
     assert not (IN_FUNCTIONS_ONLY | {"numba", "numpy"}) & _loaded()[SUPERVISOR]
 

@@ -24,6 +24,7 @@ def packed_rows(rows: list[list[str]]) -> list[memoryview]:
     return [data.data[low:high] for low, high in itertools.pairwise(bounds)]
 
 
+@pytest.mark.slow
 @given(ROWS)
 def test_rows_come_back(rows: list[list[str]]):
     assert [unpacked(row, "tags") for row in packed_rows(rows)] == rows

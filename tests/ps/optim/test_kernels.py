@@ -95,6 +95,7 @@ def near(config, got, wanted):
         assert got.tobytes() == wanted.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.attack("A31")
 @given(
     rows=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 12), max_size=8, unique=True)
@@ -265,6 +266,7 @@ def test_clients_do_not_load_the_compiler():
     run_python(script, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("config", SHARD_RULES, ids=str)

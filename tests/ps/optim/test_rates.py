@@ -27,6 +27,7 @@ from ps.optim.rules import rule_of
 from ps.tables.table import Table
 from tests.support.update_rules import RULES, rule_id
 
+pytestmark = pytest.mark.slow  # every rule's kernels
 SIZE = 24
 RATES = (
     *(0.0, -0.0, 5e-324, 1e-45, 1e-40, 1.17e-38, 1.2e-38, 1e-30),
@@ -94,7 +95,6 @@ def test_no_rate_makes_a_parameter_or_slot_nonfinite(rule, steps):
         assert np.isfinite(state(made)).all()
 
 
-@pytest.mark.slow
 @pytest.mark.fault("F48")
 @pytest.mark.parametrize("at", range(len(ROW_RULES)), ids=[rule_id(rule) for rule in ROW_RULES])
 @settings(max_examples=10)

@@ -122,6 +122,7 @@ def find(starts: Any, whole: SortedBatch, wanted: Any, out: Any, unseen: Any) ->
     return int(search.lookup(starts, whole.ids, whole.rows, unseen, wanted, out))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("search_loaded")
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 63, 1000, 5000])
 def test_each_id_is_found_and_others_are_unseen(num_rows):

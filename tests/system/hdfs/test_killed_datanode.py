@@ -63,6 +63,7 @@ def go_on(worker: subprocess.Popen[str]) -> None:
     worker.stdin.flush()
 
 
+@pytest.mark.long
 @pytest.mark.fault("F40")
 def test_training_goes_on_when_a_datanode_is_killed(hdfs: LocalHdfs):
     directory = f"{hdfs.url}/{secrets.token_hex(4)}"

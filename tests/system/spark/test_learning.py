@@ -125,6 +125,7 @@ def test_every_step_is_a_push_and_the_export_is_what_the_server_holds(spark, tmp
     assert chief["exported_equals_server"]
 
 
+@pytest.mark.long
 @pytest.mark.fault("F34")
 def test_one_feed_task_keeps_two_sync_workers_in_step(spark, tmp_path):
     numbers = [([float(i % 3), float(i % 5), 1.0, 0.5], float(i % 7)) for i in range(1000)]

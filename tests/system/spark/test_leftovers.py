@@ -137,7 +137,9 @@ def _kill_driver_jvm(app: App) -> None:
         pytest.param(THREADS, _end_failure, "here this program fails", marks=pytest.mark.long),
         pytest.param(THREADS, _end_interrupt, "KeyboardInterrupt", marks=pytest.mark.long),
         pytest.param(EXECUTORS, _kill_driver_whole, "", marks=pytest.mark.fault("F13")),
-        pytest.param(THREADS, _kill_driver_python, "", marks=pytest.mark.fault("F13")),
+        pytest.param(
+            THREADS, _kill_driver_python, "", marks=(pytest.mark.fault("F13"), pytest.mark.long)
+        ),
         pytest.param(EXECUTORS, _kill_driver_jvm, "", marks=pytest.mark.fault("F13")),
     ],
     ids=["success", "failure", "ctrl-c", "kill-driver", "kill-driver-python", "kill-driver-jvm"],

@@ -96,6 +96,7 @@ def test_a_coordinator_trains_fed_rows_and_its_workers_own(spark, example):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", ["multi_worker"], indirect=True)
 def test_mirrored_workers_agree(spark, example):
     with TFCluster.reserve(spark, 2, num_ps=0, ps="tensorflow") as cluster:
@@ -105,6 +106,7 @@ def test_mirrored_workers_agree(spark, example):
     assert first == pytest.approx(example.TRUE_WEIGHTS, abs=1e-2)
 
 
+@pytest.mark.long
 def test_a_lost_worker_is_done_without_and_a_lost_server_is_the_headline(spark, tmp_path, capfd):
     steps = tmp_path / "steps"
     cluster = TFCluster.reserve(spark, 4, 1, ps="tensorflow")

@@ -48,6 +48,7 @@ def test_gpus_that_spark_does_not_give_are_refused_before_a_node_starts(amount):
         runner.run(print)
 
 
+@pytest.mark.slow
 def test_local_mode_runs_one_process_beside_the_driver(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     for use_gpu, seen in ((True, "3"), (False, "-1")):
