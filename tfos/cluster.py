@@ -213,7 +213,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: map_fun reads its own data.
             log_dir: TensorBoard's directory or URL; None: one of the chief's own.
-            driver_ps_nodes: only False: parameter servers run on executors.
+            driver_ps_nodes: parameter servers run beside the driver, and take no task slots.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             reservation_timeout: seconds until every node has to serve.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
@@ -225,9 +225,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Raises:
             TFOSError: as `reserve` and `start`.
         """
-        preflight.check_ported_options(driver_ps_nodes=driver_ps_nodes)
         timeout_s = preflight.check_timeout("reservation_timeout", reservation_timeout)
-        nodes = plan(num_executors, num_ps, master_node=master_node, ps=ps, eval_node=eval_node)
+        special = {"eval_node": eval_node, "driver_ps_nodes": driver_ps_nodes}
+        nodes = plan(num_executors, num_ps, master_node=master_node, ps=ps, **special)
         request = reservation.ReservationRequest(
             sc=sc,
             plan=nodes,

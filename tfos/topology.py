@@ -73,6 +73,8 @@ class Plan:
     """Nodes that run TensorFlow's servers, its parameter servers first."""
     evaluators: tuple[PlannedNode, ...] = ()
     """At most one: it runs main_fun beside the training."""
+    servers_at_driver: bool = False
+    """Whether parameter servers run beside the driver and take no task slots."""
     is_mirrored: bool = False
     """Whether no worker can go on without another: TensorFlow sums gradients among all of them."""
 
@@ -80,6 +82,11 @@ class Plan:
     def nodes(self) -> tuple[PlannedNode, ...]:
         """Servers, then workers in rank order, then the evaluator."""
         return self.servers + self.tensorflow_servers + self.workers + self.evaluators
+
+    @property
+    def num_slots(self) -> int:
+        """Task slots that the nodes take."""
+        return len(self.nodes) - (len(self.servers) if self.servers_at_driver else 0)
 
     @property
     def num_ps(self) -> int:
@@ -103,7 +110,8 @@ class Plan:
             workers = f"{count} worker{'s' if count > 1 else ''}"
             return f"{num_ps} ps + {workers} of TensorFlow + 1 chief"
         workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
-        return f"{self.num_ps} ps + {workers}{' + 1 evaluator' if self.evaluators else ''}"
+        where = " beside the driver" if self.servers_at_driver else ""
+        return f"{self.num_ps} ps{where} + {workers}{' + 1 evaluator' if self.evaluators else ''}"
 
 
 def plan(
@@ -113,6 +121,7 @@ def plan(
     master_node: str | None = None,
     ps: ServersOf = "tfos",
     eval_node: bool = False,
+    driver_ps_nodes: bool = False,
 ) -> Plan:
     """Return the nodes of a cluster.
 
@@ -122,6 +131,7 @@ def plan(
         master_node: role name of the chief, `chief` or `master`; None: `worker:0` is the chief.
         ps: whose parameter servers these are.
         eval_node: whether one of the nodes is an evaluator.
+        driver_ps_nodes: whether parameter servers run beside the driver.
 
     Raises:
         SettingsError: an argument is no integer, or the numbers leave no worker.
@@ -137,12 +147,8 @@ def plan(
         )
     if ps not in get_args(ServersOf):
         raise SettingsError(f"ps must be 'tfos' or 'tensorflow', got {ps!r}.")
-    if ps == "tensorflow" and eval_node:
-        raise UnsupportedError(
-            "eval_node=True with ps='tensorflow': the evaluator reads checkpoints of tfos, and "
-            "TensorFlow's strategies write their own. Evaluate on the chief, or leave out "
-            "ps='tensorflow'."
-        )
+    if ps == "tensorflow":
+        _check_tensorflow(eval_node=eval_node, driver_ps_nodes=driver_ps_nodes)
     if ps == "tensorflow" and num_ps:
         return _tensorflow_plan(cluster_size, num_ps, master_node)
     servers = tuple(PlannedNode(PS_ROLE, index, index) for index in range(num_ps))
@@ -157,6 +163,7 @@ def plan(
         servers,
         (*named_chief, *workers),
         evaluators=evaluators,
+        servers_at_driver=_are_at_driver(driver_ps_nodes, num_ps),
         is_mirrored=ps == "tensorflow",
     )
 
@@ -175,6 +182,31 @@ def _check_workers_left(cluster_size: int, num_ps: int, eval_node: object) -> No
     raise SettingsError(
         f"num_ps={num_ps}{evaluator} leaves no worker: cluster_size={cluster_size}. {hint}."
     )
+
+
+def _are_at_driver(driver_ps_nodes: object, num_ps: int) -> bool:
+    if not isinstance(driver_ps_nodes, bool):
+        raise SettingsError(f"driver_ps_nodes must be True or False, got {driver_ps_nodes!r}.")
+    if driver_ps_nodes and not num_ps:
+        raise SettingsError(
+            "driver_ps_nodes=True runs parameter servers beside the driver, and num_ps=0 asks for "
+            "none. Use num_ps >= 1, or leave out driver_ps_nodes."
+        )
+    return driver_ps_nodes
+
+
+def _check_tensorflow(*, eval_node: bool, driver_ps_nodes: bool) -> None:
+    if eval_node:
+        raise UnsupportedError(
+            "eval_node=True with ps='tensorflow': the evaluator reads checkpoints of tfos, and "
+            "TensorFlow's strategies write their own. Evaluate on the chief, or leave out "
+            "ps='tensorflow'."
+        )
+    if driver_ps_nodes:
+        raise UnsupportedError(
+            "driver_ps_nodes=True with ps='tensorflow': TensorFlow's servers have no login, and "
+            "the driver's host is none to open to a network. Leave out one of the two."
+        )
 
 
 def _tensorflow_plan(cluster_size: int, num_ps: int, master_node: str | None) -> Plan:

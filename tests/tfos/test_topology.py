@@ -119,3 +119,31 @@ def test_an_evaluator_of_tensorflows_strategies_is_refused():
         plan(4, 1, ps="tensorflow", eval_node=True)
     with pytest.raises(SettingsError, match="eval_node must be True or False, got 1"):
         plan(4, 1, eval_node=1)  # type: ignore[arg-type]
+
+
+def test_servers_beside_the_driver_take_no_slots():
+    made = plan(4, 2, driver_ps_nodes=True)
+    assert (len(made.nodes), made.num_slots) == (4, 2)
+    assert plan(4, 2).num_slots == 4
+    assert str(made) == "2 ps beside the driver + 2 workers"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        ({"num_ps": 0, "driver_ps_nodes": True}, SettingsError, "num_ps=0 asks for none"),
+        (
+            {"num_ps": 1, "driver_ps_nodes": "yes"},
+            SettingsError,
+            "must be True or False, got 'yes'",
+        ),
+        (
+            {"num_ps": 1, "driver_ps_nodes": True, "ps": "tensorflow"},
+            UnsupportedError,
+            "driver_ps_nodes=True with ps='tensorflow'",
+        ),
+    ],
+)
+def test_servers_beside_the_driver_that_make_no_sense_are_refused(settings, error, sentence):
+    with pytest.raises(error, match=sentence):
+        plan(3, **settings)

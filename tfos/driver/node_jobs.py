@@ -1,5 +1,7 @@
 """Node jobs: the Spark jobs that start nodes, one per role, parameter servers first.
 
+Of parameter servers beside the driver (driver_ps_nodes) each has a thread in the place of a job.
+
 Covers: bundles with each node's own keys, the jobs, what their end means.
 Does not: run on executors (tfos.node.task), decide about nodes (tfos.control.state).
 Runs in: the driver.
@@ -106,8 +108,11 @@ class NodeJobs:
             workers_hold_slots: whether a worker's task stays as long as its node.
         """
         self._coordinator.act(_note_start)
+        servers = [("ps", plan.servers)]
+        if plan.servers_at_driver:
+            servers = [(f"ps-{node.index}", (node,)) for node in plan.servers]
         for role, nodes, hold in (
-            ("ps", plan.servers, True),
+            *((*each, True) for each in servers),
             ("tensorflow", plan.tensorflow_servers, True),
             ("workers", plan.workers, workers_hold_slots),
             ("evaluator", plan.evaluators, workers_hold_slots),
@@ -115,7 +120,8 @@ class NodeJobs:
             if not nodes:
                 continue
             bundles = [self._keys.bundle(node, self._settings, main_fun) for node in nodes]
-            job = self._job(role, nodes, bundles, hold=hold)
+            is_here = plan.servers_at_driver and nodes[0].is_ps
+            job = self._job(role, nodes, bundles, hold=hold, is_here=is_here)
             with self._lock:
                 if self._is_ended:
                     return
@@ -148,7 +154,13 @@ class NodeJobs:
         return {result.name: result.value for job in ended for result in job.result()}
 
     def _job(
-        self, role: str, nodes: tuple[PlannedNode, ...], bundles: list[NodeBundle], *, hold: bool
+        self,
+        role: str,
+        nodes: tuple[PlannedNode, ...],
+        bundles: list[NodeBundle],
+        *,
+        hold: bool,
+        is_here: bool,
     ) -> SparkJob[list[Any]]:
         task = NodeTask(
             hold_slot=hold,
@@ -163,6 +175,9 @@ class NodeJobs:
             )
             return results
 
+        def run_here() -> list[Any]:
+            return [task.at_driver(bundle) for bundle in bundles]
+
         def ended(job: SparkJob[list[Any]]) -> None:
             self._coordinator.act(lambda state: _after_job(state, nodes, job))
             if _is_cancelled_by_others(job) and self._coordinator.phase is ClusterPhase.FAILED:
@@ -171,7 +186,8 @@ class NodeJobs:
         names = ", ".join(node.name for node in nodes)
         cluster_id = self._settings.cluster_id
         tag = f"tfos-{cluster_id}-{role}"
-        return SparkJob(sc, tag, f"tfos {cluster_id}: {names}", run, ended)
+        action = run_here if is_here else run
+        return SparkJob(sc, tag, f"tfos {cluster_id}: {names}", action, ended)
 
 
 def _note_start(state: ClusterState) -> list[Action]:

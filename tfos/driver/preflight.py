@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
-from tfos.errors import ConfigError, SettingsError, UnsupportedError
+from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
 from tfos.spark import task_secrets
 from tfos.spark.facts import SparkFacts
@@ -26,6 +26,12 @@ OPEN_SERVERS = (
     "firewall"
 )
 """Warning of every cluster with TensorFlow's servers."""
+SERVERS_AT_DRIVER = (
+    "driver_ps_nodes=True: all parameters are on the driver's host, in processes beside it. They "
+    "need its memory, every worker's tensors cross its network, and they end with the driver. "
+    "Without it they run on executors"
+)
+"""Warning of every cluster whose servers are beside the driver."""
 RESERVED_QUEUES = ("output", "error")
 """Queue names of TensorFlowOnSpark that carry no fed rows."""
 VALIDATION_FEED = "validation"
@@ -189,19 +195,6 @@ def check_mode(mode: object) -> InputMode:
         raise SettingsError(
             f"input_mode must be InputMode.SPARK or InputMode.TENSORFLOW, got {mode!r}."
         ) from None
-
-
-def check_ported_options(*, driver_ps_nodes: bool) -> None:
-    """Refuse an option of TensorFlowOnSpark that tfos does not have.
-
-    Args:
-        driver_ps_nodes: must be False.
-    """
-    if driver_ps_nodes:
-        raise UnsupportedError(
-            "driver_ps_nodes=True: the driver never carries tensors here. Use num_ps executors "
-            "instead; a parameter server needs no TensorFlow and little memory."
-        )
 
 
 def check_main_fun(main_fun: Callable[..., Any]) -> None:

@@ -217,6 +217,8 @@ def _console(
         console.warn(note)
     if plan.tensorflow_servers:
         console.warn(preflight.OPEN_SERVERS)
+    if plan.servers_at_driver:
+        console.warn(preflight.SERVERS_AT_DRIVER)
     return console
 
 

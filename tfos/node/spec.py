@@ -86,6 +86,7 @@ class Executor(msgspec.Struct, frozen=True):
     host: str
     """Advertised to the other nodes, and bound."""
     jvm_pid: int
+    """Of the process that the node ends with: the executor's JVM, or the driver. 0: none."""
     cores: int
     cwd: str
     spark_files: str

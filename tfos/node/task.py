@@ -1,9 +1,10 @@
 """Node task: the Spark task that turns one task slot of an executor into a node.
 
-Covers: who and where this node is, starting its supervisor, holding or freeing the slot.
+Covers: who and where this node is, starting its supervisor, holding or freeing the slot; the same
+for a node beside the driver, which takes no slot.
 Does not: run anything of the node itself; that lives in the supervisor and outlives this task.
 Runs in: a PySpark worker on the executor, as `rdd.mapPartitionsWithIndex(NodeTask(...))` over an
-RDD with one NodeBundle per partition.
+RDD with one NodeBundle per partition; `at_driver` in the driver.
 """
 
 from __future__ import annotations
@@ -78,6 +79,28 @@ class NodeTask:
             raise NodeStartError(f"partition {index} holds {len(nodes)} nodes, expected 1")
         yield self._run(nodes[0], versions.sentence(differences))
 
+    def at_driver(self, bundle: NodeBundle) -> NodeResult:
+        """Run one node in a process beside this one, which is the driver; it ends with it.
+
+        Args:
+            bundle: of the node.
+
+        Raises:
+            NodeStartError: the supervisor did not come up.
+        """
+        host = bundle.settings.driver_address.rpartition(":")[0].strip("[]")
+        executor = Executor(
+            executor_id=_LOCAL_MODE_EXECUTOR,
+            host=_advertised_host(host, loopback=bundle.settings.loopback),
+            jvm_pid=os.getpid(),
+            cores=os.cpu_count() or 1,
+            cwd=os.getcwd(),
+            spark_files="",
+            scratch_dir=_scratch_dir(),
+            log_dir="",
+        )
+        return self._start(bundle, executor, self.first_attempt, skew="")
+
     def _run(self, bundle: NodeBundle, skew: str) -> NodeResult:
         context = task_context()
         attempt = self.first_attempt + (context.attemptNumber() if context else 0)
@@ -86,6 +109,9 @@ class NodeTask:
             cores=context.cpus() if context else 1,
             gpus=gpus_of(context, bundle.settings.config.gpu_resource),
         )
+        return self._start(bundle, executor, attempt, skew)
+
+    def _start(self, bundle: NodeBundle, executor: Executor, attempt: int, skew: str) -> NodeResult:
         is_awaited = self.hold_slot and not bundle.node.is_ps
         with contextlib.ExitStack() as open_fds:
             jvm_pidfd = value_fd = -1

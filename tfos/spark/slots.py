@@ -117,7 +117,7 @@ class SlotWait:
         Raises:
             NotEnoughSlots: it does not, and waiting longer is of no use.
         """
-        if offer.free >= len(self.plan.nodes):
+        if offer.free >= self.plan.num_slots:
             return True
         seen = (len(offer.executors), offer.claimed)
         if self._changed_s is None or seen != self._seen:
@@ -125,9 +125,9 @@ class SlotWait:
         self._seen = seen
         still_s = now_s - self._changed_s
         arriving = not offer.complete if offer.expected is not None else not offer.executors
-        arriving |= offer.free_at_most >= len(self.plan.nodes)
+        arriving |= offer.free_at_most >= self.plan.num_slots
         waited_s = now_s - self.started_s
-        if offer.complete and offer.total < len(self.plan.nodes):
+        if offer.complete and offer.total < self.plan.num_slots:
             raise NotEnoughSlots(f"{shortage(self.plan, offer)} {ADVICE}")
         if offer.outstanding:
             if waited_s >= self.config.reservation_timeout_s:
@@ -165,7 +165,7 @@ def shortage(plan: Plan, offer: Offer) -> str:
         plan: the nodes.
         offer: executors, slots and running tasks.
     """
-    need = len(plan.nodes)
+    need = plan.num_slots
     if not offer.executors:
         seen = "no executor has registered"
     else:
@@ -210,4 +210,4 @@ def workers_hold_slots(plan: Plan, mode: InputMode, offer: Offer) -> bool:
         return True
     if any(executor.slots < 2 for executor in offer.executors):
         return False
-    return offer.free - len(plan.nodes) >= plan.num_workers
+    return offer.free - plan.num_slots >= plan.num_workers

@@ -146,12 +146,6 @@ def test_what_is_no_spark_is_refused(value):
         facts.classic_context(value)
 
 
-def test_two_options_of_tensorflowonspark_are_refused():
-    with pytest.raises(UnsupportedError, match="driver_ps_nodes=True"):
-        preflight.check_ported_options(driver_ps_nodes=True)
-    preflight.check_ported_options(driver_ps_nodes=False)
-
-
 def test_queues_of_tensorflowonspark_name_one_feed_and_validation_is_there_besides():
     assert preflight.check_queues(["input", "output", "error"]) == ("input", "validation")
     assert preflight.check_queues(["train", "val"]) == ("train", "val", "validation")
