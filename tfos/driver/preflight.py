@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
-from tfos.spark import task_secrets
+from tfos.spark import executor_memory, task_secrets
+from tfos.spark.executor_memory import NODE_MEMORY_MIB
 from tfos.spark.facts import SparkFacts
 from tfos.topology import Plan
 
@@ -38,10 +38,6 @@ VALIDATION_FEED = "validation"
 """The feed of `train(validation=...)`; every cluster that is fed has it."""
 TENSORBOARD_FILES = "TensorBoard's files"
 LAST_CHECKPOINT = "parameters of an interrupted cluster"
-NODE_MEMORY_MIB = 2048
-"""Address space and memory that a process with TensorFlow needs before any model."""
-_SIZE = re.compile(r"(\d+)\s*([kmgtp]?)i?b?", re.IGNORECASE)
-_MIB = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2, "p": 1024**3}
 
 
 def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
@@ -66,9 +62,9 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
             "false, or pass config=ClusterConfig(allow_speculation=True) to reserve()."
         )
     limit = conf.get("spark.executor.pyspark.memory")
-    if limit and _mib(limit) > 0:
+    if limit and executor_memory.mib(limit) > 0:
         cores = int(conf.get("spark.executor.cores", "1"))
-        each = _mib(limit) // cores
+        each = executor_memory.mib(limit) // cores
         raise ConfigError(
             f"spark.executor.pyspark.memory={limit} limits the address space (RLIMIT_AS) of every "
             f"Python worker and its children to {each:.0f} MiB ({limit} / {cores} cores); a "
@@ -93,13 +89,8 @@ def notes(facts: SparkFacts) -> list[str]:
         )
     if note := task_secrets.redaction_note(facts.conf):
         lines.append(note)
-    if facts.master.startswith(("yarn", "k8s")):
-        overhead = facts.conf.get("spark.executor.memoryOverhead")
-        if overhead is None or _mib(overhead) < NODE_MEMORY_MIB:
-            lines.append(
-                f"spark.executor.memoryOverhead={overhead or 'default'}: nodes use this memory; "
-                f"{NODE_MEMORY_MIB}m per node on an executor is a good start"
-            )
+    if short := executor_memory.of_settings(facts.conf, facts.master).shortage():
+        lines.append(short)
     return lines
 
 
@@ -275,10 +266,3 @@ def check_timeout(name: str, value: object) -> float:
 
 def _is_true(conf: Mapping[str, str], key: str) -> bool:
     return conf.get(key, "false").strip().lower() == "true"
-
-
-def _mib(size: str) -> float:
-    match = _SIZE.fullmatch(size.strip())
-    if match is None:
-        raise ConfigError(f"{size!r} is no size that Spark understands, e.g. 2g or 512m.")
-    return int(match.group(1)) * _MIB[match.group(2).lower()]

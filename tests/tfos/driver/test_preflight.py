@@ -66,7 +66,7 @@ def test_yarn_users_learn_where_nodes_take_their_memory():
     lines = preflight.notes(
         _facts("yarn", spark_network_crypto_enabled="true", spark_io_encryption_enabled="true")
     )
-    assert ["memoryOverhead=default" in line for line in lines] == [True]
+    assert ["spark.executor.memoryOverhead=2048m" in line for line in lines] == [True]
 
 
 def test_every_output_of_a_cluster_gets_its_meaning_before_anything_starts():
