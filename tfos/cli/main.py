@@ -22,6 +22,7 @@ from rich.table import Table
 import tfos
 from ps.cli import CLUSTER_ID_HELP, COMMANDS, SECRET_FILE_HELP
 from tfos.cli import jobs
+from tfos.cli.doctor import doctor
 
 if TYPE_CHECKING:
     from tfos.bench.harness import Bench, GivenServers, Line
@@ -127,6 +128,7 @@ for _name, _sentence in COMMANDS.items():
 
 
 jobs.add_to(app)
+app.command()(doctor)
 
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:

@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+_NO_LIMIT_BYTES = 1 << 60
+"""cgroup v1 has a number for no limit: the largest one, rounded to pages."""
 
 
 def become_subreaper() -> None:
@@ -173,6 +175,20 @@ def oom_kills() -> int:
             words = candidate.read_text().split()
             count += int(words[words.index("oom_kill") + 1])
     return count
+
+
+def memory_limit_bytes() -> int | None:
+    """Return the smallest memory limit of this process's cgroups (v2 or v1), or None."""
+    found: list[int] = []
+    for controllers, path in _own_cgroups():
+        root = Path("/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        group = root / path.lstrip("/")
+        for candidate in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number
+                limit = int((candidate / name).read_text())
+                found += [limit] if limit < _NO_LIMIT_BYTES else []
+    return min(found, default=None)
 
 
 def _own_cgroups() -> list[tuple[str, str]]:

@@ -19,6 +19,16 @@ _DISTRIBUTIONS = {
     "keras": ("keras",),
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
 }
+"""Compared before each start of a node."""
+OTHER_DISTRIBUTIONS = {
+    name: (name,)
+    for name in (
+        *("cloudpickle", "cryptography", "grpcio", "hdfs-native", "msgspec", "numba", "pandas"),
+        *("psutil", "pyarrow", "pyspark", "tensorboard"),
+    )
+}
+"""What tfos works with besides; each costs a start a few milliseconds."""
+NONE_MORE: Mapping[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +51,14 @@ class Difference:
         return self.name == "tfos"
 
 
-def installed() -> dict[str, str]:
-    """Return name and version of tfos, Python and the numeric packages that are installed."""
+def installed(more: Mapping[str, tuple[str, ...]] = NONE_MORE) -> dict[str, str]:
+    """Return name and version of tfos, Python and the numeric packages that are installed.
+
+    Args:
+        more: distributions that may have a package, by its name.
+    """
     found = {"tfos": __version__, "python": platform.python_version()}
-    for name, distributions in _DISTRIBUTIONS.items():
+    for name, distributions in {**_DISTRIBUTIONS, **more}.items():
         for distribution in distributions:
             try:
                 package = metadata.distribution(distribution).metadata

@@ -1,0 +1,1 @@
+"""The examination of `tfos doctor`: driver, executors, Spark's settings, a directory on HDFS."""

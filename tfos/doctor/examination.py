@@ -1,0 +1,302 @@
+"""An examination: the driver, a Spark that is started for it, every executor, a directory on HDFS.
+
+Covers: the order of things, what is asked of which place, bounds, cleaning up.
+Does not: collect facts or judge them (tfos.doctor.collection, findings), print (tfos.cli.doctor).
+Runs in: the process of `tfos doctor`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from feeding.errors import FeedError
+from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.location import LOCAL, Location, parse
+from feeding.filesystem.registry import filesystem_for
+from tfos.doctor import collection, executors, findings
+from tfos.doctor.collection import (
+    CHECKS_OF_ANY_PLACE,
+    CHECKS_OF_NODES,
+    PLACE,
+    CollectRequest,
+    Facts,
+)
+from tfos.doctor.findings import Beside, Finding, Level
+from tfos.errors import SettingsError
+from tfos.spark.facts import SparkFacts, read_facts, read_offer
+from tfos.spark.jobs import reason_of
+from tfos.spark.slots import ExecutorSlots, Offer
+from tfos.spark.yarn import YarnContainers
+
+DEFAULT_TIMEOUT_S = 120.0
+_SETTLE_S = 3.0
+"""Where nothing says how many executors there will be."""
+_LOOK_S = 0.2
+_STOP_S = 30.0
+_HDFS = FileSystemConfig(call_timeout_s=10.0, patience_s=20.0)
+_OWN_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.task.maxFailures": "1",  # a task that fails is a finding, not to be tried again
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to examine."""
+
+    master: str = ""
+    """Spark's; empty: this host alone, without Spark."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    hdfs: str = ""
+    """URL of an existing directory to write to; empty: none."""
+    with_tensorflow: bool = True
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """For each of: Spark's start, its executors, their answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceReport:
+    """One place: facts and findings."""
+
+    name: str
+    host: str
+    findings: tuple[Finding, ...]
+    facts: Facts = field(default_factory=dict)
+
+    @property
+    def has_problem(self) -> bool:
+        """Whether a finding is a problem."""
+        return any(each.level is Level.PROBLEM for each in self.findings)
+
+
+def examine(
+    wanted: Wanted, *, start_spark: Callable[[Wanted], Any] | None = None
+) -> list[PlaceReport]:
+    """Examine all places; what cannot be reached is a finding.
+
+    Args:
+        wanted: what.
+        start_spark: makes the SparkContext; None: pyspark's.
+
+    Raises:
+        SettingsError: `wanted.hdfs` is no URL.
+    """
+    with _fresh_directory(wanted.hdfs) as fresh:
+        if not wanted.master:
+            reports = [_this_host(wanted, fresh)]
+        else:
+            reports = _cluster(wanted, fresh, start_spark or _spark_context)
+    if fresh.failures:
+        reports.append(PlaceReport(fresh.parent, "", tuple(fresh.failures)))
+    return reports
+
+
+@dataclass(slots=True)
+class _FreshDirectory:
+    """A directory of this examination alone."""
+
+    parent: str
+    location: Location | None = None
+    """None: there is none, and nothing is to be written."""
+    failures: list[Finding] = field(default_factory=list)
+
+    def file(self, name: str) -> str:
+        return "" if self.location is None else str(self.location.child(name))
+
+
+@contextmanager
+def _fresh_directory(parent: str) -> Iterator[_FreshDirectory]:
+    """Make it below an existing directory, and remove it with all that is in it."""
+    fresh = _FreshDirectory(parent)
+    if not parent:
+        yield fresh
+        return
+    location = _url(parent)
+    try:
+        files = filesystem_for(parent, _HDFS)
+        if not files.status(parent).is_directory:
+            raise NotADirectoryError(f"{parent} is no directory")
+        made = location.child(f"tfos-doctor-{secrets.token_hex(6)}")
+        files.mkdirs(str(made))
+        fresh.location = made
+    except (OSError, FeedError) as error:
+        fresh.failures.append(
+            Finding(
+                "hdfs",
+                Level.PROBLEM,
+                f"no directory could be made in {parent}: {error}",
+                "name an existing directory that this user may write to, such as "
+                "hdfs:///user/NAME; hdfs:///… needs HADOOP_CONF_DIR",
+            )
+        )
+        yield fresh
+        return
+    try:
+        yield fresh
+    finally:
+        try:
+            files.delete(str(made), recursive=True)
+        except OSError as error:
+            text = f"{made} could not be removed: {error}"
+            fresh.failures.append(Finding("hdfs", Level.PROBLEM, text, "remove it by hand"))
+
+
+def _url(text: str) -> Location:
+    try:
+        location = parse(text)
+    except FeedError as error:
+        raise SettingsError(f"--hdfs: {error}") from error
+    if "://" not in text or (location.scheme == LOCAL and not location.path.startswith("/")):
+        raise SettingsError(
+            f"--hdfs {text!r} is no URL: name an existing directory, such as hdfs:///user/NAME."
+        )
+    return location
+
+
+def _request(wanted: Wanted, hdfs: str, *, for_nodes: bool) -> CollectRequest:
+    checks = (*CHECKS_OF_ANY_PLACE, *(CHECKS_OF_NODES if for_nodes else ()))
+    return CollectRequest(
+        checks=tuple(check for check in checks if hdfs or check != "hdfs"),
+        with_tensorflow=wanted.with_tensorflow,
+        hdfs=hdfs,
+    )
+
+
+def _this_host(wanted: Wanted, fresh: _FreshDirectory) -> PlaceReport:
+    request = _request(wanted, fresh.file("this-host"), for_nodes=True)
+    return _own_report("this host", replace(request, is_loopback=True), wanted.timeout_s)
+
+
+def _cluster(
+    wanted: Wanted, fresh: _FreshDirectory, start_spark: Callable[[Wanted], Any]
+) -> list[PlaceReport]:
+    calls = BoundedCalls(2)
+    try:
+        sc = calls.start(lambda: start_spark(wanted), _STOP_S).result(wanted.timeout_s)
+    except Exception as error:  # noqa: BLE001 - pyspark's and py4j's many; the finding has its text
+        request = _request(wanted, fresh.file("driver"), for_nodes=False)
+        driver = _own_report("driver", request, wanted.timeout_s)
+        return [driver, PlaceReport("Spark", wanted.master, (_no_spark(error, wanted),))]
+    try:
+        return _with_spark(sc, wanted, fresh)
+    finally:
+        with suppress(Exception):  # the JVM ends with this process anyway
+            calls.start(sc.stop, _STOP_S).result(_STOP_S)
+
+
+def _with_spark(sc: Any, wanted: Wanted, fresh: _FreshDirectory) -> list[PlaceReport]:
+    facts = read_facts(sc)
+    offer, waited_s = _await_executors(sc, facts, wanted.timeout_s)
+    settings = (*findings.of_settings(facts), findings.of_offer(offer, waited_s))
+    hosts = tuple(dict.fromkeys(each.host for each in offer.executors if each.host))
+    asked = replace(
+        _request(wanted, fresh.file("driver"), for_nodes=False),
+        is_loopback=facts.loopback,
+        host=facts.driver_host,
+        names=hosts,
+    )
+    driver = _own_report("driver", asked, wanted.timeout_s)
+    with socket.create_server((facts.bind_host, 0), backlog=1024) as door:
+        asked = replace(
+            asked,
+            is_executor=True,
+            checks=_request(wanted, asked.hdfs, for_nodes=True).checks,
+            driver=(facts.driver_host, door.getsockname()[1]),
+            names=tuple(dict.fromkeys((facts.driver_host, *hosts))),
+        )
+        visits = executors.visit_all(
+            sc,
+            sorted(offer.executors, key=_number),
+            lambda executor_id: replace(asked, hdfs=fresh.file(f"executor-{executor_id}")),
+            wanted.timeout_s,
+        )
+    spark = PlaceReport("Spark", facts.master, settings)
+    return [spark, driver, *_executor_reports(visits, driver.facts)]
+
+
+def _executor_reports(visits: list[executors.Visit], driver: Facts) -> list[PlaceReport]:
+    slots: Counter[str] = Counter()
+    for visit in visits:
+        slots[_host_of(visit)] += visit.executor.slots
+    reports = []
+    for visit in visits:
+        executor_id = visit.executor.executor_id
+        if visit.facts is None:
+            found = findings.of_silence(visit.reason, executor_id)
+        else:
+            beside = Beside(driver=driver, nodes_on_host=slots[_host_of(visit)])
+            found = findings.of_place(visit.facts, beside)
+        name = f"executor {executor_id}"
+        reports.append(PlaceReport(name, _host_of(visit), tuple(found), visit.facts or {}))
+    return reports
+
+
+def _number(executor: ExecutorSlots) -> tuple[int, str]:
+    """Return what sorts executors by their number; that of local mode has none."""
+    name = executor.executor_id
+    return (int(name) if name.isdecimal() else 0, name)
+
+
+def _host_of(visit: executors.Visit) -> str:
+    """Return the machine's own name: Spark has several for one machine, and at first none."""
+    return str((visit.facts or {}).get(PLACE, {}).get("hostname", visit.executor.host))
+
+
+def _own_report(name: str, request: CollectRequest, timeout_s: float) -> PlaceReport:
+    """Examine this process's host; a step that hangs is abandoned with its thread."""
+    host = socket.gethostname()
+    calls = BoundedCalls(1)
+    try:
+        facts = calls.start(lambda: collection.collect(request), timeout_s).result(timeout_s)
+    except CallTimeout as error:
+        silent = Finding("answer", Level.PROBLEM, str(error), "--timeout waits longer")
+        return PlaceReport(name, host, (silent,))
+    return PlaceReport(name, host, tuple(findings.of_place(facts, Beside())), facts)
+
+
+def _await_executors(sc: Any, facts: SparkFacts, timeout_s: float) -> tuple[Offer, float]:
+    """Wait until all configured executors have registered, or no more come; say how long."""
+    containers = YarnContainers(sc)
+    began_s = changed_s = time.monotonic()
+    count = 0
+    while True:
+        offer = read_offer(sc, facts)
+        now_s = time.monotonic()
+        if len(offer.executors) != count:
+            count, changed_s = len(offer.executors), now_s
+        is_settled = offer.expected is None and count and now_s - changed_s >= _SETTLE_S
+        if offer.complete or is_settled or now_s - began_s >= timeout_s:
+            return replace(offer, containers=containers.count()), now_s - began_s
+        time.sleep(_LOOK_S)
+
+
+def _spark_context(wanted: Wanted) -> Any:
+    from pyspark import SparkConf, SparkContext
+
+    conf = SparkConf().setMaster(wanted.master).setAppName("tfos doctor")
+    for key, value in {**_OWN_SETTINGS, **wanted.conf}.items():
+        conf.set(key, value)
+    return SparkContext(conf=conf)
+
+
+def _no_spark(error: Exception, wanted: Wanted) -> Finding:
+    if isinstance(error, ModuleNotFoundError):
+        text = f"Spark cannot be started: {error}"
+        return Finding("start", Level.PROBLEM, text, "pip install 'tfos[spark]'")
+    if isinstance(error, CallTimeout):
+        text = f"Spark did not start within {wanted.timeout_s:.0f} s"
+        step = "see whether the master answers and the queue has room; --timeout waits longer"
+        return Finding("start", Level.PROBLEM, text, step)
+    text = f"Spark did not start: {reason_of(error)}"
+    step = f"its own words are above; see --master {wanted.master}, JAVA_HOME and HADOOP_CONF_DIR"
+    return Finding("start", Level.PROBLEM, text, step)

@@ -1,0 +1,143 @@
+"""One short Spark job per executor: one that hangs or fails takes no other's answer with it.
+
+Covers: placing a task on an executor, waiting for all of them at once, what the two clocks tell.
+Does not: know what is collected (tfos.doctor.collection).
+Runs in: the driver.
+Threads: one per job, 64 at most.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfos.doctor import collection
+from tfos.doctor.collection import PLACE, CollectRequest, Facts
+from tfos.spark.jobs import SparkJob, reason_of
+from tfos.spark.slots import ExecutorSlots
+
+_IN_FLIGHT = 64
+
+
+@dataclass(slots=True)
+class Visit:
+    """What came of asking one executor."""
+
+    executor: ExecutorSlots
+    facts: Facts | None = None
+    reason: str = ""
+    """Why there are no facts."""
+    _asked_unix_s: float = field(default=0.0, repr=False)
+
+    def ask(self, collect: Callable[[], list[Facts]]) -> Facts:
+        """Run the job, and note when it began and ended by the driver's clock.
+
+        Args:
+            collect: runs it and returns its one row.
+        """
+        asked_unix_s = collection.unix_s()
+        [facts] = collect()
+        answered_unix_s = collection.unix_s()
+        # The task began after it was asked and ended before its answer was here.
+        facts["clock"] = {
+            "ahead_at_least_s": facts["ended_unix_s"] - answered_unix_s,
+            "ahead_at_most_s": facts["began_unix_s"] - asked_unix_s,
+        }
+        return facts
+
+
+def visit_all(
+    sc: Any,
+    executors: Sequence[ExecutorSlots],
+    request_to: Callable[[str], CollectRequest],
+    timeout_s: float,
+) -> list[Visit]:
+    """Collect the facts of each executor on it.
+
+    Args:
+        sc: the SparkContext, used by nobody else.
+        executors: all of them.
+        request_to: what to collect, by the executor's id.
+        timeout_s: for all of them together.
+    """
+    from pyspark import cloudpickle
+
+    deadline_s = time.monotonic() + timeout_s
+    free = threading.Semaphore(_IN_FLIGHT)
+    visits = [Visit(executor) for executor in executors]
+    jobs: dict[str, SparkJob[Facts]] = {}
+    # An executor without tfos, or with another release, gets the driver's functions all the same.
+    cloudpickle.register_pickle_by_value(collection)
+    try:
+        for visit in visits:
+            if not free.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+                break
+            job = _job(sc, visit, request_to(visit.executor.executor_id), free)
+            jobs[visit.executor.executor_id] = job
+            job.start()
+        for visit in visits:
+            _settle(visit, jobs.get(visit.executor.executor_id), deadline_s, timeout_s)
+    finally:
+        cloudpickle.unregister_pickle_by_value(collection)
+    if any(not job.is_ended for job in jobs.values()):
+        sc.cancelAllJobs()
+    return visits
+
+
+def _job(
+    sc: Any, visit: Visit, request: CollectRequest, free: threading.Semaphore
+) -> SparkJob[Facts]:
+    executor = visit.executor
+    task = functools.partial(collection.visit, request)
+    rows = rows_at(sc, executor)
+    return SparkJob(
+        sc,
+        tag=f"tfos-doctor-{executor.executor_id}-{secrets.token_hex(4)}",
+        description=f"tfos doctor: executor {executor.executor_id}",
+        action=lambda: visit.ask(rows.mapPartitions(task).collect),
+        on_end=lambda _: free.release(),
+    )
+
+
+def rows_at(sc: Any, executor: ExecutorSlots) -> Any:
+    """Return an RDD of one row whose task prefers an executor, as one with cached rows does.
+
+    Spark waits `spark.locality.wait` for the executor before it takes another one.
+
+    Args:
+        sc: the SparkContext.
+        executor: where.
+    """
+    from pyspark import RDD
+    from pyspark.serializers import CPickleSerializer
+
+    java = sc._jvm
+    places = java.java.util.ArrayList()
+    places.append(f"executor_{executor.host}_{executor.executor_id}")
+    to_seq = java.PythonUtils.toSeq
+    serializer = CPickleSerializer()
+    rows = java.java.util.ArrayList()
+    rows.append(java.scala.Tuple2(serializer.dumps(None), to_seq(places)))
+    any_class = java.scala.reflect.ClassTag.Any()
+    return RDD(sc._jsc.sc().makeRDD(to_seq(rows), any_class).toJavaRDD(), sc, serializer)
+
+
+def _settle(visit: Visit, job: SparkJob[Facts] | None, deadline_s: float, timeout_s: float) -> None:
+    asked = visit.executor.executor_id
+    if job is None or not job.join(max(0.0, deadline_s - time.monotonic())):
+        visit.reason = f"no answer within {timeout_s:.0f} s"
+        return
+    if job.error is not None:
+        visit.reason = f"its task failed: {reason_of(job.error)}"
+        return
+    facts = job.result()
+    ran_on = facts.get(PLACE, {}).get("executor_id", asked)
+    if ran_on != asked:
+        visit.reason = f"it is busy or lost: Spark ran its task on executor {ran_on}"
+        return
+    visit.facts = facts
