@@ -106,7 +106,7 @@ def _as_json(report: PlaceReport) -> dict[str, object]:
 def _show(reports: list[PlaceReport]) -> None:
     console = Console()
     table = Table(box=None, pad_edge=False)
-    for name, most_chars in (("where", 20), ("check", None), ("", None), ("found", None)):
+    for name, most_chars in (("where", 26), ("check", None), ("", None), ("found", None)):
         table.add_column(name, overflow="fold", max_width=most_chars)
     merged = _merged(reports)
     for finding, places in merged.items():
@@ -119,7 +119,12 @@ def _show(reports: list[PlaceReport]) -> None:
     counts = dict.fromkeys(_COLOURS, 0)
     for finding in merged:
         counts[finding.level.value] += 1
-    console.print(f"{counts['problem']} problems, {counts['warning']} warnings", highlight=False)
+    problems, warnings = (_count(counts[each], each) for each in ("problem", "warning"))
+    console.print(f"{problems}, {warnings}", highlight=False)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _merged(reports: list[PlaceReport]) -> dict[Finding, list[str]]:

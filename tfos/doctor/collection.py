@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -129,7 +130,7 @@ def _java(_: CollectRequest) -> Facts:
     elif home := os.environ.get("JAVA_HOME"):
         program = os.path.join(home, "bin", "java")
     else:
-        program = "java"
+        program = shutil.which("java") or "java"
     found = subprocess.run(
         [program, "-version"],
         capture_output=True,
@@ -141,7 +142,7 @@ def _java(_: CollectRequest) -> Facts:
     match = _JAVA_VERSION.search(found.stderr)
     if match is None:
         raise RuntimeError(f"{program} -version tells no version: {_last_line(found.stderr)}")
-    return {"major": int(match[1]), "program": program}
+    return {"major": int(match[1]), "program": os.path.realpath(program)}
 
 
 def _memory(_: CollectRequest) -> Facts:

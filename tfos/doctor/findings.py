@@ -202,20 +202,26 @@ def _memory(fact: Facts, beside: Beside) -> Iterator[Finding]:
         )
     total_mib, available_mib = fact["total_mib"], fact["available_mib"]
     limit_mib = fact["limit_mib"]
-    has = f"{available_mib} of {total_mib} MiB available"
+    has = f"{_gib(available_mib)} of {_gib(total_mib)} available"
     if limit_mib is not None and limit_mib < total_mib:
-        has = f"{has}, {limit_mib} MiB for this cgroup"
+        has = f"{has}, {_gib(limit_mib)} for this cgroup"
         total_mib, available_mib = limit_mib, min(available_mib, limit_mib)
     nodes = beside.nodes_on_host
     needed_mib = nodes * NODE_MEMORY_MIB
     need = f"{nodes} node{'s' if nodes > 1 else ''} with TensorFlow here need{'s' * (nodes == 1)}"
-    text = f"{has}; {need} {needed_mib} MiB before any model"
+    text = f"{has}; {need} {_gib(needed_mib)} before any model"
     if available_mib >= needed_mib:
         yield Finding("memory", Level.OK, text)
         return
     level = Level.PROBLEM if total_mib < needed_mib else Level.WARNING
     next_step = "run fewer executors on this host, give them fewer cores, or free memory"
     yield Finding("memory", level, text, next_step)
+
+
+def _gib(mib: float) -> str:
+    """Return a size for people; so rounded that executors of one host often say the same."""
+    gib = mib / 1024
+    return f"{gib:.0f} GiB" if gib >= 10 else f"{gib:.1f} GiB"
 
 
 def _shared_memory(fact: Facts, _: Beside) -> Iterator[Finding]:
