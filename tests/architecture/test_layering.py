@@ -78,7 +78,7 @@ LEVELS = {
         ("watch",),
         ("dfutil", "driver", "keras.fit", "native", "node.supervisor"),
         ("feed", "worker"),
-        ("many", "predict", "streaming", "timeseries"),
+        ("doctor", "many", "predict", "streaming", "timeseries"),
         ("cluster",),
         ("runner", "tensorflowonspark"),
         ("estimators",),
@@ -112,9 +112,11 @@ NAMED_BY_ITS_USERS = "tfos/tensorflowonspark/util.py"
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 IMPORT_BUDGET_S = 0.3
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow"}
-MAY_LOOK = {  # age of a restored cut; a number above lost ones; when a certificate or run begins
+MAY_LOOK = {
+    # age of a restored cut; a number above lost ones; when a certificate or run begins; what is
+    # compared between hosts
     *("ps/server/handlers.py", "ps/server/save_restore.py", "ps/checkpoint/fencing.py"),
-    *("tfos/control/authority.py", "tfos/watch/doors.py"),
+    *("tfos/control/authority.py", "tfos/doctor/collection.py", "tfos/watch/doors.py"),
 }
 
 

@@ -56,10 +56,10 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Examine driver and executors before a job does; exits with 1 if there is a problem."""
-    from tfos.doctor.examination import Wanted, examine
+    from tfos.doctor.examination import ExaminationRequest, examine
 
     try:
-        wanted = Wanted(
+        wanted = ExaminationRequest(
             master=master,
             conf=_settings(conf or []),
             hdfs=hdfs,

@@ -51,7 +51,7 @@ _OWN_SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ExaminationRequest:
     """What to examine."""
 
     master: str = ""
@@ -80,7 +80,7 @@ class PlaceReport:
 
 
 def examine(
-    wanted: Wanted, *, start_spark: Callable[[Wanted], Any] | None = None
+    wanted: ExaminationRequest, *, start_spark: Callable[[ExaminationRequest], Any] | None = None
 ) -> list[PlaceReport]:
     """Examine all places; what cannot be reached is a finding.
 
@@ -163,7 +163,7 @@ def _url(text: str) -> Location:
     return location
 
 
-def _request(wanted: Wanted, hdfs: str, *, for_nodes: bool) -> CollectRequest:
+def _request(wanted: ExaminationRequest, hdfs: str, *, for_nodes: bool) -> CollectRequest:
     checks = (*CHECKS_OF_ANY_PLACE, *(CHECKS_OF_NODES if for_nodes else ()))
     return CollectRequest(
         checks=tuple(check for check in checks if hdfs or check != "hdfs"),
@@ -172,13 +172,15 @@ def _request(wanted: Wanted, hdfs: str, *, for_nodes: bool) -> CollectRequest:
     )
 
 
-def _this_host(wanted: Wanted, fresh: _FreshDirectory) -> PlaceReport:
+def _this_host(wanted: ExaminationRequest, fresh: _FreshDirectory) -> PlaceReport:
     request = _request(wanted, fresh.file("this-host"), for_nodes=True)
     return _own_report("this host", replace(request, is_loopback=True), wanted.timeout_s)
 
 
 def _cluster(
-    wanted: Wanted, fresh: _FreshDirectory, start_spark: Callable[[Wanted], Any]
+    wanted: ExaminationRequest,
+    fresh: _FreshDirectory,
+    start_spark: Callable[[ExaminationRequest], Any],
 ) -> list[PlaceReport]:
     calls = BoundedCalls(2)
     try:
@@ -194,11 +196,13 @@ def _cluster(
             calls.start(sc.stop, _STOP_S).result(_STOP_S)
 
 
-def _with_spark(sc: Any, wanted: Wanted, fresh: _FreshDirectory) -> list[PlaceReport]:
+def _with_spark(sc: Any, wanted: ExaminationRequest, fresh: _FreshDirectory) -> list[PlaceReport]:
     facts = read_facts(sc)
     offer, waited_s = _await_executors(sc, facts, wanted.timeout_s)
     settings = (*findings.of_settings(facts), findings.of_offer(offer, waited_s))
-    hosts = tuple(dict.fromkeys(each.host for each in offer.executors if each.host))
+    # On one host all is by loopback, and no name is looked up.
+    executor_hosts = [] if facts.loopback else [each.host for each in offer.executors]
+    hosts = tuple(dict.fromkeys(host for host in executor_hosts if host))
     asked = replace(
         _request(wanted, fresh.file("driver"), for_nodes=False),
         is_loopback=facts.loopback,
@@ -280,7 +284,7 @@ def _await_executors(sc: Any, facts: SparkFacts, timeout_s: float) -> tuple[Offe
         time.sleep(_LOOK_S)
 
 
-def _spark_context(wanted: Wanted) -> Any:
+def _spark_context(wanted: ExaminationRequest) -> Any:
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setMaster(wanted.master).setAppName("tfos doctor")
@@ -289,7 +293,7 @@ def _spark_context(wanted: Wanted) -> Any:
     return SparkContext(conf=conf)
 
 
-def _no_spark(error: Exception, wanted: Wanted) -> Finding:
+def _no_spark(error: Exception, wanted: ExaminationRequest) -> Finding:
     if isinstance(error, ModuleNotFoundError):
         text = f"Spark cannot be started: {error}"
         return Finding("start", Level.PROBLEM, text, "pip install 'tfos[spark]'")

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tfos.doctor import collection
@@ -32,23 +32,24 @@ class Visit:
     facts: Facts | None = None
     reason: str = ""
     """Why there are no facts."""
-    _asked_unix_s: float = field(default=0.0, repr=False)
 
-    def ask(self, collect: Callable[[], list[Facts]]) -> Facts:
-        """Run the job, and note when it began and ended by the driver's clock.
 
-        Args:
-            collect: runs it and returns its one row.
-        """
-        asked_unix_s = collection.unix_s()
-        [facts] = collect()
-        answered_unix_s = collection.unix_s()
-        # The task began after it was asked and ended before its answer was here.
-        facts["clock"] = {
-            "ahead_at_least_s": facts["ended_unix_s"] - answered_unix_s,
-            "ahead_at_most_s": facts["began_unix_s"] - asked_unix_s,
-        }
-        return facts
+def ask(rows: Any, request: CollectRequest) -> Facts:
+    """Run the jobs of one executor and return its facts, with what its clock can be ahead by.
+
+    Args:
+        rows: see `rows_at`.
+        request: what to collect.
+    """
+    [facts] = rows.mapPartitions(functools.partial(collection.visit, request)).collect()
+    # The first job has started Python there; this one's few moments bound the difference.
+    asked_unix_s = collection.unix_s()
+    [there_unix_s] = rows.mapPartitions(collection.look_at_clock).collect()
+    facts["clock"] = {
+        "ahead_at_least_s": there_unix_s - collection.unix_s(),
+        "ahead_at_most_s": there_unix_s - asked_unix_s,
+    }
+    return dict(facts)
 
 
 def visit_all(
@@ -77,8 +78,8 @@ def visit_all(
         for visit in visits:
             if not free.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
                 break
-            job = _job(sc, visit, request_to(visit.executor.executor_id), free)
-            jobs[visit.executor.executor_id] = job
+            executor_id = visit.executor.executor_id
+            job = jobs[executor_id] = _job(sc, visit.executor, request_to(executor_id), free)
             job.start()
         for visit in visits:
             _settle(visit, jobs.get(visit.executor.executor_id), deadline_s, timeout_s)
@@ -90,16 +91,14 @@ def visit_all(
 
 
 def _job(
-    sc: Any, visit: Visit, request: CollectRequest, free: threading.Semaphore
+    sc: Any, executor: ExecutorSlots, request: CollectRequest, free: threading.Semaphore
 ) -> SparkJob[Facts]:
-    executor = visit.executor
-    task = functools.partial(collection.visit, request)
     rows = rows_at(sc, executor)
     return SparkJob(
         sc,
         tag=f"tfos-doctor-{executor.executor_id}-{secrets.token_hex(4)}",
         description=f"tfos doctor: executor {executor.executor_id}",
-        action=lambda: visit.ask(rows.mapPartitions(task).collect),
+        action=lambda: ask(rows, request),
         on_end=lambda _: free.release(),
     )
 

@@ -1,0 +1,205 @@
+"""An examination of a Spark that is played: answers, silence, failures, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from tests.support.fake_spark import FakeSpark
+from tfos.doctor import collection, executors
+from tfos.doctor.collection import CollectRequest, collect
+from tfos.doctor.examination import ExaminationRequest, PlaceReport, examine
+from tfos.doctor.findings import Level
+from tfos.errors import SettingsError
+from tfos.spark.slots import ExecutorSlots
+
+pytestmark = pytest.mark.socket
+EXECUTOR = ExecutorSlots("driver", "h", 8)
+
+
+class PlayedRows:
+    """One row at an executor: what runs there is called here, or `played` is."""
+
+    def __init__(self, played: Callable[[], Any] | None = None) -> None:
+        self._played = played
+
+    def mapPartitions(self, task: Callable[[Iterator[None]], Iterator[Any]]) -> Any:
+        def collected() -> list[Any]:
+            if self._played is not None:
+                return [self._played()]
+            return list(task(iter([None])))
+
+        return types.SimpleNamespace(collect=collected)
+
+
+@pytest.fixture
+def spark() -> Iterator[FakeSpark]:
+    found = FakeSpark()
+    yield found
+    found.close()
+
+
+def examined(
+    spark: FakeSpark, patch: pytest.MonkeyPatch, rows: PlayedRows, **wanted: Any
+) -> dict[str, PlaceReport]:
+    patch.setattr(executors, "rows_at", lambda sc, executor: rows)
+    asked = ExaminationRequest(master="local[8]", with_tensorflow=False, **wanted)
+    return {each.name: each for each in examine(asked, start_spark=lambda _: spark)}
+
+
+def levels(report: PlaceReport) -> dict[str, Level]:
+    return {each.check: each.level for each in report.findings}
+
+
+def test_driver_and_executor_are_examined_and_nothing_is_left(spark, monkeypatch, tmp_path):
+    reports = examined(spark, monkeypatch, PlayedRows(), hdfs=f"file://{tmp_path}")
+    assert list(reports) == ["Spark", "driver", "executor driver"]
+    there = reports["executor driver"]
+    assert there.facts["place"]["executor_id"] == "driver"
+    assert {"python", "packages", "memory", "kernels", "names", "hdfs", "clock"} <= set(
+        levels(there)
+    )
+    assert [each for each in there.findings if each.level is Level.PROBLEM] == []
+    assert "the driver is reached" in str(there.findings)
+    assert levels(reports["driver"])["hdfs"] is Level.OK
+    assert "tensorflow" not in levels(reports["driver"])
+    assert "kernels" not in levels(reports["driver"])
+    assert list(tmp_path.iterdir()) == []
+    assert spark._jsc is None  # stopped
+
+
+def test_an_executor_that_does_not_answer_is_a_row(spark, monkeypatch):
+    go_on = threading.Event()
+    reports = examined(spark, monkeypatch, PlayedRows(go_on.wait), timeout_s=0.3)
+    go_on.set()
+    silent = reports["executor driver"]
+    assert levels(silent) == {"answer": Level.PROBLEM}
+    assert silent.findings[0].text == "no answer within 0 s"
+    assert silent.has_problem
+
+
+def refuse() -> None:
+    raise RuntimeError("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9")
+
+
+def test_an_executor_whose_task_fails_tells_why(spark, monkeypatch):
+    reports = examined(spark, monkeypatch, PlayedRows(refuse))
+    failed = reports["executor driver"].findings[0]
+    assert "PYTHON_VERSION_MISMATCH" in failed.text
+    assert "PYSPARK_PYTHON" in failed.next_step
+
+
+def test_a_task_that_ran_elsewhere_is_no_answer(spark, monkeypatch):
+    elsewhere = PlayedRows(lambda: {"place": {"executor_id": "9"}})
+    visits = executors.visit_all(
+        _with_rows(spark, monkeypatch, elsewhere),
+        [EXECUTOR],
+        lambda _: CollectRequest(checks=()),
+        9,
+    )
+    assert (visits[0].facts, "executor 9" in visits[0].reason) == (None, True)
+
+
+def _with_rows(spark: FakeSpark, patch: pytest.MonkeyPatch, rows: PlayedRows) -> FakeSpark:
+    patch.setattr(executors, "rows_at", lambda sc, executor: rows)
+    # The second look is at the clock, which is no dict.
+    patch.setattr(executors, "ask", lambda rows, request: rows.mapPartitions(None).collect()[0])
+    return spark
+
+
+def test_a_spark_that_does_not_start_is_a_row_beside_the_driver():
+    def never(_: ExaminationRequest) -> Any:
+        raise RuntimeError("Java gateway process exited")
+
+    reports = examine(ExaminationRequest(master="yarn"), start_spark=never)
+    assert [each.name for each in reports] == ["driver", "Spark"]
+    assert "Java gateway process exited" in reports[1].findings[0].text
+    gone = threading.Event()
+    slow = examine(
+        ExaminationRequest(master="yarn", timeout_s=1.0), start_spark=lambda _: gone.wait(30.0)
+    )
+    assert "Spark did not start within 1 s" in slow[1].findings[0].text
+    gone.set()
+
+
+@pytest.mark.parametrize("wrong", ["/tmp/x", "runs", "file://host/x"])
+def test_a_directory_that_is_no_url_is_refused(wrong):
+    with pytest.raises(SettingsError, match="--hdfs"):
+        examine(ExaminationRequest(hdfs=wrong, with_tensorflow=False))
+
+
+def test_a_directory_that_is_not_there_is_not_made(tmp_path):
+    reports = examine(ExaminationRequest(hdfs=f"file://{tmp_path}/none", with_tensorflow=False))
+    [problem] = reports[-1].findings
+    assert (problem.check, problem.level) == ("hdfs", Level.PROBLEM)
+    assert "hdfs" not in levels(reports[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_fails_is_a_fact_and_the_others_go_on(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    request = CollectRequest(checks=("java", "names", "ports"), host="no.such.host.invalid")
+    facts = collect(request)
+    assert facts["java"]["error"].startswith("FileNotFoundError")
+    assert "error" in facts["ports"]
+    assert facts["names"]["failed"] == {}
+
+
+def test_names_of_other_hosts_that_lead_here_are_told(monkeypatch):
+    found = [(0, 0, 0, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    names = ("driver-host", "127.0.1.1", "localhost")
+    facts = collect(CollectRequest(checks=("names",), names=names, host="here"))
+    assert facts["names"]["misled"] == ["driver-host"]
+    same = collect(CollectRequest(checks=("names",), names=names, is_loopback=True))
+    assert same["names"]["misled"] == []
+
+
+def test_an_unreached_driver_and_an_unknown_name_are_told():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        reached = collect(CollectRequest(checks=("names",), driver=("127.0.0.1", port)))
+        assert reached["names"]["unreached"] == ""
+    request = CollectRequest(checks=("names",), driver=("127.0.0.1", port), names=("x.invalid",))
+    facts = collect(request)["names"]
+    assert "refused" in facts["unreached"]
+    assert list(facts["failed"]) == ["x.invalid"]
+
+
+def test_it_runs_where_tfos_is_not_installed(tmp_path):
+    """The functions travel by value, and what they find is that tfos is missing."""
+    (tmp_path / "cloudpickle").symlink_to(Path(cloudpickle.__file__).parent)
+    cloudpickle.register_pickle_by_value(collection)
+    try:
+        request = CollectRequest(checks=("python", "packages", "memory"))
+        task = cloudpickle.dumps((collection.visit, request))
+    finally:
+        cloudpickle.unregister_pickle_by_value(collection)
+    program = (
+        "import pickle, sys; visit, request = pickle.load(sys.stdin.buffer); "
+        "sys.stdout.buffer.write(pickle.dumps(list(visit(request, iter([])))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        input=task,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        check=True,
+        timeout=60,
+    )
+    [facts] = pickle.loads(done.stdout)
+    assert facts["python"]["executable"]
+    assert facts["packages"]["error"] == "ModuleNotFoundError: No module named 'tfos'"
