@@ -78,7 +78,7 @@ LEVELS = {
         ("watch",),
         ("dfutil", "driver", "keras.fit", "native", "node.supervisor"),
         ("feed", "worker"),
-        ("doctor", "many", "predict", "streaming", "timeseries"),
+        ("doctor", "many", "predict", "streaming", "submit", "timeseries"),
         ("cluster",),
         ("runner", "tensorflowonspark"),
         ("estimators",),

@@ -1,8 +1,9 @@
 """The command `tfos`: its subcommands and their options.
 
 Covers: `bench` with its tables and JSON lines; the commands of `python -m ps`, with URLs besides;
-those about jobs.
-Does not: define their options (ps.cli, tfos.cli.jobs). Each command imports its part when it runs.
+those about jobs, `doctor` and `submit`.
+Does not: define their options (ps.cli, tfos.cli.jobs, doctor, submit). Each command imports its
+part when it runs.
 Runs in: its own process; `import tfos` does not load this module.
 """
 
@@ -23,6 +24,7 @@ import tfos
 from ps.cli import CLUSTER_ID_HELP, COMMANDS, SECRET_FILE_HELP
 from tfos.cli import jobs
 from tfos.cli.doctor import doctor
+from tfos.cli.submit import submit
 
 if TYPE_CHECKING:
     from tfos.bench.harness import Bench, GivenServers, Line
@@ -129,6 +131,7 @@ for _name, _sentence in COMMANDS.items():
 
 jobs.add_to(app)
 app.command()(doctor)
+app.command()(submit)
 
 
 def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:

@@ -43,6 +43,8 @@ _LOOK_S = 0.2
 _STOP_S = 30.0
 _HDFS = FileSystemConfig(call_timeout_s=10.0, patience_s=20.0)
 _OWN_SETTINGS = {
+    # It waits for executors itself, with a bound, and says which are missing.
+    "spark.scheduler.minRegisteredResourcesRatio": "0",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",

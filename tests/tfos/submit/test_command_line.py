@@ -1,0 +1,170 @@
+"""From a job to the line of spark-submit, for each cluster manager; and a shell reads it back."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfos.errors import SettingsError
+from tfos.submit.command_line import of_job
+from tfos.submit.job_file import JobFile, Role
+
+
+def job(**changed: Any) -> JobFile:
+    return JobFile(**{"program": "/p/train.py", "master": "yarn", **changed})
+
+
+def options(**changed: Any) -> str:
+    """Return the options between spark-submit and the program."""
+    words = of_job(job(**changed)).words("spark-submit")
+    assert words[0] == "spark-submit"
+    return " ".join(words[1 : words.index("/p/train.py")])
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "--master yarn --num-executors 1 --executor-cores 1"),
+        (
+            {"ps": 1, "workers": 2, "queue": "q", "name": "a"},
+            "--master yarn --name a --queue q --num-executors 3 --executor-cores 1",
+        ),
+        (
+            {"executor": Role(cores=4, memory="1g", overhead="3g")},
+            "--master yarn --num-executors 1 --executor-cores 4 --executor-memory 1g "
+            "--conf spark.executor.memoryOverhead=3g --conf spark.task.cpus=4",
+        ),
+        (
+            {"executor": Role(cores=4), "conf": {"spark.task.cpus": "2"}},
+            "--master yarn --num-executors 1 --executor-cores 4 --conf spark.task.cpus=2",
+        ),
+        (
+            {"executor": Role(gpus=2)},
+            "--master yarn --num-executors 1 --executor-cores 1 "
+            "--conf spark.executor.resource.gpu.amount=2 --conf spark.task.resource.gpu.amount=2",
+        ),
+        (
+            {"master": "spark://h:7077", "workers": 3, "executor": Role(cores=2)},
+            "--master spark://h:7077 --total-executor-cores 6 --executor-cores 2 "
+            "--conf spark.task.cpus=2",
+        ),
+        (
+            {"master": "local-cluster", "ps": 1, "workers": 2, "executor": Role(memory="2g")},
+            "--master local-cluster[3,1,2048] --executor-memory 2g",
+        ),
+        ({"master": "local[4]"}, "--master local[4]"),
+        ({"master": "local-cluster[2,1,1024]"}, "--master local-cluster[2,1,1024]"),
+        (
+            {"deploy_mode": "cluster", "retries": 2, "env": {"A": "b"}},
+            "--master yarn --deploy-mode cluster --num-executors 1 --executor-cores 1 "
+            "--conf spark.yarn.maxAppAttempts=3 --conf spark.executorEnv.A=b "
+            "--conf spark.yarn.appMasterEnv.A=b",
+        ),
+        (
+            {"master": "k8s://h", "deploy_mode": "cluster", "env": {"A": "b"}},
+            "--master k8s://h --deploy-mode cluster --num-executors 1 --executor-cores 1 "
+            "--conf spark.executorEnv.A=b --conf spark.kubernetes.driverEnv.A=b",
+        ),
+        (
+            {"deploy_mode": "cluster", "driver": Role(cores=2, memory="1g", overhead="2g")},
+            "--master yarn --deploy-mode cluster --num-executors 1 --executor-cores 1 "
+            "--driver-cores 2 --driver-memory 1g --conf spark.driver.memoryOverhead=2g",
+        ),
+        (
+            {
+                "packages": ("g:a:1", "g:b:2"),
+                "py_files": ("/a.py", "/b.py"),
+                "files": ("/w",),
+                "archives": ("/e.zip#env",),
+                "python": "./env/bin/python",
+                "driver_python": "/usr/bin/python3",
+            },
+            "--master yarn --num-executors 1 --executor-cores 1 "
+            "--conf spark.pyspark.python=./env/bin/python "
+            "--conf spark.pyspark.driver.python=/usr/bin/python3 --packages g:a:1,g:b:2 "
+            "--py-files /a.py,/b.py --files /w --archives /e.zip#env",
+        ),
+    ],
+)
+def test_each_manager_gets_its_options(changed, expected):
+    assert options(**changed) == expected
+
+
+def test_counts_are_filled_into_the_programs_arguments():
+    args = ("--n", "{nodes}", "--of={ps}+{workers}", '{"json": 1}', "{other}")
+    line = of_job(job(ps=1, workers=2, args=args), ["{nodes}"])
+    assert line.args == ("--n", "3", "--of=1+2", '{"json": 1}', "{other}", "{nodes}")
+
+
+def test_variables_are_the_drivers_own_in_client_mode_only():
+    assert of_job(job(env={"A": "b c"})).variables == {"A": "b c"}
+    text = of_job(job(env={"A": "b c"})).text("spark-submit")
+    assert text.startswith("env 'A=b c' spark-submit \\\n  --master yarn")
+    assert of_job(job(env={"A": "b"}, deploy_mode="cluster")).variables == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"master": "local[2]", "queue": "q"}, "queue = 'q': master local[2] has no queues"),
+        ({"retries": 1}, "retries = 1: only YARN starts a program again"),
+        (
+            {"master": "k8s://h", "deploy_mode": "cluster", "retries": 1},
+            "retries = 1: only YARN starts a program again",
+        ),
+        (
+            {"master": "spark://h:1", "deploy_mode": "cluster"},
+            "deploy_mode = 'cluster': master spark://h:1 runs no driver of a Python program",
+        ),
+        ({"driver": Role(cores=2)}, "driver.cores = 2: in deploy_mode 'client'"),
+        ({"driver": Role(overhead="1g")}, "driver.overhead = '1g': in deploy_mode 'client'"),
+        (
+            {"master": "spark://h:1", "executor": Role(overhead="1g")},
+            "executor.overhead = '1g': executors of master spark://h:1",
+        ),
+        (
+            {"master": "local[2]", "executor": Role(memory="1g")},
+            "executor.memory = '1g': master local[2] has one executor, inside the driver",
+        ),
+        (
+            {"master": "local-cluster[2,1,1024]", "executor": Role(cores=2)},
+            "executor.cores = 2: master local-cluster[2,1,1024] says it already",
+        ),
+        (
+            {"conf": {"spark.executor.cores": "2"}},
+            "conf.'spark.executor.cores' = '2': another key of this file says '1'",
+        ),
+    ],
+)
+def test_what_a_manager_would_ignore_is_refused(changed, text):
+    with pytest.raises(SettingsError) as refused:
+        of_job(job(**changed))
+    assert text in str(refused.value)
+
+
+def test_a_container_too_small_for_a_node_is_warned_of():
+    assert "spark.executor.memoryOverhead=2048m" in of_job(job()).warning()
+    assert of_job(job(executor=Role(overhead="2g"))).warning() == ""
+    assert of_job(job(master="local-cluster")).warning() == ""
+
+
+TEXTS = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    args=st.lists(TEXTS),
+    env=st.dictionaries(st.from_regex(r"[A-Z_]\w{0,8}", fullmatch=True).filter(str.isascii), TEXTS),
+    conf=st.dictionaries(st.from_regex(r"spark\.x[a-z.]{0,8}", fullmatch=True), TEXTS),
+)
+def test_a_shell_reads_the_printed_line_as_the_words_that_are_run(args, env, conf):
+    line = of_job(job(args=tuple(args), env=env, conf=conf))
+    told = f"printf '%s\\0' {line.text('spark-submit')}"
+    read = subprocess.run(["sh", "-c", told], capture_output=True, check=True, timeout=30)
+    variables = [f"{name}={value}" for name, value in env.items()]
+    words = [*(["env", *variables] if env else []), *line.words("spark-submit")]
+    assert read.stdout.decode().split("\0")[:-1] == words

@@ -1,0 +1,126 @@
+"""Job files: what is accepted, and how anything else is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfos.errors import SettingsError
+from tfos.submit.job_file import Role, of_tables, read
+
+LEAST: dict[str, Any] = {"program": "train.py", "master": "yarn"}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    for name in ("train.py", "digits.py", "words.txt", "env.tar.gz"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_a_whole_file_is_read(here: Path):
+    (here / "job.toml").write_text(
+        """
+        program = "train.py"
+        args = ["--nodes", "{nodes}", 3, 0.5, ""]
+        name = "a job"
+        master = "yarn"
+        deploy_mode = "cluster"
+        queue = "training"
+        retries = 1
+        python = "./env/bin/python"
+        packages = ["org.example:reader:1.0"]
+        py_files = ["digits.py", "hdfs:///lib/more.py"]
+        files = ["words.txt"]
+        archives = ["env.tar.gz#env"]
+        roles = { ps = 1, workers = 2 }
+
+        [executor]
+        cores = 4
+        memory = "1g"
+        overhead = "4g"
+        [env]
+        MODE = "fast"
+        [conf]
+        "spark.ui.enabled" = false
+        "spark.port.maxRetries" = 3
+        """
+    )
+    job = read(here / "job.toml")
+    assert (job.program, job.nodes) == (str(here / "train.py"), 3)
+    assert job.args == ("--nodes", "{nodes}", "3", "0.5", "")
+    assert job.py_files == (str(here / "digits.py"), "hdfs:///lib/more.py")
+    assert job.archives == (f"{here / 'env.tar.gz'}#env",)
+    assert job.executor == Role(cores=4, memory="1g", overhead="4g")
+    assert job.driver == Role()
+    assert job.conf == {"spark.ui.enabled": "false", "spark.port.maxRetries": "3"}
+
+
+def test_what_is_left_out_is_one_worker_in_client_mode(here: Path):
+    job = of_tables(LEAST, here)
+    assert (job.ps, job.workers, job.deploy_mode, job.retries) == (0, 1, "client", 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"args": "--x"}, "args = '--x': allowed is a list of strings and numbers"),
+        ({"args": [True]}, "args = [True]: allowed is"),
+        ({"master": "spark"}, "master = 'spark': allowed is yarn, spark://HOST:PORT"),
+        ({"deploy_mode": "remote"}, "'remote': allowed is 'client' or 'cluster'"),
+        ({"retries": -1}, "retries = -1: allowed is an int >= 0"),
+        ({"retries": True}, "retries = True: allowed is an int >= 0"),
+        ({"queue": ""}, "queue = '': allowed is the name of a queue"),
+        ({"roles": {"workers": 0}}, "roles.workers = 0: allowed is an int >= 1"),
+        ({"roles": 3}, "roles = 3: allowed is a table [roles]"),
+        ({"executor": {"memory": "2.5g"}}, "executor.memory = '2.5g': allowed is a size"),
+        ({"executor": {"memory": 2048}}, "executor.memory = 2048: allowed is a size"),
+        ({"env": {"A-B": "x"}}, "allowed is a table of variables"),
+        ({"env": {"A": ["x"]}}, "allowed is a table of variables"),
+        ({"conf": {"ui.enabled": "x"}}, "allowed is a table of settings of Spark"),
+        ({"conf": {"spark.a b": "x"}}, "allowed is a table of settings of Spark"),
+        ({"worker": 2}, "unknown key worker; did you mean roles.workers?"),
+        ({"roles": {"worker": 2}}, "unknown key roles.worker; did you mean roles.workers?"),
+        ({"executors": {"cores": 2}}, "unknown key executors; did you mean executor"),
+        ({"executor": {"core": 2}}, "unknown key executor.core; did you mean executor.cores?"),
+        ({"memory": "2g"}, "unknown key memory; did you mean"),
+        ({"zzzz": 1}, "unknown key zzzz; known are archives, args,"),
+        ({"inputs": {"kind": "list"}}, "inputs: tfos submit copies no data; workers read files"),
+        ({"output": "x"}, "output: tfos submit copies no data; main_fun writes to a URL"),
+        ({"program": "none.py"}, "program: 'none.py' is not there: "),
+        ({"files": ["a,b"]}, "files: 'a,b' has a comma"),
+        ({"py_files": ["gone.py"]}, "py_files: 'gone.py' is not there"),
+    ],
+)
+def test_wrong_keys_and_values_are_refused_by_name(here: Path, wrong, text):
+    with pytest.raises(SettingsError) as refused:
+        of_tables({**LEAST, **wrong}, here)
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["program", "master"])
+def test_what_every_job_needs_is_named(here: Path, key):
+    tables = {name: value for name, value in LEAST.items() if name != key}
+    with pytest.raises(SettingsError, match=f"{key} is missing: "):
+        of_tables(tables, here)
+
+
+def test_patterns_and_urls_are_sparks_to_look_up(here: Path):
+    job = of_tables({**LEAST, "files": ["*.txt"], "archives": ["s3a://b/env.zip#env"]}, here)
+    assert (job.files, job.archives) == ((str(here / "*.txt"),), ("s3a://b/env.zip#env",))
+
+
+def test_a_file_that_is_none_is_told_with_its_name(here: Path):
+    with pytest.raises(SettingsError, match=r"none\.toml cannot be read: No such file"):
+        read(here / "none.toml")
+    (here / "broken.toml").write_text("program =\n")
+    with pytest.raises(SettingsError, match=r"broken\.toml is no TOML: .*line 1"):
+        read(here / "broken.toml")
+    (here / "latin.toml").write_bytes(b"program = '\xe4'")
+    with pytest.raises(SettingsError, match=r"latin\.toml is no TOML"):
+        read(here / "latin.toml")
+    (here / "wrong.toml").write_text("retries = 'two'")
+    with pytest.raises(SettingsError, match=r"wrong\.toml: retries = 'two'"):
+        read(here / "wrong.toml")

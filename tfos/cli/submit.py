@@ -1,0 +1,76 @@
+"""The command `tfos submit`: prints the line of spark-submit for a job file, and becomes it.
+
+Does not: read the file or make the line (tfos.submit).
+Runs in: its own process, which spark-submit takes over: signals and the exit status are its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from rpc.errors import TFOSError
+from tfos.console.printable import visible
+
+FAILED_STATUS = 2
+
+
+def submit(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(help="Arguments for the program, behind those of the file; after `--`."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the line.")] = False,
+) -> None:
+    """Run a job that is written down as a file, by spark-submit."""
+    from tfos.submit import command_line, job_file
+
+    try:
+        line = command_line.of_job(job_file.read(job), args or [])
+        warning = line.warning()
+        program = spark_submit(os.environ)
+        if not program and not dry_run:
+            _fail("no spark-submit: set SPARK_HOME, or pip install 'tfos[spark]'")
+    except TFOSError as error:
+        _fail(str(error))
+    sys.stdout.write(f"{line.text(program or 'spark-submit')}\n")
+    sys.stdout.flush()
+    if warning:
+        sys.stderr.write(f"tfos: {visible(warning)}\n")
+    if dry_run:
+        return
+    try:
+        os.execve(program, line.words(program), {**os.environ, **line.variables})
+    except OSError as error:
+        _fail(f"{program} cannot be run: {error.strerror}")
+
+
+def spark_submit(environ: Mapping[str, str]) -> str:
+    """Return the path of spark-submit: Spark's home, the search path, pip's pyspark; or "".
+
+    Args:
+        environ: of this process.
+    """
+    if home := environ.get("SPARK_HOME"):
+        return os.path.join(home, "bin", "spark-submit")
+    if found := shutil.which("spark-submit", path=environ.get("PATH")):
+        return found
+    spec = importlib.util.find_spec("pyspark")
+    for directory in (spec and spec.submodule_search_locations) or ():
+        program = os.path.join(directory, "bin", "spark-submit")
+        if os.path.isfile(program):
+            return program
+    return ""
+
+
+def _fail(text: str) -> NoReturn:
+    sys.stderr.write(f"tfos: {visible(text)}\n")
+    raise typer.Exit(FAILED_STATUS)

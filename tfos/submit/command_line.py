@@ -1,0 +1,209 @@
+"""The line of spark-submit that runs a job.
+
+Covers: the options of each cluster manager, what a manager cannot do, a line to copy.
+Does not: read the file (tfos.submit.job_file), run the line (tfos.cli.submit). Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfos.errors import SettingsError
+from tfos.spark import executor_memory
+from tfos.submit.job_file import JobFile
+
+_OPTIONS = {
+    "spark.master": "--master",
+    "spark.submit.deployMode": "--deploy-mode",
+    "spark.app.name": "--name",
+    "spark.yarn.queue": "--queue",
+    "spark.executor.instances": "--num-executors",
+    "spark.cores.max": "--total-executor-cores",
+    "spark.executor.cores": "--executor-cores",
+    "spark.executor.memory": "--executor-memory",
+    "spark.driver.cores": "--driver-cores",
+    "spark.driver.memory": "--driver-memory",
+    "spark.jars.packages": "--packages",
+    "spark.submit.pyFiles": "--py-files",
+    "spark.files": "--files",
+    "spark.archives": "--archives",
+}
+"""spark-submit's own names of settings."""
+_LOCAL_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitLine:
+    """One call of spark-submit."""
+
+    variables: Mapping[str, str]
+    """Of its environment, which is the driver's in client mode."""
+    settings: Mapping[str, str]
+    program: str
+    args: tuple[str, ...]
+
+    def words(self, spark_submit: str) -> list[str]:
+        """Return the command line.
+
+        Args:
+            spark_submit: the program.
+        """
+        options = (f"{option}" for pair in self._pairs() for option in pair)
+        return [spark_submit, *options, self.program, *self.args]
+
+    def text(self, spark_submit: str) -> str:
+        """Return it for a shell, one option a line.
+
+        Args:
+            spark_submit: the program.
+        """
+        variables = [f"{name}={value}" for name, value in self.variables.items()]
+        first = [*(("env", *variables) if variables else ()), spark_submit]
+        lines = [first, *self._pairs(), [self.program, *self.args]]
+        return " \\\n  ".join(shlex.join(words) for words in lines)
+
+    def warning(self) -> str:
+        """Return what the driver would warn of for want of memory; "": nothing."""
+        master = self.settings["spark.master"]
+        return executor_memory.of_settings(self.settings, master).shortage()
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        for key, value in self.settings.items():
+            option = _OPTIONS.get(key)
+            yield (option, value) if option else ("--conf", f"{key}={value}")
+
+
+def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
+    """Return the line of a job.
+
+    Args:
+        job: checked.
+        more_args: for the program, behind its own.
+
+    Raises:
+        SettingsError: two keys contradict each other, or the master does not know one.
+    """
+    _refuse(job)
+    settings = {key: value for key, value in _settings(job) if value}
+    for key, value in job.conf.items():
+        if key in settings:
+            raise SettingsError(
+                f"conf.{key!r} = {value!r}: another key of this file says {settings[key]!r}; "
+                "write one of the two."
+            )
+    counts = {"nodes": job.nodes, "ps": job.ps, "workers": job.workers}
+    return SubmitLine(
+        variables=job.env if job.deploy_mode == "client" else {},
+        settings={**settings, **job.conf},
+        program=job.program,
+        args=(*(_filled(each, counts) for each in job.args), *more_args),
+    )
+
+
+def _refuse(job: JobFile) -> None:
+    """Refuse what a cluster manager would ignore without a word."""
+    is_yarn = job.master == "yarn"
+    if job.queue and not is_yarn:
+        raise SettingsError(f"queue = {job.queue!r}: master {job.master} has no queues, yarn has.")
+    in_cluster = job.deploy_mode == "cluster"
+    if in_cluster and not job.master.startswith(("yarn", "k8s")):
+        raise SettingsError(
+            f"deploy_mode = 'cluster': master {job.master} runs no driver of a Python program; "
+            "allowed is 'client'."
+        )
+    if job.retries and not (is_yarn and in_cluster):
+        raise SettingsError(
+            f"retries = {job.retries}: only YARN starts a program again, with master = 'yarn' and "
+            f"deploy_mode = 'cluster'; here they are {job.master!r} and {job.deploy_mode!r}."
+        )
+    if job.driver.cores and not in_cluster:
+        raise SettingsError(
+            f"driver.cores = {job.driver.cores}: in deploy_mode 'client' the driver has its host's."
+        )
+    if job.driver.overhead and not in_cluster:
+        raise SettingsError(
+            f"driver.overhead = {job.driver.overhead!r}: in deploy_mode 'client' the driver is in "
+            "no container."
+        )
+    if job.executor.overhead and not job.master.startswith(("yarn", "k8s")):
+        raise SettingsError(
+            f"executor.overhead = {job.executor.overhead!r}: executors of master {job.master} "
+            "are in no containers; their host's memory is the limit."
+        )
+    _refuse_executors_of_threads(job)
+
+
+def _refuse_executors_of_threads(job: JobFile) -> None:
+    if job.master == "local" or job.master.startswith("local["):
+        for name in ("cores", "memory", "gpus"):
+            if value := getattr(job.executor, name):
+                raise SettingsError(
+                    f"executor.{name} = {value!r}: master {job.master} has one executor, inside "
+                    "the driver; use local-cluster for executors of their own."
+                )
+    elif job.master.startswith("local-cluster["):
+        for name in ("cores", "memory"):
+            if value := getattr(job.executor, name):
+                raise SettingsError(
+                    f"executor.{name} = {value!r}: master {job.master} says it already; write "
+                    "master = 'local-cluster'."
+                )
+
+
+def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
+    """Yield Spark's settings in the order of the line; those without a value are left out."""
+    executor, driver = job.executor, job.driver
+    cores = executor.cores or 1
+    yield "spark.master", _master(job)
+    if job.deploy_mode == "cluster":
+        yield "spark.submit.deployMode", "cluster"
+    yield "spark.app.name", job.name
+    yield "spark.yarn.queue", job.queue
+    if job.master.startswith(("yarn", "k8s")):
+        yield "spark.executor.instances", str(job.nodes)
+    if job.master.startswith("spark://"):
+        yield "spark.cores.max", str(job.nodes * cores)
+    if not job.master.startswith("local"):
+        yield "spark.executor.cores", str(cores)
+    yield "spark.executor.memory", executor.memory or ""
+    yield "spark.executor.memoryOverhead", executor.overhead or ""
+    if "spark.task.cpus" not in job.conf and cores > 1:
+        yield "spark.task.cpus", str(cores)  # one slot, and so one node, on an executor
+    if executor.gpus:
+        yield "spark.executor.resource.gpu.amount", str(executor.gpus)
+        yield "spark.task.resource.gpu.amount", str(executor.gpus)
+    yield "spark.driver.cores", str(driver.cores or "")
+    yield "spark.driver.memory", driver.memory or ""
+    yield "spark.driver.memoryOverhead", driver.overhead or ""
+    if job.retries:
+        yield "spark.yarn.maxAppAttempts", str(job.retries + 1)
+    yield "spark.pyspark.python", job.python
+    yield "spark.pyspark.driver.python", job.driver_python
+    yield "spark.jars.packages", ",".join(job.packages)
+    yield "spark.submit.pyFiles", ",".join(job.py_files)
+    yield "spark.files", ",".join(job.files)
+    yield "spark.archives", ",".join(job.archives)
+    yield from _environment(job)
+
+
+def _master(job: JobFile) -> str:
+    if job.master != "local-cluster":
+        return job.master
+    memory_mib = executor_memory.mib(job.executor.memory or f"{_LOCAL_MIB}m")
+    return f"local-cluster[{job.nodes},{job.executor.cores or 1},{memory_mib:.0f}]"
+
+
+def _environment(job: JobFile) -> Iterator[tuple[str, str]]:
+    of_driver = "spark.yarn.appMasterEnv" if job.master == "yarn" else "spark.kubernetes.driverEnv"
+    for name, value in job.env.items():
+        yield f"spark.executorEnv.{name}", value
+        if job.deploy_mode == "cluster":
+            yield f"{of_driver}.{name}", value
+
+
+def _filled(text: str, counts: Mapping[str, int]) -> str:
+    for name, count in counts.items():
+        text = text.replace(f"{{{name}}}", str(count))
+    return text
