@@ -193,6 +193,10 @@ def _cluster(
         return [driver, PlaceReport("Spark", wanted.master, (_no_spark(error, wanted),))]
     try:
         return _with_spark(sc, wanted, fresh)
+    except Exception as error:  # noqa: BLE001 - a Spark that ends meanwhile fails in many ways
+        text = f"the examination ended early: {reason_of(error)}"
+        step = "see whether the application was killed; the reason may be above, or in its log"
+        return [PlaceReport("Spark", wanted.master, (Finding("spark", Level.PROBLEM, text, step),))]
     finally:
         with suppress(Exception):  # the JVM ends with this process anyway
             calls.start(sc.stop, _STOP_S).result(_STOP_S)

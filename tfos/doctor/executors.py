@@ -129,7 +129,7 @@ def rows_at(sc: Any, executor: ExecutorSlots) -> Any:
 def _settle(visit: Visit, job: SparkJob[Facts] | None, deadline_s: float, timeout_s: float) -> None:
     asked = visit.executor.executor_id
     if job is None or not job.join(max(0.0, deadline_s - time.monotonic())):
-        visit.reason = f"no answer within {timeout_s:.0f} s"
+        visit.reason = f"no answer within {timeout_s:g} s"
         return
     if job.error is not None:
         visit.reason = f"its task failed: {reason_of(job.error)}"

@@ -100,7 +100,7 @@ def test_an_executor_that_does_not_answer_is_a_row(spark, monkeypatch):
     go_on.set()
     silent = reports["executor driver"]
     assert levels(silent) == {"answer": Level.PROBLEM}
-    assert silent.findings[0].text == "no answer within 0 s"
+    assert silent.findings[0].text == "no answer within 0.3 s"
     assert silent.has_problem
 
 
@@ -131,6 +131,13 @@ def _with_rows(spark: FakeSpark, patch: pytest.MonkeyPatch, rows: PlayedRows) ->
     # The second look is at the clock, which is no dict.
     patch.setattr(executors, "ask", lambda rows, request: rows.mapPartitions(None).collect()[0])
     return spark
+
+
+def test_a_spark_that_ends_meanwhile_is_a_row(spark, monkeypatch):
+    spark.on_look = refuse
+    reports = examined(spark, monkeypatch, PlayedRows())
+    assert "ended early: " in reports["Spark"].findings[0].text
+    assert reports["Spark"].has_problem
 
 
 def test_a_spark_that_does_not_start_is_a_row_beside_the_driver():
