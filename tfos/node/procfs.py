@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES = 1 << 60
 """cgroup v1 has a number for no limit: the largest one, rounded to pages."""
 
@@ -164,9 +165,9 @@ def reap_orphans(*, own: Collection[int]) -> None:
 def oom_kills() -> int:
     """Return how often the kernel killed for memory in this process's cgroup (v2 or v1), or 0."""
     candidates = [
-        Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events"
+        _CGROUPS / path.lstrip("/") / "memory.events"
         if not controllers
-        else Path("/sys/fs/cgroup/memory") / path.lstrip("/") / "memory.oom_control"
+        else _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
         for controllers, path in _own_cgroups()
     ]
     count = 0
@@ -181,9 +182,8 @@ def memory_limit_bytes() -> int | None:
     """Return the smallest memory limit of this process's cgroups (v2 or v1), or None."""
     found: list[int] = []
     for controllers, path in _own_cgroups():
-        root = Path("/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup")
+        group = (_CGROUPS / "memory" if controllers else _CGROUPS) / path.lstrip("/")
         name = "memory.limit_in_bytes" if controllers else "memory.max"
-        group = root / path.lstrip("/")
         for candidate in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):  # "max" is no number
                 limit = int((candidate / name).read_text())

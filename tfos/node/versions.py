@@ -28,7 +28,6 @@ OTHER_DISTRIBUTIONS = {
     )
 }
 """What tfos works with besides; each costs a start a few milliseconds."""
-NONE_MORE: Mapping[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,14 @@ class Difference:
         return self.name == "tfos"
 
 
-def installed(more: Mapping[str, tuple[str, ...]] = NONE_MORE) -> dict[str, str]:
+def installed(more: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, str]:
     """Return name and version of tfos, Python and the numeric packages that are installed.
 
     Args:
         more: distributions that may have a package, by its name.
     """
     found = {"tfos": __version__, "python": platform.python_version()}
-    for name, distributions in {**_DISTRIBUTIONS, **more}.items():
+    for name, distributions in {**_DISTRIBUTIONS, **(more or {})}.items():
         for distribution in distributions:
             try:
                 package = metadata.distribution(distribution).metadata

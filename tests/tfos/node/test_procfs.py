@@ -107,3 +107,24 @@ def test_resident_memory_is_that_of_the_process():
         psutil.Process().memory_info().rss, rel=0.2
     )
     assert procfs.rss_bytes(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("controllers", "name", "unlimited"),
+    [("", "memory.max", "max"), ("memory", "memory/memory.limit_in_bytes", str(2**63 - 4096))],
+)
+def test_the_smallest_limit_of_a_cgroup_and_those_around_it_counts(
+    controllers, name, unlimited, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(procfs, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(procfs, "_own_cgroups", lambda: [(controllers, "/pod/container")])
+    top = tmp_path / name
+    inner = top.parent / "pod" / "container" / top.name
+    inner.parent.mkdir(parents=True)
+    assert procfs.memory_limit_bytes() is None
+    inner.write_text(f"{unlimited}\n")
+    assert procfs.memory_limit_bytes() is None
+    top.write_text("4096000\n")
+    assert procfs.memory_limit_bytes() == 4096000
+    inner.write_text("1024000\n")
+    assert procfs.memory_limit_bytes() == 1024000

@@ -75,3 +75,8 @@ def test_a_package_of_which_pip_left_an_empty_directory_is_not_there(tmp_path, m
     (tmp_path / "numpy-0.dist-info").mkdir()
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     assert set(versions.installed()) == {"tfos", "python"}
+
+
+def test_more_packages_are_looked_up_when_asked_for():
+    more = versions.installed({"rows": ("pyarrow",), "nothing": ("no-such-distribution",)})
+    assert set(more) - set(versions.installed()) == {"rows"}
