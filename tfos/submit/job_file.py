@@ -34,7 +34,7 @@ NOT_DONE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class JobResources:
     """What every executor, or the driver, is given; None: Spark's default."""
 
     cores: int | None = None
@@ -62,8 +62,8 @@ class JobFile:
     archives: tuple[str, ...] = ()
     ps: int = 0
     workers: int = 1
-    executor: Role = Role()
-    driver: Role = Role()
+    executor: JobResources = JobResources()
+    driver: JobResources = JobResources()
     env: Mapping[str, str] = field(default_factory=dict)
     conf: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ def of_tables(tables: Mapping[str, Any], directory: Path) -> JobFile:
             raise SettingsError(f"{key} is missing: {_KEYS[key].allowed}.")
     for role in ("executor", "driver"):
         names = [key for key in found if key.startswith(f"{role}.")]
-        found[role] = Role(**{name.partition(".")[2]: found.pop(name) for name in names})
+        found[role] = JobResources(**{name.partition(".")[2]: found.pop(name) for name in names})
     for name in ("ps", "workers"):
         if f"roles.{name}" in found:
             found[name] = found.pop(f"roles.{name}")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tfos.errors import SettingsError
 from tfos.submit.command_line import of_job
-from tfos.submit.job_file import JobFile, Role
+from tfos.submit.job_file import JobFile
+from tfos.submit.job_file import JobResources as Given
 
 
 def job(**changed: Any) -> JobFile:
@@ -34,26 +35,31 @@ def options(**changed: Any) -> str:
             "--master yarn --name a --queue q --num-executors 3 --executor-cores 1",
         ),
         (
-            {"executor": Role(cores=4, memory="1g", overhead="3g")},
+            {"executor": Given(cores=4, memory="1g", overhead="3g")},
             "--master yarn --num-executors 1 --executor-cores 4 --executor-memory 1g "
             "--conf spark.executor.memoryOverhead=3g --conf spark.task.cpus=4",
         ),
         (
-            {"executor": Role(cores=4), "conf": {"spark.task.cpus": "2"}},
+            {"executor": Given(cores=4), "conf": {"spark.task.cpus": "2"}},
             "--master yarn --num-executors 1 --executor-cores 4 --conf spark.task.cpus=2",
         ),
         (
-            {"executor": Role(gpus=2)},
+            {"executor": Given(gpus=2)},
             "--master yarn --num-executors 1 --executor-cores 1 "
             "--conf spark.executor.resource.gpu.amount=2 --conf spark.task.resource.gpu.amount=2",
         ),
         (
-            {"master": "spark://h:7077", "workers": 3, "executor": Role(cores=2)},
+            {"master": "spark://h:7077", "workers": 3, "executor": Given(cores=2)},
             "--master spark://h:7077 --total-executor-cores 6 --executor-cores 2 "
             "--conf spark.task.cpus=2",
         ),
         (
-            {"master": "local-cluster", "ps": 1, "workers": 2, "executor": Role(memory="2g")},
+            {
+                "master": "local-cluster",
+                "ps": 1,
+                "workers": 2,
+                "executor": Given(memory="2g"),
+            },
             "--master local-cluster[3,1,2048] --executor-memory 2g",
         ),
         ({"master": "local[4]"}, "--master local[4]"),
@@ -70,7 +76,7 @@ def options(**changed: Any) -> str:
             "--conf spark.executorEnv.A=b --conf spark.kubernetes.driverEnv.A=b",
         ),
         (
-            {"deploy_mode": "cluster", "driver": Role(cores=2, memory="1g", overhead="2g")},
+            {"deploy_mode": "cluster", "driver": Given(cores=2, memory="1g", overhead="2g")},
             "--master yarn --deploy-mode cluster --num-executors 1 --executor-cores 1 "
             "--driver-cores 2 --driver-memory 1g --conf spark.driver.memoryOverhead=2g",
         ),
@@ -120,18 +126,21 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
             {"master": "spark://h:1", "deploy_mode": "cluster"},
             "deploy_mode = 'cluster': master spark://h:1 runs no driver of a Python program",
         ),
-        ({"driver": Role(cores=2)}, "driver.cores = 2: in deploy_mode 'client'"),
-        ({"driver": Role(overhead="1g")}, "driver.overhead = '1g': in deploy_mode 'client'"),
+        ({"driver": Given(cores=2)}, "driver.cores = 2: in deploy_mode 'client'"),
         (
-            {"master": "spark://h:1", "executor": Role(overhead="1g")},
+            {"driver": Given(overhead="1g")},
+            "driver.overhead = '1g': in deploy_mode 'client'",
+        ),
+        (
+            {"master": "spark://h:1", "executor": Given(overhead="1g")},
             "executor.overhead = '1g': executors of master spark://h:1",
         ),
         (
-            {"master": "local[2]", "executor": Role(memory="1g")},
+            {"master": "local[2]", "executor": Given(memory="1g")},
             "executor.memory = '1g': master local[2] has one executor, inside the driver",
         ),
         (
-            {"master": "local-cluster[2,1,1024]", "executor": Role(cores=2)},
+            {"master": "local-cluster[2,1,1024]", "executor": Given(cores=2)},
             "executor.cores = 2: master local-cluster[2,1,1024] says it already",
         ),
         (
@@ -148,7 +157,7 @@ def test_what_a_manager_would_ignore_is_refused(changed, text):
 
 def test_a_container_too_small_for_a_node_is_warned_of():
     assert "spark.executor.memoryOverhead=2048m" in of_job(job()).warning()
-    assert of_job(job(executor=Role(overhead="2g"))).warning() == ""
+    assert of_job(job(executor=Given(overhead="2g"))).warning() == ""
     assert of_job(job(master="local-cluster")).warning() == ""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfos.errors import SettingsError
-from tfos.submit.job_file import Role, of_tables, read
+from tfos.submit.job_file import JobResources, of_tables, read
 
 LEAST: dict[str, Any] = {"program": "train.py", "master": "yarn"}
 
@@ -53,8 +53,8 @@ def test_a_whole_file_is_read(here: Path):
     assert job.args == ("--nodes", "{nodes}", "3", "0.5", "")
     assert job.py_files == (str(here / "digits.py"), "hdfs:///lib/more.py")
     assert job.archives == (f"{here / 'env.tar.gz'}#env",)
-    assert job.executor == Role(cores=4, memory="1g", overhead="4g")
-    assert job.driver == Role()
+    assert job.executor == JobResources(cores=4, memory="1g", overhead="4g")
+    assert job.driver == JobResources()
     assert job.conf == {"spark.ui.enabled": "false", "spark.port.maxRetries": "3"}
 
 
