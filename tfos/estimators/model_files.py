@@ -4,6 +4,7 @@
     model_dir/servers-00001/       checkpoints of the servers, while that fit and those that go on
                                    from it train
     model_dir/model-00001.json     which of these directories holds the state of that model
+    model_dir/fit-00001            that the number is taken; written by the one fit that has it
 
 Covers: reading, writing, the newest one.      Does not: know Keras.
 Runs in: the driver.
@@ -11,6 +12,7 @@ Runs in: the driver.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from tfos.errors import SettingsError
 
 _MODEL = re.compile(r"model-(\d{5})\.keras")
 _SERVERS = re.compile(r"servers-(\d{5})")
+_TAKEN = re.compile(r"fit-(\d{5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,25 @@ def servers_dir(model_dir: str, number: int) -> str:
     return _child(model_dir, f"servers-{number:05d}")
 
 
-def next_fit(model_dir: str) -> int:
-    """Return the number of the next fit; numbers of fits that failed are not used again."""
-    return max(_newest(model_dir)) + 1
+def take_number(model_dir: str) -> int:
+    """Return a number that no other fit has or gets, also none of another driver.
+
+    Numbers of fits that failed are not used again.
+
+    Args:
+        model_dir: of all fits.
+
+    Raises:
+        SettingsError: the path is refused.
+        OSError: the file system failed.
+    """
+    number = max(_numbers(model_dir, _MODEL, _SERVERS, _TAKEN))
+    while True:
+        number += 1
+        place = _child(model_dir, f"fit-{number:05d}")
+        with contextlib.suppress(FileExistsError):  # another driver was faster
+            filesystem_for(place).write(place, b"", overwrite=False)
+            return number
 
 
 def write_fit(model_dir: str, number: int, content: bytes, servers: int | None) -> None:
@@ -124,16 +143,21 @@ def fit_file(model_dir: str, number: int) -> str:
 
 def _newest(model_dir: str) -> tuple[int, int]:
     """Return the numbers of the newest model and of the newest servers' directory; 0: none."""
+    model, servers = _numbers(model_dir, _MODEL, _SERVERS)
+    return model, servers
+
+
+def _numbers(model_dir: str, *kinds: re.Pattern[str]) -> list[int]:
+    """Return the highest number of each kind of name; 0: there is none."""
     place = str(_location(model_dir))
     try:
         names = [each.name for each in filesystem_for(place).entries(place)]
     except FileNotFoundError:
-        return 0, 0
-
-    def highest(kind: re.Pattern[str]) -> int:
-        return max((int(found[1]) for name in names if (found := kind.fullmatch(name))), default=0)
-
-    return highest(_MODEL), highest(_SERVERS)
+        names = []
+    return [
+        max((int(found[1]) for name in names if (found := kind.fullmatch(name))), default=0)
+        for kind in kinds
+    ]
 
 
 def _record(model_dir: str, number: int) -> str:

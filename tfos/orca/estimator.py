@@ -150,7 +150,7 @@ class Estimator:
         Raises:
             SettingsError: data, columns or settings that cannot work; before any node starts.
         """
-        number = 0 if self._model_dir is None else model_files.next_fit(self._model_dir)
+        number = 0 if self._model_dir is None else model_files.take_number(self._model_dir)
         settings = self._of_fit(number, epochs, batch_size, callbacks, class_weight)
         if callable(data):
             if validation_data is not None and not callable(validation_data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,24 @@ def test_a_state_is_a_model_with_its_servers_or_servers_alone(tmp_path):
     runs = str(tmp_path / "runs")
     with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
         model_files.newest_state(runs)
-    assert model_files.next_fit(runs) == 1
+    assert model_files.take_number(runs) == 1
     (tmp_path / "runs" / "servers-00001").mkdir(parents=True)
     assert model_files.newest_state(runs) == SavedFit(0, 1)
-    assert model_files.next_fit(runs) == 2
+    assert model_files.take_number(runs) == 2
     model_files.write_fit(runs, 2, b"two", None)
     assert model_files.newest_state(runs) == SavedFit(2, None)
     model_files.write_fit(runs, 3, b"three", 1)
     assert model_files.newest_state(runs) == SavedFit(3, 1)
     (tmp_path / "runs" / "servers-00004").mkdir()
     assert model_files.newest_state(runs) == SavedFit(3, 4)
+
+
+def test_fits_that_begin_at_once_get_numbers_of_their_own(tmp_path):
+    runs = str(tmp_path / "runs")
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: model_files.take_number(runs), range(40)))
+    assert sorted(taken) == list(range(1, 41))
+    assert model_files._newest(runs) == (0, 0)
 
 
 @pytest.fixture
