@@ -163,6 +163,10 @@ class ClusterConfig:
     Ctrl-C, an exception in the `with` block, abort(), cancelled Spark jobs, a shutdown() that is
     late. A path means what it does in Checkpoints. The save takes at most half of abort_s or so; a
     model that needs longer needs a larger abort_s."""
+    node_limit_bytes: int = 0
+    """Memory of a node at which its supervisor ends it by name, before the host ends something: the
+    sum of the resident sets of its process and what that starts, looked at every 2 s. Spark and
+    YARN count nodes nowhere, as these are no children of the executor. 0: no limit."""
     threads_per_node: int = 0
     """Compute threads (OMP, TensorFlow, numba) per node; 0: the cores of its Spark task."""
     gpu_resource: str | None = "gpu"
@@ -203,7 +207,11 @@ class ClusterConfig:
                     f"Use {name} >= {3 * self.heartbeat_s}."
                 )
         self._check_data_plane()
-        for name, at_least in (("max_inflight_bytes", 1), ("threads_per_node", 0)):
+        for name, at_least in (
+            ("max_inflight_bytes", 1),
+            ("node_limit_bytes", 0),
+            ("threads_per_node", 0),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
                 raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")

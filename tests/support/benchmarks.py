@@ -20,6 +20,7 @@ ON_SPARK = {
     "map_train": ["P27"],
     "accuracy": ["ACC"],
     "end_to_end": ["P29"],
+    "collect_fit": ["COLLECT", "COLLECTm"],
     "inference": [*["P20"] * 15, "P20c"],
 }
 SPARK_EXECUTORS = 4

@@ -123,6 +123,15 @@ def descendants(*, spare: Collection[int] = ()) -> dict[int, int]:
     return found
 
 
+def descendants_rss_bytes(*, spare: Collection[int] = ()) -> int:
+    """Return the memory that all descendants have resident, in bytes; pages they share count twice.
+
+    Args:
+        spare: pids that do not count, with what descends from them.
+    """
+    return sum(map(rss_bytes, descendants(spare=spare)))
+
+
 def kill_descendants(*, spare: Collection[int] = (), timeout_s: float = 5.0) -> list[int]:
     """Kill every descendant of this process and wait until they have ended.
 

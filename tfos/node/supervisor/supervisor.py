@@ -58,6 +58,7 @@ RAISED_EXIT_S = 3.0
 """Seconds for a child to exit after it raised (its threads, its exit handlers)."""
 ROSTER_MARGIN_S = 30.0
 _TICK_S = 2.0
+_MIB = 1 << 20
 _MAX_READS = 16
 """Reads of one ready pipe before the loop serves other events: a flood must not starve them."""
 
@@ -269,10 +270,19 @@ class Supervisor:
             self._reporter.log((f"tfos: output is missing from the log file: {error}",), 0)
 
     def _look_at_child(self) -> None:
-        """End a suspended child: its peers would wait for it for ever."""
+        """End a suspended child, for which its peers would wait for ever, and one too large."""
         limit_s = self._suspended_limit_s
         if self._child is not None and self._child.suspended_s() >= limit_s:
             self._kill_child(f" after it was suspended (SIGSTOP) for {limit_s:.0f} s")
+        limit_bytes = self._settings.config.node_limit_bytes
+        if limit_bytes and self._child is not None:
+            used_bytes = procfs.descendants_rss_bytes(spare=self._board.pids)
+            if used_bytes > limit_bytes:
+                self._kill_child(
+                    f" after it used {used_bytes / _MIB:.0f} MiB of {limit_bytes / _MIB:.0f} MiB "
+                    "(ClusterConfig(node_limit_bytes)); raise the limit and the executor's "
+                    "spark.executor.memoryOverhead, or let the node hold less"
+                )
 
     def _on_link(self) -> None:
         link = self._child.link if self._child else None

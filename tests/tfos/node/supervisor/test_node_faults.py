@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import time
 
@@ -496,6 +497,29 @@ def test_a_child_that_cannot_be_started_is_a_failure_with_its_reason(bed, monkey
     assert failure.error_type == "FileNotFoundError"
     assert "/nonexistent" in failure.message
     assert run.wait().reason == failure.message
+    bed.assert_nothing_left()
+
+
+def fill_memory(args, ctx):
+    """Hold memory, a part of it in a process that main_fun has started."""
+    child = os.fork()
+    held = bytearray(os.urandom(1) * (100 << 20))  # noqa: F841 - written, so it is resident
+    if child:
+        wait_forever(args, ctx)
+    signal.pause()
+
+
+@pytest.mark.fault("F05")
+def test_a_node_above_its_memory_limit_is_ended_with_both_numbers(bed):
+    run = bed.start(bed.bundle("worker:0", fill_memory, node_limit_bytes=200 << 20))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert failure.signal == signal.SIGKILL
+    assert re.search(
+        r"after it used [23]\d\d MiB of 200 MiB \(ClusterConfig\(node_limit_bytes\)\)",
+        failure.message,
+    )
+    run.wait()
     bed.assert_nothing_left()
 
 
