@@ -80,6 +80,7 @@ CASES = (
                 if field.type == "bool"
             },
             "max_inflight_bytes": COUNT,
+            "node_limit_bytes": COUNT_OR_ZERO,
             "threads_per_node": COUNT_OR_ZERO,
             "gpu_resource": ("", "a b", 0),
             "save_on_interrupt": ("relative/place", ""),
