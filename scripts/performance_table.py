@@ -58,6 +58,8 @@ BARS = {
     "P28": "≥ 0.87",
     "P29": "≥ 0.65",
     "ACC": "mean within 0.01",
+    "COLLECT": "reported",
+    "COLLECTm": "reported",
     "APPLY": "",
     "DECODE": "reported",
     "DECODE-arrow": "reported",

@@ -14,11 +14,13 @@ Last result: docs/guides/estimators.md.
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ def frame(session: Any, num_rows: int) -> Any:
     return rows.withColumn("label", sum(names[1:], names[0]))
 
 
-def ours(session: Any, num_rows: int) -> None:
+def ours(session: Any, num_rows: int, num_workers: int = 2) -> None:
     """Train on the executors."""
     from pyspark.sql import functions as f
 
@@ -73,7 +75,7 @@ def ours(session: Any, num_rows: int) -> None:
         labelCol="label",
         batchSize=BATCH_ROWS,
         epochs=1,
-        clusterSize=3,
+        clusterSize=num_workers + 1,
         numPS=1,
         verbose=False,
     )
@@ -87,7 +89,11 @@ def collected(session: Any, num_rows: int) -> None:
     build().fit(data.to_numpy(), labels, batch_size=BATCH_ROWS, epochs=1, verbose=0)
 
 
-CASES = {"ours": ours, "collected": collected}
+CASES: dict[str, Callable[..., None]] = {
+    "ours": ours,
+    "toy": functools.partial(ours, num_workers=1),
+    "collected": collected,
+}
 
 
 class PeakMemory:
@@ -167,12 +173,12 @@ def main() -> None:
     args = parse_arguments(__doc__, repeats=1)
     if args.toy:
         with executors(3, Path(__file__).stem) as sc:
-            found, theirs = (measured(sc, case, TOY_ROWS) for case in CASES)
+            found, theirs = (measured(sc, case, TOY_ROWS) for case in ("toy", "collected"))
         show(TOY_ROWS, found, theirs, theirs.get("error", ""))
         return
     known: dict[str, Any] = {}
     for num_rows in SIZES:
-        found, theirs = (in_fresh_driver(case, num_rows) for case in CASES)
+        found, theirs = (in_fresh_driver(case, num_rows) for case in ("ours", "collected"))
         known = known if "error" in theirs else theirs
         show(num_rows, found, known, theirs.get("error", ""))
 

@@ -15,7 +15,7 @@ FIELDS = {"id", "name", "unit", "better", "ours", "reference", "ratio", "repeats
 ON_SPARK = {
     "startup": ["P15", "P16"],
     "feed_rdd": ["P08"],
-    "feed_df": ["P09"] * 3,
+    "feed_df": ["P09"],
     "feed_parts": ["P28"],
     "map_train": ["P27"],
     "accuracy": ["ACC"],
