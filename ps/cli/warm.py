@@ -35,13 +35,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ[CACHE_VARIABLE] = str(directory)
     CACHE.directory.forget()
     start_s = time.monotonic()
-    from ps.compression import kernels as packing
-    from ps.optim import kernels as rules
-    from ps.tables import kernels as tables
-
-    count = rules.warm((name, dtype) for name in rules.ALL_NAMES for dtype in _DTYPES)
-    count += tables.warm_server(_DTYPES) + tables.warm_client(_DTYPES)
-    count += packing.warm_server(packing.ALL_KINDS) + packing.warm_client(packing.ALL_KINDS)
+    count = warm_all()
     used = CACHE.directory.path()
     if used.parent != directory:
         raise PSSettingsError(
@@ -49,3 +43,14 @@ def run(options: argparse.Namespace) -> int:
         )
     sys.stdout.write(f"{count} kernels in {used} after {time.monotonic() - start_s:.1f} s\n")
     return 0
+
+
+def warm_all() -> int:
+    """Compile every kernel of every rule, table and format into the cache; returns how many."""
+    from ps.compression import kernels as packing
+    from ps.optim import kernels as rules
+    from ps.tables import kernels as tables
+
+    count = rules.warm((name, dtype) for name in rules.ALL_NAMES for dtype in _DTYPES)
+    count += tables.warm_server(_DTYPES) + tables.warm_client(_DTYPES)
+    return count + packing.warm_server(packing.ALL_KINDS) + packing.warm_client(packing.ALL_KINDS)

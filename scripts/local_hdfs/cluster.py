@@ -248,10 +248,13 @@ class LocalHdfs:
         places = {"hadoop.log.dir": self.directory / "logs", "java.io.tmpdir": self.directory}
         values = [f"-D{key}={place}" for key, place in places.items()]
         values.append("-Djava.net.preferIPv4Stack=true")
-        command = [java(), *_JVM, *values, "-cp", path, main, *options]
-        if self._with_parent and (setpriv := shutil.which("setpriv")):
-            command = [setpriv, "--pdeathsig", "KILL", *command]
+        command = [*self._before(name), java(), *_JVM, *values, "-cp", path, main, *options]
         return spawn(name, command, log=self._log(name), env=self._environ())
+
+    def _before(self, name: str) -> list[str]:  # noqa: ARG002 - of one daemon, in subclasses
+        """Return the program that becomes the daemon's Java, or nothing."""
+        setpriv = shutil.which("setpriv") if self._with_parent else None
+        return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
     def _class_path(self) -> str:
         return class_path()

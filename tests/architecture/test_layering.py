@@ -37,7 +37,7 @@ MAY_IMPORT = {
             "grpc",
         ),
         *("keras", "prometheus_client", "psutil", "pyarrow", "pyspark", "rich", "tensorboard"),
-        *("IPython", "starlette", "tensorflow", "typer", "uvicorn"),
+        *("IPython", "elftools", "starlette", "tensorflow", "typer", "uvicorn"),
     },
 }
 LEVELS = {
@@ -83,7 +83,7 @@ LEVELS = {
         ("runner", "tensorflowonspark"),
         ("estimators",),
         ("ml", "orca", "tensorflowonspark"),
-        ("bench",),
+        ("bench", "pack"),
         ("cli",),
     ),
 }
@@ -91,7 +91,7 @@ LEVELS = {
 MAX_FILES = 15
 """A package with more is two packages."""
 IN_FUNCTIONS_ONLY = {
-    *("IPython", "fsspec", "hdfs_native", "keras", "prometheus_client"),
+    *("IPython", "elftools", "fsspec", "hdfs_native", "keras", "prometheus_client"),
     *("pyspark", "starlette", "tensorboard", "tensorflow", "uvicorn"),
 }
 # these own their process and its logging
@@ -102,6 +102,7 @@ LOADED_BY_USERS = {
     "runner.log_callback": "keras",
     "watch.page_app": "starlette",  # with the extra `page`, where a page is asked for
     "watch.page_server": "uvicorn",
+    "pack.binaries": "elftools",  # with the extra `pack`, by the command
     "datasource": "pyspark",  # by Spark itself
     "tensorflowonspark.params": "pyspark",  # by programs that use spark.ml
     "tensorflowonspark.pipeline": "pyspark",

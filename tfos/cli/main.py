@@ -24,6 +24,7 @@ import tfos
 from ps.cli import CLUSTER_ID_HELP, COMMANDS, SECRET_FILE_HELP
 from tfos.cli import jobs
 from tfos.cli.doctor import doctor
+from tfos.cli.packing import pack
 from tfos.cli.submit import submit
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ for _name, _sentence in COMMANDS.items():
 
 jobs.add_to(app)
 app.command()(doctor)
+app.command()(pack)
 app.command()(submit)
 
 

@@ -7,7 +7,6 @@ Does not: know Spark (tfos.spark.facts makes an OutputPlace); touch a file syste
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import re
@@ -15,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from feeding.errors import PathError
+from feeding.filesystem.hdfs.hadoop_conf import user_name
 from feeding.filesystem.location import LOCAL, Location, parse, shown
 from tfos.errors import SettingsError
 
@@ -67,7 +67,7 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
             hdfs and viewfs, to `working_dir` on file.
         default_fs: Hadoop's `fs.defaultFS`, for example `hdfs://nn:8020` or `file:///`.
         working_dir: the executor's working directory.
-        user: owner of the home directory; default: HADOOP_USER_NAME, else this process's user.
+        user: owner of the home directory; default: who HDFS is asked as.
     """
     if _COMPLETE.match(path):
         return path
@@ -76,7 +76,7 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
     if path.startswith("/"):
         return root + path
     if scheme in ("hdfs", "viewfs"):
-        owner = user or os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+        owner = user or user_name(os.environ)
         return f"{root}/user/{owner}/{path}"
     if scheme == "file":
         return f"{root}{working_dir.rstrip('/')}/{path}"

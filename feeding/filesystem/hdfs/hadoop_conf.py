@@ -94,9 +94,13 @@ def namenode_of(location: Location, environ: Mapping[str, str]) -> NameNode:
 
 
 def user_name(environ: Mapping[str, str]) -> str:
-    """Return the user of the requests, without Kerberos."""
-    if environ.get("HADOOP_USER_NAME"):
-        return environ["HADOOP_USER_NAME"]
+    """Return the user of the requests, without Kerberos.
+
+    YARN may run all containers as one user; Spark reads and writes there as SPARK_USER.
+    """
+    named = environ.get("HADOOP_USER_NAME") or environ.get("SPARK_USER")
+    if named:
+        return named
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user that has no name

@@ -131,5 +131,6 @@ def test_a_broken_site_file_is_named(conf_dir):
 
 
 def test_the_user_is_hadoops_or_the_systems():
-    assert user_name({"HADOOP_USER_NAME": "alice"}) == "alice"
+    assert user_name({"HADOOP_USER_NAME": "alice", "SPARK_USER": "bob"}) == "alice"
+    assert user_name({"SPARK_USER": "bob"}) == "bob"  # a container's own user may be another
     assert user_name({})

@@ -1,0 +1,80 @@
+"""A small environment is packed; its Python runs elsewhere, from an empty environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfos.pack.libraries import is_of_host
+from tfos.pack.packing import Choices, PackProgress, pack_home
+from tfos.pack.python_home import PythonHome
+from tfos.pack.warming import Warmed
+
+PROGRAM = """
+import bz2, ctypes, json, lzma, pathlib, sqlite3, ssl, sys
+import hello
+libraries = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
+found = {"prefix": sys.prefix, "hello": hello.WORD, "cached": hello.__cached__,
+         "libraries": sorted(libraries), "json": json.__cached__}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    """The running interpreter with one package, and what a node of it would load."""
+    packages = tmp_path / "packages"
+    (packages / "hello/tests").mkdir(parents=True)
+    (packages / "hello/__init__.py").write_text("WORD = 'hello'\n")
+    (packages / "hello/tests/__init__.py").touch()
+    kernel = tmp_path / "a.nbi"
+    kernel.write_text("compiled")
+    home = dataclasses.replace(PythonHome.running(), packages=(packages,), own_root=packages)
+    modules = (Path(json.__file__), packages / "hello/__init__.py")
+    return home, Warmed(modules, (("hello/__pycache__/kernels-1/a.nbi", kernel),))
+
+
+@pytest.mark.slow  # copies the standard library
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="packs on Linux only")
+def test_its_python_runs_from_another_place_and_loads_nothing_of_the_host(small, tmp_path):
+    home, warmed = small
+    written: list[int] = []
+    target, again = tmp_path / "env.tar", tmp_path / "again.tar"
+    packed = pack_home(home, warmed, target, Choices(), PackProgress(on_bytes=written.append))
+    pack_home(home, warmed, again, Choices(), PackProgress())
+    assert target.read_bytes() == again.read_bytes()
+    assert sum(written) == packed.files_bytes < packed.before_bytes
+    assert (packed.num_modules, packed.num_kernels) == (2, 1)
+    env = tmp_path / "elsewhere" / "env"
+    with tarfile.open(target) as tar:
+        tar.extractall(env, filter="tar")
+    site = env / home.site_name
+    assert (site / "hello/__pycache__/kernels-1/a.nbi").read_text() == "compiled"
+    assert not (site / "hello/tests").exists()
+    found = run(env)
+    assert (found["prefix"], found["hello"]) == (str(env), "hello")
+    for cached in (found["cached"], found["json"]):
+        assert Path(cached).is_relative_to(env)
+        assert Path(cached).read_bytes()[4:8] == b"\x01\0\0\0"  # by hash, never checked
+    outside = [Path(each) for each in found["libraries"] if not each.startswith(str(env))]
+    assert [each.name for each in outside if not is_of_host(each.name)] == []
+
+
+def run(env: Path) -> Any:
+    done = subprocess.run(
+        [env / "bin/python", "-c", PROGRAM],
+        env={},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

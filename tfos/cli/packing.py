@@ -1,0 +1,116 @@
+"""The command `pack`: its options, progress, and what it says about the archive.
+
+Covers: the above.      Does not: pack (tfos.pack).
+Runs in: its own process, on a host like the executors'.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from tfos.pack.packing import Packed, PackProgress
+
+FAILED_STATUS = 2
+_MIB = 1 << 20
+
+
+def pack(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="env.tar.gz, .tgz or .tar.")
+    ],
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Pack what a rule leaves out: pyspark/jars."),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Of site-packages: --leave-out 'scipy*'."),
+    ] = None,
+    level: Annotated[int, typer.Option(min=1, max=9, help="Of gzip.")] = 6,
+) -> None:
+    """Pack this Python environment for hosts that have Java and a libc only."""
+    from rpc.errors import TFOSError
+
+    try:
+        from tfos.pack.packing import Choices
+        from tfos.pack.packing import pack as pack_environment
+    except ModuleNotFoundError as error:
+        _fail(f"tfos pack needs {error.name}: pip install 'tfos[pack]'")
+    choices = Choices(kept=tuple(keep or ()), left_out=tuple(leave_out or ()), level=level)
+    begun_s = time.monotonic()
+    try:
+        with _Bar() as progress:
+            packed = pack_environment(output.absolute(), choices, progress)
+    except (TFOSError, OSError) as error:
+        _fail(str(error))
+    sys.stdout.write(summary(output, packed, time.monotonic() - begun_s))
+
+
+def summary(output: Path, packed: Packed, took_s: float) -> str:
+    """Return what is told about an archive."""
+    found = packed.libraries
+    lines = [
+        f"{output}: {_size(packed.archive_bytes)}; {packed.num_files} files of "
+        f"{_size(packed.files_bytes)} of the environment's {_size(packed.before_bytes)}; "
+        f"{took_s:.0f} s",
+        f"runs on: Linux {platform.machine()}, glibc {found.glibc[0]}.{found.glibc[1]} or newer",
+        f"from this host: {' '.join(found.files) or 'no library'}",
+        f"compiled: {packed.num_modules} modules; {packed.num_kernels} kernels, for processors "
+        "like this one",
+    ]
+    if found.missing:
+        lines.append(f"not on this host either: {' '.join(found.missing)}")
+    archive = shlex.quote(f"{output}#env")
+    lines.append(
+        f"spark-submit --archives {archive} --conf spark.pyspark.python=./env/bin/python …"
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+class _Bar:
+    """A bar of the bytes written; a plain line per step where there is no terminal."""
+
+    def __enter__(self) -> PackProgress:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+        from tfos.pack.packing import PackProgress
+
+        console = Console(stderr=True)
+        columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self._bar = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
+        task = self._bar.add_task("", total=None)
+
+        def on_step(text: str) -> None:
+            self._bar.update(task, description=text)
+            if not console.is_terminal:
+                sys.stderr.write(f"tfos | {text}\n")
+
+        self._bar.start()
+        return PackProgress(
+            on_step,
+            lambda total: self._bar.update(task, total=total),
+            lambda count: self._bar.update(task, advance=count),
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def _size(count: int) -> str:
+    return f"{count / _MIB:.0f} MiB"
+
+
+def _fail(text: str) -> NoReturn:
+    sys.stderr.write(f"tfos: {text}\n")
+    raise typer.Exit(FAILED_STATUS)

