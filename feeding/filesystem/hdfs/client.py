@@ -98,6 +98,8 @@ def _new_client(namenode: NameNode) -> Client:
     if host.port is not None:  # else it is a name service
         # hdfs-native would retry for ever to resolve a name that does not exist.
         socket.getaddrinfo(host.hostname, host.port)
+    if os.environ.get("SPARK_USER"):  # hdfs-native asks as whom this variable names, and no other
+        os.environ.setdefault("HADOOP_USER_NAME", user_name(os.environ))
     return Client(namenode.url)
 
 

@@ -163,6 +163,15 @@ def test_a_refusal_names_the_user_and_the_whole_path(hdfs, fs, directory, monkey
 
 
 @pytest.mark.fault("F40")
+def test_hdfs_is_asked_as_sparks_user_where_no_other_is_named(hdfs, directory, monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "")
+    monkeypatch.delenv("HADOOP_USER_NAME")  # what is set meanwhile goes at the end, too
+    monkeypatch.setenv("SPARK_USER", "bob")
+    with pytest.raises(PermissionError, match="user=bob"):
+        filesystem_for(hdfs.url).mkdirs(f"{directory}/sub")
+
+
+@pytest.mark.fault("F40")
 def test_the_configuration_says_which_namenode_and_errors_say_so(hdfs, monkeypatch):
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
     fs = filesystem_for("hdfs:///")
