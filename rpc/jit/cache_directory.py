@@ -83,7 +83,8 @@ class CacheDirectory:
 
         `$TFOS_KERNEL_CACHE`, beside the installed package, the user's cache directory, and at last
         a private temporary directory that is removed at exit. A place that is readable, trusted
-        and filled, but not writable, is copied into the one used.
+        and filled, but not writable, is copied into the one used, or used itself where no other can
+        be trusted.
         """
         with self._lock:
             if self._chosen is None:
@@ -117,6 +118,8 @@ class CacheDirectory:
                 packed = path
         else:
             path = _private_directory()
+            if packed is not None and self._unsafe(path):
+                return packed  # in a pod, everybody may write what a volume is mounted at
         if packed is not None and not any(path.glob("*.nbi")):
             with suppress(OSError):  # a full disk: what is missing is compiled
                 _copy_packed(packed, path)

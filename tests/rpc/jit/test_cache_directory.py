@@ -119,3 +119,21 @@ def test_without_any_writable_place_a_private_one_is_made_and_filled_from_the_pa
     assert stat.S_IMODE(used.stat().st_mode) == 0o700
     assert (used / "kernels.sgd-1.py311.nbi").read_bytes() == b"index"
     assert why_unsafe(used, OURS) == ""
+
+
+def test_where_everybody_may_write_the_packed_one_is_used_itself(
+    room: Path, tmp_path: Path, monkeypatch
+):
+    """As in a pod: a tree that cannot be written, and a volume of mode 0777 as /tmp."""
+    packed = tmp_path / "packed" / "kernels-digest"
+    packed.mkdir(parents=True, mode=0o700)
+    (packed / "kernels.sgd-1.py311.nbi").write_bytes(b"index")
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    monkeypatch.setenv(CACHE_VARIABLE, str(packed.parent))
+    monkeypatch.setattr(CacheDirectory, "_is_usable", lambda *_: False)
+    monkeypatch.setattr(tempfile, "tempdir", str(volume))
+    directory = CacheDirectory(room, "digest")
+    assert directory.path() == packed
+    assert directory.is_safe()
