@@ -61,7 +61,9 @@ def host_libraries(found: Mapping[Path, Binary], relinked: Collection[Path]) -> 
         found: every ELF file of the environment.
         relinked: those whose RUNPATH is removed.
     """
+    # What Python loads before is found by its name, wherever it is.
     inside = {path.name for path in found} | {each.name for each in found.values()}
+    own = {path.resolve() for path in found}
     files: dict[str, Path] = {}
     missing: set[str] = set()
     waiting = list(found.items())
@@ -69,22 +71,16 @@ def host_libraries(found: Mapping[Path, Binary], relinked: Collection[Path]) -> 
     while waiting:
         path, binary = waiting.pop()
         glibc = max(glibc, binary.glibc)
-        wanted = {
-            name
-            for name in binary.needed
-            if name not in inside and name not in files and not is_of_host(name)
-        }
-        if not wanted - missing:
-            continue
-        here = _where(path)
-        for name in sorted(wanted):
+        wanted = [each for each in binary.needed if each not in files and not is_of_host(each)]
+        here = _where(path) if wanted else {}
+        for name in wanted:
             target = here.get(name)
             known = target and binaries.read(target)
             if not target or not known:
                 missing.add(name)
-                continue
-            files[name] = target
-            waiting.append((target, known))
+            elif target.resolve() not in own:
+                files[name] = target
+                waiting.append((target, known))
     linked = {
         name
         for path, binary in found.items()
@@ -95,7 +91,7 @@ def host_libraries(found: Mapping[Path, Binary], relinked: Collection[Path]) -> 
     return HostLibraries(
         dict(sorted(files.items())),
         tuple(sorted(linked)),
-        tuple(sorted(missing - files.keys())),
+        tuple(sorted(missing - files.keys() - inside)),
         glibc,
     )
 

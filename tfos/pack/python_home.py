@@ -60,14 +60,14 @@ class PythonHome:
             )
         # a virtual environment of this interpreter knows which one it came from
         executable = Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
-        base = Path(sys.base_prefix)
+        base = Path(sys.base_prefix).resolve()
         found = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
         home = cls(
-            prefix=Path(sys.prefix),
+            prefix=Path(sys.prefix).resolve(),
             base=base,
             executable=executable,
             version="{}.{}".format(*sys.version_info),
-            stdlib=Path(sysconfig.get_path("stdlib")),
+            stdlib=Path(sysconfig.get_path("stdlib")).resolve(),
             site_name=os.path.relpath(_first_site(executable), base),
             packages=tuple(dict.fromkeys(Path(path).resolve() for path in found)),
             own_root=Path(tfos.__file__).resolve().parents[1],
@@ -86,10 +86,10 @@ class PythonHome:
                 f"{self.prefix} is a conda environment, whose libraries are conda packages: "
                 "conda-pack packs it whole, and `tfos warm` compiles the kernels"
             )
-        if not (self.stdlib / "os.py").is_file():
+        if not (self.stdlib / "os.py").is_file() or not self.stdlib.is_relative_to(self.base):
             raise UnsupportedError(
-                f"the standard library of {self.executable} is not at {self.stdlib}: os.py is "
-                "missing there; make the virtual environment with a whole Python"
+                f"{self.executable} has no standard library at {self.stdlib} (os.py) below "
+                f"{self.base}; make the virtual environment with a whole Python"
             )
         if self.prefix == self.base and (self.stdlib / "EXTERNALLY-MANAGED").exists():
             raise UnsupportedError(

@@ -67,7 +67,8 @@ def warmed(directory: Path) -> Warmed:
             f"this environment does not run what a node runs (exit {done.returncode}):\n"
             f"{done.stderr.strip()[-2000:]}"
         )
-    modules = tuple(map(Path, json.loads((directory / _LIST).read_text())))
+    names = json.loads((directory / _LIST).read_text())
+    modules = tuple(Path(name).resolve() for name in names)
     files = sorted(path for path in directory.glob("*/__pycache__/*/*"))
     return Warmed(modules, tuple((str(path.relative_to(directory)), path) for path in files))
 

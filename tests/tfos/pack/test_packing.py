@@ -36,7 +36,7 @@ def small(tmp_path):
     kernel = tmp_path / "a.nbi"
     kernel.write_text("compiled")
     home = dataclasses.replace(PythonHome.running(), packages=(packages,), own_root=packages)
-    modules = (Path(json.__file__), packages / "hello/__init__.py")
+    modules = (Path(json.__file__).resolve(), packages / "hello/__init__.py")
     return home, Warmed(modules, (("hello/__pycache__/kernels-1/a.nbi", kernel),))
 
 

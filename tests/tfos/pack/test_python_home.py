@@ -94,7 +94,7 @@ def test_condas_and_the_systems_pythons_have_their_own_ways(home):
 
 def test_a_python_without_its_standard_library_is_refused(home):
     (home.stdlib / "os.py").unlink()
-    assert f"is not at {home.stdlib}: os.py is missing" in refused(home)
+    assert f"has no standard library at {home.stdlib} (os.py) below {home.base}" in refused(home)
 
 
 def test_the_running_environment_is_found():
