@@ -18,13 +18,13 @@ OF_STDLIB = (
     *("site-packages", "dist-packages"),  # the base's packages are not this environment's
     *("test", "*/tests", "*/test", "lib-dynload/_test*", "lib-dynload/_ctypes_test*"),
     *("lib-dynload/xx*", "idlelib", "turtledemo", "tkinter", "lib-dynload/_tkinter.*"),
-    *("ensurepip", "lib2to3", "config-*", "EXTERNALLY-MANAGED"),
+    *("ensurepip", "config-*", "EXTERNALLY-MANAGED"),
 )
 """Python's own tests, what opens windows, and what builds or installs packages."""
 OF_PACKAGES = (
     *("tests", "*/tests", "*/include", "*.a"),
     *("pip", "pip-*.dist-info"),
-    *("__editable__*", "*.dist-info/direct_url.json", "*.dist-info/RECORD"),
+    *("__editable__*", "*.dist-info/direct_url.json"),
     "pyspark/jars",  # the cluster has Spark's Java
 )
 """Tests, headers and static libraries, the installer, traces of this host, Spark's jars."""

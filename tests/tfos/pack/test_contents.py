@@ -26,7 +26,11 @@ def test_packages_come_without_tests_headers_jars_and_caches(tmp_path):
     kept = ["a/__init__.py", "a/data/latest.txt", "a/test/__init__.py", "pyspark/conf.py"]
     left = ["a/tests/test_a.py", "a/include/a.h", "a/lib.a", "a/__pycache__/a.pyc", "pip/x.py"]
     left += ["pyspark/jars/spark-core.jar", "pip-1.dist-info/METADATA", "tests/test_x.py"]
-    left += ["__editable__.tfos-1.pth", "__editable___tfos_finder.py", "b.dist-info/RECORD"]
+    left += [
+        "__editable__.tfos-1.pth",
+        "__editable___tfos_finder.py",
+        "b.dist-info/direct_url.json",
+    ]
     root = made(tmp_path, *kept, *left)
     assert packed(root, Rules(OF_PACKAGES)) == sorted(kept)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import subprocess
 import tarfile
@@ -14,7 +15,7 @@ import pytest
 from tfos.pack.libraries import is_of_host
 from tfos.pack.packing import Choices, PackProgress, pack_home
 from tfos.pack.python_home import PythonHome
-from tfos.pack.warming import Warmed
+from tfos.pack.warming import NODE_MODULES, Warmed
 
 PROGRAM = """
 import bz2, ctypes, json, lzma, pathlib, sqlite3, ssl, sys
@@ -64,6 +65,11 @@ def test_its_python_runs_from_another_place_and_loads_nothing_of_the_host(small,
         assert Path(cached).read_bytes()[4:8] == b"\x01\0\0\0"  # by hash, never checked
     outside = [Path(each) for each in found["libraries"] if not each.startswith(str(env))]
     assert [each.name for each in outside if not is_of_host(each.name)] == []
+
+
+@pytest.mark.parametrize("name", NODE_MODULES)
+def test_what_a_node_imports_is_still_called_so(name):
+    assert importlib.util.find_spec(name)
 
 
 def run(env: Path) -> Any:
