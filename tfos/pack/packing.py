@@ -160,7 +160,7 @@ def _relinked(
         name: entry.source
         for name, entry in entries.items()
         if entry.source
-        and entry.source.is_relative_to(home.stdlib)
+        and _is_of_stdlib(home, entry)
         and (binary := found.get(entry.source))
         and binary.has_runpath
     }
@@ -177,6 +177,13 @@ def _relinked(
         source = relinker.module(path) if has_runpath else path
         entries[f"lib/{name}"] = Entry(f"lib/{name}", source)
     return libraries
+
+
+def _is_of_stdlib(home: PythonHome, entry: Entry) -> bool:
+    """Say where a file is from; without a virtual environment packages lie below the library."""
+    stdlib_name = os.path.relpath(home.stdlib, home.base)
+    of_package = entry.name.startswith(f"{home.site_name}/")
+    return entry.name.startswith(f"{stdlib_name}/") and not of_package
 
 
 def _bytecode(entries: Mapping[str, Entry], modules: Iterable[Path], scratch: Path) -> list[Entry]:
