@@ -40,7 +40,10 @@ LIBRARY_THREADS = (
     "file-call",  # given up with its server; ends when that answers
 )
 GROWING_POOLS = ("tfos-control-",)  # of a cluster that several tests share: busy, it starts more
-SPARK_COMMANDS = ("java", "pyspark.daemon")  # end with the SparkContext, which outlives a test
+LIBRARY_COMMANDS = (
+    *("java", "pyspark.daemon"),  # end with the SparkContext, which outlives a test
+    "multiprocessing.resource_tracker",  # one per process that spawns, and ends with it
+)
 ROOT = Path(__file__).parent.parent
 ZYGOTE = (
     "tests.support.programs.server_zygote"  # ends with pytest; the servers it forks are checked
@@ -182,7 +185,7 @@ def _children(parent: int = os.getpid()) -> set[psutil.Process]:
                 if parent == os.getpid() and ZYGOTE in command:
                     alive |= _children(child.pid)
                 elif child.status() != psutil.STATUS_ZOMBIE and not any(
-                    word in command for word in SPARK_COMMANDS
+                    word in command for word in LIBRARY_COMMANDS
                 ):
                     alive.add(child)
             except psutil.NoSuchProcess:
