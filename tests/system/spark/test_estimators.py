@@ -421,6 +421,8 @@ def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
     other.load(str(tmp_path / "m.keras"))
     assert other._trained().content == estimator._trained().content
     assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == [
+        "fit-00001",
+        "fit-00002",
         "model-00001.json",
         "model-00001.keras",
         "model-00002.json",
