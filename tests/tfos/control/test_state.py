@@ -479,7 +479,9 @@ def _evaluated(**config: object) -> ClusterState:
 )
 def test_whatever_ends_an_evaluator_costs_the_training_nothing(fields):
     state = _evaluated(tolerate_lost_workers=False)
-    (warning,) = _fail(state, "evaluator:0", **fields)
+    actions = _fail(state, "evaluator:0", **fields)
+    assert [type(each) for each in actions] == [Warn]
+    warning = actions[0]
     assert isinstance(warning, Warn)
     assert "evaluator:0@host-b was lost: " in warning.text
     assert fields["message"] in warning.text
