@@ -103,8 +103,7 @@ class Channel:
         self, server: int, endpoint: Endpoint, credentials: Credentials, identity: Identity
     ) -> None:
         self.server = server
-        self.endpoint = endpoint
-        self.name = f"ps:{server} at {endpoint}"
+        self.move(endpoint)
         self.sequence = 0
         """Number of the last changing request sent to this server."""
         self.acknowledged = 0
@@ -126,6 +125,11 @@ class Channel:
         self._retired = False
         self._generation = 0
         """The newest start of this server that has answered; older ones were replaced."""
+
+    def move(self, endpoint: Endpoint) -> None:
+        """Connect to another place from now on; a connection that works stays."""
+        self.endpoint = endpoint
+        self.name = f"ps:{self.server} at {endpoint}"
 
     @property
     def num_connections(self) -> int:

@@ -158,6 +158,15 @@ class PSClient:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def server_moved(self, rank: int, endpoint: Endpoint) -> None:
+        """Reach a server at another place from now on: a newer start of it listens there.
+
+        Args:
+            rank: of the server.
+            endpoint: where it listens.
+        """
+        self._servers.move(rank, endpoint)
+
     @property
     def num_servers(self) -> int:
         """Servers of the cluster."""

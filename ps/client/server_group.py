@@ -282,6 +282,17 @@ class ServerGroup:
                     f"this client to {ours[0]} and {ours[1]}; start both with the same numbers"
                 )
 
+    def move(self, rank: int, endpoint: Endpoint) -> None:
+        """Reach a server at another place from now on, by the separate connections too.
+
+        Args:
+            rank: of the server.
+            endpoint: where it listens.
+        """
+        with self._separate_lock:
+            for group in (self, *self._separate.values()):
+                group.links[rank].move(endpoint)
+
     def separate(self, purpose: Purpose) -> ServerGroup:
         """Return connections of their own to the same servers, which close with these.
 

@@ -23,9 +23,12 @@ from ps.protocol.messages import MAX_KEY_LENGTH, MAX_OPEN_BYTES
 MAX_VALUE_BYTES = 1 << 20
 """Metrics and decisions of one epoch are a few hundred bytes; this leaves room without a risk."""
 MAX_OPEN_KEYS = 16
-MAX_CLOSED_KEYS = 16
+MAX_CLOSED_KEYS = 1024
 MAX_CLOSED_BYTES = 64 << 20
-"""Answers kept for retries. A worker can be at most one rendezvous behind, so few are needed."""
+"""Answers kept for retries, and for a worker that was started again: its program comes to the keys
+of the first attempt once more."""
+MAX_FORGOTTEN_KEYS = 1 << 16
+"""Keys that are known to be over when their answers are gone."""
 
 
 class Rendezvous:
@@ -36,6 +39,7 @@ class Rendezvous:
         self._finished: set[WorkerRank] = set()
         self._open: dict[str, dict[WorkerRank, bytes]] = {}
         self._closed: OrderedDict[str, Mapping[WorkerRank, bytes]] = OrderedDict()
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
 
     def arrive(self, key: str, worker: WorkerRank, value: bytes) -> bool:
         """Bring a value; the same worker may repeat itself.
@@ -49,7 +53,8 @@ class Rendezvous:
             Whether the rendezvous is closed, so that `result` has its values.
 
         Raises:
-            ServerPhaseError: the worker has finished.
+            ServerPhaseError: the worker has finished; or it was lost, and a newer attempt of it
+                comes to a key whose answers are kept no more.
             PSSettingsError: key or value is too long, or too many rendezvous are open.
         """
         if worker in self._finished:
@@ -57,9 +62,16 @@ class Rendezvous:
                 f"worker {worker} has called finish(), which is final; use rendezvous before it"
             )
         _check(key, value)
-        self._live.add(worker)  # a new generation of a lost worker is live again
         if key in self._closed:
             return True
+        if worker not in self._live and key in self._forgotten:
+            raise ServerPhaseError(
+                f"rendezvous {key!r} was over before worker {worker} was started again, and only "
+                f"the values of the last {MAX_CLOSED_KEYS} are kept; it cannot join this training"
+            )
+        # A newer attempt of a lost worker is live again from the first key that the others have not
+        # passed: they would wait for it, and it for them at an older key.
+        self._live.add(worker)
         self._check_room(key, value)
         self._open.setdefault(key, {})[worker] = value
         return key in self._close_complete()
@@ -97,7 +109,9 @@ class Rendezvous:
         while len(self._closed) > 1 and (
             len(self._closed) > MAX_CLOSED_KEYS or _size(self._closed) > MAX_CLOSED_BYTES
         ):
-            self._closed.popitem(last=False)
+            self._forgotten[self._closed.popitem(last=False)[0]] = None
+        while len(self._forgotten) > MAX_FORGOTTEN_KEYS:
+            self._forgotten.popitem(last=False)
         return closing
 
     def _check_room(self, key: str, value: bytes) -> None:

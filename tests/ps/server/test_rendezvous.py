@@ -113,3 +113,32 @@ def test_all_open_values_together_are_limited(monkeypatch: pytest.MonkeyPatch):
     rendezvous.arrive("k", W0, bytes(60))
     with pytest.raises(PSSettingsError, match="120 bytes"):
         rendezvous.arrive("k", W1, bytes(60))
+
+
+@pytest.mark.fault("F01")
+def test_a_newer_attempt_is_waited_for_from_the_first_key_that_the_others_have_not_passed():
+    rendezvous = Rendezvous(2)
+    for worker in (W0, W1):
+        rendezvous.arrive("build", worker, b"x")
+    rendezvous.lose(W1)
+    assert rendezvous.arrive("epoch-0", W0, b"a")
+    assert rendezvous.arrive("build", W1, b"late"), "its program comes to the old keys again"
+    assert rendezvous.result("build") == {W0: b"x", W1: b"x"}
+    assert rendezvous.arrive("epoch-1", W0, b"a"), "nobody waits for it yet"
+    assert rendezvous.arrive("epoch-0", W1, b"b")
+    assert not rendezvous.arrive("epoch-2", W1, b"b")
+    assert rendezvous.missing("epoch-2") == (W0,)
+    assert rendezvous.arrive("epoch-2", W0, b"a")
+    assert not rendezvous.arrive("epoch-3", W0, b"a")
+    assert rendezvous.missing("epoch-3") == (W1,)
+
+
+@pytest.mark.fault("F01")
+def test_a_newer_attempt_that_comes_to_a_forgotten_key_is_refused_and_not_waited_for():
+    rendezvous = Rendezvous(2)
+    rendezvous.lose(W1)
+    for number in range(MAX_CLOSED_KEYS + 1):
+        rendezvous.arrive(f"epoch-{number}", W0, b"")
+    with pytest.raises(ServerPhaseError, match="'epoch-0' was over before worker 1 was started"):
+        rendezvous.arrive("epoch-0", W1, b"")
+    assert rendezvous.arrive("later", W0, b"")
