@@ -52,6 +52,17 @@ class FeedChannel:
 
     # Orders of the driver and of the worker process.
 
+    def begin_at(self, feed: str, epoch: int) -> None:
+        """Begin a feed with a later epoch: this worker joins others that have read those before.
+
+        Args:
+            feed: name of the feed.
+            epoch: of that feed.
+        """
+        with self._state.changed:
+            self._state.queue(feed).begin_at(epoch)
+            self._state.changed.notify_all()
+
     def flush(
         self, feed: str, epoch: int, validation: tuple[str, int] | None = None, rounds: int = 0
     ) -> None:

@@ -121,6 +121,11 @@ class FeedQueue:
                 del self._rows[old]
         return found
 
+    def begin_at(self, epoch: int) -> None:
+        """Skip the epochs before this one, of which no row comes."""
+        self.epoch = max(self.epoch, epoch)
+        self._trainer_epoch = max(self._trainer_epoch, epoch)
+
     def reopen(self, epoch: int, round_number: int) -> bool:
         """Take back the order to end an epoch, for a round of feeding lost rows again.
 

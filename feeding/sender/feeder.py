@@ -332,7 +332,7 @@ class Feeder:
             },
             lost=lost,
             accepted={
-                link.target.worker: link.accepted.pack() for link in self._links if link.accepted
+                link.target.process: link.accepted.pack() for link in self._links if link.accepted
             },
             ways=tuple(link.way for link in self._links if link.way),
         )

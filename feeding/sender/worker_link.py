@@ -45,6 +45,23 @@ class FeedTarget(msgspec.Struct, frozen=True):
     worker: int
     name: str
     endpoint: Endpoint
+    attempt: int = 0
+    """Which process of this worker it is."""
+
+    @property
+    def process(self) -> int:
+        """Its key in FeedReport.accepted."""
+        return process_key(self.worker, self.attempt)
+
+
+def process_key(worker: int, attempt: int) -> int:
+    """Return a number for one process of a worker; the worker's own for the first.
+
+    Args:
+        worker: its number.
+        attempt: from 0.
+    """
+    return attempt << 32 | worker
 
 
 @dataclass(frozen=True, slots=True)
