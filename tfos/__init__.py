@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tfos import timeseries as timeseries
     from tfos.cluster import TFCluster
     from tfos.collectives.group import RankGroup
-    from tfos.config import Checkpoints, ClusterConfig, InputMode
+    from tfos.config import Checkpoints, ClusterConfig, InputMode, Restarts
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
     from tfos.failure import NodeFailure
@@ -70,6 +70,7 @@ __all__ = [
     "PredictColumn",
     "RankGroup",
     "Reading",
+    "Restarts",
     "Runner",
     "StepTimes",
     "StreamLag",
@@ -114,6 +115,7 @@ _HOMES = {
     "PredictColumn": "tfos.predict.column",
     "RankGroup": "tfos.collectives.group",
     "Reading": "tfos.reading.reading",
+    "Restarts": "tfos.config",
     "Runner": "tfos.runner.horovod_runner",
     "StepTimes": "tfos.monitor.reports",
     "StreamLag": "tfos.streaming.state",

@@ -1,7 +1,8 @@
 """Settings of a cluster and of its checkpoints, checked once at the driver.
 
 Covers: ClusterConfig (how rows reach the workers, timeouts of the control plane, what is shown) and
-Checkpoints (when a cluster saves, where a run resumes, how often a killed server is restarted).
+Checkpoints (when a cluster saves, where a run resumes) and Restarts (how often lost nodes are
+replaced).
 Does not: hold settings of the data plane (rpc), of servers (ps.config) or of chunks
 (feeding.config); save (tfos.worker.saver), restart servers (tfos.node.supervisor).
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import enum
 import math
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from feeding.filesystem.location import LOCAL, shown
@@ -61,10 +63,6 @@ class Checkpoints:
     resume: bool = False
     """Resume from the newest complete checkpoint in the directory, if there is one. False: a
     directory with checkpoints of another run is refused."""
-    ps_restarts: int = 1
-    """Restarts of each killed parameter server within 10 minutes, from the last checkpoint of this
-    run: at once, then after 0.5 s, 1 s, 2 s up to 8 s if it served for less than 10 s. 0: its end
-    fails the cluster."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str):
@@ -78,11 +76,8 @@ class Checkpoints:
         if not isinstance(self.resume, bool):
             raise SettingsError(f"resume must be True or False, got {self.resume!r}.")
         self._check_best()
-        least = {"every_steps": 0, "every_batches": 0, "keep": 1, "full_every": 1, "ps_restarts": 0}
-        for name, at_least in least.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-                raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
+        least = {"every_steps": 0, "every_batches": 0, "keep": 1, "full_every": 1}
+        _check_counts(self, least)
 
     @property
     def best_is_highest(self) -> bool:
@@ -103,6 +98,29 @@ class Checkpoints:
                 f"keep_best={metric!r} is no name that Keras gives: pass best_mode='max' if larger "
                 "values are better, best_mode='min' if smaller ones are"
             )
+
+
+@with_field_texts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """`ClusterConfig(restarts=Restarts(workers=2, ps=1))`: how often a lost node is replaced.
+
+    A node is lost that was killed from outside (its process, its executor, its host, silence); one
+    that raises an error is not started again. The limits hold for each node and 10 minutes.
+    """
+
+    workers: int = 0
+    """Of each worker, the chief included: a new attempt begins main_fun in a slot that Spark has.
+    `fit` of a distributed model goes on in the epoch that the others train. 0: the others go on
+    without a lost worker (`tolerate_lost_workers`), and the chief's end fails the cluster."""
+    ps: int = 1
+    """Of each parameter server, from the last checkpoint of this run; it needs
+    `ClusterConfig(checkpoints=...)`. A killed process starts again beside its supervisor: at once,
+    then after 0.5 s, 1 s, 2 s up to 8 s if it served for less than 10 s. A server whose executor is
+    lost starts on another one. 0: its end fails the cluster."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self, {"workers": 0, "ps": 0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +197,9 @@ class ClusterConfig:
     """Accept speculative execution although it starts nodes twice."""
     checkpoints: Checkpoints | None = None
     """Where and when parameters are saved; None: never, and a dead server fails the cluster."""
+    restarts: Restarts = field(default_factory=Restarts)
+    """How often lost nodes are replaced. The default: no worker, and each parameter server once if
+    there are checkpoints."""
     integrity: Integrity = "auto"
     """Authenticated bytes on TCP between workers, servers and feed tasks. `header`: frames' headers
     and metas; a changed tensor or row is not detected. `payload`: every byte. `auto`: every byte
@@ -199,6 +220,8 @@ class ClusterConfig:
         self._check_times_and_flags()
         if not isinstance(self.checkpoints, Checkpoints | None):
             raise SettingsError(f"checkpoints must be a tfos.Checkpoints, got {self.checkpoints!r}")
+        if not isinstance(self.restarts, Restarts):
+            raise SettingsError(f"restarts must be a tfos.Restarts, got {self.restarts!r}")
         for name in ("hang_s", "lease_s"):
             if getattr(self, name) < 3 * self.heartbeat_s:
                 raise SettingsError(
@@ -207,14 +230,7 @@ class ClusterConfig:
                     f"Use {name} >= {3 * self.heartbeat_s}."
                 )
         self._check_data_plane()
-        for name, at_least in (
-            ("max_inflight_bytes", 1),
-            ("node_limit_bytes", 0),
-            ("threads_per_node", 0),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-                raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
+        _check_counts(self, {"max_inflight_bytes": 1, "node_limit_bytes": 0, "threads_per_node": 0})
         gpus: object = self.gpu_resource
         if gpus is not None and not (isinstance(gpus, str) and gpus.isidentifier()):
             raise SettingsError(
@@ -251,6 +267,14 @@ class ClusterConfig:
                 "integrity='payload' and security='tls' authenticate every byte twice; "
                 "leave integrity at 'auto' with security='tls'."
             )
+
+
+def _check_counts(record: object, least: Mapping[str, int]) -> None:
+    """Refuse fields that are no whole numbers, or below their least."""
+    for name, at_least in least.items():
+        value = getattr(record, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
 
 
 def _make_plain(record: object, name: str, value: float) -> None:

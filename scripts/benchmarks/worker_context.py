@@ -28,6 +28,7 @@ class BenchWorker:
     feed_channel: Any = None
     micro_batches: Any = None
     stop_asked = False
+    fit_place = None
     epochs = EpochReports(lambda _: None)
 
     def __init__(

@@ -69,7 +69,7 @@ LEVELS = {
         ("formats.csv", "formats.parquet", "sender"),
     ),
     "tfos": (
-        ("console", "failure", "import_check", "metric_direction", "version"),
+        ("console", "failure", "fit_place", "import_check", "metric_direction", "version"),
         ("errors",),
         ("files", "phases", "tls_server", "topology"),
         ("collectives", "config", "datasource", "keras"),

@@ -35,7 +35,7 @@ from ps.manifest.manifest import (
     RMSprop,
 )
 from ps.manifest.table_spec import Admission, TableSpec
-from tfos.config import Checkpoints, ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.errors import SettingsError
 from tfos.keras.step.settings import Settings
 
@@ -85,10 +85,12 @@ CASES = (
             "gpu_resource": ("", "a b", 0),
             "save_on_interrupt": ("relative/place", ""),
             "checkpoints": ("/saves", 7),
+            "restarts": (None, 1, {"workers": 1}),
             "integrity": CHOICE,
             "security": CHOICE,
         },
     ),
+    Case(Restarts, SettingsError, {}, {"workers": COUNT_OR_ZERO, "ps": COUNT_OR_ZERO}),
     Case(
         Checkpoints,
         SettingsError,
@@ -103,7 +105,6 @@ CASES = (
             "best_mode": (*CHOICE, None),
             "full_every": COUNT,
             "resume": FLAG,
-            "ps_restarts": COUNT_OR_ZERO,
         },
     ),
     Case(

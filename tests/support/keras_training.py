@@ -23,6 +23,7 @@ from ps.client.client import PSClient
 from ps.manifest.manifest import Manifest
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
+from tfos.fit_place import FitPlace
 from tfos.worker.epoch_reports import EpochReports
 from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.seen_progress import SeenProgress
@@ -48,6 +49,7 @@ class Context:
     numbers: list[Mapping[str, float]] = field(default_factory=list)
     """What was reported beside each entry of `progress`."""
     stop_asked: bool = False
+    fit_place: FitPlace | None = None
     seen: list[dict[str, float]] = field(default_factory=list)
     """Progress that data have seen of fits that are not distributed."""
 

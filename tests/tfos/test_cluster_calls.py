@@ -110,7 +110,7 @@ def test_a_job_that_fails_with_a_lost_node_is_blamed_on_that_node():
     coordinator.act(lose)
     job: Any = types.SimpleNamespace(is_cancelled=False, error=RuntimeError("stage failed"))
     nodes = coordinator.read(lambda state: state.plan.workers)
-    coordinator.act(lambda state: node_jobs._after_job(state, nodes, job))
+    coordinator.act(lambda state: node_jobs._after_job(state, nodes, job, 0, 0.0))
     error = coordinator.error()
     assert error is not None
     assert error.failures[0].node.name == "worker:1"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rpc.auth.certificates import TlsCredentials
 from tests.support.nodes import node_settings
-from tfos.config import Checkpoints, ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.control.authority import ClusterAuthority
 from tfos.driver.node_jobs import NodeKeys
 from tfos.node.spec import NO_KEYS, NodeBundle
@@ -27,6 +27,7 @@ OF_TYPE: dict[str, Any] = {
     "bool": st.booleans(),
     "str": st.just("hdfs:///runs/7"),
     "str | None": st.sampled_from([None, "/shared/saves", Path("/shared/saves")]),
+    "Restarts": st.builds(Restarts, workers=st.integers(0, 9), ps=st.integers(0, 9)),
     "Integrity": st.sampled_from(["auto", "header"]),  # not "payload", which TLS excludes
     "Literal['auto', 'min', 'max']": st.sampled_from(["auto", "min", "max"]),
     "Literal['hmac', 'tls']": st.sampled_from(["hmac", "tls"]),

@@ -23,7 +23,7 @@ from tfos.console.line_rate import LineRate
 from tfos.console.log_tail import LogTail
 from tfos.control import messages
 from tfos.control.server import ControlServer
-from tfos.control.state import Action, ClusterState, Send, Warn
+from tfos.control.state import Action, ClusterState, Replace, Send, Warn
 from tfos.errors import ControlError, ControlRefused, NodeFailedError
 from tfos.failure import NodeFailure, NodeId, is_symptom
 from tfos.phases import ClusterPhase
@@ -70,6 +70,7 @@ class Coordinator:
         self._closing = threading.Event()
         self._at_close: list[Callable[[], None]] = []
         self._explain: Callable[[NodeFailure], NodeFailure] = _as_it_is
+        self._replace: Callable[[Replace], None] = _not_replaced
         self._liveness: threading.Thread | None = None
 
     def start(self, host: str, credentials: TlsCredentials, ports: Sequence[int] = (0,)) -> int:
@@ -128,6 +129,10 @@ class Coordinator:
         with self._lock:
             tail = self._log_tails.get(name)
             return tail.after(number) if tail is not None else None
+
+    def replace_by(self, replace: Callable[[Replace], None]) -> None:
+        """Have lost nodes started again by this function, called under the lock: it only begins."""
+        self._replace = replace
 
     @property
     def phase(self) -> ClusterPhase:
@@ -282,6 +287,8 @@ class Coordinator:
                     self._server.send(action.node, action.order)
             elif isinstance(action, Warn):
                 self._console.warn(action.text)
+            elif isinstance(action, Replace):
+                self._replace(action)
             else:
                 self._console.line(action.text)
 
@@ -293,6 +300,10 @@ class Coordinator:
 
 def _as_it_is(failure: NodeFailure) -> NodeFailure:
     return failure
+
+
+def _not_replaced(action: Replace) -> None:
+    raise ControlError(f"nobody starts {action.node.name} again")
 
 
 def _host(state: ClusterState, node: NodeId) -> str:

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tfos.control.messages import BestSaved, EpochTrained, Evaluated, FitReading, SavedNow
+from tfos.fit_place import FitPlace
 
 MAX_EPOCHS = 10_000
 """Newest epochs, and evaluations, to keep: each micro-batch of a stream is an epoch."""
@@ -27,21 +30,27 @@ class EpochLog:
     saved: SavedNow | None = None
     """What became of the newest order SaveNow that was carried out."""
     evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
+    place: FitPlace | None = None
+    """Where the training of the distributed model is; None: no fit has reported."""
     _epochs: deque[EpochTrained] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
     _read_feeds: set[str] = field(default_factory=set)
     _trained: dict[str, int] = field(default_factory=dict)
     """By feed, its newest epoch that an epoch of a fit has ended with."""
+    _first: dict[str, int] = field(default_factory=dict)
+    """By feed, the epoch that the last fit on it has begun with."""
 
     def note(self, event: FitReading | EpochTrained | BestSaved | SavedNow | Evaluated) -> None:
         """Keep a report."""
         match event:
             case Evaluated():
                 self.evaluations.append(event)
-            case FitReading(feed, is_over):
-                (self._read_feeds.discard if is_over else self._read_feeds.add)(feed)
+            case FitReading():
+                self._fit(event)
             case EpochTrained():
                 self.count += 1
                 self._epochs.append(event)
+                if event.is_distributed and self.place is not None:
+                    self.place = msgspec.structs.replace(self.place, epoch=event.epoch + 1)
                 known = self._trained.get(event.feed, -1)
                 self._trained[event.feed] = max(known, event.fed_epoch)
             case BestSaved():
@@ -49,6 +58,25 @@ class EpochLog:
             case SavedNow(number):
                 if self.saved is None or number > self.saved.number:
                     self.saved = event
+
+    def _fit(self, event: FitReading) -> None:
+        if event.feed:
+            (self._read_feeds.discard if event.is_over else self._read_feeds.add)(event.feed)
+        if event.number >= 0 and event.is_over:
+            self.place = FitPlace(event.number + 1, -1)
+        elif event.number >= 0:
+            self.place = FitPlace(event.number, event.epoch, event.epoch)
+            self._first[event.feed] = event.fed_epoch
+
+    def next_of(self, feed: str) -> int | None:
+        """Return the feed's epoch behind the last that its fit has reported; None: none reads it.
+
+        Args:
+            feed: its name.
+        """
+        if feed not in self._read_feeds:
+            return None
+        return max(self._trained.get(feed, -1) + 1, self._first.get(feed, 0))
 
     def since(self, count: int, feed: str | None = None) -> tuple[EpochTrained, ...]:
         """Return the epochs that came after the first `count`, as far as they are kept.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rpc.endpoint import Endpoint
 from tfos.control.messages import (
@@ -31,6 +31,7 @@ class NodeStatus(enum.Enum):
     RUNNING = "running"
     DONE = "main_fun returned"
     LOST = "lost"
+    RESTARTING = "lost, is started again"
     FAILED = "failed"
     ENDED = "ended"
 
@@ -48,6 +49,8 @@ class Member:
     planned: PlannedNode
     status: NodeStatus = NodeStatus.MISSING
     attempt: int = -1
+    first_attempt: int = 0
+    """Of the newest job that starts this node; Spark counts on from there."""
     executor_id: str = ""
     host: str = ""
     pid: int = 0
@@ -59,6 +62,8 @@ class Member:
     registered_s: float = 0.0
     heard_s: float = 0.0
     stream_lost_s: float | None = None
+    lost_s: float = 0.0
+    """When a new attempt was asked for, in monotonic seconds."""
     stop_ordered: bool = False
     serves_shard: bool = False
     """It is a worker that serves a shard of the parameters."""
@@ -149,6 +154,10 @@ class Member:
         self.flushes = {}
         self.done = None
         self.batches = {}
+
+    def as_lost(self) -> Member:
+        """Return a record of this attempt that stays as it is when another one registers."""
+        return replace(self, status=NodeStatus.LOST, beats=self.beats.copy())
 
     @property
     def progress(self) -> dict[str, float]:

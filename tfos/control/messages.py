@@ -25,6 +25,7 @@ import msgspec
 
 from rpc.endpoint import Endpoint
 from tfos.failure import NodeFailure, NodeId
+from tfos.fit_place import FitPlace
 
 MAX_LOG_LINES = 1000
 """Lines of one LogBatch; a supervisor sends at most 200."""
@@ -172,10 +173,17 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class FitReading(msgspec.Struct, frozen=True, tag=True):
-    """On the chief `fit` has begun, or ended, to read a feed: one of its epochs per epoch fed."""
+    """On the chief `fit` of a distributed model has begun, or ended."""
 
     feed: ShortText
+    """That it reads, one of its epochs per epoch fed; empty: it reads other data."""
     is_over: bool = False
+    number: int = -1
+    """Which fit of the distributed model, from 0; -1: unknown."""
+    epoch: int = 0
+    """Its first epoch, as Keras counts."""
+    fed_epoch: int = 0
+    """The feed's epoch that it begins with."""
 
 
 class EpochTrained(msgspec.Struct, frozen=True, tag=True):
@@ -198,6 +206,8 @@ class EpochTrained(msgspec.Struct, frozen=True, tag=True):
     """Empty: it reads files, or the model is not distributed."""
     fed_epoch: int = -1
     """The feed's newest epoch that this worker has trained to its end; -1: none."""
+    is_distributed: bool = False
+    """Whether all workers train this model together."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
@@ -336,14 +346,25 @@ class RosterEntry(msgspec.Struct, frozen=True):
     """As in Listening."""
 
 
+FeedEpoch: TypeAlias = tuple[str, int]
+"""A feed and one of its epochs."""
+
+
+class Joining(msgspec.Struct, frozen=True):
+    """Where a worker begins that joins others which train."""
+
+    feeds: tuple[FeedEpoch, ...] = ()
+    """The first epoch of each feed that it takes rows of; a feed that is not here begins at 0."""
+    fit: FitPlace | None = None
+    """None: the chief has reported none."""
+
+
 class Start(msgspec.Struct, frozen=True, tag=True):
     """The roster is complete: every node serves, workers may run main_fun."""
 
     roster: tuple[RosterEntry, ...]
-
-
-FeedEpoch: TypeAlias = tuple[str, int]
-"""A feed and one of its epochs."""
+    joining: Joining | None = None
+    """None: all nodes begin together."""
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -423,6 +444,13 @@ class WorkerDone(msgspec.Struct, frozen=True, tag=True):
     rank: int
 
 
+class ServerMoved(msgspec.Struct, frozen=True, tag=True):
+    """To the workers: a lost server was started again at another place, from its checkpoint."""
+
+    rank: int
+    endpoint: Endpoint
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the child within `grace_s`, then kill it, then end."""
 
@@ -441,6 +469,7 @@ Order = (
     | FinishFeed
     | FenceWorker
     | WorkerDone
+    | ServerMoved
     | Stop
 )
 

@@ -25,12 +25,16 @@ from tfos.control.epoch_log import EpochLog
 from tfos.control.members import Member, NodeStatus, mean_loss
 from tfos.control.messages import FeedEpoch
 from tfos.control.permissions import admitted
+from tfos.control.restarts.budget import WINDOW_S, RestartBudget
+from tfos.control.restarts.joining import OpenEpochs
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
-from tfos.topology import PS_ROLE, Plan
+from tfos.topology import PS_ROLE, Plan, PlannedNode
 
 _FROM_OUTSIDE = frozenset({int(signal.SIGKILL), int(signal.SIGTERM)})
 _MAX_FAILURES = 100
+_ATTEMPTS_PER_JOB = 100
+"""Attempts of one node job: a restart begins a further hundred, Spark's retries count within it."""
 _NOTICE_S = 60.0
 """Seconds in which main_fun notices that TensorFlow's parameter server is gone. Its coordinator
 raises within a few; a step that hangs never does."""
@@ -71,7 +75,16 @@ class Tell:
     text: str
 
 
-Action = Send | Warn | Tell
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Start a new attempt of a lost node in a slot that Spark has."""
+
+    node: PlannedNode
+    first_attempt: int
+    delay_s: float
+
+
+Action = Send | Warn | Tell | Replace
 
 
 @dataclass
@@ -101,6 +114,15 @@ class ClusterState:
     """Orders SaveNow so far."""
     training_stop: str = ""
     """Why main_fun was asked to end its training; empty: it was not."""
+    gone: list[Member] = field(default_factory=list)
+    """Lost attempts of workers that were started again, with their last counts."""
+    open_epochs: OpenEpochs = field(default_factory=OpenEpochs)
+    """For workers that join later."""
+    _finished_feeds: tuple[str, ...] = ()
+    _for_servers: list[messages.Order] = field(default_factory=list)
+    """Orders about lost and finished workers, for servers that are started again."""
+    _budgets: dict[str, RestartBudget] = field(default_factory=dict)
+    """By name of a node that was started again."""
     _ps_missed_s: float | None = None
     """When TensorFlow's first lost parameter server was noticed, in monotonic seconds."""
     _told: set[str] = field(default_factory=set)
@@ -158,6 +180,21 @@ class ClusterState:
         """Return the workers whose main_fun has neither returned nor failed."""
         return [worker for worker in self.workers if worker.status is NodeStatus.RUNNING]
 
+    def restarting(self) -> list[Member]:
+        """Return the workers of a running cluster that were lost and are started again."""
+        if self.phase is not ClusterPhase.RUNNING:
+            return []
+        again = (NodeStatus.RESTARTING, NodeStatus.REGISTERED)
+        return [worker for worker in self.workers if worker.status in again]
+
+    def awaited(self) -> list[Member]:
+        """Return the workers whose main_fun is still to return.
+
+        Nobody waits for a replacement of a worker once the others are done, but for the chief's.
+        """
+        training, again = self.training(), self.restarting()
+        return training + again if training or any(each.planned.is_chief for each in again) else []
+
     def evaluating(self) -> list[Member]:
         """Return the evaluator while its main_fun runs."""
         return [each for each in self.evaluators if each.status is NodeStatus.RUNNING]
@@ -198,10 +235,32 @@ class ClusterState:
             rounds: rounds in which rows were fed.
         """
         order = messages.Flush(feed, epoch, checked_by, rounds)
+        self.open_epochs.note(order)
         return [Send(each.node, order) for each in self.training()]
+
+    def begin_epoch(self, feed: str, epoch: int) -> list[Action]:
+        """Note that the rows of this epoch of a feed come next.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+        """
+        self.open_epochs.begin(feed, epoch)
+        return []
+
+    def end_epoch(self, feed: str, epoch: int) -> list[Action]:
+        """Note that every worker has trained its rows of this epoch of a feed.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+        """
+        self.open_epochs.end(feed, epoch)
+        return []
 
     def finish(self, feeds: tuple[str, ...]) -> list[Action]:
         """End the feeds finally, also at workers whose main_fun has returned."""
+        self._finished_feeds = feeds
         return [
             Send(worker.node, messages.FinishFeed(feed))
             for worker in self.workers
@@ -307,18 +366,35 @@ class ClusterState:
             return self._refuse(
                 f"attempt {member.attempt} of {member.name} is pid {member.pid} on {member.host}"
             )
-        if self.phase is ClusterPhase.RUNNING:
-            actions = self._vanished(
-                member, EXECUTOR_LOST, "Spark restarted its task: its executor was lost"
-            )
-            reply, _ = self._refuse("the cluster runs already; a lost node does not rejoin")
-            return reply, actions
+        if self.phase is ClusterPhase.RUNNING and not self.is_ending:
+            return self._register_again(member, register, now_s)
         if self.phase is not ClusterPhase.RESERVED or self.is_ending:
             return self._refuse(f"the cluster is {self.phase.name} and ends")
         actions = []
         if member.attempt >= 0:
             actions.append(Send(member.node, messages.Stop("replaced by a newer attempt")))
         member.take(register, now_s)
+        return self._accept(), [*actions, *self._skew(member, register.skew)]
+
+    def _register_again(
+        self, member: Member, register: messages.Register, now_s: float
+    ) -> tuple[messages.RegisterReply, list[Action]]:
+        """Handle a newer attempt of a node of a running cluster."""
+        actions: list[Action] = []
+        attempts = register.node.attempt, member.attempt
+        of_one_job = len({attempt // _ATTEMPTS_PER_JOB for attempt in attempts}) == 1
+        if member.is_live and of_one_job:
+            actions = self._vanished(
+                member, EXECUTOR_LOST, "Spark restarted its task: its executor was lost", now_s
+            )
+        if member.status is not NodeStatus.RESTARTING:
+            reason = "the cluster runs already; a lost node does not rejoin"
+            if member.is_live:
+                reason = f"attempt {member.attempt} of {member.name} is at work"
+            return self._refuse(reason)[0], actions
+        member.take(register, now_s)
+        # This attempt is here already, so no other one has to be started.
+        actions = [action for action in actions if not isinstance(action, Replace)]
         return self._accept(), [*actions, *self._skew(member, register.skew)]
 
     def on_heartbeat(
@@ -380,10 +456,10 @@ class ClusterState:
             case messages.UpdatesLost(text):
                 return [Warn(text)]
             case messages.Failed(failure):
-                return self._failed(member, failure)
+                return self._failed(member, failure, now_s)
             case messages.Done():
                 member.done = event
-                return [*self._done(member), *self._without_result(event.no_result, member)]
+                return [*self._done(member, now_s), *self._without_result(event.no_result, member)]
         return []
 
     def on_stream_opened(self, node: NodeId, now_s: float) -> str:
@@ -433,6 +509,7 @@ class ClusterState:
                     member,
                     NODE_SILENT,
                     f"its supervisor ended: connection closed {lost_s:.1f} s ago",
+                    now_s,
                 )
             elif silent_s > self.config.hang_s:
                 actions += self._vanished(
@@ -440,8 +517,9 @@ class ClusterState:
                     NODE_SILENT,
                     f"no heartbeat for {silent_s:.1f} s (limit {self.config.hang_s:.0f} s): "
                     "frozen or cut off from the driver",
+                    now_s,
                 )
-        return [*actions, *self._without_tensorflow_ps(now_s)]
+        return [*actions, *self._without_slot(now_s), *self._without_tensorflow_ps(now_s)]
 
     # ---- decisions ----
 
@@ -470,6 +548,8 @@ class ClusterState:
         if member.status is not NodeStatus.REGISTERED:
             return []
         member.endpoint, member.free_port = event.endpoint, event.free_port
+        if self.phase is ClusterPhase.RUNNING and not self.is_ending:
+            return self._joined(member)
         member.status = NodeStatus.READY
         if self.missing() or self.phase is not ClusterPhase.RESERVED or self.is_ending:
             return []
@@ -478,6 +558,35 @@ class ClusterState:
             each.status = NodeStatus.RUNNING
         start = messages.Start(self.roster())
         return [Send(each.node, start) for each in self.members.values()]
+
+    def _joined(self, member: Member) -> list[Action]:
+        """Let a new attempt of a lost node work among the others."""
+        member.status = NodeStatus.RUNNING
+        if member.planned.is_ps:
+            return self._server_joined(member)
+        joining, missed = self.open_epochs.joining(self.epochs)
+        for feed, first in joining.feeds:
+            member.flushes[feed] = messages.FlushReached(feed, first - 1)
+        orders: list[messages.Order] = [messages.Start(self.roster(), joining), *missed]
+        orders += [messages.FinishFeed(feed) for feed in self._finished_feeds]
+        if self.training_stop:
+            orders.append(messages.StopTraining(self.training_stop))
+        where = f"{member.name}@{member.host} joins as attempt {member.attempt}"
+        if joining.fit is not None and joining.fit.epoch >= 0:
+            where += f", in epoch {joining.fit.epoch + 1} of fit"
+        return [Tell(where), *(Send(member.node, order) for order in orders)]
+
+    def _server_joined(self, member: Member) -> list[Action]:
+        """Tell the workers where their server is now, and it what it has missed of them."""
+        roster = self.roster()
+        moved = next(entry for entry in roster if entry.node == member.node)
+        told = [each for each in self.workers if each.status is NodeStatus.RUNNING]
+        return [
+            Tell(f"{member.name}@{member.host} serves as attempt {member.attempt}"),
+            Send(member.node, messages.Start(roster)),
+            *(Send(member.node, order) for order in self._for_servers),
+            *(Send(each.node, messages.ServerMoved(moved.rank, moved.endpoint)) for each in told),
+        ]
 
     def _tensorboard(self, event: messages.TensorBoardUp) -> list[Action]:
         if event == self.tensorboard:
@@ -495,39 +604,43 @@ class ClusterState:
             )
         return actions
 
-    def _done(self, member: Member) -> list[Action]:
+    def _done(self, member: Member, now_s: float) -> list[Action]:
         if not member.planned.runs_main_fun and not member.stop_ordered:
-            return self._failed(member, member.failure("", "the server ended without an order"))
+            failure = member.failure("", "the server ended without an order")
+            return self._failed(member, failure, now_s)
         if member.status in (NodeStatus.REGISTERED, NodeStatus.READY) and not member.stop_ordered:
             return self._failed(
                 member,
                 member.failure(
                     "", "the worker ended before main_fun began; what it imports calls sys.exit?"
                 ),
+                now_s,
             )
         member.status = NodeStatus.DONE
         if not member.planned.runs_main_fun or member.planned.is_evaluator:
             return []
         return self._to_servers(messages.WorkerDone(member.planned.rank))
 
-    def _failed(self, member: Member, failure: NodeFailure) -> list[Action]:
+    def _failed(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
         if member.stop_ordered:
             member.status = NodeStatus.ENDED
             if failure.traceback and self.phase is ClusterPhase.FAILED:
                 self._note(failure)  # it failed before the order to stop arrived
             return []
         outside = failure.signal in _FROM_OUTSIDE or failure.error_type == EXECUTOR_LOST
-        return self._end_of(member, failure, outside=outside)
+        return self._end_of(member, failure, now_s, outside=outside)
 
-    def _vanished(self, member: Member, error_type: str, text: str) -> list[Action]:
+    def _vanished(self, member: Member, error_type: str, text: str, now_s: float) -> list[Action]:
         if not member.is_live:
             return []
         if member.stop_ordered or member.status is NodeStatus.DONE:
             member.status = NodeStatus.ENDED
             return []
-        return self._end_of(member, member.failure(error_type, text), outside=True)
+        return self._end_of(member, member.failure(error_type, text), now_s, outside=True)
 
-    def _end_of(self, member: Member, failure: NodeFailure, *, outside: bool) -> list[Action]:
+    def _end_of(
+        self, member: Member, failure: NodeFailure, now_s: float, *, outside: bool
+    ) -> list[Action]:
         if outside and not failure.signal and self.phase is ClusterPhase.RESERVED:
             # Its executor or supervisor was lost, not only its child: Spark restarts the task,
             # and a newer attempt will register.
@@ -538,6 +651,10 @@ class ClusterState:
             return self._evaluator_lost(member, failure)
         if outside and member.planned.serves_tensorflow and self._goes_on_without(member):
             return self._tensorflow_lost(member, failure)
+        if outside and self._may_restart(member, failure):
+            replaced = self._replaced(member, failure, now_s)
+            if replaced:
+                return replaced
         if not (outside and self._tolerable(member)):
             member.status = NodeStatus.FAILED
             return self.fail(self._explained(member, failure))
@@ -546,6 +663,66 @@ class ClusterState:
         remaining = ", ".join(worker.name for worker in self.training())
         text = f"{member.name}@{member.host} was lost: {failure.message}; {remaining} go on"
         return [*self._fence(member, failure), Warn(text)]
+
+    def not_restarted(self, name: str, reason: str, now_s: float) -> list[Action]:
+        """Handle the end of a job that was to start a node again, before the node served.
+
+        Args:
+            name: of the node.
+            reason: what Spark says.
+            now_s: monotonic seconds.
+        """
+        member = self.members[name]
+        return self._end_of(member, member.failure("", reason), now_s, outside=True)
+
+    def _may_restart(self, member: Member, failure: NodeFailure) -> bool:
+        """Whether another attempt of the node can take its place, if restarts are left."""
+        if self.phase is not ClusterPhase.RUNNING or self.is_ending:
+            return False
+        if member.planned.is_ps:  # a killed child is its supervisor's to start again
+            has_state = self.config.checkpoints is not None and not self.plan.servers_at_driver
+            return has_state and not failure.signal
+        # Only the chief's process knows which micro-batches of a stream are trained and saved.
+        is_of_stream = member.planned.is_chief and any(member.batches)
+        return (
+            member.planned.runs_main_fun
+            and not member.serves_shard
+            and not is_of_stream
+            and not self.plan.is_mirrored
+            and not self.plan.tensorflow_servers
+        )
+
+    def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
+        """Start a lost node again; returns nothing if no restart is left."""
+        limits = self.config.restarts
+        limit = limits.ps if member.planned.is_ps else limits.workers
+        budget = self._budgets.setdefault(member.name, RestartBudget(limit))
+        delay_s = budget.take(member.registered_s, now_s)
+        if delay_s is None:
+            return []
+        self._note(failure)
+        if not member.planned.is_ps:
+            self.gone.append(member.as_lost())
+        member.status, member.endpoint, member.lost_s = NodeStatus.RESTARTING, None, now_s
+        member.first_attempt += _ATTEMPTS_PER_JOB
+        text = (
+            f"{member.name}@{member.host} was lost: {failure.message}; it is started again "
+            f"({budget.num_recent} of {limit} times within {WINDOW_S / 60:.0f} minutes)"
+        )
+        fences = [] if member.planned.is_ps else self._fence(member, failure)
+        return [*fences, Warn(text), Replace(member.planned, member.first_attempt, delay_s)]
+
+    def _without_slot(self, now_s: float) -> list[Action]:
+        """Give up the nodes for whose new attempts Spark has had no slot for too long."""
+        limit_s = self.config.reservation_timeout_s
+        actions: list[Action] = []
+        for member in self.members.values():
+            if member.status is NodeStatus.RESTARTING and now_s - member.lost_s > limit_s:
+                text = f"Spark had no slot for a new attempt of {member.name} in {limit_s:.0f} s"
+                self._budgets[member.name].limit = 0
+                failure = member.failure(EXECUTOR_LOST, text)
+                actions += self._end_of(member, failure, now_s, outside=True)
+        return actions
 
     def _evaluator_lost(self, member: Member, failure: NodeFailure) -> list[Action]:
         """Let the training go on; the record stays among the failures."""
@@ -639,6 +816,7 @@ class ClusterState:
         return self._to_servers(messages.FenceWorker(rank, attempt, failure.message))
 
     def _to_servers(self, order: messages.Order) -> list[Action]:
+        self._for_servers.append(order)
         return [Send(server.node, order) for server in self.servers if server.is_live]
 
     def _note(self, failure: NodeFailure) -> None:

@@ -96,13 +96,13 @@ class MainFunWait:
 
 
 def _nobody_trains(state: ClusterState) -> bool:
-    return not state.training() or state.phase is not ClusterPhase.RUNNING
+    return not state.awaited() or state.phase is not ClusterPhase.RUNNING
 
 
 def _waiting(state: ClusterState, now_s: float) -> str:
-    names = [f"{worker.name} ({worker.phase})" for worker in state.training()]
+    names = [f"{worker.name} ({worker.phase})" for worker in state.awaited()]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    since_s = now_s - min((worker.phase_since_s for worker in state.training()), default=now_s)
+    since_s = now_s - min((worker.phase_since_s for worker in state.awaited()), default=now_s)
     return f"waiting for main_fun of {', '.join(names[:_NAMED])}{more} {since_s:.0f} s"
 
 

@@ -21,7 +21,7 @@ from rpc.auth.handshake import Identity, Role
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
-from tfos.control.state import Action, ClusterState
+from tfos.control.state import Action, ClusterState, Replace
 from tfos.node import versions
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
@@ -31,7 +31,7 @@ from tfos.topology import Plan, PlannedNode
 
 NODE_JOB_FAILED = "NodeJobFailed"
 """`NodeFailure.error_type`: Spark gave up on the job that holds this node's task."""
-_NOT_SERVING = (NodeStatus.MISSING, NodeStatus.REGISTERED)
+_NOT_SERVING = (NodeStatus.MISSING, NodeStatus.REGISTERED, NodeStatus.RESTARTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,9 @@ class NodeJobs:
         self._lock = threading.Lock()
         self._is_ended = False
         self._jobs: list[SparkJob[list[Any]]] = []
+        self._main_fun = b""
+        self._workers_hold_slots = True
+        coordinator.replace_by(self._restart_soon)
 
     def start(self, plan: Plan, main_fun: bytes, *, workers_hold_slots: bool) -> None:
         """Submit the jobs; nodes register when their tasks run.
@@ -107,6 +110,7 @@ class NodeJobs:
             main_fun: pickled, with its arguments.
             workers_hold_slots: whether a worker's task stays as long as its node.
         """
+        self._main_fun, self._workers_hold_slots = main_fun, workers_hold_slots
         self._coordinator.act(_note_start)
         servers = [("ps", plan.servers)]
         if plan.servers_at_driver:
@@ -125,6 +129,27 @@ class NodeJobs:
             with self._lock:
                 if self._is_ended:
                     return
+                job.start()
+                self._jobs.append(job)
+
+    def _restart_soon(self, wanted: Replace) -> None:
+        timer = threading.Timer(wanted.delay_s, self._restart, (wanted,))
+        timer.name, timer.daemon = f"tfos-restart-{wanted.node.name}", True
+        timer.start()
+
+    def _restart(self, wanted: Replace) -> None:
+        """Submit a job for one node; Spark gives it a slot when there is one."""
+        node = wanted.node
+        job = self._job(
+            f"{node.role}-{node.index}-{wanted.first_attempt}",
+            (node,),
+            [self._keys.bundle(node, self._settings, self._main_fun)],
+            hold=node.is_ps or self._workers_hold_slots,
+            is_here=False,
+            first_attempt=wanted.first_attempt,
+        )
+        with self._lock:
+            if not self._is_ended:
                 job.start()
                 self._jobs.append(job)
 
@@ -161,11 +186,9 @@ class NodeJobs:
         *,
         hold: bool,
         is_here: bool,
+        first_attempt: int = 0,
     ) -> SparkJob[list[Any]]:
-        task = NodeTask(
-            hold_slot=hold,
-            versions=versions.installed(),
-        )
+        task = NodeTask(hold_slot=hold, versions=versions.installed(), first_attempt=first_attempt)
         sc = self._sc
 
         def run() -> list[Any]:
@@ -179,7 +202,8 @@ class NodeJobs:
             return [task.at_driver(bundle) for bundle in bundles]
 
         def ended(job: SparkJob[list[Any]]) -> None:
-            self._coordinator.act(lambda state: _after_job(state, nodes, job))
+            now_s = self._coordinator.now_s()
+            self._coordinator.act(lambda state: _after_job(state, nodes, job, first_attempt, now_s))
             if _is_cancelled_by_others(job) and self._coordinator.phase is ClusterPhase.FAILED:
                 self._on_cancel()
 
@@ -196,7 +220,11 @@ def _note_start(state: ClusterState) -> list[Action]:
 
 
 def _after_job(
-    state: ClusterState, nodes: tuple[PlannedNode, ...], job: SparkJob[list[Any]]
+    state: ClusterState,
+    nodes: tuple[PlannedNode, ...],
+    job: SparkJob[list[Any]],
+    first_attempt: int,
+    now_s: float,
 ) -> list[Action]:
     """Decide what the end of a node job means.
 
@@ -207,10 +235,17 @@ def _after_job(
         return []
     if state.phase not in (ClusterPhase.RESERVED, ClusterPhase.RUNNING):
         return []
-    members = [state.members[node.name] for node in nodes]
+    known = [state.members[node.name] for node in nodes]
+    # A later job has started the others again.
+    members = [member for member in known if member.first_attempt == first_attempt]
+    if not members:
+        return []
     if state.phase is ClusterPhase.RUNNING and all(node.is_evaluator for node in nodes):
         return []  # its heartbeats tell whether it lives, and nobody waits for it
     missing = [member for member in members if member.status in _NOT_SERVING]
+    if missing and first_attempt:
+        why = "its task ended" if job.error is None else _with_advice(reason_of(job.error))
+        return state.not_restarted(missing[0].name, f"{why} before the node served", now_s)
     if job.error is not None:
         gone = [member for member in members if not member.is_live]
         blamed = (missing or gone or members)[0]

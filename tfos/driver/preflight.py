@@ -95,7 +95,7 @@ def notes(facts: SparkFacts) -> list[str]:
 
 
 def check_servers(plan: Plan, config: ClusterConfig) -> None:
-    """Refuse settings that only servers of tfos can follow, where TensorFlow's serve.
+    """Refuse settings that nobody can follow where TensorFlow's servers or strategies train.
 
     Args:
         plan: the nodes.
@@ -104,6 +104,11 @@ def check_servers(plan: Plan, config: ClusterConfig) -> None:
     Raises:
         SettingsError: names the setting and what to do.
     """
+    if config.restarts.workers and (plan.tensorflow_servers or plan.is_mirrored):
+        raise SettingsError(
+            f"restarts={config.restarts} with ps='tensorflow': TensorFlow's strategies take no "
+            "worker back in. Leave workers out of Restarts, and save and restore in main_fun."
+        )
     if not plan.tensorflow_servers:
         return
     for name in ("checkpoints", "save_on_interrupt"):

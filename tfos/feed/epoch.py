@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from feeding.sender.task import FeedTarget, FeedTask
+from feeding.sender.worker_link import process_key
 from tfos.console.progress import TrainingProgress
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import EpochRowCounts
@@ -52,26 +53,42 @@ class EpochFeed:
         return dataclasses.replace(self.task, targets=targets, again=rows, round_number=self.rounds)
 
     def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRowCounts]:
-        """Return the workers' last counts of this epoch by rank."""
+        """Return the workers' last counts of this epoch, by their numbers in the ledger."""
         feed, epoch = self.task.feed, self.task.epoch
-        return {worker.planned.rank: worker.feed(feed).epoch(epoch) for worker in workers}
+        return {_process_of(worker): worker.feed(feed).epoch(epoch) for worker in workers}
 
     def new_losses(self, state: ClusterState) -> list[Member]:
         """Return the lost workers whose rows of this epoch are not assigned to others yet."""
         return [
             worker
-            for worker in state.workers
-            if worker.status is NodeStatus.LOST and self.ledger.counts_on(worker.planned.rank)
+            for worker in (*state.gone, *state.workers)
+            if worker.status is NodeStatus.LOST and self.ledger.counts_on(_process_of(worker))
         ]
+
+    def report(self, state: ClusterState, *, seconds: float) -> reports.EpochReport:
+        """Return the counts of the epoch.
+
+        Args:
+            state: of the cluster.
+            seconds: duration of the epoch.
+        """
+        attempts = [*state.gone]
+        attempts += [each for each in state.workers if each.status is not NodeStatus.RESTARTING]
+        names = {_process_of(each): each.name for each in attempts}
+        return self.ledger.report(self.last_of(attempts), names, seconds=seconds)
 
 
 def targets_of(state: ClusterState) -> tuple[FeedTarget, ...]:
     """Return the workers that take rows."""
     return tuple(
-        FeedTarget(member.planned.rank, member.name, member.endpoint)
+        FeedTarget(member.planned.rank, member.name, member.endpoint, member.node.attempt)
         for member in state.training()
         if member.endpoint is not None
     )
+
+
+def _process_of(worker: Member) -> int:
+    return process_key(worker.planned.rank, worker.node.attempt)
 
 
 def movement(state: ClusterState) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ Threads: several calls may run at once, for different feeds; each feed has one c
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import Counter
@@ -150,7 +151,7 @@ class EpochFeeder:
         """Wait until `fit` has ended the last epoch, with its validation and callbacks."""
 
         def is_told(state: ClusterState) -> bool:
-            return not state.training() or not state.epochs.is_awaited(call.feed, call.epoch)
+            return not state.awaited() or not state.epochs.is_awaited(call.feed, call.epoch)
 
         try:
             self._watch.until(is_told, call, progress, stall_s=stall_s)
@@ -237,11 +238,11 @@ class EpochFeeder:
         progress: TrainingProgress,
         validation: ValidationPlan | None = None,
     ) -> reports.EpochReport | None:
-        targets = self._coordinator.read(targets_of)
+        feed, epoch, batch, stall_s = call.feed, call.epoch, request.batch, request.feed_timeout_s
+        targets = self._await_targets(call, progress, stall_s)
         if not targets:
             return None
         call.check_wanted()
-        feed, epoch, batch, stall_s = call.feed, call.epoch, request.batch, request.feed_timeout_s
         checked_by = validation.feed_epoch if validation is not None else None
         if batch is not None:
             self._begin(batch, call, progress, stall_s)
@@ -249,7 +250,7 @@ class EpochFeeder:
         run = EpochFeed(source, self._task(call, request, targets), call, progress)
         is_empty = is_fed = False
         try:
-            results = self._feed(run, run.task)
+            results = self._feed_all(run)
             run.ledger.add(results)
             progress.rows_per_epoch = sum(result.rows for result in results)
             self._ways.tell(feed, results)
@@ -268,13 +269,43 @@ class EpochFeeder:
                 )
         if not is_empty:
             self._end(run)
+            self._coordinator.act(lambda state: state.end_epoch(feed, epoch))
         if batch is not None and not is_empty:
             self._watch.until(
                 lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s
             )
-        last = self._coordinator.read(lambda state: run.last_of(state.workers))
-        names = self._coordinator.read(lambda state: [worker.name for worker in state.workers])
-        return run.ledger.report(last, names, seconds=time.monotonic() - started_s)
+        seconds = time.monotonic() - started_s
+        return self._coordinator.read(lambda state: run.report(state, seconds=seconds))
+
+    def _await_targets(
+        self, call: FeedCall, progress: TrainingProgress, stall_s: float
+    ) -> tuple[FeedTarget, ...]:
+        """Return the workers that take rows; wait for one that is started again if none is left."""
+
+        def is_known(state: ClusterState) -> bool:
+            return bool(targets_of(state)) or not state.awaited()
+
+        if not self._coordinator.read(is_known):
+            self._watch.until(is_known, call, progress, stall_s=stall_s)
+        return self._coordinator.read(targets_of)
+
+    def _feed_all(self, run: EpochFeed) -> list[FeedReport]:
+        """Feed all rows; again from the first one if the only workers were lost meanwhile."""
+        while True:
+            num_gone = self._coordinator.read(lambda state: len(state.gone))
+            try:
+                return self._feed(run, run.task)
+            except FeedJobError:
+                if self._coordinator.read(lambda state: len(state.gone)) == num_gone:
+                    raise
+                stall_s = run.task.config.feed_timeout_s
+                targets = self._await_targets(run.call, run.progress, stall_s)
+                if not targets:
+                    raise
+                self._console.line(
+                    f"{run.call.title}: feeding all rows again, as no worker was left to take them"
+                )
+                run.task = dataclasses.replace(run.task, targets=targets)
 
     def _begin(
         self, batch: MicroBatch, call: FeedCall, progress: TrainingProgress, stall_s: float
@@ -324,7 +355,7 @@ class EpochFeeder:
             self._console.line(
                 f"{what}: feeding again {count} rows that {names} had not reported as trained"
             )
-            targets = self._coordinator.read(targets_of)
+            targets = self._await_targets(run.call, run.progress, run.task.config.feed_timeout_s)
             reports = self._feed(run, run.next_round(targets, rows)) if targets else []
             dropped = run.ledger.add(reports, again=True)
             dropped += count - sum(report.rows for report in reports)
@@ -379,7 +410,8 @@ class EpochFeeder:
         with self._lock:
             epoch = self._epochs.get(feed, 0)
             self._epochs[feed] = epoch + 1
-            return epoch
+        self._coordinator.act(lambda state: state.begin_epoch(feed, epoch))
+        return epoch
 
     def _feed_config(self, feed_timeout_s: float) -> FeedConfig:
         return FeedConfig(

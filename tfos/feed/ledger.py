@@ -11,7 +11,8 @@ again and count as repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span, rows_and_end
 from feeding.sender.feeder import FeedReport
@@ -23,7 +24,7 @@ Rows = dict[int, tuple[Span, ...]]
 
 
 class EpochLedger:
-    """Rows of one epoch of one feed. Workers are known by rank.
+    """Rows of one epoch of one feed. Workers are known by `feeding.sender.FeedTarget.process`.
 
     Args:
         feed: its name, for messages.
@@ -88,20 +89,22 @@ class EpochLedger:
         return {partition: tuple(ranges) for partition, ranges in sorted(found.items())}
 
     def report(
-        self, last: Mapping[int, EpochRowCounts], names: Sequence[str], *, seconds: float
+        self, last: Mapping[int, EpochRowCounts], names: Mapping[int, str], *, seconds: float
     ) -> EpochReport:
         """Return the counts of the epoch.
 
         Args:
-            last: each worker's last counts of this epoch, by rank.
-            names: names of the workers, by rank.
+            last: each worker's last counts of this epoch.
+            names: names of the workers; attempts of one worker have one name.
             seconds: duration of the epoch.
         """
         trained = 0
         repeated = self._again_rows
+        per_worker: Counter[str] = Counter()
         for worker, rows in last.items():
             known = self._trained_of(worker, rows.trained_rows)
             trained += known
+            per_worker[names[worker]] += rows.trained_rows
             # Its other trained rows came from attempts of tasks that failed and were retried.
             repeated += rows.trained_rows - known
         return EpochReport(
@@ -112,7 +115,7 @@ class EpochLedger:
             dropped_rows=self._fed_rows - trained,
             repeated_rows=repeated,
             seconds=seconds,
-            per_worker={names[worker]: rows.trained_rows for worker, rows in last.items()},
+            per_worker=dict(per_worker),
         )
 
     def _trained_of(self, worker: int, position: int) -> int:

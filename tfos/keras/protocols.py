@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from tfos.fit_place import FitPlace
+
 
 class WorkerContext(Protocol):
     """The part of `NodeContext` that this package uses."""
@@ -43,6 +45,10 @@ class WorkerContext(Protocol):
     @property
     def stop_asked(self) -> bool:
         """Whether somebody has asked for the end of the training."""
+
+    @property
+    def fit_place(self) -> FitPlace | None:
+        """Where a worker begins that joins others which train; None: all begin together."""
 
     def ps_client(self) -> Any:
         """The process's `ps.client.client.PSClient`, the same object on every call."""

@@ -51,6 +51,8 @@ class ServerProcess:
             rank=bundle.node.rank,
             num_servers=bundle.settings.num_ps,
             num_workers=bundle.settings.num_workers,
+            # The barrier goes on with those that are there until the new attempt joins.
+            on_lost="continue" if bundle.settings.config.restarts.workers else "fail",
         )
         credentials = bundle.data_credentials
         generation = (spec.attempt << 16) + spec.restart
@@ -63,7 +65,7 @@ class ServerProcess:
         """Serve until the supervisor or a permitted client stops the server."""
         with self._server:
             self._listen()
-            if self._spec.restart:
+            if self._spec.restart or self._spec.attempt:
                 self._restore()
             self._server.start()
             self._link.send(messages.Listening(self._server.endpoint))

@@ -384,10 +384,13 @@ class FileRows:
             dtypes=dtypes,
             map_fn=map_fn,
         )
+        # A worker that joins others reads with them, from the beginning of their epoch.
+        place = self._ctx.fit_place
+        reader = self._reader(place.epoch if place is not None else 0)
         if self._course is None:
-            return FileDataset(self._reader(), batch_size, columns, ctx=self._ctx)
+            return FileDataset(reader, batch_size, columns, ctx=self._ctx)
         return FileDataset(
-            self._reader(),
+            reader,
             batch_size,
             columns,
             ctx=self._ctx,
@@ -433,7 +436,9 @@ class FileRows:
         from feeding.reading.positions import Course
         from feeding.reading.reader import DirectReader
 
-        course = self._course or Course(first_epoch=first_epoch)
+        course = self._course or Course()
+        if first_epoch > course.first_epoch:
+            course = Course(course.run_number, first_epoch=first_epoch)
         share = (self._ctx.rank, self._ctx.num_workers)
         return DirectReader(self._source, *share, **self._shuffle, course=course)
 

@@ -11,12 +11,13 @@ import logging
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
-from tfos.control.messages import RosterEntry
+from tfos.control.messages import Joining, RosterEntry
 from tfos.errors import (
     NoServersError,
     NotDistributed,
@@ -68,6 +69,8 @@ class NodeContext:
         job_name: `chief`, `master`, `worker` or `evaluator`.
         task_index: index among the nodes of this job.
         executor_id: Spark's id of the executor.
+        attempt: 0, or larger for a node that was lost and started again.
+        fit_place: in the fits of a distributed model, where such a node begins; None: at the start.
         rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
         num_workers: workers that train together, the chief included; 1 on the evaluator, which
             stands alone with rank 0: `ctx.read` has all rows there.
@@ -97,11 +100,12 @@ class NodeContext:
         on_shard: called once the workers serve the parameters themselves.
         reserved_port: this worker's port in `cluster_spec`; None: it holds none.
         stop_asked: whether somebody outside has asked for the end of the training.
+        joining: where this worker begins among others that train; None: all begin together.
         micro_batches: records which micro-batches of streams are trained.
         epochs: sends epochs' metrics to the driver.
     """
 
-    def __init__(  # noqa: PLR0913 - what the process has, by keyword
+    def __init__(  # noqa: PLR0913, PLR0915 - what the process has, by keyword
         self,
         spec: ChildSpec,
         roster: Sequence[RosterEntry],
@@ -115,6 +119,7 @@ class NodeContext:
         on_shard: Callable[[NodeContext], None] = lambda _: None,
         reserved_port: ReservedPort | None = None,
         stop_asked: Callable[[], bool] = bool,
+        joining: Joining | None = None,
     ) -> None:
         bundle = spec.bundle
         self.job_name = bundle.node.role
@@ -131,9 +136,7 @@ class NodeContext:
         self.log_dir = os.path.join(
             spec.log_dir, EVALUATOR_ROLE if self._is_evaluator else f"worker-{self.rank}"
         )
-        self.feed_channel = feed_channel
-        self.micro_batches = micro_batches
-        self.epochs = epochs
+        self.feed_channel, self.micro_batches, self.epochs = feed_channel, micro_batches, epochs
         self._identity = Identity(Role.WORKER, bundle.node.rank, spec.attempt)
         self._has_tensorflow_servers = bundle.settings.has_tensorflow_servers
         self._workers = _workers(roster, has_tensorflow_servers=self._has_tensorflow_servers)
@@ -141,10 +144,13 @@ class NodeContext:
         self._rank_group: RankGroup | None = None
         self._value_fd = spec.value_fd
         self._feeds = bundle.settings.feeds
-        self._checkpoints = bundle.settings.config.checkpoints
+        self._config = bundle.settings.config
+        self._checkpoints = self._config.checkpoints
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name
+        self.attempt, self.fit_place = spec.attempt, joining.fit if joining is not None else None
+        self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
         uses_none = self._has_tensorflow_servers or self._is_evaluator
         self._servers = [] if uses_none else _endpoints_of_servers(roster)
         """Of the shards in rank order; empty until a cluster without servers has its own."""
@@ -338,15 +344,16 @@ class NodeContext:
 
         if self._checkpoints is None or not self.is_chief or not self._servers:
             return None
-        return ChiefSaver(self._checkpoints, self.new_ps_client, self._storages)
+        joins = self.attempt > 0
+        return ChiefSaver(self._checkpoints, self.new_ps_client, self._storages, joins=joins)
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
         from ps.client.client import DEFAULT_RECONNECT_S, PSClient
 
-        may_restart = self._checkpoints is not None and self._checkpoints.ps_restarts > 0
+        may_restart = self._checkpoints is not None and self._config.restarts.ps > 0
         restarts = may_restart and self._own_shard is None
-        return PSClient(
+        client = PSClient(
             self._servers,
             self._credentials,
             self._identity,
@@ -354,6 +361,19 @@ class NodeContext:
             reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
             open_storage=self._storages,
         )
+        self._clients.add(client)
+        return client
+
+    def server_moved(self, rank: int, endpoint: Endpoint) -> None:
+        """Reach a server at another place from now on: it was lost and started again.
+
+        Args:
+            rank: of the server.
+            endpoint: where it listens.
+        """
+        self._servers[rank] = endpoint
+        for client in list(self._clients):
+            client.server_moved(rank, endpoint)
 
     def dataset(  # noqa: PLR0913 - what a user may say about rows, all but one by keyword
         self,

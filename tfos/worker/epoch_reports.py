@@ -36,14 +36,9 @@ class EpochReports:
         if keeper.saved is not None:
             self._report(keeper.saved)
 
-    def fit_reads(self, feed: str, *, is_over: bool = False) -> None:
-        """`fit` has begun, or ended, to read a feed, one of its epochs per epoch fed.
-
-        Args:
-            feed: its name.
-            is_over: it has ended.
-        """
-        self._report(FitReading(feed, is_over))
+    def fit_reads(self, fit: FitReading) -> None:
+        """`fit` of a distributed model has begun, or ended: report it."""
+        self._report(fit)
 
     def evaluated(self, checkpoint: Evaluated) -> None:
         """The evaluator has evaluated a checkpoint: report it."""

@@ -113,6 +113,9 @@ class WorkerProcess:
         self._reserved_port: ReservedPort | None = None
         self._saver: ChiefSaver | None = None
         """While main_fun runs, on the chief of a cluster that saves."""
+        self._context: NodeContext | None = None
+        self._joining: messages.Joining | None = None
+        """Where this worker begins among others that train; None: all begin together."""
         self._training_stop = ""
         """Why main_fun is asked to train no further; empty: it is not."""
 
@@ -173,7 +176,7 @@ class WorkerProcess:
             self._call(lambda: import_ahead(names))
 
     def _run_main_fun(self, main_fun: Callable[[Any, Any], Any], args: Any) -> int:
-        context = self._make_context()
+        context = self._context = self._make_context()
         mirror: LogMirror | None = None
         try:
             self._prepare_environment(context)
@@ -266,9 +269,8 @@ class WorkerProcess:
 
     def _carry_out(self, order: messages.Order) -> None:
         match order:  # what is not here, servers act on
-            case messages.Start(roster=roster):
-                self._roster = roster
-                self._started.set()
+            case messages.Start() | messages.ServerMoved():
+                self._take_places(order)
             case messages.Flush(feed=feed, epoch=epoch, validation=validation, rounds=rounds):
                 self._channel.flush(feed, epoch, validation, rounds)
                 _aside(self._await_flush, feed, epoch)
@@ -285,6 +287,19 @@ class WorkerProcess:
                 self._heed(order)
             case messages.Stop():
                 self._begin_stop(order)
+
+    def _take_places(self, order: messages.Start | messages.ServerMoved) -> None:
+        """Learn where the other nodes are, and where among them this worker begins."""
+        if isinstance(order, messages.ServerMoved):
+            rank, endpoint = order.rank, order.endpoint
+            _logger.warning("ps:%d was started again and is at %s now", rank, endpoint)
+            if self._context is not None:
+                self._context.server_moved(rank, endpoint)
+            return
+        self._roster, self._joining = order.roster, order.joining
+        for feed, epoch in order.joining.feeds if order.joining is not None else ():
+            self._channel.begin_at(feed, epoch)
+        self._started.set()
 
     def _heed(self, wish: messages.SaveNow | messages.StopTraining) -> None:
         """Do what somebody outside asks for; main_fun goes on."""
@@ -359,6 +374,7 @@ class WorkerProcess:
             on_shard=self._shard_served,
             reserved_port=self._reserved_port,
             stop_asked=lambda: bool(self._training_stop),
+            joining=self._joining,
         )
 
     def _mirror_logs(self, directory: str) -> LogMirror | None:

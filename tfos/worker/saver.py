@@ -33,6 +33,7 @@ class ChiefSaver:
         plan: the user's settings.
         make_client: creates a separate client of the servers.
         open_storage: opens the plan's directory or URL.
+        joins: the chief was lost and started again, in the run that saves there.
     """
 
     def __init__(
@@ -40,8 +41,11 @@ class ChiefSaver:
         plan: Checkpoints,
         make_client: Callable[[], PSClient],
         open_storage: OpenStorage = storage_at,
+        *,
+        joins: bool = False,
     ) -> None:
         self._plan = plan
+        self._joins = joins
         self._open_storage = open_storage
         self._client = make_client()
         self._restored_step: int | None = None
@@ -61,7 +65,10 @@ class ChiefSaver:
         """
         directory, step = self._plan.directory, -1
         storage = self._open_storage(directory)
-        if steps_on_disk(storage):
+        if self._joins and all(each.manifest_hash for each in self._client.describe()):
+            # The servers go on with what they hold, and the directory is this run's own.
+            self._restored_step = latest(storage) if steps_on_disk(storage) else None
+        elif steps_on_disk(storage):
             if not self._plan.resume:
                 raise CheckpointError(
                     f"{directory} holds checkpoints of another run, newest step "

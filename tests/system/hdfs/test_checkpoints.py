@@ -349,7 +349,7 @@ def test_a_refusal_names_the_user_and_the_whole_path(hdfs: LocalHdfs, directory,
 def test_a_killed_server_of_a_cluster_goes_on_from_hdfs(
     hdfs: LocalHdfs, directory: str, bed: NodeBed, tmp_path: Path
 ):
-    plan = Checkpoints(directory=directory, every_s=3600.0, ps_restarts=1)
+    plan = Checkpoints(directory=directory, every_s=3600.0)
     args = {"root": str(tmp_path), "consistency": "async"}
     server = bed.start(bed.bundle("ps:0", checkpoints=plan))
     worker = bed.start(bed.bundle("worker:0", push_until_told, args, checkpoints=plan))

@@ -18,6 +18,7 @@ from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
 from tfos.errors import NotDistributed, SortedRowsWarning
+from tfos.fit_place import FitPlace
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.running_fit import RunningFit
 from tfos.keras.fit.distribute import distribute
@@ -37,6 +38,8 @@ class Place(NamedTuple):
     rank: int
     num_workers: int
     told: list[dict[str, float]] = []  # noqa: RUF012 - each test that looks gives its own
+
+    fit_place: FitPlace | None = None
 
     @property
     def seen_progress(self) -> SeenProgress:

@@ -113,7 +113,8 @@ def test_each_epoch_validates_its_own_rows_of_all_workers_on_its_last_parameters
         stats = [context.feed_channel.stats("validation") for context in cluster.contexts]
         assert [(each.taken_rows, each.dropped_rows) for each in stats] == [(79, 0), (11, 0)]
         begin, *epochs, end = cluster.contexts[0].reported
-        assert (begin, end) == (FitReading("input"), FitReading("input", is_over=True))
+        assert begin == FitReading("input", number=0)
+        assert end == FitReading("input", is_over=True, number=0, fed_epoch=3)
         assert [(each.feed, each.fed_epoch, each.rows) for each in epochs] == [
             ("input", epoch, 120) for epoch in range(3)
         ]

@@ -145,7 +145,7 @@ def test_one_feed_task_keeps_two_sync_workers_in_step(spark, tmp_path):
 def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_the_training(
     spark, tmp_path, capsys
 ):
-    saves = Checkpoints(directory=str(tmp_path / "saves"), every_s=3600.0, ps_restarts=1)
+    saves = Checkpoints(directory=str(tmp_path / "saves"), every_s=3600.0)
     config = ClusterConfig(checkpoints=saves)
     cluster = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW, config=config)
     cluster.start(push_for_ever, {"out": str(tmp_path)})

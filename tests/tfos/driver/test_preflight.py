@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfos.config import Checkpoints, ClusterConfig, InputMode, TensorBoardConfig
+from tfos.config import Checkpoints, ClusterConfig, InputMode, Restarts, TensorBoardConfig
 from tfos.driver import preflight
 from tfos.errors import ConfigError, SettingsError, UnsupportedError
 from tfos.spark import facts
@@ -255,3 +255,11 @@ def test_tensorflows_servers_do_not_save(name, tmp_path):
     preflight.check_servers(plan(3, 1, ps="tensorflow"), ClusterConfig())
     with pytest.raises(SettingsError, match=rf"{name}=.*ps='tensorflow'.*CheckpointManager"):
         preflight.check_servers(plan(3, 1, ps="tensorflow"), config)
+
+
+@pytest.mark.parametrize("num_ps", [0, 1])
+def test_restarts_of_workers_are_refused_where_tensorflows_strategies_train(num_ps):
+    config = ClusterConfig(restarts=Restarts(workers=2))
+    preflight.check_servers(plan(3, num_ps), config)
+    with pytest.raises(SettingsError, match=r"Restarts\(workers=2, ps=1\).*take no worker back"):
+        preflight.check_servers(plan(3, num_ps, ps="tensorflow"), config)

@@ -13,7 +13,7 @@ from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRowCounts
 from tfos.feed.ledger import EpochLedger, Rows, num_rows
 
-NAMES = [f"worker:{rank}" for rank in range(3)]
+NAMES = dict(enumerate([f"worker:{rank}" for rank in range(3)]))
 
 
 class Epoch:

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.socket
 
 ROWS = list(range(1000))
 
+NAMES = {0: "w:0", 1: "w:1", 2: "w:2"}
+
 
 class Killed(Exception):
     """A task's Python process ends here."""
@@ -76,7 +78,7 @@ def test_a_partition_fed_again_is_trained_once_where_that_is_asked(dies_at, shuf
         assert sorted(v for r in reading for v in values(r)[0]) == ROWS
         ledger = EpochLedger("input", 0)
         ledger.add([report])
-        done = ledger.report({w.rank: last(w) for w in both}, ["w:0", "w:1"], seconds=1.0)
+        done = ledger.report({w.rank: last(w) for w in both}, NAMES, seconds=1.0)
         assert (done.fed_rows, done.trained_rows) == (1000, 1000)
         assert (done.dropped_rows, done.repeated_rows) == (0, 0)
 
@@ -94,7 +96,7 @@ def test_rows_that_are_trained_twice_by_default_are_counted(dies_at):
         assert set(seen) == set(ROWS)
         ledger = EpochLedger("input", 0)
         ledger.add([report])
-        done = ledger.report({w.rank: last(w) for w in both}, ["w:0", "w:1"], seconds=1.0)
+        done = ledger.report({w.rank: last(w) for w in both}, NAMES, seconds=1.0)
         assert (done.fed_rows, done.trained_rows, done.dropped_rows) == (1000, 1000, 0)
         assert done.repeated_rows == seen.total() - 1000 <= dies_at
         assert done.repeated_rows or dies_at == 16
@@ -233,7 +235,7 @@ def test_what_a_lost_worker_had_not_trained_is_fed_again_to_whom_has_not_ended(s
         seen = Counter([*lost.trained[:50], *quick.trained, *slow.trained])
         assert seen == Counter(pair for pairs in PAIRS for pair in pairs)
         lasts = {0: said, 1: last(ended), 2: last(busy)}
-        done = ledger.report(lasts, ["w:0", "w:1", "w:2"], seconds=1.0)
+        done = ledger.report(lasts, NAMES, seconds=1.0)
         assert (done.fed_rows, done.trained_rows, done.dropped_rows) == (800, 800, 0)
         assert done.repeated_rows == num_rows(again)
         lost.go_on()
@@ -255,7 +257,7 @@ def test_rows_that_nobody_can_take_any_more_are_dropped_and_counted():
         again = ledger.take_lost({0: said})
         report = run(feed_task([dying, ended], again=again, round_number=1), 0, PAIRS[0])
         assert ledger.add([report], again=True) == num_rows(again) == said.accepted_rows
-        done = ledger.report({0: said, 1: last(ended)}, ["w:0", "w:1"], seconds=1.0)
+        done = ledger.report({0: said, 1: last(ended)}, NAMES, seconds=1.0)
         assert done.trained_rows == len(quick.trained)
         assert done.fed_rows == done.trained_rows + done.dropped_rows == 400
         assert done.repeated_rows == 0
@@ -280,7 +282,7 @@ def test_rows_of_a_partition_that_is_another_one_when_fed_again_count_as_dropped
         assert report.dropped_rows == 0
         assert ledger.add([report], again=True) == num_rows(again) > 0
         end(other, rounds=1)
-        done = ledger.report({0: said, 1: last(other)}, ["w:0", "w:1"], seconds=1.0)
+        done = ledger.report({0: said, 1: last(other)}, NAMES, seconds=1.0)
         assert done.trained_rows == 400 - num_rows(again)
         assert done.fed_rows == done.trained_rows + done.dropped_rows == 400
         assert done.repeated_rows == num_rows(again)
@@ -382,7 +384,7 @@ def feed_epoch(some: list[Worker], epoch: int, partitions: list[list[Any]], feed
     for worker in some:
         assert worker.channel.wait_flushed("input", epoch, 20.0)
     lasts = {worker.rank: last(worker, epoch) for worker in some}
-    return ledger.report(lasts, [str(worker.rank) for worker in some], seconds=1.0)
+    return ledger.report(lasts, {worker.rank: str(worker.rank) for worker in some}, seconds=1.0)
 
 
 @pytest.mark.fault("F37")

@@ -155,6 +155,6 @@ def test_the_parameters_of_the_best_are_those_of_its_epoch(tmp_path: Path):
 def test_a_fit_tells_which_feed_it_reads():
     told: list[object] = []
     reports = EpochReports(told.append)
-    reports.fit_reads("input")
-    reports.fit_reads("input", is_over=True)
+    reports.fit_reads(FitReading("input"))
+    reports.fit_reads(FitReading("input", is_over=True))
     assert told == [FitReading("input"), FitReading("input", is_over=True)]

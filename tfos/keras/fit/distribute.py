@@ -23,11 +23,17 @@ import keras
 from ps.compression.format import Compression
 from ps.manifest.manifest import Consistency
 from tfos.errors import FeedEndedWarning, NotCompiled, SettingsError, UnsupportedModel
+from tfos.fit_place import FitPlace
 from tfos.keras.data import tensors
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.fit import validation
-from tfos.keras.fit.epoch_agreement import AfterCallbacks, BeforeCallbacks, FeedEnded
+from tfos.keras.fit.epoch_agreement import (
+    AfterCallbacks,
+    BeforeCallbacks,
+    FeedEnded,
+    JoinAtFirstBatch,
+)
 from tfos.keras.fit.epoch_report import EpochReporter
 from tfos.keras.fit.metric_states import are_built
 from tfos.keras.fit.progress_bar import EpochProgressBar
@@ -213,30 +219,26 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         _check_arguments(arguments)
         _check_callbacks(arguments, trainer)
         validation.check(arguments)
-        name = f"fit/{next(fits)}"
+        number = next(fits)
+        if _is_over(trainer.ctx.fit_place, number):
+            return _left_out(model, number)
+        place = _joined(trainer.ctx.fit_place, arguments, number)
+        name = f"fit/{number}"
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
-        before = BeforeCallbacks(trainer, dataset, passes, name)
-        report = EpochReporter(trainer, before, dataset, arguments)
-        after = AfterCallbacks(trainer, name)
-        if isinstance(dataset, BatchDataset):
-            trainer.positions.follow(dataset)
-            _check_first_epoch(dataset, arguments)
+        before = BeforeCallbacks(trainer, dataset, passes, name, place)
+        report = EpochReporter(trainer, before, dataset, arguments, number)
+        joining = [] if place is None else [JoinAtFirstBatch(trainer)]
+        after = [*joining, report, AfterCallbacks(trainer, name)]
+        _follow_positions(trainer, dataset, arguments)
         progress = ProgressReport(trainer.ctx)
-        callbacks = _callback_list(model, arguments, before, progress, [report, after])
+        callbacks = _callback_list(model, arguments, before, progress, after)
         arguments["callbacks"] = callbacks
         try:
             with trainer.pipelining():
                 return original(*bound.args, **bound.kwargs)
         except FeedEnded:
-            if not isinstance(arguments["epochs"], AllEpochs):
-                warnings.warn(
-                    f"the feed ended after {before.epochs_run} epochs, "
-                    f"fit(epochs={arguments['epochs']}) asked for more; feed as many epochs as are "
-                    "fitted: cluster.train(rdd, num_epochs=n), or fit(epochs=ctx.all_epochs)",
-                    FeedEndedWarning,
-                    stacklevel=2,
-                )
+            _warn_of_end(arguments["epochs"], before.epochs_run)
             if before.epochs_run:
                 trainer.pull()  # a callback may have swapped weights and averages
                 # As Keras does when it leaves its loop of epochs:
@@ -250,6 +252,48 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
             report.close()
 
     return fit
+
+
+def _follow_positions(trainer: PSTrainer, dataset: Any, arguments: dict[str, Any]) -> None:
+    if isinstance(dataset, BatchDataset):
+        trainer.positions.follow(dataset)
+        _check_first_epoch(dataset, arguments)
+
+
+def _warn_of_end(epochs: int, num_run: int) -> None:
+    if not isinstance(epochs, AllEpochs):
+        warnings.warn(
+            f"the feed ended after {num_run} epochs, fit(epochs={epochs}) asked for more; feed as "
+            "many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
+            "fit(epochs=ctx.all_epochs)",
+            FeedEndedWarning,
+            stacklevel=3,
+        )
+
+
+def _is_over(place: FitPlace | None, number: int) -> bool:
+    return place is not None and number < place.number
+
+
+def _joined(place: FitPlace | None, arguments: dict[str, Any], number: int) -> FitPlace | None:
+    """Begin in the epoch that the others train; None: all begin this fit together."""
+    if place is None or number > place.number or place.epoch < 0:
+        return None
+    arguments["initial_epoch"] = place.epoch
+    return place
+
+
+def _left_out(model: Any, number: int) -> Any:
+    """Return an empty history of a fit that was over before this attempt of the worker began."""
+    logger.warning(
+        "fit number %d of this model was trained before this worker was started again; it is left "
+        "out here",
+        number + 1,
+    )
+    model.history = keras.callbacks.History()
+    model.history.set_model(model)
+    model.history.on_train_begin()
+    return model.history
 
 
 def _check_arguments(arguments: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ import keras
 import msgspec
 import numpy as np
 
+from tfos.fit_place import FitPlace
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.fit.metric_states import VALIDATION, MetricStates, all_know, inexact
 from tfos.keras.fit.validation import ValidationPasses
@@ -73,12 +74,19 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         dataset: what `fit` reads.
         validation: the feed's validation passes.
         name: prefix of the rendezvous' keys.
+        place: where this worker joins others that train; None: all begin together.
     """
 
     def __init__(
-        self, trainer: PSTrainer, dataset: Any, validation: ValidationPasses, name: str
+        self,
+        trainer: PSTrainer,
+        dataset: Any,
+        validation: ValidationPasses,
+        name: str,
+        place: FitPlace | None = None,
     ) -> None:
         super().__init__()
+        self._place = place
         self._trainer = trainer
         self._validation = validation
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
@@ -95,9 +103,25 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Start all workers together in modes with waits, so that none begins alone."""
         if self._feed:
             self._trainer.ctx.micro_batches.follow(self._feed)
-        if self._trainer.waits:
+        if self._place is not None:
+            self._join_others(self._place)
+        elif self._trainer.waits:
             self._trainer.join()
             self._trainer.rendezvous(f"{self._name}/begin", b"")
+
+    def _join_others(self, place: FitPlace) -> None:
+        """Meet the others at the end of the epoch before, which they have reported.
+
+        From here on they wait for this worker at the ends of epochs; in modes with waits, at steps
+        too, from its first batch on: see JoinAtFirstBatch.
+        """
+        if place.epoch > place.first:
+            key = f"{self._name}/{place.epoch - 1}/decision"
+            own = msgspec.msgpack.encode(Decision(chief=False, stop=False, learning_rate=None))
+            told = _decoded(self._trainer.rendezvous(key, own).values(), Decision)
+            rate = next((each.learning_rate for each in told if each.chief), None)
+            if rate is not None:
+                optimizers.unwrap(self._trainer.optimizer).learning_rate = rate
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Wait for the epoch's first batch, or for the end of the feed.
@@ -106,6 +130,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             epoch: number of the epoch, from 0.
             logs: Keras's, unused.
         """
+        self._validation.epoch = epoch
         if self._dataset is not None and not self._dataset.start_epoch():
             raise FeedEnded
         if self._dataset is not None:
@@ -185,6 +210,32 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
         if self._trainer.ctx.is_chief and self._feed and ended:
             self._trainer.ctx.micro_batches.trained(self._feed, min(ended))
+
+
+class JoinAtFirstBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Of a worker that joins others: these wait for its steps once it has rows to train.
+
+    Before that no row may come: the others' feeders would wait for their barrier, and it for rows.
+
+    Args:
+        trainer: of the model.
+    """
+
+    def __init__(self, trainer: PSTrainer) -> None:
+        super().__init__()
+        self._trainer = trainer
+        self._has_joined = False
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Join, once.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: Keras's, unused.
+        """
+        if not self._has_joined:
+            self._has_joined = True
+            self._trainer.join()
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

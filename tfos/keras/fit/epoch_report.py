@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from tfos.console.printable import visible
-from tfos.control.messages import MAX_METRICS, EpochTrained
+from tfos.control.messages import MAX_METRICS, EpochTrained, FitReading
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Logs, numbers_in
 from tfos.keras.protocols import WorkerContext
@@ -33,10 +33,16 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         before: the first callback; it knows all workers' rows and steps.
         dataset: what `fit` reads.
         arguments: of `fit`, by name.
+        number: of this fit of the model, from 0.
     """
 
     def __init__(
-        self, trainer: PSTrainer, before: BeforeCallbacks, dataset: Any, arguments: dict[str, Any]
+        self,
+        trainer: PSTrainer,
+        before: BeforeCallbacks,
+        dataset: Any,
+        arguments: dict[str, Any],
+        number: int,
     ) -> None:
         super().__init__()
         self._ctx = trainer.ctx
@@ -45,15 +51,16 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         self._feed = "" if self._dataset is None else self._dataset.feed
         # With steps_per_epoch, an epoch may wait for rows that are fed after the driver's call.
         self._is_followed = bool(self._feed) and arguments.get("steps_per_epoch") is None
+        self._number, self._first_epoch = number, int(arguments.get("initial_epoch") or 0)
         self._fit = next(_fits)
         self._began_s = 0.0
-        self._reads = False
+        self._has_begun = False
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Tell the driver that epochs of this feed will be reported."""
-        if self._ctx.is_chief and self._is_followed:
-            self._reads = True
-            self._ctx.epochs.fit_reads(self._feed)
+        """Tell the driver that the fit's epochs will be reported, and of which feed they are."""
+        if self._ctx.is_chief:
+            self._has_begun = True
+            self._ctx.epochs.fit_reads(self._reading())
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """The epoch's first batch is there.
@@ -83,15 +90,25 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
                 seconds=time.monotonic() - self._began_s,
                 feed=self._feed,
                 fed_epoch=-1 if self._dataset is None else self._dataset.ended_epoch,
+                is_distributed=True,
             ),
             is_distributed=True,
         )
 
     def close(self) -> None:
         """`fit` has ended, however it did. Idempotent."""
-        if self._reads:
-            self._reads = False
-            self._ctx.epochs.fit_reads(self._feed, is_over=True)
+        if self._has_begun:
+            self._has_begun = False
+            self._ctx.epochs.fit_reads(self._reading(is_over=True))
+
+    def _reading(self, *, is_over: bool = False) -> FitReading:
+        return FitReading(
+            self._feed if self._is_followed else "",
+            is_over,
+            number=self._number,
+            epoch=self._first_epoch,
+            fed_epoch=0 if self._dataset is None else self._dataset.ended_epoch + 1,
+        )
 
 
 class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

@@ -33,7 +33,7 @@ class _NoReports:
     def trained(self, feed: str, epoch: int) -> None:
         """Nobody asks."""
 
-    def fit_reads(self, feed: str, *, is_over: bool = False) -> None:
+    def fit_reads(self, fit: Any) -> None:
         """Nobody asks."""
 
     def ended(self, epoch: Any, *, is_distributed: bool) -> None:
@@ -80,6 +80,7 @@ class LocalContext:
     is_chief = True
     is_local = True
     stop_asked = False
+    fit_place = None
     log_dir: str | None = None
     feed_channel: Any = None
 

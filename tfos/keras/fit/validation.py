@@ -35,7 +35,8 @@ class ValidationPasses:
         self._trained = trained if isinstance(trained, FeedDataset) else None
         self._dataset = data if isinstance(data, BatchDataset) else None
         self._name = name
-        self._passes = 0
+        self.epoch = 0
+        """Of the fit, that is validated next."""
         self._has_run = False
         self._training: list[Measured] | None = None
 
@@ -51,8 +52,7 @@ class ValidationPasses:
         if trainer.ctx.num_workers > 1:
             self._training = measure(trainer.model)  # Keras resets them before it evaluates
         if isinstance(self._dataset, FeedDataset):
-            self._passes += 1
-            trainer.rendezvous(f"{self._name}/validation/{self._passes}", b"")
+            trainer.rendezvous(f"{self._name}/validation/{self.epoch}", b"")
 
     def take_rows(self) -> int:
         """Return the weight of this epoch's metrics: its rows; 1 if all workers share the data."""

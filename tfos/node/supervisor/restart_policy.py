@@ -1,9 +1,8 @@
 """Restart policy of a parameter server: the state that outlasts a dead child.
 
-Covers: the listening sockets, how often and how soon a child is replaced, orders that the next
-one needs.
-Does not: start or watch children (tfos.node.supervisor), load a checkpoint
-(tfos.node.ps_process).
+Covers: the listening sockets, orders that the next one needs.
+Does not: start or watch children (tfos.node.supervisor), decide how often and how soon
+(tfos.control.restarts.budget), load a checkpoint (tfos.node.ps_process).
 Runs in: the supervisor.      Threads: its main thread.
 """
 
@@ -20,21 +19,12 @@ import msgspec
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tfos.control import messages
+from tfos.control.restarts.budget import WINDOW_S, RestartBudget
 from tfos.failure import NodeFailure
 from tfos.node.spec import NodeBundle
 
-WINDOW_S = 600.0
-"""Window in which restarts count against the limit: a server that dies once a day is not broken."""
-STEADY_S = 10.0
-"""A child that has lived so long did not die of its start; the next one starts at once."""
-FIRST_DELAY_S = 0.5
-"""Delay after the second short-lived child in a row; doubled with each further one."""
-MAX_DELAY_S = 8.0
-"""Far below the time that clients wait for a restarted server (tfos.worker.context.RESTART_S)."""
-_MAX_DOUBLINGS = 16
 
-
-class Restarts:
+class ChildRestarts:
     """State that a supervisor keeps for the children of one node.
 
     Args:
@@ -42,17 +32,22 @@ class Restarts:
     """
 
     def __init__(self, bundle: NodeBundle) -> None:
-        plan = bundle.settings.config.checkpoints
-        self.limit = plan.ps_restarts if plan is not None and bundle.node.is_ps else 0
-        self.count = 0
-        """Restarts since the node began; they number the children's generations."""
-        self._recent: list[float] = []
-        """Monotonic times of the restarts within WINDOW_S."""
-        self._num_short = 0
-        """Number of short-lived children in a row."""
+        config = bundle.settings.config
+        is_restarted = bundle.node.is_ps and config.checkpoints is not None
+        self._budget = RestartBudget(config.restarts.ps if is_restarted else 0)
         self._started_s = 0.0
         self._orders: list[messages.Order] = []
         self._sockets: list[socket.socket] = []
+
+    @property
+    def count(self) -> int:
+        """Restarts since the node began; they number the children's generations."""
+        return self._budget.count
+
+    @property
+    def limit(self) -> int:
+        """Restarts that are allowed within the budget's window."""
+        return self._budget.limit
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -94,30 +89,19 @@ class Restarts:
 
     def take(self) -> float | None:
         """Use one restart; returns the seconds to wait before it, None when none is left."""
-        now_s = time.monotonic()
-        self._recent = [each for each in self._recent if now_s - each < WINDOW_S]
-        if len(self._recent) >= self.limit:
-            return None
-        self._recent.append(now_s)
-        self.count += 1
-        if now_s - self._started_s >= STEADY_S:
-            self._num_short = 0
-            return 0.0
-        self._num_short += 1
-        if self._num_short == 1:
-            return 0.0
-        doublings = min(self._num_short - 2, _MAX_DOUBLINGS)
-        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doublings))
+        return self._budget.take(self._started_s, time.monotonic())
 
     def report(self, failed: NodeFailure) -> messages.Restarted:
         """Return the report to the driver about the restart that `take` has counted."""
-        return messages.Restarted(failed, len(self._recent), self.limit)
+        return messages.Restarted(failed, self._budget.num_recent, self.limit)
 
     def explain(self, failed: NodeFailure) -> NodeFailure:
         """Add to a failure that the child was not the node's first one."""
         if not self.count:
             return failed
-        times = f"{len(self._recent)} of {self.limit} times within {WINDOW_S / 60:.0f} minutes"
+        times = (
+            f"{self._budget.num_recent} of {self.limit} times within {WINDOW_S / 60:.0f} minutes"
+        )
         return msgspec.structs.replace(
             failed, message=f"{failed.message} (its server was restarted {times})"
         )

@@ -42,7 +42,7 @@ from tfos.node.supervisor.reporter import (
     Reporter,
     Unwanted,
 )
-from tfos.node.supervisor.restart_policy import Restarts
+from tfos.node.supervisor.restart_policy import ChildRestarts
 from tfos.node.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Supervisor:
             ),
         )
         self._reporter = self._make_reporter()
-        self._restarts = Restarts(spec.bundle)
+        self._restarts = ChildRestarts(spec.bundle)
         self._child: children.Child | None = None
         self._board = tensorboard.TensorBoardChild(self._loop, self._reporter.report)
         self._raised: Raised | None = None

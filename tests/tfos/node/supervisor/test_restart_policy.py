@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.nodes import node_settings
-from tfos.config import Checkpoints
+from tfos.config import Checkpoints, Restarts
 from tfos.control import messages
+from tfos.control.restarts import budget
 from tfos.failure import NodeFailure, NodeId
 from tfos.node.spec import NO_KEYS, NodeBundle
 from tfos.node.supervisor import restart_policy
-from tfos.node.supervisor.restart_policy import Restarts
+from tfos.node.supervisor.restart_policy import ChildRestarts
 from tfos.topology import PlannedNode
 
 
@@ -23,18 +24,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def restarts_of(limit: int, role: str = "ps") -> Restarts:
-    plan = Checkpoints(directory="/x", ps_restarts=limit)
+def restarts_of(limit: int, role: str = "ps") -> ChildRestarts:
+    plan = Checkpoints(directory="/x")
     bundle = NodeBundle(
         node=PlannedNode(role, 0, 0),
-        settings=node_settings(checkpoints=plan),
+        settings=node_settings(checkpoints=plan, restarts=Restarts(ps=limit)),
         control_keys=NO_KEYS,
         rpc_secret=b"",
     )
-    return Restarts(bundle)
+    return ChildRestarts(bundle)
 
 
-def lived(made: Restarts, clock: list[float], seconds: float) -> float | None:
+def lived(made: ChildRestarts, clock: list[float], seconds: float) -> float | None:
     """Start a child and let it die; returns what the next one waits for."""
     made.note_start()
     clock[0] += seconds
@@ -58,7 +59,7 @@ def test_a_server_that_dies_again_and_again_is_started_later_each_time_then_no_m
 def test_a_server_that_served_for_long_is_started_at_once_and_old_restarts_are_forgiven(clock):
     made = restarts_of(2)
     assert [lived(made, clock, seconds) for seconds in (1.0, 1.0, 1.0)] == [0.0, 0.5, None]
-    clock[0] += restart_policy.WINDOW_S
+    clock[0] += budget.WINDOW_S
     assert [lived(made, clock, seconds) for seconds in (60.0, 1.0)] == [0.0, 0.0]
     assert made.count == 4, "generations never repeat"
     assert made.report(SimpleNamespace()).count == 2  # type: ignore[arg-type]
@@ -66,7 +67,7 @@ def test_a_server_that_served_for_long_is_started_at_once_and_old_restarts_are_f
 
 def test_a_server_may_die_more_often_than_a_delay_can_be_doubled(clock):
     made = restarts_of(3000)
-    assert [lived(made, clock, 1.0) for _ in range(2000)][-1] == restart_policy.MAX_DELAY_S
+    assert [lived(made, clock, 1.0) for _ in range(2000)][-1] == budget.MAX_DELAY_S
 
 
 def test_workers_are_not_restarted(clock):

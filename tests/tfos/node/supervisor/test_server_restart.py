@@ -13,7 +13,7 @@ from tests.support.counted_pushes import push_until_told
 from tests.support.nodes import NodeBed, send_signal
 from tests.support.ps_cluster import wait_until
 from tests.support.snapshot_skew import torn_by
-from tfos.config import Checkpoints
+from tfos.config import Checkpoints, Restarts
 from tfos.control import messages
 
 pytestmark = pytest.mark.process
@@ -33,7 +33,7 @@ def steps_of(bed: NodeBed, at_least: int) -> int:
 def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
     bed: NodeBed, tmp_path: Path, consistency: str
 ):
-    plan = plan_for(tmp_path, ps_restarts=1)
+    plan = plan_for(tmp_path)
     args = {"root": str(tmp_path), "consistency": consistency}
     server = bed.start(bed.bundle("ps:0", checkpoints=plan))
     worker = bed.start(bed.bundle("worker:0", push_until_told, args, checkpoints=plan))
@@ -76,8 +76,8 @@ def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
 @pytest.mark.fault("F08")
 @pytest.mark.fault("F12")
 def test_a_server_without_a_checkpoint_of_this_run_fails_typed(bed: NodeBed, tmp_path: Path):
-    plan = plan_for(tmp_path, ps_restarts=2)
-    bed.start(bed.bundle("ps:0", checkpoints=plan))
+    plan = plan_for(tmp_path)
+    bed.start(bed.bundle("ps:0", checkpoints=plan, restarts=Restarts(ps=2)))
     bed.release("ps:0")
     send_signal(bed.child_pid("ps:0"), signal.SIGKILL)
     failed = bed.failure("ps:0")

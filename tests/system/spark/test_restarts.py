@@ -1,0 +1,180 @@
+"""A worker that is killed while it trains is started again and joins the others."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tfos import Checkpoints, ClusterConfig, InputMode, Restarts, TFCluster
+from tfos.phases import ClusterPhase
+
+NUM_ROWS = 1600
+EPOCHS = 3
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(240, func_only=True),
+    pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
+]
+
+
+def fit_slowly(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Train a line; tell which epochs this attempt has seen."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    ctx.distribute(model, consistency=args["consistency"])
+    seen: list[int] = []
+
+    def note(batch: int, logs: Any = None) -> None:
+        Path(args["out"], f"stepped-{ctx.rank}-{ctx.attempt}").touch()
+        time.sleep(args["step_s"])
+
+    notes = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs=None: seen.append(epoch), on_train_batch_end=note
+    )
+    history = model.fit(ctx.dataset(batch_size=32), epochs=EPOCHS, callbacks=[notes], verbose=0)
+    return {"attempt": ctx.attempt, "epochs": seen, "loss": len(history.history["loss"])}
+
+
+def kill_child(cluster: TFCluster, name: str) -> None:
+    node = next(node for node in cluster.status().nodes if node.name == name)
+    (child,) = psutil.Process(node.pid).children()
+    child.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize(
+    ("victim", "consistency"),
+    [
+        ("worker:1", "sync"),
+        pytest.param("worker:1", "async", marks=pytest.mark.long),
+        pytest.param("worker:0", "sync", marks=pytest.mark.long),
+        pytest.param("worker:0", "async", marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_worker_is_started_again_and_every_row_is_trained(
+    spark: Any, tmp_path: Path, consistency: str, victim: str
+) -> None:
+    numbers = [([float(i % 3), float(i % 5), 1.0, 0.5], float(i % 7)) for i in range(NUM_ROWS)]
+    rows = spark.parallelize(numbers, 4)
+    config = ClusterConfig(restarts=Restarts(workers=1))
+    args = {"out": str(tmp_path), "consistency": consistency, "step_s": 0.05}
+    rank = int(victim[-1])
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
+        cluster.start(fit_slowly, args)
+        first = cluster.train(rows, num_epochs=1)
+        (tmp_path / f"stepped-{rank}-0").unlink()
+
+        def kill_in_the_middle() -> None:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / f"stepped-{rank}-0").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            kill_child(cluster, victim)
+
+        killer = threading.Thread(target=kill_in_the_middle)
+        killer.start()
+        report = cluster.train(rows, num_epochs=EPOCHS - 1)
+        killer.join()
+        assert cluster.phase is ClusterPhase.RUNNING, cluster.failures
+    assert first is not None
+    assert report is not None
+    assert report.fed_rows == report.trained_rows == (EPOCHS - 1) * NUM_ROWS
+    assert report.dropped_rows == 0
+    told = cluster.results()
+    assert told[rank]["attempt"] == 100
+    assert told[1 - rank]["epochs"] == list(range(EPOCHS))
+    assert told[rank]["epochs"] == list(range(told[rank]["epochs"][0], EPOCHS))
+    assert told[rank]["epochs"][0] in (1, 2)
+    assert [failure.node.name for failure in cluster.failures] == [victim]
+
+
+def read_slowly(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Train on arrays of this worker's own."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    ctx.distribute(model, consistency=args["consistency"])
+    seen: list[int] = []
+
+    def note(batch: int, logs: Any = None) -> None:
+        if seen[-1]:
+            Path(args["out"], f"stepped-{ctx.rank}-{ctx.attempt}").touch()
+        time.sleep(args["step_s"])
+
+    notes = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs=None: seen.append(epoch), on_train_batch_end=note
+    )
+    x = np.random.default_rng(ctx.rank).normal(size=(1280, 4))
+    model.fit(x, x.sum(axis=1), batch_size=32, epochs=6, callbacks=[notes, *ctx.callbacks()])
+    return {"attempt": ctx.attempt, "epochs": seen}
+
+
+def lose(cluster: TFCluster, name: str, path: Path, *, executor: bool) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, cluster.status()
+        time.sleep(0.02)
+    if not executor:
+        return kill_child(cluster, name)
+    node = next(node for node in cluster.status().nodes if node.name == name)
+    owner = f"--executor-id {node.executor_id} "
+    (jvm,) = (
+        each
+        for each in psutil.Process().children(recursive=True)
+        if each.name() == "java" and owner in " ".join(each.cmdline()) + " "
+    )
+    jvm.send_signal(signal.SIGKILL)
+    return None
+
+
+@pytest.mark.long
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("executor", [False, True], ids=["process", "executor"])
+@pytest.mark.parametrize("victim", ["worker:1", "worker:0"])
+def test_a_worker_with_data_of_its_own_goes_on_in_the_epoch_of_the_others(
+    spark: Any, tmp_path: Path, victim: str, executor: bool
+) -> None:
+    saves = Checkpoints(directory=str(tmp_path / "saves"), every_s=0.5, keep_best="loss")
+    config = ClusterConfig(restarts=Restarts(workers=1), checkpoints=saves)
+    args = {"out": str(tmp_path), "consistency": "sync", "step_s": 0.05}
+    rank = int(victim[-1])
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW, config=config) as cluster:
+        cluster.start(read_slowly, args)
+        lose(cluster, victim, tmp_path / f"stepped-{rank}-0", executor=executor)
+    told = cluster.results()
+    assert told[rank]["attempt"] > 0
+    assert told[rank]["epochs"] == list(range(told[rank]["epochs"][0], 6))
+    assert told[rank]["epochs"][0] > 0
+    assert told[1 - rank]["epochs"] == list(range(6))
+    assert [failure.node.name for failure in cluster.failures] == [victim]
+    losses = cluster.history()["loss"]
+    assert len(losses) == 6
+    assert cluster.best_checkpoint().value == min(losses)
+
+
+@pytest.mark.long
+@pytest.mark.fault("F08")
+def test_a_server_whose_executor_is_lost_goes_on_elsewhere_from_the_last_checkpoint(
+    spark: Any, tmp_path: Path, capsys: Any
+) -> None:
+    saves = Checkpoints(directory=str(tmp_path / "saves"), every_s=0.5)
+    config = ClusterConfig(restarts=Restarts(workers=0, ps=1), checkpoints=saves)
+    args = {"out": str(tmp_path), "consistency": "sync", "step_s": 0.05}
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW, config=config) as cluster:
+        cluster.start(read_slowly, args)
+        lose(cluster, "ps:0", tmp_path / "stepped-1-0", executor=True)
+    told = cluster.results()
+    assert [each["epochs"] for each in told] == [list(range(6))] * 2
+    assert [failure.node.name for failure in cluster.failures] == ["ps:0"]
+    assert "ps:0@" in capsys.readouterr().err

@@ -1,0 +1,257 @@
+"""Lost nodes are started again: the driver's decisions, as events and the actions they give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rpc.endpoint import Endpoint
+from tfos.config import Checkpoints, ClusterConfig, Restarts
+from tfos.control import messages
+from tfos.control.members import NodeStatus
+from tfos.control.state import Action, ClusterState, Replace, Send, Tell, Warn
+from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
+from tfos.fit_place import FitPlace
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
+
+NOW = 100.0
+SAVES = Checkpoints(directory="/saves")
+
+
+def node(name: str, attempt: int = 0) -> NodeId:
+    role, _, index = name.partition(":")
+    return NodeId(role, int(index), attempt)
+
+
+def registers(state: ClusterState, name: str, attempt: int, now_s: float = NOW) -> Any:
+    register = messages.Register(node(name, attempt), "5", "host-b", 1000 + attempt)
+    return state.on_register(register, now_s)
+
+
+def serves(state: ClusterState, name: str, attempt: int, port: int = 1) -> list[Action]:
+    return state.on_event(node(name, attempt), messages.Listening(Endpoint("h", port)), NOW)
+
+
+def running(workers: int = 1, ps: int = 1, **config: Any) -> ClusterState:
+    settings = ClusterConfig(restarts=Restarts(workers=workers, ps=ps), **config)
+    state = ClusterState(plan(3, 1), settings)
+    state.move(ClusterPhase.RESERVED)
+    for name in state.members:
+        registers(state, name, 0, 0.0)
+        serves(state, name, 0)
+    assert state.phase is ClusterPhase.RUNNING
+    return state
+
+
+def dies(
+    state: ClusterState, name: str, attempt: int = 0, now_s: float = NOW, **fields: Any
+) -> list[Action]:
+    fields = fields or {"signal": 9}
+    failure = NodeFailure(node(name, attempt), "host-b", 7, message="killed by SIGKILL", **fields)
+    return state.on_event(node(name, attempt), messages.Failed(failure), now_s)
+
+
+def only(actions: list[Action], kind: type) -> Any:
+    (found,) = (action for action in actions if isinstance(action, kind))
+    return found
+
+
+def orders(actions: list[Action]) -> list[tuple[str, messages.Order]]:
+    return [(each.node.name, each.order) for each in actions if isinstance(each, Send)]
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("name", ["worker:1", "worker:0"])
+def test_a_killed_worker_is_fenced_and_started_again_and_joins_the_others(name):
+    state = running()
+    actions = dies(state, name)
+    rank = int(name[-1])
+    assert orders(actions) == [("ps:0", messages.FenceWorker(rank, 0, "killed by SIGKILL"))]
+    assert only(actions, Replace) == Replace(state.members[name].planned, 100, 0.0)
+    assert "it is started again (1 of 1 times within 10 minutes)" in only(actions, Warn).text
+    assert [each.name for each in state.restarting()] == [name]
+    assert [each.name for each in state.awaited()][-1] == name
+    reply, _ = registers(state, name, 100)
+    assert reply.accepted
+    joined = serves(state, name, 100)
+    (told,) = orders(joined)
+    assert told[0] == name
+    assert isinstance(told[1], messages.Start)
+    assert told[1].joining == messages.Joining((), None)
+    assert "joins as attempt 100" in only(joined, Tell).text
+    assert [worker.status for worker in state.workers] == [NodeStatus.RUNNING] * 2
+    assert state.restarting() == []
+    assert [(each.name, each.attempt) for each in state.gone] == [(name, 0)]
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_that_is_lost_too_often_is_lost():
+    state = running(workers=1)
+    dies(state, "worker:1")
+    registers(state, "worker:1", 100)
+    actions = dies(state, "worker:1", 100)
+    assert not [each for each in actions if isinstance(each, Replace)]
+    assert state.members["worker:1"].status is NodeStatus.LOST
+    assert state.phase is ClusterPhase.RUNNING
+
+
+@pytest.mark.fault("F01")
+def test_restarts_of_long_ago_do_not_count():
+    state = running(workers=1)
+    dies(state, "worker:1")
+    registers(state, "worker:1", 100)
+    assert only(dies(state, "worker:1", 100, NOW + 601.0), Replace).first_attempt == 200
+
+
+@pytest.mark.fault("F01")
+def test_a_chief_that_is_lost_too_often_fails_the_cluster():
+    state = running(workers=1)
+    dies(state, "worker:0")
+    registers(state, "worker:0", 100)
+    dies(state, "worker:0", 100)
+    assert state.phase is ClusterPhase.FAILED
+
+
+def test_a_worker_that_raises_is_not_started_again():
+    state = running(workers=3)
+    dies(state, "worker:1", error_type="ValueError", traceback="T")
+    assert state.phase is ClusterPhase.FAILED
+
+
+@pytest.mark.fault("F01")
+def test_sparks_own_retry_of_a_lost_executors_task_takes_the_place():
+    state = running()
+    reply, actions = registers(state, "worker:1", 1)
+    assert reply.accepted
+    assert not [each for each in actions if isinstance(each, Replace)]
+    assert orders(actions)[0][0] == "ps:0"
+    assert isinstance(orders(serves(state, "worker:1", 1))[0][1], messages.Start)
+    late, _ = registers(state, "worker:1", 100)
+    assert not late.accepted
+    assert "attempt 1 of worker:1 is at work" in late.reason
+
+
+def test_a_new_attempt_learns_the_open_epochs_the_fit_and_what_it_has_missed():
+    state = running()
+    chief = node("worker:0")
+    fit = messages.FitReading("input", number=0, epoch=0, fed_epoch=0)
+    state.on_event(chief, fit, NOW)
+    for epoch in range(3):
+        state.begin_epoch("input", epoch)
+        state.flush("input", epoch)
+        state.end_epoch("input", epoch)
+        if epoch < 2:
+            trained = messages.EpochTrained(
+                1, epoch, feed="input", fed_epoch=epoch, is_distributed=True
+            )
+            state.on_event(chief, trained, NOW)
+    dies(state, "worker:1")
+    registers(state, "worker:1", 100)
+    (_, start), (_, flush) = orders(serves(state, "worker:1", 100))
+    assert isinstance(start, messages.Start)
+    # Epoch 2 was fed, and the chief has yet to report it: all meet at its end.
+    assert start.joining == messages.Joining((("input", 2),), FitPlace(0, 2, 0))
+    assert flush == messages.Flush("input", 2)
+    assert [each.name for each in state.unflushed("input", 2)] == ["worker:0", "worker:1"]
+    assert [each.name for each in state.unflushed("input", 1)] == ["worker:0"]
+
+
+def test_validation_rows_of_a_missed_epoch_begin_with_that_epoch():
+    state = running()
+    state.begin_epoch("input", 4)
+    state.begin_epoch("validation", 7)
+    state.flush("input", 4, ("validation", 7))
+    state.end_epoch("input", 4)
+    joining, missed = state.open_epochs.joining(state.epochs)
+    assert dict(joining.feeds) == {"input": 5, "validation": 7}
+    assert missed == ()
+
+
+def test_a_new_attempt_hears_that_feeds_have_ended_and_that_training_is_to_stop():
+    state = running()
+    state.finish(("input",))
+    state.stop_training("enough")
+    dies(state, "worker:0")
+    registers(state, "worker:0", 100)
+    told = [order for _, order in orders(serves(state, "worker:0", 100))]
+    assert told[1:] == [messages.FinishFeed("input"), messages.StopTraining("enough")]
+
+
+def test_nobody_waits_for_a_replacement_once_the_others_are_done_but_for_the_chiefs():
+    state = running()
+    dies(state, "worker:1")
+    assert len(state.awaited()) == 2
+    state.on_event(node("worker:0"), messages.Done(), NOW)
+    assert state.awaited() == []
+    state = running()
+    dies(state, "worker:0")
+    state.on_event(node("worker:1"), messages.Done(), NOW)
+    assert [each.name for each in state.awaited()] == ["worker:0"]
+
+
+def test_a_node_for_which_spark_has_no_slot_is_given_up_in_time():
+    state = running(workers=5, reservation_timeout_s=30.0)
+    dies(state, "worker:1")
+    for name in ("ps:0", "worker:0"):
+        state.members[name].heard_s = NOW + 31.0
+    assert not [each for each in state.on_tick(NOW + 15.0) if isinstance(each, Warn)]
+    for name in ("ps:0", "worker:0"):
+        state.members[name].heard_s = NOW + 31.0
+    warning = only(state.on_tick(NOW + 31.0), Warn)
+    assert "Spark had no slot for a new attempt of worker:1 in 30 s" in warning.text
+    assert state.members["worker:1"].status is NodeStatus.LOST
+
+
+def test_a_job_that_could_not_start_a_node_again_counts_as_its_loss():
+    state = running(workers=2)
+    dies(state, "worker:1")
+    again = state.not_restarted("worker:1", "no such file before the node served", NOW + 1.0)
+    assert only(again, Replace).first_attempt == 200
+    assert "no such file" in only(again, Warn).text
+
+
+@pytest.mark.fault("F08")
+def test_a_server_whose_executor_is_lost_starts_elsewhere_and_the_workers_learn_the_place():
+    state = running(checkpoints=SAVES)
+    dies(state, "worker:1")
+    actions = dies(state, "ps:0", error_type=EXECUTOR_LOST)
+    assert only(actions, Replace).node.name == "ps:0"
+    assert state.phase is ClusterPhase.RUNNING
+    registers(state, "ps:0", 100)
+    told = orders(serves(state, "ps:0", 100, port=2))
+    assert [name for name, _ in told] == ["ps:0", "ps:0", "worker:0"]
+    assert told[1][1] == messages.FenceWorker(1, 0, "killed by SIGKILL")
+    assert told[2][1] == messages.ServerMoved(0, Endpoint("h", 2))
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        ({"checkpoints": None}, {"error_type": EXECUTOR_LOST}),
+        ({"checkpoints": SAVES, "ps": 0}, {"error_type": EXECUTOR_LOST}),
+        ({"checkpoints": SAVES}, {"signal": 9}),
+    ],
+    ids=["no checkpoints", "no restarts", "its supervisor has used them up"],
+)
+def test_a_server_that_cannot_go_on_fails_the_cluster(config, fields):
+    state = running(**config)
+    dies(state, "ps:0", **fields)
+    assert state.phase is ClusterPhase.FAILED
+
+
+def test_the_chief_of_a_stream_is_not_started_again():
+    state = running(workers=3)
+    report = messages.BatchReport("input", 1, True, {"query": 4}, {"query": 4})
+    state.on_event(node("worker:0"), report, NOW)
+    dies(state, "worker:0")
+    assert state.phase is ClusterPhase.FAILED
+
+
+def test_a_cluster_that_ends_starts_nothing_again():
+    state = running()
+    state.end(state.live(), "shutdown", grace_s=1.0)
+    reply, _ = registers(state, "worker:1", 1)
+    assert not reply.accepted

@@ -1,0 +1,77 @@
+"""Joining: where a replaced worker begins, among workers that train.
+
+Covers: the epoch of each feed that it takes rows of, the ends of epochs that were ordered before it
+came.
+Does not: give orders (tfos.control.state), feed (tfos.feed.epochs), know Keras: the place in the
+chief's `fit` comes from its reports (tfos.control.epoch_log).
+Runs in: the driver.      Pure; control.state owns it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tfos.control.epoch_log import EpochLog
+from tfos.control.messages import Flush, Joining
+
+_KEPT_ORDERS = 64
+"""Orders to end an epoch that are kept. The chief's `fit` is at most an epoch or two behind."""
+
+
+@dataclass
+class OpenEpochs:
+    """Epochs of all feeds of one cluster: which are fed now, which ends were ordered."""
+
+    _next: dict[str, int] = field(default_factory=dict)
+    """By feed, the epoch that is fed now, or the one after the last."""
+    _ends: deque[Flush] = field(default_factory=lambda: deque(maxlen=_KEPT_ORDERS))
+
+    def begin(self, feed: str, epoch: int) -> None:
+        """Rows of this epoch are fed from now on.
+
+        Args:
+            feed: its name.
+            epoch: number of the epoch, from 0.
+        """
+        self._next[feed] = epoch
+
+    def end(self, feed: str, epoch: int) -> None:
+        """Every worker has trained its rows of this epoch.
+
+        Args:
+            feed: its name.
+            epoch: number of the epoch, from 0.
+        """
+        self._next[feed] = max(epoch + 1, self._next.get(feed, 0))
+
+    def note(self, order: Flush) -> None:
+        """Keep the order that ends an epoch; the newest of an epoch counts."""
+        self._ends = deque(
+            (each for each in self._ends if (each.feed, each.epoch) != (order.feed, order.epoch)),
+            maxlen=_KEPT_ORDERS,
+        )
+        self._ends.append(order)
+
+    def joining(self, epochs: EpochLog) -> tuple[Joining, tuple[Flush, ...]]:
+        """Return where a worker begins that joins now, and the orders that it has missed.
+
+        Where a fit reads a feed, it begins in the epoch behind the last that the chief has
+        reported, so that it meets the others at the end of that epoch; else in the epoch that is
+        fed now.
+
+        Args:
+            epochs: the chief's reports.
+        """
+        first = dict(self._next)
+        for feed in first:
+            reported = epochs.next_of(feed)
+            if reported is not None:
+                first[feed] = reported
+        missed = [each for each in self._ends if each.epoch >= first.get(each.feed, 0)]
+        for order in missed:
+            if order.validation is not None:
+                feed, epoch = order.validation
+                first[feed] = min(first.get(feed, epoch), epoch)
+        missed = [each for each in self._ends if each.epoch >= first.get(each.feed, 0)]
+        return Joining(tuple(first.items()), epochs.place), tuple(missed)
