@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     from tfos.many.queue import ItemTraining, TrainingState
     from tfos.many.trainings import ManyTrainings
     from tfos.monitor.history import BestCheckpoint, Evaluation, History, TrainedEpoch
-    from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, StepTimes, TrainReport
+    from tfos.monitor.reports import (
+        ClusterReport,
+        EpochReport,
+        ExecutorReport,
+        NodeReport,
+        StepTimes,
+        TrainReport,
+    )
     from tfos.phases import ClusterPhase
     from tfos.predict.column import PredictColumn, predict_column
     from tfos.reading.reading import FileRows, Reading
@@ -57,6 +64,7 @@ __all__ = [
     "ClusterReport",
     "EpochReport",
     "Evaluation",
+    "ExecutorReport",
     "FileRows",
     "History",
     "InputMode",
@@ -102,6 +110,7 @@ _HOMES = {
     "ClusterPhase": "tfos.phases",
     "ClusterReport": "tfos.monitor.reports",
     "EpochReport": "tfos.monitor.reports",
+    "ExecutorReport": "tfos.monitor.reports",
     "FileRows": "tfos.reading.reading",
     "History": "tfos.monitor.history",
     "InputMode": "tfos.config",

@@ -99,6 +99,8 @@ class ClusterState:
     fatal: list[NodeFailure] = field(default_factory=list)
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
+    room_mib: float = 0.0
+    """What each executor's container has for nodes; 0: executors run in none, or it is unknown."""
     is_starting: bool = False
     """The node jobs are submitted: a node may hold a slot before it registers."""
     is_ending: bool = False

@@ -23,7 +23,7 @@ from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.identity import OPERATOR_NAME
-from tfos.control.state import ClusterState
+from tfos.control.state import Action, ClusterState
 from tfos.driver import preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
 from tfos.driver.shown_wait import shown_wait
@@ -33,8 +33,8 @@ from tfos.monitor import training
 from tfos.monitor.prometheus import ClusterPage
 from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
+from tfos.spark import executor_memory, slots
 from tfos.spark import facts as spark_facts
-from tfos.spark import slots
 from tfos.spark.executor_ends import ExecutorEnds
 from tfos.spark.interruptible import CancelToken
 from tfos.spark.slot_claims import claims_of
@@ -251,8 +251,20 @@ def _metrics(
 
 
 def _job(coordinator: Coordinator, cluster_id: str, facts: spark_facts.SparkFacts) -> Job:
+    _note_room(coordinator, facts)
     info = doors.job_info(cluster_id, facts.app_name, facts.application_id, facts.ui_url)
     return Job(coordinator, info)
+
+
+def _note_room(coordinator: Coordinator, facts: spark_facts.SparkFacts) -> None:
+    """Keep what executors' containers have for nodes, which status() compares with their use."""
+    room_mib = executor_memory.of_settings(facts.conf, facts.master).room_mib
+
+    def note(state: ClusterState) -> list[Action]:
+        state.room_mib = room_mib
+        return []
+
+    coordinator.act(note)
 
 
 def _own_address(bound: str, port: int) -> str:

@@ -135,6 +135,36 @@ class TrainReport:
 
 @with_field_texts
 @dataclass(frozen=True, slots=True)
+class ExecutorReport:
+    """Memory of the nodes on one executor, whose processes live beside its Java."""
+
+    executor_id: str
+    host: str
+    nodes: tuple[str, ...]
+    rss_mib: float
+    """Sum of the resident memory of their processes."""
+    room_mib: float
+    """What the executor's container has beside Java's heap; 0: it runs in no container."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the nodes hold more than their container has for them."""
+        return 0 < self.room_mib < self.rss_mib
+
+    def __str__(self) -> str:
+        room = f" of {self.room_mib:,.0f} MiB beside Java's heap" if self.room_mib else ""
+        names = ", ".join(self.nodes)
+        text = f"executor {self.executor_id} on {self.host}: {self.rss_mib:,.0f} MiB{room}: {names}"
+        if self.is_over:
+            text += (
+                ". The host or the cluster manager may end it: raise "
+                f"spark.executor.memoryOverhead to {self.rss_mib:.0f}m or more"
+            )
+        return text
+
+
+@with_field_texts
+@dataclass(frozen=True, slots=True)
 class StepTimes:
     """Where a worker's time went lately, in seconds over `steps` steps."""
 
@@ -212,7 +242,9 @@ class ClusterReport:
     tensorboard_url: str | None
     failures: tuple[NodeFailure, ...]
     notes: tuple[str, ...] = ()
-    """Sentences about a straggler or a hot shard."""
+    """Sentences about a straggler, a hot shard or an executor without memory left."""
+    executors: tuple[ExecutorReport, ...] = ()
+    """Memory by executor, as of the nodes' last heartbeats."""
 
     def __str__(self) -> str:
         rows = [_NODE_HEAD, *(_cells(node) for node in self.nodes)]
@@ -245,6 +277,9 @@ class ClusterReport:
         )
 
     def _details(self) -> Iterator[str]:
+        yield from (
+            str(each) for each in self.executors if len(each.nodes) > 1 and not each.is_over
+        )
         for node in self.nodes:
             if node.server is not None:
                 yield f"{node.name}: {_server_text(node.server)}"

@@ -7,6 +7,8 @@ from tfos.control.state import ClusterState
 from tfos.monitor import reports, stragglers
 
 _MIB = 1 << 20
+DRIVER_ID = "driver"
+"""Spark's id of the driver: `local[n]` has no executor of its own, nor have servers beside it."""
 
 
 def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> reports.ClusterReport:
@@ -28,15 +30,41 @@ def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> report
         ),
         stragglers.hot_shard({name: load for name, load in loads.items() if load}),
     )
+    nodes = tuple(
+        _node_report(member, now_s, times.get(member.name)) for member in state.members.values()
+    )
+    executors = _executors(nodes, state.room_mib)
     return reports.ClusterReport(
         cluster_id=cluster_id,
         phase=state.phase.name,
-        nodes=tuple(
-            _node_report(member, now_s, times.get(member.name)) for member in state.members.values()
-        ),
+        nodes=nodes,
         tensorboard_url=board.url or None if board is not None else None,
         failures=tuple(state.failures),
-        notes=tuple(note for note in notes if note),
+        notes=(
+            *(note for note in notes if note),
+            *(str(each) for each in executors if each.is_over),
+        ),
+        executors=executors,
+    )
+
+
+def _executors(
+    nodes: tuple[reports.NodeReport, ...], room_mib: float
+) -> tuple[reports.ExecutorReport, ...]:
+    """Sum the nodes' memory by executor; servers beside the driver are on none."""
+    together: dict[tuple[str, str], list[reports.NodeReport]] = {}
+    for node in nodes:
+        if node.rss_mib and node.executor_id != DRIVER_ID:
+            together.setdefault((node.executor_id, node.host), []).append(node)
+    return tuple(
+        reports.ExecutorReport(
+            executor_id=executor_id,
+            host=host,
+            nodes=tuple(each.name for each in some),
+            rss_mib=sum(each.rss_mib for each in some),
+            room_mib=room_mib,
+        )
+        for (executor_id, host), some in together.items()
     )
 
 

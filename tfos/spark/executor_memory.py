@@ -40,6 +40,11 @@ class ExecutorMemory:
         """What the cluster manager reserves for the executor."""
         return self.heap_mib + self.overhead_mib + self.off_heap_mib
 
+    @property
+    def room_mib(self) -> float:
+        """What a container has for the processes of nodes; 0: there is no container."""
+        return self.overhead_mib if self.is_contained else 0.0
+
     def needed_mib(self, nodes: int = 1) -> float:
         """Return what nodes that load TensorFlow need, before any model.
 

@@ -15,7 +15,8 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
                 "server": null | {"bytes_in", "bytes_out", "in_service", "waiting", "updates",
                                   "staleness_mean", "staleness_p99", "parameter_bytes",
                                   "latencies": {request: text}}}],
-     "notes": [text],                                    # stragglers, hot shards
+     "executors": [{"executor", "host", "nodes", "rss_mib", "room_mib"}],   # room 0: unknown
+     "notes": [text],                    # stragglers, hot shards, executors without memory left
      "curve": [[age_s, steps, rows, loss | null]],       # age: seconds before the snapshot
      "curve_at_s",                                       # `after` of the next question
      "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest
@@ -43,7 +44,7 @@ from tfos.console.printable import visible
 from tfos.control.members import Member
 from tfos.control.state import ClusterState
 from tfos.failure import NodeFailure
-from tfos.monitor.reports import NodeReport
+from tfos.monitor.reports import ExecutorReport, NodeReport
 from tfos.monitor.status import cluster_report
 
 MOST_EPOCHS = 50
@@ -91,6 +92,7 @@ def snapshot(info: JobInfo, state: ClusterState, now_s: float, curve_after_s: fl
         "running_s": max(0.0, now_s - info.started_s),
         "links": {name: url for name, url in links.items() if url},
         "nodes": [_node(each, members[each.name]) for each in report.nodes],
+        "executors": [_executor(each) for each in report.executors],
         "notes": list(report.notes),
         "curve": [
             [round(now_s - at_s, 1), steps, rows, _number(loss)]
@@ -126,6 +128,16 @@ def _node(report: NodeReport, member: Member) -> Json:
         "where": _where(report),
         "feeds": _feeds(member),
         "server": _server(report.server) if report.server is not None else None,
+    }
+
+
+def _executor(report: ExecutorReport) -> Json:
+    return {
+        "executor": visible(report.executor_id),
+        "host": visible(report.host),
+        "nodes": list(report.nodes),
+        "rss_mib": round(report.rss_mib),
+        "room_mib": round(report.room_mib),
     }
 
 

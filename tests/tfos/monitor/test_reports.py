@@ -5,10 +5,17 @@ from __future__ import annotations
 import dataclasses
 from html.parser import HTMLParser
 
+from rpc.endpoint import Endpoint
+from tfos.config import ClusterConfig
 from tfos.console import html
+from tfos.control import messages
+from tfos.control.state import ClusterState
 from tfos.failure import NodeFailure, NodeId
 from tfos.monitor.history import History, TrainedEpoch
 from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, TrainReport
+from tfos.monitor.status import cluster_report
+from tfos.phases import ClusterPhase
+from tfos.topology import plan
 
 EVIL = "<script>alert('x')</script>\x1b[2J"
 
@@ -135,3 +142,36 @@ def test_text_of_a_node_is_escaped_in_html():
 def test_only_web_addresses_become_links():
     assert Page(html.link("https://h:1/")).links == ["https://h:1/"]
     assert Page(html.link("javascript:alert(1)")).tags == []
+
+
+def running(room_mib: float, *, executors: tuple[str, ...]) -> ClusterState:
+    state = ClusterState(plan(3, 1), ClusterConfig(), room_mib=room_mib)
+    state.move(ClusterPhase.RESERVED)
+    for name, executor in zip(state.members, executors, strict=True):
+        role, _, index = name.partition(":")
+        node_id = NodeId(role, int(index))
+        state.on_register(messages.Register(node_id, executor, "host-b", 7), 0.0)
+        state.on_event(node_id, messages.Listening(Endpoint("h", 1)), 0.0)
+        beat = messages.Heartbeat(node_id, 1, "main_fun", rss_bytes=900 << 20)
+        state.on_heartbeat(beat, 0.0)
+    return state
+
+
+def test_memory_is_summed_by_executor_and_one_without_room_is_told_with_both_numbers():
+    report = cluster_report("c", running(1408.0, executors=("3", "3", "4")), 1.0)
+    both, one = report.executors
+    assert (both.nodes, both.rss_mib, both.is_over) == (("ps:0", "worker:0"), 1800.0, True)
+    assert (one.nodes, one.rss_mib, one.is_over) == (("worker:1",), 900.0, False)
+    (note,) = report.notes
+    assert note == (
+        "executor 3 on host-b: 1,800 MiB of 1,408 MiB beside Java's heap: ps:0, worker:0. The host "
+        "or the cluster manager may end it: raise spark.executor.memoryOverhead to 1800m or more"
+    )
+    assert str(report).count("executor 3 on host-b") == 1
+
+
+def test_without_containers_the_sum_is_told_and_nobody_is_warned():
+    report = cluster_report("c", running(0.0, executors=("3", "3", "driver")), 1.0)
+    assert report.notes == ()
+    assert [each.nodes for each in report.executors] == [("ps:0", "worker:0")]
+    assert "executor 3 on host-b: 1,800 MiB: ps:0, worker:0" in str(report)
