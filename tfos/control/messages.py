@@ -444,6 +444,12 @@ class WorkerDone(msgspec.Struct, frozen=True, tag=True):
     rank: int
 
 
+class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
+    """A newer attempt of a lost worker is at work: servers that start later wait for it again."""
+
+    rank: int
+
+
 class ServerMoved(msgspec.Struct, frozen=True, tag=True):
     """To the workers: a lost server was started again at another place, from its checkpoint."""
 
@@ -469,9 +475,24 @@ Order = (
     | FinishFeed
     | FenceWorker
     | WorkerDone
+    | WorkerJoined
     | ServerMoved
     | Stop
 )
+
+
+def kept_for_servers(kept: list[Order], order: Order) -> list[Order]:
+    """Return the orders about workers that a server which starts later needs, in order.
+
+    Args:
+        kept: those before.
+        order: the next one, of any kind.
+    """
+    if isinstance(order, WorkerJoined):
+        return [e for e in kept if not (isinstance(e, FenceWorker) and e.rank == order.rank)]
+    if isinstance(order, FenceWorker | WorkerDone):
+        return [*kept, order]
+    return kept
 
 
 class SequencedOrder(msgspec.Struct, frozen=True):

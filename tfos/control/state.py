@@ -576,7 +576,12 @@ class ClusterState:
         where = f"{member.name}@{member.host} joins as attempt {member.attempt}"
         if joining.fit is not None and joining.fit.epoch >= 0:
             where += f", in epoch {joining.fit.epoch + 1} of fit"
-        return [Tell(where), *(Send(member.node, order) for order in orders)]
+        back = messages.WorkerJoined(member.planned.rank)
+        return [
+            Tell(where),
+            *self._to_servers(back),
+            *(Send(member.node, order) for order in orders),
+        ]
 
     def _server_joined(self, member: Member) -> list[Action]:
         """Tell the workers where their server is now, and it what it has missed of them."""
@@ -680,6 +685,8 @@ class ClusterState:
     def _may_restart(self, member: Member, failure: NodeFailure) -> bool:
         """Whether another attempt of the node can take its place, if restarts are left."""
         if self.phase is not ClusterPhase.RUNNING or self.is_ending:
+            return False
+        if member.status is NodeStatus.DONE:
             return False
         if member.planned.is_ps:  # a killed child is its supervisor's to start again
             has_state = self.config.checkpoints is not None and not self.plan.servers_at_driver
@@ -818,7 +825,7 @@ class ClusterState:
         return self._to_servers(messages.FenceWorker(rank, attempt, failure.message))
 
     def _to_servers(self, order: messages.Order) -> list[Action]:
-        self._for_servers.append(order)
+        self._for_servers = messages.kept_for_servers(self._for_servers, order)
         return [Send(server.node, order) for server in self.servers if server.is_live]
 
     def _note(self, failure: NodeFailure) -> None:

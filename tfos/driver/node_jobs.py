@@ -149,8 +149,14 @@ class NodeJobs:
             first_attempt=wanted.first_attempt,
         )
         with self._lock:
-            if not self._is_ended:
+            if self._is_ended:
+                return
+            try:
                 job.start()
+            except Exception as error:  # noqa: BLE001 - py4j's many; Spark takes no job any more
+                reason, now_s = f"Spark took no job: {error}", self._coordinator.now_s()
+                self._coordinator.act(lambda state: state.not_restarted(node.name, reason, now_s))
+            else:
                 self._jobs.append(job)
 
     def end(self, timeout_s: float) -> bool:

@@ -75,8 +75,8 @@ class ChildRestarts:
 
     def note(self, order: messages.Order) -> None:
         """Keep an order if a later child must receive it as well."""
-        if self.limit and isinstance(order, messages.FenceWorker | messages.WorkerDone):
-            self._orders.append(order)
+        if self.limit:
+            self._orders = messages.kept_for_servers(self._orders, order)
 
     def repeat_orders(self, tell: Callable[[messages.Order], None]) -> None:
         """Repeat the kept orders to a new child."""
