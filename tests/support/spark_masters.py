@@ -6,10 +6,9 @@ Does not: the fixture `spark` (tests/system/spark/conftest.py).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
+import re
 import subprocess
 import time
 import urllib.request
@@ -22,6 +21,8 @@ pyspark = pytest.importorskip("pyspark")
 
 REPO = Path(__file__).resolve().parents[2]
 START_S = 90.0
+MASTER_PORT = r"Starting Spark master at spark://[^\s:]+:(\d+)"
+WEB_PORT = r"MasterWebUI\b.* started at http://[^\s:]+:(\d+)"
 STANDALONE = "standalone[3,1]"
 MASTERS = ("local[4]", "local-cluster[3,1,1024]", STANDALONE)
 
@@ -36,10 +37,19 @@ class Standalone:
         self._directory = directory
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._num_workers = 0
-        port, self._web_port = free_ports(2)
-        self.url = f"spark://127.0.0.1:{port}"
-        web = ["--webui-port", str(self._web_port)]
-        self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), *web)
+        # Ports of the system's choice: one that was free a moment ago may be taken by now.
+        any_port = ["--port", "0", "--webui-port", "0"]
+        self._start("master.Master", "--host", "127.0.0.1", *any_port)
+        self.url = f"spark://127.0.0.1:{self._told(MASTER_PORT)}"
+        self._web_port = self._told(WEB_PORT)
+
+    def _told(self, pattern: str) -> int:
+        """Return the port that the master's log names."""
+        log, deadline = self._directory / "0.log", time.monotonic() + START_S
+        while not (found := re.search(pattern, log.read_text(errors="replace"))):
+            assert time.monotonic() < deadline, f"the master did not start; see {log}"
+            time.sleep(0.05)
+        return int(found[1])
 
     def add_workers(self, count: int) -> None:
         """Start 1-core workers and wait until the master knows them."""
@@ -89,15 +99,6 @@ class Standalone:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait(10)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
 
 
 def make_context(master: str, **conf: str) -> Any:
