@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from ps.checkpoint.reader import latest, read_manifest
 from ps.checkpoint.score import Score
+from tests.support.node_children import child_of
 from tests.support.plain_steps import PlainSteps
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
@@ -152,7 +152,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_th
     said = ""
     _await(lambda: latest(saves.directory) is not None, cluster)
     _await_steps(tmp_path, cluster)
-    _kill_server(cluster)
+    child_of(cluster, "ps:0").send_signal(signal.SIGKILL)
     while "lost since step" not in said:
         said += capsys.readouterr().err
         _await_little(cluster)
@@ -162,7 +162,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_th
     assert cluster.phase is ClusterPhase.RUNNING
     assert [failure.node.name for failure in cluster.failures] == ["ps:0"]
     started = time.monotonic()
-    _kill_server(cluster)
+    child_of(cluster, "ps:0").send_signal(signal.SIGKILL)
     with pytest.raises(NodeFailedError, match=r"ps:0 .*SIGKILL.*restarted 1 of 1 times"):
         cluster.shutdown()
     assert time.monotonic() - started < 40
@@ -185,9 +185,3 @@ def _await(condition, cluster):
 def _await_little(cluster):
     assert cluster.phase is ClusterPhase.RUNNING, cluster.failures
     time.sleep(0.05)
-
-
-def _kill_server(cluster):
-    server = next(node for node in cluster.status().nodes if node.name == "ps:0")
-    (child,) = psutil.Process(server.pid).children()
-    child.send_signal(signal.SIGKILL)

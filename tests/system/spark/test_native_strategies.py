@@ -12,6 +12,7 @@ import cloudpickle
 import psutil
 import pytest
 
+from tests.support.node_children import child_of
 from tests.support.spark_masters import REPO
 from tfos import InputMode, TFCluster
 from tfos.errors import NodeFailedError
@@ -63,12 +64,6 @@ def until_told(args, ctx):
         os.replace(f"{args}.new", args)
 
 
-def pid_of(cluster, name):
-    (supervisor,) = [each.pid for each in cluster.status().nodes if each.name == name]
-    (child,) = psutil.Process(supervisor).children()
-    return child.pid
-
-
 def wait_for_steps(path, more_than):
     deadline = time.monotonic() + 60
     while not path.exists() or int(path.read_text()) <= more_than:
@@ -91,7 +86,7 @@ def test_a_coordinator_trains_fed_rows_and_its_workers_own(spark, example):
         report = cluster.train(spark.parallelize(pairs, 4), num_epochs=2)
         assert report is not None
         assert report.epochs[0].trained_rows == 3000
-        pids = [pid_of(cluster, name) for name in ("ps:0", "worker:0", "chief:0")]
+        pids = [child_of(cluster, name).pid for name in ("ps:0", "worker:0", "chief:0")]
     assert cluster.results()[0] == pytest.approx(example.TRUE_WEIGHTS, abs=1e-2)
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
@@ -113,10 +108,10 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_the_headline(spark, 
     with cluster:
         cluster.start(until_told, str(steps))
         before = wait_for_steps(steps, 0)
-        os.kill(pid_of(cluster, "worker:1"), signal.SIGKILL)
+        os.kill(child_of(cluster, "worker:1").pid, signal.SIGKILL)
         before = wait_for_steps(steps, before + 100)
         wait_for_steps(steps, before + 100)
-        os.kill(pid_of(cluster, "ps:0"), signal.SIGKILL)
+        os.kill(child_of(cluster, "ps:0").pid, signal.SIGKILL)
         with pytest.raises(NodeFailedError) as caught:
             cluster.shutdown(timeout=60)
     text = str(caught.value)

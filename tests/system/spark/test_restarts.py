@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from tests.support.node_children import child_of, java_of
+from tests.support.ps_cluster import wait_until
 from tfos import Checkpoints, ClusterConfig, InputMode, Restarts, TFCluster
 from tfos.phases import ClusterPhase
 
@@ -23,31 +24,48 @@ pytestmark = [
 ]
 
 
-def fit_slowly(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """Train a line; tell which epochs this attempt has seen."""
+def slow_training(args: dict[str, Any], ctx: Any, seen: list[int], since: int = 0) -> Any:
+    """Return a distributed model and a callback; `seen` gets the epochs of this attempt."""
     import keras
 
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.01), "mse")
     ctx.distribute(model, consistency=args["consistency"])
-    seen: list[int] = []
 
     def note(batch: int, logs: Any = None) -> None:
-        Path(args["out"], f"stepped-{ctx.rank}-{ctx.attempt}").touch()
+        if seen[-1] >= since:
+            Path(args["out"], f"stepped-{ctx.rank}-{ctx.attempt}").touch()
         time.sleep(args["step_s"])
 
-    notes = keras.callbacks.LambdaCallback(
+    return model, keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs=None: seen.append(epoch), on_train_batch_end=note
     )
-    history = model.fit(ctx.dataset(batch_size=32), epochs=EPOCHS, callbacks=[notes], verbose=0)
-    return {"attempt": ctx.attempt, "epochs": seen, "loss": len(history.history["loss"])}
 
 
-def kill_child(cluster: TFCluster, name: str) -> None:
-    node = next(node for node in cluster.status().nodes if node.name == name)
-    (child,) = psutil.Process(node.pid).children()
-    child.send_signal(signal.SIGKILL)
+def fit_slowly(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Train a line; tell which epochs this attempt has seen."""
+    seen: list[int] = []
+    model, notes = slow_training(args, ctx, seen)
+    model.fit(ctx.dataset(batch_size=32), epochs=EPOCHS, callbacks=[notes], verbose=0)
+    return {"attempt": ctx.attempt, "epochs": seen}
+
+
+def read_slowly(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Train on arrays of this worker's own."""
+    import numpy as np
+
+    seen: list[int] = []
+    model, notes = slow_training(args, ctx, seen, since=1)
+    x = np.random.default_rng(ctx.rank).normal(size=(1280, 4))
+    model.fit(x, x.sum(axis=1), batch_size=32, epochs=6, callbacks=[notes, *ctx.callbacks()])
+    return {"attempt": ctx.attempt, "epochs": seen}
+
+
+def lose(cluster: TFCluster, name: str, stepped: Path, *, executor: bool = False) -> None:
+    """Kill a node, or the executor under it, once there is this file."""
+    wait_until(stepped.exists, f"{stepped.name}")
+    (java_of if executor else child_of)(cluster, name).send_signal(signal.SIGKILL)
 
 
 @pytest.mark.fault("F01")
@@ -71,15 +89,9 @@ def test_a_killed_worker_is_started_again_and_every_row_is_trained(
     with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
         cluster.start(fit_slowly, args)
         first = cluster.train(rows, num_epochs=1)
-        (tmp_path / f"stepped-{rank}-0").unlink()
-
-        def kill_in_the_middle() -> None:
-            deadline = time.monotonic() + 60
-            while not (tmp_path / f"stepped-{rank}-0").exists() and time.monotonic() < deadline:
-                time.sleep(0.02)
-            kill_child(cluster, victim)
-
-        killer = threading.Thread(target=kill_in_the_middle)
+        stepped = tmp_path / f"stepped-{rank}-0"
+        stepped.unlink()
+        killer = threading.Thread(target=lose, args=(cluster, victim, stepped))
         killer.start()
         report = cluster.train(rows, num_epochs=EPOCHS - 1)
         killer.join()
@@ -94,48 +106,6 @@ def test_a_killed_worker_is_started_again_and_every_row_is_trained(
     assert told[rank]["epochs"] == list(range(told[rank]["epochs"][0], EPOCHS))
     assert told[rank]["epochs"][0] in (1, 2)
     assert [failure.node.name for failure in cluster.failures] == [victim]
-
-
-def read_slowly(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """Train on arrays of this worker's own."""
-    import keras
-    import numpy as np
-
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.01), "mse")
-    ctx.distribute(model, consistency=args["consistency"])
-    seen: list[int] = []
-
-    def note(batch: int, logs: Any = None) -> None:
-        if seen[-1]:
-            Path(args["out"], f"stepped-{ctx.rank}-{ctx.attempt}").touch()
-        time.sleep(args["step_s"])
-
-    notes = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs=None: seen.append(epoch), on_train_batch_end=note
-    )
-    x = np.random.default_rng(ctx.rank).normal(size=(1280, 4))
-    model.fit(x, x.sum(axis=1), batch_size=32, epochs=6, callbacks=[notes, *ctx.callbacks()])
-    return {"attempt": ctx.attempt, "epochs": seen}
-
-
-def lose(cluster: TFCluster, name: str, path: Path, *, executor: bool) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, cluster.status()
-        time.sleep(0.02)
-    if not executor:
-        return kill_child(cluster, name)
-    node = next(node for node in cluster.status().nodes if node.name == name)
-    owner = f"--executor-id {node.executor_id} "
-    (jvm,) = (
-        each
-        for each in psutil.Process().children(recursive=True)
-        if each.name() == "java" and owner in " ".join(each.cmdline()) + " "
-    )
-    jvm.send_signal(signal.SIGKILL)
-    return None
 
 
 @pytest.mark.long
