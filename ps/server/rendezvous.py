@@ -39,6 +39,7 @@ class Rendezvous:
         self._finished: set[WorkerRank] = set()
         self._open: dict[str, dict[WorkerRank, bytes]] = {}
         self._closed: OrderedDict[str, Mapping[WorkerRank, bytes]] = OrderedDict()
+        self._closed_bytes = 0
         self._forgotten: OrderedDict[str, None] = OrderedDict()
 
     def arrive(self, key: str, worker: WorkerRank, value: bytes) -> bool:
@@ -106,10 +107,13 @@ class Rendezvous:
         for key in closing:
             values = self._open.pop(key)
             self._closed[key] = dict(sorted(values.items()))
+            self._closed_bytes += _num_bytes(values)
         while len(self._closed) > 1 and (
-            len(self._closed) > MAX_CLOSED_KEYS or _size(self._closed) > MAX_CLOSED_BYTES
+            len(self._closed) > MAX_CLOSED_KEYS or self._closed_bytes > MAX_CLOSED_BYTES
         ):
-            self._forgotten[self._closed.popitem(last=False)[0]] = None
+            oldest, answers = self._closed.popitem(last=False)
+            self._closed_bytes -= _num_bytes(answers)
+            self._forgotten[oldest] = None
         while len(self._forgotten) > MAX_FORGOTTEN_KEYS:
             self._forgotten.popitem(last=False)
         return closing
@@ -120,7 +124,7 @@ class Rendezvous:
                 f"{len(self._open)} rendezvous are open, the limit is {MAX_OPEN_KEYS}: workers use "
                 f"different keys; the oldest is {next(iter(self._open))!r}, the new one {key!r}"
             )
-        total = _size(self._open) + len(value)
+        total = sum(map(_num_bytes, self._open.values())) + len(value)
         if total > MAX_OPEN_BYTES:
             raise PSSettingsError(
                 f"the open rendezvous would hold {total} bytes, the limit is {MAX_OPEN_BYTES}; "
@@ -128,8 +132,8 @@ class Rendezvous:
             )
 
 
-def _size(rendezvous: Mapping[str, Mapping[WorkerRank, bytes]]) -> int:
-    return sum(len(value) for values in rendezvous.values() for value in values.values())
+def _num_bytes(values: Mapping[WorkerRank, bytes]) -> int:
+    return sum(map(len, values.values()))
 
 
 def _check(key: str, value: bytes) -> None:

@@ -44,6 +44,7 @@ class Coordinator:
         plan: the nodes.
         config: timeouts, and what is shown.
         console: where warnings and output go.
+        room_mib: see ClusterState.
         clock: returns monotonic seconds.
     """
 
@@ -53,9 +54,10 @@ class Coordinator:
         config: ClusterConfig,
         console: Console,
         *,
+        room_mib: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state = ClusterState(plan, config)
+        self._state = ClusterState(plan, config, room_mib=room_mib)
         self._config = config
         self._console = console
         self._clock = clock

@@ -37,6 +37,11 @@ ShortText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x
 """Without control characters: the driver shows it in errors and in status()."""
 
 
+DRIVER_EXECUTOR = "driver"
+"""`Register.executor_id` of a node in the driver's place: Spark's own name for the one executor of
+`local[n]`, which has no `--executor-id`."""
+
+
 class Register(msgspec.Struct, frozen=True):
     """A supervisor is up; a newer attempt of the same node replaces and fences the older one."""
 
@@ -479,20 +484,6 @@ Order = (
     | ServerMoved
     | Stop
 )
-
-
-def kept_for_servers(kept: list[Order], order: Order) -> list[Order]:
-    """Return the orders about workers that a server which starts later needs, in order.
-
-    Args:
-        kept: those before.
-        order: the next one, of any kind.
-    """
-    if isinstance(order, WorkerJoined):
-        return [e for e in kept if not (isinstance(e, FenceWorker) and e.rank == order.rank)]
-    if isinstance(order, FenceWorker | WorkerDone):
-        return [*kept, order]
-    return kept
 
 
 class SequencedOrder(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from tfos.control.messages import FeedEpoch
 from tfos.control.permissions import admitted
 from tfos.control.restarts.budget import WINDOW_S, RestartBudget
 from tfos.control.restarts.joining import OpenEpochs
+from tfos.control.restarts.server_orders import kept_for_servers
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
 from tfos.topology import PS_ROLE, Plan, PlannedNode
@@ -240,24 +241,14 @@ class ClusterState:
         self.open_epochs.note(order)
         return [Send(each.node, order) for each in self.training()]
 
-    def begin_epoch(self, feed: str, epoch: int) -> list[Action]:
-        """Note that the rows of this epoch of a feed come next.
+    def come_to(self, feed: str, epoch: int) -> list[Action]:
+        """Note that the rows of this epoch of a feed are fed next: those before it are trained.
 
         Args:
             feed: name of the feed.
             epoch: number of the epoch, from 0.
         """
-        self.open_epochs.begin(feed, epoch)
-        return []
-
-    def end_epoch(self, feed: str, epoch: int) -> list[Action]:
-        """Note that every worker has trained its rows of this epoch of a feed.
-
-        Args:
-            feed: name of the feed.
-            epoch: number of the epoch, from 0.
-        """
-        self.open_epochs.end(feed, epoch)
+        self.open_epochs.come_to(feed, epoch)
         return []
 
     def finish(self, feeds: tuple[str, ...]) -> list[Action]:
@@ -825,7 +816,7 @@ class ClusterState:
         return self._to_servers(messages.FenceWorker(rank, attempt, failure.message))
 
     def _to_servers(self, order: messages.Order) -> list[Action]:
-        self._for_servers = messages.kept_for_servers(self._for_servers, order)
+        self._for_servers = kept_for_servers(self._for_servers, order)
         return [Send(server.node, order) for server in self.servers if server.is_live]
 
     def _note(self, failure: NodeFailure) -> None:

@@ -23,7 +23,7 @@ from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.identity import OPERATOR_NAME
-from tfos.control.state import Action, ClusterState
+from tfos.control.state import ClusterState
 from tfos.driver import preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
 from tfos.driver.shown_wait import shown_wait
@@ -147,7 +147,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     outputs = preflight.outputs(config, tensorboard)
     console = _console(plan, config, facts, outputs)
     ports = server_address.wanted_ports(os.environ)
-    coordinator = Coordinator(plan, config, console)
+    coordinator = _coordinator(request, facts, console)
     coordinator.explain_by(ExecutorEnds(sc).explain)
     wait = SlotWait(plan, config, time.monotonic())
     offer = _await_slots(sc, facts, coordinator, wait, console, cancel)
@@ -180,6 +180,13 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         metrics=metrics,
         page=page,
     )
+
+
+def _coordinator(
+    request: ReservationRequest, facts: spark_facts.SparkFacts, console: Console
+) -> Coordinator:
+    room_mib = executor_memory.of_settings(facts.conf, facts.master).room_mib
+    return Coordinator(request.plan, request.config, console, room_mib=room_mib)
 
 
 def _settings(
@@ -251,20 +258,8 @@ def _metrics(
 
 
 def _job(coordinator: Coordinator, cluster_id: str, facts: spark_facts.SparkFacts) -> Job:
-    _note_room(coordinator, facts)
     info = doors.job_info(cluster_id, facts.app_name, facts.application_id, facts.ui_url)
     return Job(coordinator, info)
-
-
-def _note_room(coordinator: Coordinator, facts: spark_facts.SparkFacts) -> None:
-    """Keep what executors' containers have for nodes, which status() compares with their use."""
-    room_mib = executor_memory.of_settings(facts.conf, facts.master).room_mib
-
-    def note(state: ClusterState) -> list[Action]:
-        state.room_mib = room_mib
-        return []
-
-    coordinator.act(note)
 
 
 def _own_address(bound: str, port: int) -> str:

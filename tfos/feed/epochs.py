@@ -269,7 +269,7 @@ class EpochFeeder:
                 )
         if not is_empty:
             self._end(run)
-            self._coordinator.act(lambda state: state.end_epoch(feed, epoch))
+            self._coordinator.act(lambda state: state.come_to(feed, epoch + 1))
         if batch is not None and not is_empty:
             self._watch.until(
                 lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s
@@ -410,7 +410,7 @@ class EpochFeeder:
         with self._lock:
             epoch = self._epochs.get(feed, 0)
             self._epochs[feed] = epoch + 1
-        self._coordinator.act(lambda state: state.begin_epoch(feed, epoch))
+        self._coordinator.act(lambda state: state.come_to(feed, epoch))
         return epoch
 
     def _feed_config(self, feed_timeout_s: float) -> FeedConfig:

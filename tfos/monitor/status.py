@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from tfos.control.members import Member
+from tfos.control.messages import DRIVER_EXECUTOR
 from tfos.control.state import ClusterState
 from tfos.monitor import reports, stragglers
 
 _MIB = 1 << 20
-DRIVER_ID = "driver"
-"""Spark's id of the driver: `local[n]` has no executor of its own, nor have servers beside it."""
 
 
 def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> reports.ClusterReport:
@@ -54,7 +53,7 @@ def _executors(
     """Sum the nodes' memory by executor; servers beside the driver are on none."""
     together: dict[tuple[str, str], list[reports.NodeReport]] = {}
     for node in nodes:
-        if node.rss_mib and node.executor_id != DRIVER_ID:
+        if node.rss_mib and node.executor_id != DRIVER_EXECUTOR:
             together.setdefault((node.executor_id, node.host), []).append(node)
     return tuple(
         reports.ExecutorReport(

@@ -20,12 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfos.control.messages import DRIVER_EXECUTOR
 from tfos.errors import NodeStartError, VersionSkew
 from tfos.node import launch, procfs, versions, whole_files, workspace
 from tfos.node.spec import Executor, NodeBundle, State, SupervisorSpec
-
-_LOCAL_MODE_EXECUTOR = "driver"
-"""Spark's own name for the one executor of `local[n]`, which has no `--executor-id`."""
 
 _WILDCARDS = ("0.0.0.0", "::")
 _VANISHED_S = 2.0
@@ -90,7 +88,7 @@ class NodeTask:
         """
         host = bundle.settings.driver_address.rpartition(":")[0].strip("[]")
         executor = Executor(
-            executor_id=_LOCAL_MODE_EXECUTOR,
+            executor_id=DRIVER_EXECUTOR,
             host=_advertised_host(host, loopback=bundle.settings.loopback),
             jvm_pid=os.getpid(),
             cores=os.cpu_count() or 1,
@@ -191,7 +189,7 @@ def refuse_skew(differences: list[versions.Difference]) -> None:
     jvm_pid = procfs.java_ancestor() or 0
     executor_id = procfs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
     raise VersionSkew(
-        f"executor {executor_id or _LOCAL_MODE_EXECUTOR} on {socket.gethostname()} has other "
+        f"executor {executor_id or DRIVER_EXECUTOR} on {socket.gethostname()} has other "
         f"versions than the driver:\n{versions.table(differences)}\n"
         f"Let both run one environment: set PYSPARK_PYTHON to the same on every host (here it is "
         f"{sys.executable}), or ship one with --archives."
@@ -215,7 +213,7 @@ def find_executor(*, loopback: bool, cores: int, gpus: tuple[str, ...] = ()) -> 
     hostname = procfs.command_line_option(jvm_pid, "--hostname") if jvm_pid else ""
     cwd = os.getcwd()
     return Executor(
-        executor_id=executor_id or _LOCAL_MODE_EXECUTOR,
+        executor_id=executor_id or DRIVER_EXECUTOR,
         host=_advertised_host(hostname, loopback=loopback or is_local),
         jvm_pid=jvm_pid,
         cores=cores,

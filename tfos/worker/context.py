@@ -69,7 +69,6 @@ class NodeContext:
         job_name: `chief`, `master`, `worker` or `evaluator`.
         task_index: index among the nodes of this job.
         executor_id: Spark's id of the executor.
-        attempt: 0, or larger for a node that was lost and started again.
         fit_place: in the fits of a distributed model, where such a node begins; None: at the start.
         rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
         num_workers: workers that train together, the chief included; 1 on the evaluator, which
@@ -105,7 +104,7 @@ class NodeContext:
         epochs: sends epochs' metrics to the driver.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0915 - what the process has, by keyword
+    def __init__(  # noqa: PLR0913 - what the process has, by keyword
         self,
         spec: ChildSpec,
         roster: Sequence[RosterEntry],
@@ -145,11 +144,10 @@ class NodeContext:
         self._value_fd = spec.value_fd
         self._feeds = bundle.settings.feeds
         self._config = bundle.settings.config
-        self._checkpoints = self._config.checkpoints
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
         self._name = bundle.name
-        self.attempt, self.fit_place = spec.attempt, joining.fit if joining is not None else None
+        self.fit_place = joining.fit if joining is not None else None
         self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
         uses_none = self._has_tensorflow_servers or self._is_evaluator
         self._servers = [] if uses_none else _endpoints_of_servers(roster)
@@ -167,6 +165,11 @@ class NodeContext:
 
     def __repr__(self) -> str:
         return f"NodeContext({self._name}, {self.num_workers} workers, {len(self._servers)} ps)"
+
+    @property
+    def attempt(self) -> int:
+        """0, or larger for a node that was lost and started again."""
+        return self._identity.generation
 
     @property
     def worker_num(self) -> int:
@@ -342,16 +345,16 @@ class NodeContext:
         """Return the saver of the cluster's checkpoints; None on workers that do not save."""
         from tfos.worker.saver import ChiefSaver
 
-        if self._checkpoints is None or not self.is_chief or not self._servers:
+        plan, joins = self._config.checkpoints, self.attempt > 0
+        if plan is None or not self.is_chief or not self._servers:
             return None
-        joins = self.attempt > 0
-        return ChiefSaver(self._checkpoints, self.new_ps_client, self._storages, joins=joins)
+        return ChiefSaver(plan, self.new_ps_client, self._storages, joins=joins)
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
         from ps.client.client import DEFAULT_RECONNECT_S, PSClient
 
-        may_restart = self._checkpoints is not None and self._config.restarts.ps > 0
+        may_restart = self._config.checkpoints is not None and self._config.restarts.ps > 0
         restarts = may_restart and self._own_shard is None
         client = PSClient(
             self._servers,
@@ -576,7 +579,8 @@ class NodeContext:
                 f"{self._name}: evaluate_checkpoints() waits until the training is over, so it is "
                 'for the evaluator: if ctx.job_name == "evaluator", with reserve(eval_node=True)'
             )
-        place = directory or (self._checkpoints.directory if self._checkpoints else None)
+        plan = self._config.checkpoints
+        place = directory or (plan.directory if plan else None)
         if place is None:
             raise SettingsError(
                 f"{self._name}: evaluate_checkpoints() needs a directory of checkpoints: pass "

@@ -42,6 +42,7 @@ from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.child_log import start_log
 from tfos.node.process_exit import leave
 from tfos.node.spec import ChildSpec
+from tfos.topology import PS_ROLE
 from tfos.worker import spark_files
 from tfos.worker.activity import WorkerActivity
 from tfos.worker.context import NodeContext
@@ -113,6 +114,8 @@ class WorkerProcess:
         self._reserved_port: ReservedPort | None = None
         self._saver: ChiefSaver | None = None
         """While main_fun runs, on the chief of a cluster that saves."""
+        self._places = threading.Lock()
+        """Held while the places of nodes change, or become those of `ctx`."""
         self._context: NodeContext | None = None
         self._joining: messages.Joining | None = None
         """Where this worker begins among others that train; None: all begin together."""
@@ -176,7 +179,8 @@ class WorkerProcess:
             self._call(lambda: import_ahead(names))
 
     def _run_main_fun(self, main_fun: Callable[[Any, Any], Any], args: Any) -> int:
-        context = self._context = self._make_context()
+        with self._places:
+            context = self._context = self._make_context()
         mirror: LogMirror | None = None
         try:
             self._prepare_environment(context)
@@ -291,15 +295,25 @@ class WorkerProcess:
     def _take_places(self, order: messages.Start | messages.ServerMoved) -> None:
         """Learn where the other nodes are, and where among them this worker begins."""
         if isinstance(order, messages.ServerMoved):
-            rank, endpoint = order.rank, order.endpoint
-            _logger.warning("ps:%d was started again and is at %s now", rank, endpoint)
-            if self._context is not None:
-                self._context.server_moved(rank, endpoint)
+            self._server_moved(order)
             return
         self._roster, self._joining = order.roster, order.joining
         for feed, epoch in order.joining.feeds if order.joining is not None else ():
             self._channel.begin_at(feed, epoch)
         self._started.set()
+
+    def _server_moved(self, order: messages.ServerMoved) -> None:
+        rank, endpoint = order.rank, order.endpoint
+        _logger.warning("ps:%d was started again and is at %s now", rank, endpoint)
+        with self._places:
+            self._roster = tuple(
+                msgspec.structs.replace(entry, endpoint=endpoint)
+                if (entry.node.role, entry.rank) == (PS_ROLE, rank)
+                else entry
+                for entry in self._roster
+            )
+            if self._context is not None:
+                self._context.server_moved(rank, endpoint)
 
     def _heed(self, wish: messages.SaveNow | messages.StopTraining) -> None:
         """Do what somebody outside asks for; main_fun goes on."""

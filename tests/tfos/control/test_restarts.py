@@ -140,9 +140,9 @@ def test_a_new_attempt_learns_the_open_epochs_the_fit_and_what_it_has_missed():
     fit = messages.FitReading("input", number=0, epoch=0, fed_epoch=0)
     state.on_event(chief, fit, NOW)
     for epoch in range(3):
-        state.begin_epoch("input", epoch)
+        state.come_to("input", epoch)
         state.flush("input", epoch)
-        state.end_epoch("input", epoch)
+        state.come_to("input", epoch + 1)
         if epoch < 2:
             trained = messages.EpochTrained(
                 1, epoch, feed="input", fed_epoch=epoch, is_distributed=True
@@ -161,10 +161,10 @@ def test_a_new_attempt_learns_the_open_epochs_the_fit_and_what_it_has_missed():
 
 def test_validation_rows_of_a_missed_epoch_begin_with_that_epoch():
     state = running()
-    state.begin_epoch("input", 4)
-    state.begin_epoch("validation", 7)
+    state.come_to("input", 4)
+    state.come_to("validation", 7)
     state.flush("input", 4, ("validation", 7))
-    state.end_epoch("input", 4)
+    state.come_to("input", 5)
     joining, missed = state.open_epochs.joining(state.epochs)
     assert dict(joining.feeds) == {"input": 5, "validation": 7}
     assert missed == ()

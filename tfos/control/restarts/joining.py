@@ -27,23 +27,14 @@ class OpenEpochs:
     """By feed, the epoch that is fed now, or the one after the last."""
     _ends: deque[Flush] = field(default_factory=lambda: deque(maxlen=_KEPT_ORDERS))
 
-    def begin(self, feed: str, epoch: int) -> None:
-        """Rows of this epoch are fed from now on.
+    def come_to(self, feed: str, epoch: int) -> None:
+        """Rows of this epoch are fed next; every worker has trained those of the epochs before.
 
         Args:
             feed: its name.
             epoch: number of the epoch, from 0.
         """
         self._next[feed] = epoch
-
-    def end(self, feed: str, epoch: int) -> None:
-        """Every worker has trained its rows of this epoch.
-
-        Args:
-            feed: its name.
-            epoch: number of the epoch, from 0.
-        """
-        self._next[feed] = max(epoch + 1, self._next.get(feed, 0))
 
     def note(self, order: Flush) -> None:
         """Keep the order that ends an epoch; the newest of an epoch counts."""

@@ -20,6 +20,7 @@ from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tfos.control import messages
 from tfos.control.restarts.budget import WINDOW_S, RestartBudget
+from tfos.control.restarts.server_orders import kept_for_servers
 from tfos.failure import NodeFailure
 from tfos.node.spec import NodeBundle
 
@@ -76,7 +77,7 @@ class ChildRestarts:
     def note(self, order: messages.Order) -> None:
         """Keep an order if a later child must receive it as well."""
         if self.limit:
-            self._orders = messages.kept_for_servers(self._orders, order)
+            self._orders = kept_for_servers(self._orders, order)
 
     def repeat_orders(self, tell: Callable[[messages.Order], None]) -> None:
         """Repeat the kept orders to a new child."""
