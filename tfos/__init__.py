@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tfos.runner.horovod_runner import Runner
     from tfos.runner.mirrored_runner import MirroredStrategyRunner
     from tfos.runner.spark_run import run
+    from tfos.spark.resources import Resources
     from tfos.streaming.handle import StreamTraining
     from tfos.streaming.state import StreamLag
     from tfos.tensorflowonspark import TFNode as TFNode
@@ -78,6 +79,7 @@ __all__ = [
     "PredictColumn",
     "RankGroup",
     "Reading",
+    "Resources",
     "Restarts",
     "Runner",
     "StepTimes",
@@ -124,6 +126,7 @@ _HOMES = {
     "PredictColumn": "tfos.predict.column",
     "RankGroup": "tfos.collectives.group",
     "Reading": "tfos.reading.reading",
+    "Resources": "tfos.spark.resources",
     "Restarts": "tfos.config",
     "Runner": "tfos.runner.horovod_runner",
     "StepTimes": "tfos.monitor.reports",

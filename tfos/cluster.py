@@ -30,6 +30,7 @@ from tfos.monitor.status import cluster_report
 from tfos.phases import ClusterPhase, require
 from tfos.spark import pickling
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
+from tfos.spark.resources import Placement, Resources, RoleResources
 from tfos.spark.task_secrets import give_credentials, withdraw
 from tfos.streaming.dstream import finish_stream
 from tfos.streaming.streaming import StreamCalls, Streams
@@ -140,6 +141,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         page_port: int | None = None,
         page_host: str = "127.0.0.1",
         page_hosts: Iterable[str] = (),
+        ps_resources: Resources | None = None,
+        worker_resources: Resources | None = None,
+        placement: Placement | None = None,
         config: ClusterConfig | None = None,
     ) -> TFCluster:
         """Check everything, count task slots and open the control plane; no node starts yet.
@@ -161,26 +165,23 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             page_port: of the job's page, 0: any; None: no page (docs/guides/watching.md).
             page_host: address of that page, which has no TLS.
             page_hosts: further host names by which browsers ask for it, those of proxies.
+            ps_resources: of each parameter server (docs/guides/resources.md).
+            worker_resources: of each other node.
+            placement: nodes of a role on many hosts or few: "spread", "pack"; None: as Spark does.
             config: timeouts and limits.
 
         Raises:
             SettingsError, NotEnoughSlots: the arguments, settings or slots cannot work; says why.
         """
         nodes = plan(cluster_size, num_ps, master_node=master_node, ps=ps, eval_node=eval_node)
+        board = TensorBoardConfig(bool(tensorboard), tensorboard_host, log_dir or "")
+        metrics = (metrics_port, metrics_host)
+        page = PageRequest(page_port, page_host, tuple(page_hosts))
+        resources = RoleResources(ps_resources, worker_resources, placement)
         request = reservation.ReservationRequest(
-            sc=sc,
-            plan=nodes,
-            input_mode=input_mode,
-            queues=queues,
-            tensorboard=TensorBoardConfig(
-                is_wanted=bool(tensorboard), host=tensorboard_host, log_dir=log_dir or ""
-            ),
-            metrics_port=metrics_port,
-            metrics_host=metrics_host,
-            page=PageRequest(page_port, page_host, tuple(page_hosts)),
-            config=config or ClusterConfig(),
+            nodes, input_mode, queues, board, config or ClusterConfig(), metrics, page, resources
         )
-        return cls._reserve(request)
+        return cls._reserve(sc, request)
 
     @classmethod
     def run(  # noqa: PLR0913  # TensorFlowOnSpark's signature
@@ -229,7 +230,6 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         special = {"eval_node": eval_node, "driver_ps_nodes": driver_ps_nodes}
         nodes = plan(num_executors, num_ps, master_node=master_node, ps=ps, **special)
         request = reservation.ReservationRequest(
-            sc=sc,
             plan=nodes,
             input_mode=input_mode,
             queues=queues,
@@ -238,7 +238,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             release_port=release_port,
             page=PageRequest(page_port),
         )
-        return cls._reserve(request)._started(map_fun, tf_args)
+        return cls._reserve(sc, request)._started(map_fun, tf_args)
 
     def start(self, main_fun: Callable[[Any, Any], Any], args: Any = None) -> None:
         """Start all nodes and return once every one of them serves and main_fun runs.
@@ -469,10 +469,10 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     # ---- inside ----
 
     @classmethod
-    def _reserve(cls, request: reservation.ReservationRequest) -> TFCluster:
+    def _reserve(cls, spark: Any, request: reservation.ReservationRequest) -> TFCluster:
         cancel = CancelToken()
         cluster: TFCluster = InterruptibleCall(
-            "tfos-reserve", lambda: cls(reservation.reserve(request, cancel)), cancel=cancel
+            "tfos-reserve", lambda: cls(reservation.reserve(spark, request, cancel)), cancel=cancel
         ).result(lambda: None)
         try:
             # To this thread, and to those that it starts, such as the jobs of a stream.

@@ -123,7 +123,7 @@ class Restarts:
         _check_counts(self, {"workers": 0, "ps": 0})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TensorBoardConfig:
     """What `reserve(tensorboard=…, tensorboard_host=…, log_dir=…)` asks for."""
 

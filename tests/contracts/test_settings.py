@@ -38,6 +38,7 @@ from ps.manifest.table_spec import Admission, TableSpec
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.errors import SettingsError
 from tfos.keras.step.settings import Settings
+from tfos.spark.resources import Resources
 
 SECONDS = (0, -1.0, math.nan, math.inf, "soon", None, True)
 COUNT = (0, -1, 1.5, "9", True)
@@ -89,6 +90,12 @@ CASES = (
             "integrity": CHOICE,
             "security": CHOICE,
         },
+    ),
+    Case(
+        Resources,
+        SettingsError,
+        {},
+        {"cores": COUNT, "memory": ("8 gigs", 8, "0m"), "gpus": COUNT_OR_ZERO},
     ),
     Case(Restarts, SettingsError, {}, {"workers": COUNT_OR_ZERO, "ps": COUNT_OR_ZERO}),
     Case(

@@ -291,7 +291,10 @@ class FakeJava:
         return _JavaList(
             [
                 types.SimpleNamespace(
-                    id=lambda: "driver", hostPort=lambda: "h:1", maxTasks=lambda: slots
+                    id=lambda: "driver",
+                    hostPort=lambda: "h:1",
+                    maxTasks=lambda: slots,
+                    resourceProfileId=lambda: 0,
                 )
             ]
         )

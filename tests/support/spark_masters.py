@@ -51,13 +51,15 @@ class Standalone:
             time.sleep(0.05)
         return int(found[1])
 
-    def add_workers(self, count: int) -> None:
-        """Start 1-core workers and wait until the master knows them."""
+    def add_workers(
+        self, count: int, *, host: str = "127.0.0.1", cores: int = 1, memory: str = "1g"
+    ) -> None:
+        """Start workers, by default of 1 core, and wait until the master knows them."""
         for _ in range(count):
             self._num_workers += 1
             work = self._directory / f"work-{self._num_workers}"
-            place = ["--host", "127.0.0.1", "--webui-port", "0", "-d", str(work)]
-            self._start("worker.Worker", *place, "-c", "1", "-m", "1g", self.url)
+            place = ["--host", host, "--webui-port", "0", "-d", str(work)]
+            self._start("worker.Worker", *place, "-c", str(cores), "-m", memory, self.url)
         deadline = time.monotonic() + START_S
         while self._alive_workers() < self._num_workers:
             assert time.monotonic() < deadline, f"workers did not register; see {self._directory}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from rpc.auth.certificates import TlsCredentials
@@ -44,7 +44,7 @@ class Coordinator:
         plan: the nodes.
         config: timeouts, and what is shown.
         console: where warnings and output go.
-        room_mib: see ClusterState.
+        rooms_mib: see ClusterState.
         clock: returns monotonic seconds.
     """
 
@@ -54,10 +54,10 @@ class Coordinator:
         config: ClusterConfig,
         console: Console,
         *,
-        room_mib: float = 0.0,
+        rooms_mib: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state = ClusterState(plan, config, room_mib=room_mib)
+        self._state = ClusterState(plan, config, rooms_mib=rooms_mib or {})
         self._config = config
         self._console = console
         self._clock = clock

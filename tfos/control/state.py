@@ -14,6 +14,7 @@ an order is fatal: the cluster becomes FAILED, and every node receives the order
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -100,8 +101,8 @@ class ClusterState:
     fatal: list[NodeFailure] = field(default_factory=list)
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
-    room_mib: float = 0.0
-    """What each executor's container has for nodes; 0: executors run in none, or it is unknown."""
+    rooms_mib: Mapping[str, float] = field(default_factory=dict)
+    """By node, what its executor's container has for nodes; 0: unknown, or it has no container."""
     is_starting: bool = False
     """The node jobs are submitted: a node may hold a slot before it registers."""
     is_ending: bool = False

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rpc.auth.handshake import Identity, Role
@@ -27,6 +27,8 @@ from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
 from tfos.spark.jobs import SparkJob, reason_of, was_cancelled
+from tfos.spark.node_rdd import node_rdd
+from tfos.spark.profiles import NodePlaces, spark_profile
 from tfos.topology import Plan, PlannedNode
 
 NODE_JOB_FAILED = "NodeJobFailed"
@@ -77,6 +79,7 @@ class NodeJobs:
         coordinator: gets the failure when a job ends too early.
         keys: of the nodes.
         settings: of the nodes.
+        places: executors and resource profiles of the nodes' tasks.
         on_cancel: called on a job's thread when somebody else has cancelled it under nodes that
             run, as pyspark does at Ctrl-C; stops the nodes, which live on without their tasks.
     """
@@ -88,12 +91,14 @@ class NodeJobs:
         keys: NodeKeys,
         settings: NodeSettings,
         *,
+        places: NodePlaces,
         on_cancel: Callable[[], object],
     ) -> None:
         self._sc = sc
         self._coordinator = coordinator
         self._keys = keys
         self._settings = settings
+        self._places = places
         self._on_cancel = on_cancel
         self._lock = threading.Lock()
         self._is_ended = False
@@ -117,13 +122,13 @@ class NodeJobs:
             servers = [(f"ps-{node.index}", (node,)) for node in plan.servers]
         for role, nodes, hold in (
             *((*each, True) for each in servers),
-            ("tensorflow", plan.tensorflow_servers, True),
+            *(_by_role(plan.tensorflow_servers)),
             ("workers", plan.workers, workers_hold_slots),
             ("evaluator", plan.evaluators, workers_hold_slots),
         ):
             if not nodes:
                 continue
-            bundles = [self._keys.bundle(node, self._settings, main_fun) for node in nodes]
+            bundles = self._bundles(nodes)
             is_here = plan.servers_at_driver and nodes[0].is_ps
             job = self._job(role, nodes, bundles, hold=hold, is_here=is_here)
             with self._lock:
@@ -143,7 +148,7 @@ class NodeJobs:
         job = self._job(
             f"{node.role}-{node.index}-{wanted.first_attempt}",
             (node,),
-            [self._keys.bundle(node, self._settings, self._main_fun)],
+            self._bundles((node,)),
             hold=node.is_ps or self._workers_hold_slots,
             is_here=False,
             first_attempt=wanted.first_attempt,
@@ -184,6 +189,27 @@ class NodeJobs:
         ended = [job for job in self._jobs if job.is_ended and job.error is None]
         return {result.name: result.value for job in ended for result in job.result()}
 
+    def _bundles(self, nodes: tuple[PlannedNode, ...]) -> list[NodeBundle]:
+        profiles = self._places.profiles
+        return [
+            replace(
+                self._keys.bundle(node, self._settings, self._main_fun),
+                threads=profile.threads if (profile := profiles.of(node)) else 0,
+            )
+            for node in nodes
+        ]
+
+    def _rdd(
+        self, nodes: tuple[PlannedNode, ...], bundles: list[NodeBundle], task: NodeTask
+    ) -> Any:
+        """Return the RDD whose tasks run the nodes: one element and partition, so one key, each."""
+        locations = self._places.locations
+        # A node that is started again goes where Spark has a slot: its first executor may be gone.
+        places = ["" if task.first_attempt else locations.get(node.name, "") for node in nodes]
+        rdd = node_rdd(self._sc, bundles, places).mapPartitionsWithIndex(task)
+        profile = self._places.profiles.of(nodes[0])
+        return rdd if profile is None else rdd.withResources(spark_profile(self._sc, profile))
+
     def _job(
         self,
         role: str,
@@ -195,14 +221,9 @@ class NodeJobs:
         first_attempt: int = 0,
     ) -> SparkJob[list[Any]]:
         task = NodeTask(hold_slot=hold, versions=versions.installed(), first_attempt=first_attempt)
-        sc = self._sc
 
         def run() -> list[Any]:
-            # One element and one partition per node: a task receives only its own key.
-            results: list[Any] = (
-                sc.parallelize(bundles, len(bundles)).mapPartitionsWithIndex(task).collect()
-            )
-            return results
+            return list(self._rdd(nodes, bundles, task).collect())
 
         def run_here() -> list[Any]:
             return [task.at_driver(bundle) for bundle in bundles]
@@ -217,7 +238,18 @@ class NodeJobs:
         cluster_id = self._settings.cluster_id
         tag = f"tfos-{cluster_id}-{role}"
         action = run_here if is_here else run
-        return SparkJob(sc, tag, f"tfos {cluster_id}: {names}", action, ended)
+        return SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
+
+
+def _by_role(
+    nodes: tuple[PlannedNode, ...],
+) -> list[tuple[str, tuple[PlannedNode, ...], bool]]:
+    """Return TensorFlow's servers by role: the profiles of roles differ, and a job has one."""
+    roles = dict.fromkeys(node.role for node in nodes)
+    return [
+        (f"tensorflow-{role}", tuple(node for node in nodes if node.role == role), True)
+        for role in roles
+    ]
 
 
 def _note_start(state: ClusterState) -> list[Action]:

@@ -17,7 +17,7 @@ from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
 from tfos.spark import executor_memory, task_secrets
 from tfos.spark.executor_memory import NODE_MEMORY_MIB
-from tfos.spark.facts import SparkFacts
+from tfos.spark.facts import SparkFacts, fixed_executors, is_true
 from tfos.topology import Plan
 
 OPEN_SERVERS = (
@@ -50,13 +50,15 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
     Raises:
         ConfigError: names the setting, its value and what to do.
     """
-    if _is_true(conf, "spark.dynamicAllocation.enabled") and not config.allow_dynamic:
+    is_dynamic = is_true(conf, "spark.dynamicAllocation.enabled")
+    if is_dynamic and fixed_executors(conf) is None and not config.allow_dynamic:
         raise ConfigError(
             "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
-            "server's executor. Set it to false, or pass config=ClusterConfig(allow_dynamic=True) "
-            "to reserve()."
+            "server's executor. Set it to false, or spark.dynamicAllocation.minExecutors and "
+            "maxExecutors to the same number, with which it removes none, or pass "
+            "config=ClusterConfig(allow_dynamic=True) to reserve()."
         )
-    if _is_true(conf, "spark.speculation") and not config.allow_speculation:
+    if is_true(conf, "spark.speculation") and not config.allow_speculation:
         raise ConfigError(
             "spark.speculation=true: speculation starts a slow node a second time. Set it to "
             "false, or pass config=ClusterConfig(allow_speculation=True) to reserve()."
@@ -267,7 +269,3 @@ def check_timeout(name: str, value: object) -> float:
     if math.isinf(value):
         raise SettingsError(f"{name} must be finite: every wait has a deadline.")
     return float(value)
-
-
-def _is_true(conf: Mapping[str, str], key: str) -> bool:
-    return conf.get(key, "false").strip().lower() == "true"

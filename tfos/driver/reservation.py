@@ -37,6 +37,10 @@ from tfos.spark import executor_memory, slots
 from tfos.spark import facts as spark_facts
 from tfos.spark.executor_ends import ExecutorEnds
 from tfos.spark.interruptible import CancelToken
+from tfos.spark.node_rdd import task_location
+from tfos.spark.placing import SlotNeeds
+from tfos.spark.profiles import NodePlaces, RoleProfiles, needs_of, profiles_of, rooms_mib
+from tfos.spark.resources import RoleResources
 from tfos.spark.slot_claims import claims_of
 from tfos.spark.slots import SlotWait
 from tfos.spark.yarn import YarnContainers
@@ -53,19 +57,19 @@ _OFFER_S = 0.1
 _SECRET_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReservationRequest:
     """What the user asks of reserve(); see there."""
 
-    sc: Any
     plan: Plan
     input_mode: InputMode
     queues: Iterable[object]
     tensorboard: TensorBoardConfig
     config: ClusterConfig
-    metrics_port: object = None
-    metrics_host: str = "127.0.0.1"
+    metrics: tuple[object, str] = (None, "127.0.0.1")
+    """Port and host of the page for Prometheus; a port None: no page."""
     page: PageRequest = field(default_factory=PageRequest)
+    resources: RoleResources = field(default_factory=RoleResources)
     release_port: bool = True
 
 
@@ -84,6 +88,7 @@ class Reservation:
     feeder_credentials: Credentials
     """Of the data plane, for feed tasks: with TLS their certificate is for no other role."""
     workers_hold_slots: bool
+    places: NodePlaces
     metrics: ClusterPage | None = None
     page: JobPage | None = None
 
@@ -120,10 +125,11 @@ class Reservation:
         return f"nodes start: {total - missing} of {total} serve{workers}", True
 
 
-def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
+def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Reservation:
     """Check the request, wait for slots, make the cluster's keys, listen.
 
     Args:
+        spark: the user's SparkContext or session.
         request: what the user asks for.
         cancel: set when nobody waits for the reservation any more.
 
@@ -135,21 +141,20 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
     """
     config = request.config
     plan = request.plan
-    preflight.check_servers(plan, config)
-    mode = preflight.check_mode(request.input_mode)
-    feeds = preflight.check_queues(request.queues)
-    request.page.check()
-    sc = spark_facts.classic_context(request.sc)
+    mode, feeds = _checked(request)
+    sc = spark_facts.classic_context(spark)
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, config)
     config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
     request = replace(request, config=config, tensorboard=tensorboard)
     outputs = preflight.outputs(config, tensorboard)
+    profiles = profiles_of(request.resources, plan, facts, config)
+    needs = needs_of(plan, profiles, request.resources.placement)
     console = _console(plan, config, facts, outputs)
     ports = server_address.wanted_ports(os.environ)
-    coordinator = _coordinator(request, facts, console)
+    coordinator = _coordinator(request, facts, profiles, console)
     coordinator.explain_by(ExecutorEnds(sc).explain)
-    wait = SlotWait(plan, config, time.monotonic())
+    wait = SlotWait(needs, config, time.monotonic())
     offer = _await_slots(sc, facts, coordinator, wait, console, cancel)
     cluster_id = secrets.token_hex(8)
     try:
@@ -165,8 +170,7 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
-    own_feeds = feeds if mode is InputMode.SPARK else ()
-    settings = _settings(request, plan, facts, cluster_id, port, own_feeds)
+    settings = _settings(request, plan, facts, cluster_id, port, feeds)
     return Reservation(
         sc=sc,
         console=console,
@@ -176,17 +180,40 @@ def reserve(request: ReservationRequest, cancel: CancelToken) -> Reservation:
         keys=NodeKeys(authority, credentials.secret),
         credentials=_with_keys(credentials, Role.DRIVER, authority, config),
         feeder_credentials=_with_keys(credentials, Role.FEEDER, authority, config),
-        workers_hold_slots=slots.workers_hold_slots(plan, mode, offer),
+        workers_hold_slots=slots.workers_hold_slots(needs, plan.num_workers, mode, offer),
+        places=_places(profiles, needs, offer),
         metrics=metrics,
         page=page,
     )
 
 
+def _checked(request: ReservationRequest) -> tuple[InputMode, tuple[str, ...]]:
+    """Refuse what needs no Spark to refuse; return the input mode, and the feeds if it has some."""
+    preflight.check_servers(request.plan, request.config)
+    mode = preflight.check_mode(request.input_mode)
+    feeds = preflight.check_queues(request.queues)
+    request.page.check()
+    return mode, feeds if mode is InputMode.SPARK else ()
+
+
 def _coordinator(
-    request: ReservationRequest, facts: spark_facts.SparkFacts, console: Console
+    request: ReservationRequest,
+    facts: spark_facts.SparkFacts,
+    profiles: RoleProfiles,
+    console: Console,
 ) -> Coordinator:
-    room_mib = executor_memory.of_settings(facts.conf, facts.master).room_mib
-    return Coordinator(request.plan, request.config, console, room_mib=room_mib)
+    of_all = executor_memory.of_settings(facts.conf, facts.master)
+    rooms = rooms_mib(request.plan, profiles, of_all)
+    return Coordinator(request.plan, request.config, console, rooms_mib=rooms)
+
+
+def _places(profiles: RoleProfiles, needs: SlotNeeds, offer: slots.Offer) -> NodePlaces:
+    """Return where each node goes; nodes of one slot each go where Spark likes."""
+    found = None if needs.is_plain else offer.place(needs)
+    hosts = {executor.executor_id: executor.host for executor in offer.executors}
+    chosen = found.executors if found is not None else {}
+    locations = {node: task_location(hosts[each], each) for node, each in chosen.items()}
+    return NodePlaces(profiles, needs, locations, hosts)
 
 
 def _settings(
@@ -247,10 +274,11 @@ def _with_keys(
 def _metrics(
     request: ReservationRequest, coordinator: Coordinator, cluster_id: str, console: Console
 ) -> ClusterPage | None:
-    if request.metrics_port is None:
+    port, host = request.metrics
+    if port is None:
         return None
     page = ClusterPage(coordinator, cluster_id)
-    page.start(request.metrics_host, request.metrics_port)
+    page.start(host, port)
     coordinator.at_close(page.close)
     needs = ", with the token of cluster.metrics_token()" if page.token else ""
     console.line(f"metrics: {page.url}{needs}")
@@ -298,15 +326,16 @@ def _await_slots(
 ) -> slots.Offer:
     claims = claims_of(sc)
     containers = YarnContainers(sc)
+    gpu_resource = wait.config.gpu_resource
     given: int | None = None
     shown: object = None
     while not cancel.is_set:
         with claims.lock:
-            seen = spark_facts.read_offer(sc, facts)
+            seen = spark_facts.read_offer(sc, facts, gpu_resource)
             claimed, starting = claims.count()
             offer = replace(seen, claimed=claimed, starting=starting, containers=given)
             if wait.ready(offer, time.monotonic()):
-                claims.add(coordinator)
+                claims.add(coordinator, wait.needs.slots_by_node())
                 return offer
         if offer.outstanding:
             given = containers.count()
@@ -314,7 +343,7 @@ def _await_slots(
         if (len(offer.executors), offer.whereabouts) != shown:
             shown = (len(offer.executors), offer.whereabouts)
             console.line(
-                f"waiting for slots: {slots.shortage(wait.plan, offer)}{wait.until(offer)}"
+                f"waiting for slots: {slots.shortage(wait.needs, offer)}{wait.until(offer)}"
             )
         time.sleep(_OFFER_S)
     raise PhaseError("reserve() was interrupted while it waited for executors")

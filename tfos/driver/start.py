@@ -7,6 +7,7 @@ Runs in: the driver.
 
 from __future__ import annotations
 
+from tfos.control.state import ClusterState
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
@@ -30,6 +31,7 @@ def start_nodes(reserved: Reservation, ending: Shutdown, main_fun: bytes) -> Non
         reserved.coordinator,
         reserved.keys,
         reserved.settings,
+        places=reserved.places,
         on_cancel=lambda: ending.abort("its Spark job was cancelled"),
     )
     ending.begin(jobs)
@@ -38,6 +40,12 @@ def start_nodes(reserved: Reservation, ending: Shutdown, main_fun: bytes) -> Non
         reserved.await_roster(reserved.config.reservation_timeout_s)
         ending.raise_failure()
         require("start()", reserved.coordinator.phase, ClusterPhase.RUNNING)
+        if note := reserved.places.note(reserved.coordinator.read(_executors)):
+            reserved.console.warn(note)
     except BaseException:
         ending.abort("the start failed")
         raise
+
+
+def _executors(state: ClusterState) -> dict[str, tuple[str, str]]:
+    return {each.name: (each.executor_id, each.host) for each in state.members.values()}

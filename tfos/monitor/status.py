@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tfos.control.members import Member
 from tfos.control.messages import DRIVER_EXECUTOR
 from tfos.control.state import ClusterState
@@ -32,7 +34,7 @@ def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> report
     nodes = tuple(
         _node_report(member, now_s, times.get(member.name)) for member in state.members.values()
     )
-    executors = _executors(nodes, state.room_mib)
+    executors = _executors(nodes, state.rooms_mib)
     return reports.ClusterReport(
         cluster_id=cluster_id,
         phase=state.phase.name,
@@ -48,7 +50,7 @@ def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> report
 
 
 def _executors(
-    nodes: tuple[reports.NodeReport, ...], room_mib: float
+    nodes: tuple[reports.NodeReport, ...], rooms_mib: Mapping[str, float]
 ) -> tuple[reports.ExecutorReport, ...]:
     """Sum the nodes' memory by executor; servers beside the driver are on none."""
     together: dict[tuple[str, str], list[reports.NodeReport]] = {}
@@ -61,7 +63,7 @@ def _executors(
             host=host,
             nodes=tuple(each.name for each in some),
             rss_mib=sum(each.rss_mib for each in some),
-            room_mib=room_mib,
+            room_mib=rooms_mib.get(some[0].name, 0.0),
         )
         for (executor_id, host), some in together.items()
     )

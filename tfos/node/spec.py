@@ -64,6 +64,8 @@ class NodeBundle:
     """This node's own for the data plane; None: that goes without TLS."""
     main_fun: bytes = field(default=b"", repr=False)
     """cloudpickle of `(main_fun, args)`; empty for a PS."""
+    threads: int = 0
+    """Compute threads, by the resources of its role; 0: nothing is stated there."""
 
     @property
     def data_credentials(self) -> Credentials:

@@ -103,8 +103,17 @@ def of_settings(conf: Mapping[str, str], master: str) -> ExecutorMemory:
         overhead_mib=overhead_mib,
         off_heap_mib=off_heap_mib if uses_off_heap else 0,
         slots=max(1, cores // _number(conf, "spark.task.cpus", 1)),
-        is_contained=master.startswith(_CONTAINED),
+        is_contained=is_contained(master),
     )
+
+
+def is_contained(master: str) -> bool:
+    """Whether executors run in containers of a cluster manager, whose memory is a limit.
+
+    Args:
+        master: Spark's master.
+    """
+    return master.startswith(_CONTAINED)
 
 
 def mib(size: str, *, bare: str = "m") -> float:

@@ -7,6 +7,7 @@ Threads: any; py4j gives each Python thread its own JVM thread.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -15,10 +16,16 @@ from typing import Any
 
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.files.paths import OutputPlace
+from tfos.spark.placing import NodeShare
 from tfos.spark.slots import ExecutorSlots, Offer
 
 LOOPBACK = "127.0.0.1"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,")
+_TASK_RESOURCE = re.compile(r"spark\.task\.resource\.([^.]+)\.amount")
+_WHOLE_GPU = 10**16
+"""One GPU in the units in which Spark's scheduler counts parts of it."""
+_COMMON = 0
+"""Spark's number of the profile of executors that no role has for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,39 @@ class SparkFacts:
     def is_local(self) -> bool:
         """Whether every executor is on the driver's host by definition."""
         return self.master.startswith("local")
+
+    @property
+    def is_in_driver(self) -> bool:
+        """Whether tasks are threads of the driver's Java."""
+        return self.is_local and not self.master.startswith("local-cluster")
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether Spark adds and removes executors."""
+        return is_true(self.conf, "spark.dynamicAllocation.enabled")
+
+    @property
+    def task_resources(self) -> dict[str, float]:
+        """What each task takes beside cores, by Spark's name."""
+        found = ((_TASK_RESOURCE.fullmatch(key), value) for key, value in self.conf.items())
+        return {match[1]: float(value) for match, value in found if match}
+
+    def counted_resource(self, gpu_resource: str | None) -> str:
+        """Return Spark's name of the GPUs; "": there are none. Hidden ones take part of slots, too.
+
+        Args:
+            gpu_resource: the cluster's setting; None: no node sees GPUs.
+        """
+        return gpu_resource or next(iter(self.task_resources), "")
+
+    def task_share(self, gpu_resource: str | None) -> NodeShare:
+        """Return what a task takes of its executor without a profile.
+
+        Args:
+            gpu_resource: the cluster's setting.
+        """
+        gpus = self.task_resources.get(self.counted_resource(gpu_resource), 0.0)
+        return NodeShare(math.ceil(float(self.conf.get("spark.task.cpus", "1"))), gpus)
 
     @property
     def driver_host(self) -> str:
@@ -59,10 +99,12 @@ class SparkFacts:
     def expected_executors(self) -> int | None:
         """Number of configured executors, or None if the configuration has none."""
         match = _LOCAL_CLUSTER.match(self.master)
-        if match:
+        if match and not self.is_dynamic:
             return int(match.group(1))
-        if self.is_local:
+        if self.is_in_driver:
             return 1
+        if (fixed := fixed_executors(self.conf)) is not None:
+            return fixed
         if self.master.startswith(("yarn", "k8s")):
             return int(self.conf.get("spark.executor.instances", "2"))
         return None
@@ -96,6 +138,29 @@ class SparkFacts:
     def files_are_encrypted(self) -> bool:
         """Whether Spark encrypts what it writes to disk: nodes' keys pass through a file of it."""
         return self.conf.get("spark.io.encryption.enabled", "false").lower() == "true"
+
+
+def is_true(conf: Mapping[str, str], key: str) -> bool:
+    """Whether a setting of Spark is on.
+
+    Args:
+        conf: Spark's settings.
+        key: its name.
+    """
+    return conf.get(key, "false").strip().lower() == "true"
+
+
+def fixed_executors(conf: Mapping[str, str]) -> int | None:
+    """Return how many executors dynamic allocation keeps where that number is fixed, else None.
+
+    Args:
+        conf: Spark's settings.
+    """
+    if not is_true(conf, "spark.dynamicAllocation.enabled"):
+        return None
+    least = conf.get("spark.dynamicAllocation.minExecutors", "0")
+    most = conf.get("spark.dynamicAllocation.maxExecutors", "")
+    return int(least) if least == most and int(least) > 0 else None
 
 
 def classic_context(spark: Any) -> Any:
@@ -173,8 +238,8 @@ def max_result_bytes(sc: Any) -> int:
     return int(sc._jsc.sc().conf().getSizeAsBytes("spark.driver.maxResultSize", "1g"))
 
 
-def read_offer(sc: Any, facts: SparkFacts) -> Offer:
-    """Return the executors with their slots and running tasks.
+def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> Offer:
+    """Return the executors that no role has for itself, with what is free on them.
 
     The status store knows cores, but its counts of active tasks lag behind (measured: 0 while two
     tasks ran); the scheduler's are exact.
@@ -182,21 +247,58 @@ def read_offer(sc: Any, facts: SparkFacts) -> Offer:
     Args:
         sc: the SparkContext.
         facts: what was read before the cluster began.
+        gpu_resource: the cluster's setting.
     """
     check_running(sc)
     spark = sc._jsc.sc()
-    busy: dict[str, int] = {}
+    task, resource = facts.task_share(gpu_resource), facts.counted_resource(gpu_resource)
+    executors = []
+    summaries = spark.statusStore().executorList(True).iterator()
+    running = _running_tasks(spark)
+    while summaries.hasNext():
+        summary = summaries.next()
+        slots = int(summary.maxTasks())
+        if not slots or int(summary.resourceProfileId()) != _COMMON:
+            continue
+        name = str(summary.id())
+        host = str(summary.hostPort()).rpartition(":")[0]
+        if facts.is_in_driver:
+            executors.append(ExecutorSlots(name, host, slots, running.get(name, 0)))
+            continue
+        free = _free(spark.taskScheduler().backend(), name, resource)
+        if free is None:
+            continue
+        # Free cores do not tell of tasks that hold something else, nor tasks of more cores' share.
+        busy = max(running.get(name, 0), slots - free.tasks(task))
+        capacity = NodeShare(int(summary.totalCores()), _num_gpus(summary, resource))
+        executors.append(ExecutorSlots(name, host, slots, busy, capacity, free))
+    return Offer(tuple(executors), facts.expected_executors, task=task)
+
+
+def _running_tasks(spark: Any) -> dict[str, int]:
+    busy = {}
     running = spark.taskScheduler().runningTasksByExecutors().iterator()
     while running.hasNext():
         entry = running.next()
         busy[entry._1()] = int(entry._2())
-    executors = []
-    summaries = spark.statusStore().executorList(True).iterator()
-    while summaries.hasNext():
-        summary = summaries.next()
-        slots = int(summary.maxTasks())
-        if slots:
-            name = str(summary.id())
-            host = str(summary.hostPort()).rpartition(":")[0]
-            executors.append(ExecutorSlots(name, host, slots, busy.get(name, 0)))
-    return Offer(tuple(executors), facts.expected_executors)
+    return busy
+
+
+def _num_gpus(summary: Any, name: str) -> int:
+    resources = summary.resources()
+    return len(resources.apply(name).addresses()) if resources.contains(name) else 0
+
+
+def _free(backend: Any, executor_id: str, name: str) -> NodeShare | None:
+    """Return what the scheduler can still give to tasks of an executor; None: it knows none."""
+    # As text: an Int or, from Spark 4.1 on, a decimal of Scala's, which py4j takes for an int.
+    cores = backend.getExecutorAvailableCpus(executor_id).iterator().mkString()
+    if not cores:
+        return None
+    resources = backend.getExecutorAvailableResources(executor_id)
+    gpus = 0
+    if resources.contains(name):
+        amounts = resources.apply(name).resourcesAmounts().valuesIterator()
+        while amounts.hasNext():
+            gpus += int(amounts.next())
+    return NodeShare(int(float(cores)), gpus / _WHOLE_GPU)

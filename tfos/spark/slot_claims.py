@@ -12,8 +12,10 @@ Threads: any; a reserve() holds `lock` between reading the offer and claiming sl
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from tfos.control.coordinator import Coordinator
@@ -27,18 +29,27 @@ class SlotClaims:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._clusters: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+        self._clusters: weakref.WeakKeyDictionary[Coordinator, Mapping[str, int]]
+        self._clusters = weakref.WeakKeyDictionary()
 
-    def add(self, cluster: Coordinator) -> None:
-        """Promise a slot to each node of this cluster until it registers or the cluster ends."""
-        self._clusters.add(cluster)
+    def add(self, cluster: Coordinator, slots_by_node: Mapping[str, int]) -> None:
+        """Promise slots to each node of this cluster until it registers or the cluster ends.
+
+        Args:
+            cluster: whose nodes they are.
+            slots_by_node: those that take slots of the executors that all share.
+        """
+        self._clusters[cluster] = slots_by_node
 
     def count(self) -> tuple[int, int]:
         """Return the slots claimed now, and how many of them are for starting nodes.
 
         Until a starting node registers, Spark also counts its slot as busy.
         """
-        awaited = [cluster.read(_awaited) for cluster in list(self._clusters)]
+        awaited = [
+            cluster.read(functools.partial(_awaited, slots_by_node))
+            for cluster, slots_by_node in list(self._clusters.items())
+        ]
         starting = sum(count for count, is_starting in awaited if is_starting)
         return sum(count for count, _ in awaited), starting
 
@@ -53,8 +64,8 @@ def claims_of(spark: Any) -> SlotClaims:
         return _claims.setdefault(spark, SlotClaims())
 
 
-def _awaited(state: ClusterState) -> tuple[int, bool]:
+def _awaited(slots_by_node: Mapping[str, int], state: ClusterState) -> tuple[int, bool]:
     if state.phase not in (ClusterPhase.NEW, ClusterPhase.RESERVED) or state.is_ending:
         return 0, False
-    missing = sum(member.status is NodeStatus.MISSING for member in state.members.values())
-    return missing, state.is_starting
+    missing = (each for each in state.members.values() if each.status is NodeStatus.MISSING)
+    return sum(slots_by_node.get(each.name, 0) for each in missing), state.is_starting

@@ -1,16 +1,19 @@
 """Task slots: how many a cluster needs at once, how many Spark has free, and whether to wait.
 
 Covers: the arithmetic and its sentences.
-Does not: ask Spark (tfos.spark.facts). Pure: the time is an argument.
+Does not: ask Spark (tfos.spark.facts), choose executors (tfos.spark.placing). Pure: the time is an
+argument.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import NotEnoughSlots
-from tfos.topology import Plan
+from tfos.spark.placing import ONE_CORE, Assignment, NodeShare, Room, SlotNeeds, assign
+from tfos.spark.resources import WORKER_NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,23 @@ class ExecutorSlots:
     slots: int
     """Tasks that it runs at once: cores / spark.task.cpus."""
     busy: int = 0
-    """Tasks of this application that it runs now."""
+    """Tasks of this application that it runs now, in slots."""
+    capacity: NodeShare | None = None
+    """All that it has for tasks; None: its slots."""
+    free: NodeShare | None = None
+    """What Spark's scheduler can give to tasks now; None: the slots that are not busy."""
+
+    def room(self, task: NodeShare, *, is_idle: bool = False) -> Room:
+        """Return what nodes can take.
+
+        Args:
+            task: what a task takes without a profile.
+            is_idle: as if it ran nothing.
+        """
+        slots = self.slots if is_idle else max(0, self.slots - self.busy)
+        counted = NodeShare(slots * task.cores, slots * task.gpus)
+        known = self.capacity if is_idle else self.free
+        return Room(self.executor_id, self.host, known or counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +56,40 @@ class Offer:
     """Those of them that start now: they may be counted as busy, too, until they register."""
     containers: int | None = None
     """Containers that YARN has given to executors; None: not known."""
+    task: NodeShare = ONE_CORE
+    """What a task takes without a profile."""
+
+    def place(self, needs: SlotNeeds, *, is_idle: bool = False) -> Assignment | None:
+        """Return an executor for each node, or None if they do not fit beside what is claimed.
+
+        Args:
+            needs: of the cluster.
+            is_idle: as if nothing ran and nothing was claimed.
+        """
+        rooms = [executor.room(self.task, is_idle=is_idle) for executor in self.executors]
+        found = assign(needs.nodes, rooms, needs.placement)
+        if found is None or is_idle:
+            return found
+        return found if found.left_tasks(self.task) >= self.claimed else None
+
+    def fits(self, needs: SlotNeeds) -> bool:
+        """Whether the nodes can start now."""
+        if needs.is_plain:
+            return self.free >= needs.num_slots
+        return self.place(needs) is not None
+
+    def fits_idle(self, needs: SlotNeeds) -> bool:
+        """Whether the nodes could start if nothing else ran on these executors."""
+        if needs.is_plain:
+            return self.total >= needs.num_slots
+        return self.place(needs, is_idle=True) is not None
+
+    def left_slots(self, needs: SlotNeeds) -> int:
+        """Return the slots that are free once the nodes run; they fit."""
+        if needs.is_plain:
+            return self.free - needs.num_slots
+        found = self.place(needs)
+        return found.left_tasks(self.task) - self.claimed if found is not None else 0
 
     @property
     def total(self) -> int:
@@ -101,7 +154,7 @@ class SlotWait:
     Their starting nodes are counted twice until they register; SlotWait waits for that too.
     """
 
-    plan: Plan
+    needs: SlotNeeds
     config: ClusterConfig
     started_s: float
     _seen: tuple[int, int] = (0, 0)
@@ -117,7 +170,7 @@ class SlotWait:
         Raises:
             NotEnoughSlots: it does not, and waiting longer is of no use.
         """
-        if offer.free >= self.plan.num_slots:
+        if offer.fits(self.needs):
             return True
         seen = (len(offer.executors), offer.claimed)
         if self._changed_s is None or seen != self._seen:
@@ -125,14 +178,17 @@ class SlotWait:
         self._seen = seen
         still_s = now_s - self._changed_s
         arriving = not offer.complete if offer.expected is not None else not offer.executors
-        arriving |= offer.free_at_most >= self.plan.num_slots
+        if self.needs.is_plain:
+            arriving |= offer.free_at_most >= self.needs.num_slots
+        else:
+            arriving |= offer.starting > 0
         waited_s = now_s - self.started_s
-        if offer.complete and offer.total < self.plan.num_slots:
-            raise NotEnoughSlots(f"{shortage(self.plan, offer)} {ADVICE}")
+        if offer.complete and not offer.fits_idle(self.needs):
+            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
         if offer.outstanding:
             if waited_s >= self.config.reservation_timeout_s:
                 raise NotEnoughSlots(
-                    f"{shortage(self.plan, offer)} {offer.outstanding} executors have not "
+                    f"{shortage(self.needs, offer)} {offer.outstanding} executors have not "
                     f"registered within {waited_s:.0f} s{_known(offer)}: see the cluster manager's "
                     "queue for why, raise reservation_timeout, or lower cluster_size."
                 )
@@ -140,7 +196,7 @@ class SlotWait:
         if waited_s >= self.config.slot_wait_s or (
             still_s >= self.config.slot_settle_s and not arriving
         ):
-            raise NotEnoughSlots(f"{shortage(self.plan, offer)} {ADVICE}")
+            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
         return False
 
     def until(self, offer: Offer) -> str:
@@ -158,20 +214,22 @@ def _known(offer: Offer) -> str:
     return f" ({offer.whereabouts})" if offer.whereabouts else ""
 
 
-def shortage(plan: Plan, offer: Offer) -> str:
+def shortage(needs: SlotNeeds, offer: Offer) -> str:
     """Return the sentence with the arithmetic of too few slots; it gives no advice.
 
     Args:
-        plan: the nodes.
+        needs: of the cluster's nodes.
         offer: executors, slots and running tasks.
     """
-    need = plan.num_slots
     if not offer.executors:
         seen = "no executor has registered"
     else:
         names = ", ".join(executor.executor_id for executor in offer.executors)
-        seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {_products(offer)}"
+        sizes = _products(offer) if needs.is_plain else _rooms(offer)
+        seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {sizes}"
     held = f", {offer.busy} of them held by running tasks" if offer.busy else ""
+    if not needs.is_plain and offer.busy:
+        held = f", running tasks hold {offer.busy} slots"
     if offer.claimed:
         held += f", {offer.claimed} claimed by clusters that are reserved and not started"
     configured = (
@@ -179,35 +237,37 @@ def shortage(plan: Plan, offer: Offer) -> str:
         if offer.expected is not None and not offer.complete
         else ""
     )
-    return (
-        f"need {need} task slots at once ({plan}), Spark offers {offer.free} "
-        f"({seen}{held}{configured})."
-    )
+    offered = f"{offer.free} " if needs.is_plain else "too little on each executor "
+    return f"need {needs} at once ({needs.what}), Spark offers {offered}({seen}{held}{configured})."
 
 
 def _products(offer: Offer) -> str:
-    sizes: dict[int, int] = {}
-    for executor in offer.executors:
-        sizes[executor.slots] = sizes.get(executor.slots, 0) + 1
+    sizes = Counter(executor.slots for executor in offer.executors)
     return " + ".join(
         f"{count} x {slots} slot{'s' if slots != 1 else ''}" for slots, count in sizes.items()
     )
 
 
-def workers_hold_slots(plan: Plan, mode: InputMode, offer: Offer) -> bool:
+def _rooms(offer: Offer) -> str:
+    rooms = Counter(str(each.room(offer.task, is_idle=True).free) for each in offer.executors)
+    return " + ".join(f"{count} x {room}" for room, count in rooms.items())
+
+
+def workers_hold_slots(needs: SlotNeeds, num_workers: int, mode: InputMode, offer: Offer) -> bool:
     """Return whether a worker's task stays for the life of the worker.
 
-    It does when the worker reads its own data, or when every executor has a second slot and as many
-    free ones as workers remain for the tasks that feed them. Otherwise it returns after the start
-    and its slot serves feed tasks.
+    It does when the worker reads its own data, when it has an executor of its own, or when every
+    executor has a second slot and as many free ones as workers remain for the tasks that feed them.
+    Otherwise it returns after the start and its slot serves feed tasks.
 
     Args:
-        plan: the nodes.
+        needs: of the cluster's nodes.
+        num_workers: that are fed.
         mode: who reads the data.
         offer: executors, slots and running tasks.
     """
-    if mode is InputMode.TENSORFLOW:
+    if mode is InputMode.TENSORFLOW or all(node.group != WORKER_NODES for node in needs.nodes):
         return True
     if any(executor.slots < 2 for executor in offer.executors):
         return False
-    return offer.free - plan.num_slots >= plan.num_workers
+    return offer.left_slots(needs) >= num_workers

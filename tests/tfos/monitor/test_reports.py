@@ -145,7 +145,9 @@ def test_only_web_addresses_become_links():
 
 
 def running(room_mib: float, *, executors: tuple[str, ...]) -> ClusterState:
-    state = ClusterState(plan(3, 1), ClusterConfig(), room_mib=room_mib)
+    nodes = plan(3, 1)
+    rooms_mib = {node.name: room_mib for node in nodes.nodes}
+    state = ClusterState(nodes, ClusterConfig(), rooms_mib=rooms_mib)
     state.move(ClusterPhase.RESERVED)
     for name, executor in zip(state.members, executors, strict=True):
         role, _, index = name.partition(":")

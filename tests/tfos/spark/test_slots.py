@@ -8,6 +8,7 @@ import pytest
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import NotEnoughSlots
+from tfos.spark.placing import NodeShare, PlacedNode, SlotNeeds
 from tfos.spark.slots import ExecutorSlots, Offer, SlotWait, shortage, workers_hold_slots
 from tfos.topology import plan
 
@@ -19,7 +20,7 @@ def _offer(*busy: int, slots: int = 1, expected: int | None = None) -> Offer:
 
 
 def _wait(cluster_size: int = 4, **config: float) -> SlotWait:
-    return SlotWait(plan(cluster_size, 1), ClusterConfig(**config), started_s=0.0)  # type: ignore[arg-type]
+    return SlotWait(SlotNeeds.of(plan(cluster_size, 1)), ClusterConfig(**config), started_s=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.fault("F18")
@@ -128,7 +129,7 @@ def test_the_sentence_adds_up_executors_of_different_sizes():
     offer = Offer(
         (ExecutorSlots("1", "a", 1), ExecutorSlots("2", "a", 1), ExecutorSlots("3", "b", 2))
     )
-    assert "2 x 1 slot + 1 x 2 slots" in shortage(plan(5, 1), offer)
+    assert "2 x 1 slot + 1 x 2 slots" in shortage(SlotNeeds.of(plan(5, 1)), offer)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +142,14 @@ def test_the_sentence_adds_up_executors_of_different_sizes():
 )
 def test_a_worker_keeps_its_slot_only_where_feed_tasks_find_another(mode, slots_each, holds):
     offer = _offer(0, 0, 0, slots=slots_each)
-    assert workers_hold_slots(plan(3, 1), mode, offer) is holds
+    assert workers_hold_slots(SlotNeeds.of(plan(3, 1)), 2, mode, offer) is holds
 
 
 def test_slots_of_another_cluster_do_not_feed_this_one():
-    assert workers_hold_slots(plan(2, 1), InputMode.SPARK, _offer(0, slots=4))
-    assert not workers_hold_slots(plan(2, 1), InputMode.SPARK, _offer(0, 0, 0))
-    assert not workers_hold_slots(plan(2, 1), InputMode.SPARK, _offer(2, slots=4))
+    two = SlotNeeds.of(plan(2, 1))
+    assert workers_hold_slots(two, 1, InputMode.SPARK, _offer(0, slots=4))
+    assert not workers_hold_slots(two, 1, InputMode.SPARK, _offer(0, 0, 0))
+    assert not workers_hold_slots(two, 1, InputMode.SPARK, _offer(2, slots=4))
 
 
 @pytest.mark.fault("F18")
@@ -169,3 +171,58 @@ def test_nodes_that_start_are_not_awaited_where_even_then_too_few_slots_are_free
     assert not wait.ready(starts, 0.0)
     with pytest.raises(NotEnoughSlots):
         wait.ready(starts, 4.0)
+
+
+WITH_RESOURCES = SlotNeeds(
+    "1 ps + 2 workers",
+    (
+        PlacedNode("ps:0", "ps", NodeShare(1)),
+        PlacedNode("worker:0", "workers", NodeShare(3, 1)),
+        PlacedNode("worker:1", "workers", NodeShare(3, 1)),
+    ),
+)
+
+
+def _gpus(*free: tuple[int, float], claimed: int = 0) -> Offer:
+    has = NodeShare(4, 1)
+    executors = (
+        ExecutorSlots(str(i), "h", 4, 4 - cores, has, NodeShare(cores, gpus))
+        for i, (cores, gpus) in enumerate(free)
+    )
+    return Offer(tuple(executors), expected=2, claimed=claimed)
+
+
+def _resources_wait() -> SlotWait:
+    return SlotWait(WITH_RESOURCES, ClusterConfig(slot_settle_s=4.0), started_s=0.0)
+
+
+@pytest.mark.fault("F18")
+def test_nodes_with_resources_start_where_each_fits_on_one_executor():
+    assert _resources_wait().ready(_gpus((4, 1), (4, 1)), 0.0)
+
+
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize("offer", [_gpus((4, 1), (2, 1)), _gpus((4, 1), (4, 0))])
+def test_cores_and_gpus_that_tasks_hold_are_awaited(offer):
+    wait = _resources_wait()
+    assert not wait.ready(offer, 0.0)
+    assert wait.ready(_gpus((4, 1), (4, 1)), 1.0)
+
+
+@pytest.mark.fault("F18")
+def test_what_other_clusters_have_reserved_is_left_to_them():
+    wait = _resources_wait()
+    assert wait.ready(_gpus((4, 1), (4, 1), claimed=1), 0.0)
+    other = _resources_wait()
+    assert not other.ready(_gpus((4, 1), (4, 1), claimed=2), 0.0)
+    with pytest.raises(NotEnoughSlots, match="2 claimed by clusters"):
+        other.ready(_gpus((4, 1), (4, 1), claimed=2), 4.1)
+
+
+@pytest.mark.fault("F18")
+def test_resources_that_no_executor_has_fail_at_once_with_both_sides():
+    small = tuple(ExecutorSlots(str(i), "h", 2, 0, NodeShare(2, 1)) for i in range(4))
+    with pytest.raises(NotEnoughSlots) as caught:
+        _resources_wait().ready(Offer(small, expected=4), 0.0)
+    assert "need 1 x 1 core + 2 x 3 cores and 1 GPU at once (1 ps + 2 workers)" in str(caught.value)
+    assert "executors 0, 1, 2, 3: 4 x 2 cores and 1 GPU" in str(caught.value)

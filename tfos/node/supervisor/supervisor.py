@@ -79,7 +79,7 @@ class Supervisor:
         self._heartbeat_state = HeartbeatState()
         self._env = children.child_env(
             os.environ,
-            threads=self._settings.config.threads_per_node,
+            threads=self._settings.config.threads_per_node or spec.bundle.threads,
             cores=spec.executor.cores,
             gpus=children.visible_gpus(
                 self._planned, spec.executor.gpus, self._settings.config.gpu_resource

@@ -1,0 +1,141 @@
+"""Which executor each node gets: by cores and GPUs, on many hosts or on few."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfos.spark.placing import ONE_CORE, NodeShare, PlacedNode, Room, SlotNeeds, assign
+from tfos.spark.resources import Placement
+from tfos.topology import plan
+
+GPU_WORKER = NodeShare(2, 1)
+
+
+def _rooms(*free: tuple[str, int, float]) -> list[Room]:
+    return [
+        Room(f"{i}", host, NodeShare(cores, gpus)) for i, (host, cores, gpus) in enumerate(free)
+    ]
+
+
+def _nodes(num_ps: int, num_workers: int, worker: NodeShare = ONE_CORE) -> list[PlacedNode]:
+    servers = [PlacedNode(f"ps:{i}", "ps", NodeShare()) for i in range(num_ps)]
+    return servers + [PlacedNode(f"worker:{i}", "workers", worker) for i in range(num_workers)]
+
+
+def _hosts(nodes, rooms, placement) -> dict[str, Counter[str]]:
+    found = assign(nodes, rooms, placement)
+    assert found is not None
+    hosts = {room.executor_id: room.host for room in rooms}
+    by_group: dict[str, Counter[str]] = {"ps": Counter(), "workers": Counter()}
+    for node in nodes:
+        by_group[node.group][hosts[found.executors[node.name]]] += 1
+    return by_group
+
+
+def test_nodes_of_a_role_are_spread_over_hosts():
+    rooms = _rooms(("a", 4, 0), ("a", 4, 0), ("b", 4, 0), ("c", 4, 0))
+    found = _hosts(_nodes(3, 3), rooms, "spread")
+    assert found == {"ps": Counter("abc"), "workers": Counter("abc")}
+
+
+def test_nodes_are_packed_on_few_hosts():
+    rooms = _rooms(("a", 2, 0), ("b", 2, 0), ("a", 2, 0), ("b", 2, 0))
+    found = _hosts(_nodes(1, 3), rooms, "pack")
+    assert len(found["ps"] + found["workers"]) == 1
+
+
+def test_a_placement_that_leaves_no_room_gives_way():
+    rooms = _rooms(("a", 1, 0), ("b", 2, 0))
+    nodes = [*_nodes(1, 0), PlacedNode("worker:0", "workers", NodeShare(2))]
+    found = assign(nodes, rooms, "pack")
+    assert found is not None
+    assert found.executors == {"ps:0": "0", "worker:0": "1"}
+
+
+def test_a_server_takes_no_place_from_a_worker_with_a_gpu():
+    rooms = _rooms(("a", 2, 1), ("a", 2, 0), ("b", 2, 1))
+    found = assign(_nodes(2, 2, GPU_WORKER), rooms, None)
+    assert found is not None
+    assert {found.executors["worker:0"], found.executors["worker:1"]} == {"0", "2"}
+    assert {found.executors["ps:0"], found.executors["ps:1"]} == {"1"}
+
+
+def test_nodes_that_fit_in_sum_but_on_no_executor_have_no_place():
+    assert assign(_nodes(0, 1, NodeShare(3)), _rooms(("a", 2, 0), ("a", 2, 0)), None) is None
+    assert assign(_nodes(0, 1, NodeShare(1, 2)), _rooms(("a", 2, 1), ("a", 2, 1)), None) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 1)), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 4), st.integers(0, 2)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(["spread", "pack", None]),
+)
+def test_no_executor_is_given_more_than_it_has(shares, free, placement):
+    nodes = [PlacedNode(f"n:{i}", "ps", NodeShare(*share)) for i, share in enumerate(shares)]
+    rooms = _rooms(*free)
+    found = assign(nodes, rooms, placement)
+    if found is None:
+        return
+    assert set(found.executors) == {node.name for node in nodes}
+    for room, left in zip(
+        rooms, sorted(found.left, key=lambda each: each.executor_id), strict=True
+    ):
+        taken = [node.share for node in nodes if found.executors[node.name] == room.executor_id]
+        assert left.free.cores == room.free.cores - sum(each.cores for each in taken) >= 0
+        assert left.free.gpus == room.free.gpus - sum(each.gpus for each in taken) >= 0
+
+
+@pytest.mark.parametrize(
+    ("share", "task", "slots"),
+    [
+        (NodeShare(1), NodeShare(1), 1),
+        (NodeShare(4), NodeShare(1), 4),
+        (NodeShare(4), NodeShare(3), 2),
+        (NodeShare(1, 2), NodeShare(1, 1), 2),
+        (NodeShare(1, 0), NodeShare(2, 1), 1),
+    ],
+)
+def test_a_share_is_counted_in_slots_of_other_tasks(share, task, slots):
+    assert share.in_slots(task) == slots
+
+
+def _needs(placement: Placement | None) -> SlotNeeds:
+    return SlotNeeds("a cluster", tuple(_nodes(2, 2)), placement=placement)
+
+
+@pytest.mark.parametrize(
+    ("placement", "hosts", "num_hosts", "said"),
+    [
+        ("spread", "abab", 2, ""),
+        ("spread", "aaab", 2, "2 nodes of ps are on 1 host, 2 wanted; Spark has executors on 2"),
+        ("spread", "aaaa", 1, "2 nodes of workers are on 1 host, 2 wanted"),
+        ("pack", "aabb", 2, ""),
+        (
+            "pack",
+            "abcc",
+            3,
+            "2 nodes of ps are on 2 hosts, 1 wanted; Spark has executors on 3 hosts",
+        ),
+        (None, "abcd", 4, ""),
+    ],
+)
+def test_what_a_placement_could_not_do_is_told(placement, hosts, num_hosts, said):
+    needs = _needs(placement)
+    note = needs.host_note(
+        {node.name: host for node, host in zip(needs.nodes, hosts, strict=True)}, num_hosts
+    )
+    assert said in note
+    assert bool(note) is bool(said)
+
+
+def test_servers_beside_the_driver_need_no_slot():
+    beside = plan(4, 2, driver_ps_nodes=True)
+    assert SlotNeeds.of(beside).slots_by_node() == {"worker:0": 1, "worker:1": 1}

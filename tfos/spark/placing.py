@@ -1,0 +1,246 @@
+"""Placing of nodes on executors: what a cluster needs, what fits where, on many hosts or on few.
+
+Covers: the needs of a cluster's nodes, the choice of an executor for each, and the sentence about
+hosts after the start.
+Does not: ask Spark (tfos.spark.facts), wait (tfos.spark.slots) or start anything
+(tfos.spark.node_rdd asks Spark for these executors). Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tfos.spark.resources import Placement, group_of
+from tfos.topology import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """What one node's Spark task takes of an executor."""
+
+    cores: int = 1
+    gpus: float = 0.0
+    """More than 0 and less than 1: a part of one, which other tasks share."""
+
+    def tasks(self, task: NodeShare) -> int:
+        """Return how many tasks fit into this.
+
+        Args:
+            task: what one takes.
+        """
+        by_cores = self.cores // task.cores
+        return min(by_cores, math.floor(self.gpus / task.gpus)) if task.gpus else by_cores
+
+    def in_slots(self, task: NodeShare) -> int:
+        """Return how many slots of such tasks this takes, at least 1."""
+        by_gpus = self.gpus / task.gpus if task.gpus else 0
+        return max(1, math.ceil(self.cores / task.cores), math.ceil(by_gpus))
+
+    def __str__(self) -> str:
+        cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
+        gpus = f" and {self.gpus:g} GPU{'s' if self.gpus != 1 else ''}" if self.gpus else ""
+        return cores + gpus
+
+
+ONE_CORE = NodeShare()
+"""What a task takes by Spark's own defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedNode:
+    """A node that wants a place."""
+
+    name: str
+    group: str
+    """Nodes of one group are spread or packed together."""
+    share: NodeShare
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is free on one executor."""
+
+    executor_id: str
+    host: str
+    free: NodeShare
+
+    def holds(self, share: NodeShare) -> bool:
+        """Whether a node fits."""
+        return self.free.cores >= share.cores and self.free.gpus >= share.gpus
+
+    def without(self, share: NodeShare) -> Room:
+        """Return what is left beside a node."""
+        left = NodeShare(self.free.cores - share.cores, self.free.gpus - share.gpus)
+        return replace(self, free=left)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where every node goes."""
+
+    executors: Mapping[str, str]
+    """Executor by node."""
+    left: tuple[Room, ...]
+    """What the nodes leave."""
+
+    def left_tasks(self, task: NodeShare) -> int:
+        """Return how many tasks fit into what is left."""
+        return sum(room.free.tasks(task) for room in self.left)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotNeeds:
+    """What the nodes of a cluster take of the executors that all share."""
+
+    what: str
+    """The cluster in words: `1 ps + 3 workers`."""
+    nodes: tuple[PlacedNode, ...]
+    """Without those that have an executor of their own, or run beside the driver."""
+    task: NodeShare = ONE_CORE
+    """What a task takes without a profile; slots are counted in it."""
+    placement: Placement | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> SlotNeeds:
+        """Return what a plan needs whose nodes take one slot each.
+
+        Args:
+            plan: the nodes.
+        """
+        nodes = (node for node in plan.nodes if not (node.is_ps and plan.servers_at_driver))
+        placed = tuple(PlacedNode(node.name, group_of(node), ONE_CORE) for node in nodes)
+        return cls(str(plan), placed)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether counting slots tells whether the nodes fit."""
+        return self.placement is None and all(node.share == self.task for node in self.nodes)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the nodes take."""
+        return sum(self.slots_by_node().values())
+
+    def slots_by_node(self) -> dict[str, int]:
+        """Return the slots that each node takes."""
+        return {node.name: node.share.in_slots(self.task) for node in self.nodes}
+
+    def host_note(self, hosts: Mapping[str, str], num_hosts: int) -> str:
+        """Return what the placement could not do, one sentence per role; "": nothing.
+
+        Args:
+            hosts: by node, where it runs.
+            num_hosts: hosts that have executors.
+        """
+        notes = []
+        groups = Counter(node.group for node in self.nodes) if self.placement else {}
+        for group, count in groups.items():
+            used = len({hosts[node.name] for node in self.nodes if node.group == group})
+            # One host cannot spread two nodes; no host more than there are is missed.
+            most = min(count, max(2, num_hosts))
+            wanted = most if self.placement == "spread" else 1
+            if used != wanted:
+                notes.append(
+                    f"placement={self.placement!r}: {count} nodes of {group} are on {used} "
+                    f"host{'s' if used > 1 else ''}, {wanted} wanted; Spark has executors on "
+                    f"{num_hosts} host{'s' if num_hosts > 1 else ''}"
+                )
+        return "; ".join(notes)
+
+    def __str__(self) -> str:
+        if self.is_plain:
+            return f"{self.num_slots} task slots"
+        shares = Counter(str(node.share) for node in self.nodes)
+        return " + ".join(f"{count} x {share}" for share, count in shares.items())
+
+
+def assign(
+    nodes: Sequence[PlacedNode], rooms: Sequence[Room], placement: Placement | None
+) -> Assignment | None:
+    """Return an executor for each node, or None if they do not fit together.
+
+    Nodes that are hardest to place go first. Where the wanted placement leaves no room for one, all
+    go to the tightest executors that hold them: a cluster that fits is better than none.
+
+    Args:
+        nodes: with their shares.
+        rooms: what is free.
+        placement: of the nodes of each group; None: even over executors.
+    """
+    found = _assign(nodes, rooms, _PREFERENCES[placement])
+    return found if found is not None else _assign(nodes, rooms, _tightest)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Nodes placed so far."""
+
+    group_hosts: Counter[tuple[str, str]]
+    hosts: Counter[str]
+    executors: Counter[str]
+
+    def add(self, node: PlacedNode, room: Room) -> None:
+        self.group_hosts[node.group, room.host] += 1
+        self.hosts[room.host] += 1
+        self.executors[room.executor_id] += 1
+
+
+_Preference = Callable[[PlacedNode, Room, _Counts], tuple[float, ...]]
+
+
+def _assign(
+    nodes: Sequence[PlacedNode], rooms: Sequence[Room], preference: _Preference
+) -> Assignment | None:
+    open_rooms = {room.executor_id: room for room in rooms}
+    counts = _Counts(Counter(), Counter(), Counter())
+    chosen: dict[str, str] = {}
+    hardest_first = sorted(nodes, key=lambda node: (-node.share.gpus, -node.share.cores))
+    for node in hardest_first:
+        fitting = [room for room in open_rooms.values() if room.holds(node.share)]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda room: preference(node, room, counts))
+        counts.add(node, best)
+        chosen[node.name] = best.executor_id
+        open_rooms[best.executor_id] = best.without(node.share)
+    return Assignment(chosen, tuple(open_rooms.values()))
+
+
+def _needless_gpus(node: PlacedNode, room: Room) -> float:
+    return room.free.gpus if not node.share.gpus else 0.0
+
+
+def _spread(node: PlacedNode, room: Room, counts: _Counts) -> tuple[float, ...]:
+    return (
+        counts.group_hosts[node.group, room.host],
+        counts.hosts[room.host],
+        counts.executors[room.executor_id],
+        _needless_gpus(node, room),
+        -room.free.cores,
+    )
+
+
+def _pack(node: PlacedNode, room: Room, counts: _Counts) -> tuple[float, ...]:
+    return (
+        -counts.group_hosts[node.group, room.host],
+        -counts.hosts[room.host],
+        *_tightest(node, room, counts),
+    )
+
+
+def _even(node: PlacedNode, room: Room, counts: _Counts) -> tuple[float, ...]:
+    return (counts.executors[room.executor_id], _needless_gpus(node, room), -room.free.cores)
+
+
+def _tightest(node: PlacedNode, room: Room, _counts: _Counts) -> tuple[float, ...]:
+    return (_needless_gpus(node, room), room.free.cores)
+
+
+_PREFERENCES: Mapping[Placement | None, _Preference] = {
+    "spread": _spread,
+    "pack": _pack,
+    None: _even,
+}
