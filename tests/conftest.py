@@ -30,6 +30,7 @@ from hypothesis import HealthCheck, settings
 from scripts.local_hdfs.cluster import LocalHdfs
 from scripts.local_hdfs.errors import MissingTool
 from scripts.test_groups import names_for
+from tests.support.spark_submit import QUICK_JVM
 
 LIBRARY_THREADS = (
     "Thread-serve_forever",  # py4j's callback server and pyspark's accumulator server
@@ -52,7 +53,6 @@ CURRENT_TEST = "PYTEST_CURRENT_TEST"
 TENSORFLOW = "tensorflow.python"  # the real one; a test's own package of that name has no such
 SETTLE_S = 20.0
 EXECUTORS = "local-cluster[3,1,1024]"  # half of what runs on the fixture `spark`
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # How long an example takes, or its data to make, is the machine's affair.
 settings.register_profile("tfos", deadline=None, suppress_health_check=[HealthCheck.too_slow])

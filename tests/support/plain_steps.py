@@ -32,6 +32,11 @@ class PlainSteps:
         self._client.attach(timeout_s=60)
         self.count = 0
 
+    def value(self) -> float:
+        """Return what every element is since the last step, or raise if they differ."""
+        (value,) = {float(each) for each in self._values}
+        return value
+
     def step(self) -> None:
         """Push the gradient, pull the vector, and pause."""
         from ps.manifest.manifest import Hyper

@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "mnist"
 TIMEOUT_S = 280
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of JVMs that live shortly on a few cores."""
 
 
 def separate(executors: int) -> str:

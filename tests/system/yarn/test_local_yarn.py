@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import NUM_NODES, LocalYarn
 from tests.support.marked_processes import below
+from tests.support.on_yarn import TIMEOUT_S, submitted
 from tests.support.spark_submit import ROOT
 
-TIMEOUT_S = 400.0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_S + 60, func_only=True)]
 
 PROGRAM = """
@@ -30,12 +26,6 @@ spark.range(1000).write.parquet("/rows")
 print("rows:", spark.read.parquet("/rows").count())
 spark.stop()
 """
-CONF = {
-    "spark.yarn.am.memory": "512m",
-    "spark.executor.memory": "512m",
-    "spark.executor.instances": "3",
-    "spark.ui.enabled": "false",
-}
 
 
 @pytest.fixture
@@ -54,7 +44,7 @@ def test_spark_runs_on_it_and_nothing_is_left(yarn: LocalYarn, tmp_path: Path):
     assert yarn.num_live_datanodes() == yarn.num_datanodes
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    assert "rows: 1000" in _submitted(yarn, program)
+    assert "rows: 1000" in submitted(yarn, program)
     yarn.stop()
     assert not any(daemon.is_alive() for daemon in yarn.daemons)
     assert not below(yarn.directory)
@@ -62,7 +52,7 @@ def test_spark_runs_on_it_and_nothing_is_left(yarn: LocalYarn, tmp_path: Path):
 
 @pytest.mark.fault("F14")
 def test_a_killed_executor_is_told_with_sparks_reason(yarn: LocalYarn, tmp_path: Path):
-    output = _submitted(yarn, ROOT / "tests/support/programs/killed_on_yarn.py", str(tmp_path))
+    output = submitted(yarn, ROOT / "tests/support/programs/killed_on_yarn.py", str(tmp_path))
     assert "worker:1: went on after executor " in output
     (told,) = [line for line in output.splitlines() if line.startswith("ps:0: ended by")]
     assert told.startswith("ps:0: ended by ExecutorLost: executor ")
@@ -72,21 +62,3 @@ def test_a_killed_executor_is_told_with_sparks_reason(yarn: LocalYarn, tmp_path:
     assert not [line for line in below(yarn.directory).values() if "tfos" in line.split()[:1]]
     yarn.stop()
     assert not below(yarn.directory)
-
-
-def _submitted(yarn: LocalYarn, program: Path, *arguments: str) -> str:
-    """Run a program in client mode; return what it printed."""
-    of_pyspark = Path(pyspark.__file__).parent
-    conf = {**CONF, "spark.yarn.jars": f"local:{of_pyspark}/jars/*"}
-    settings = [f"--conf={key}={value}" for key, value in conf.items()]
-    places = {"HADOOP_CONF_DIR": str(yarn.conf_dir), "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(
-        [f"{of_pyspark}/bin/spark-submit", *settings, str(program), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **places},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return done.stdout
