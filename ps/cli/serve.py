@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ps.checkpoint.fencing import GenerationFence
@@ -69,7 +69,17 @@ def _serve(options: argparse.Namespace) -> int:
         num_workers=options.num_workers,
         on_lost=options.on_lost,
     )
-    caught = _catch_signals()
+    with _signals_caught() as caught:  # before any thread of ours, which inherits what is blocked
+        return _serve_until_told(options, settings, credentials, token, caught)
+
+
+def _serve_until_told(
+    options: argparse.Namespace,
+    settings: ServerSettings,
+    credentials: Credentials,
+    token: str,
+    caught: Sequence[int],
+) -> int:
     guard = _guard(options)
     saves = _self_saving(options, settings, credentials, guard)
     with PSServer(settings, credentials, guard=guard) as server:
@@ -248,8 +258,9 @@ def _announce(server: PSServer, metrics_port: int) -> None:
     sys.stdout.flush()
 
 
-def _catch_signals() -> list[int]:
-    """Block the signals, which `_wait_for_end` looks for; returns where the others are noted.
+@contextlib.contextmanager
+def _signals_caught() -> Iterator[list[int]]:
+    """Block the signals, which `_wait_for_end` looks for; yields where the others are noted.
 
     A handler that takes a lock may meet its own thread holding it, so signals stay pending. But a
     thread that a library made when it was imported does not block them: what is delivered to it
@@ -259,7 +270,10 @@ def _catch_signals() -> list[int]:
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: caught.append(number))
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    return caught
+    yield caught
+    # One that is still pending would reach such a thread once Python has taken its handlers back.
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _wait_for_end(server: PSServer, caught: Sequence[int]) -> None:

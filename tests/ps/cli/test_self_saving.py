@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path, monkeypatch, capsys, fl
     secret.touch(mode=0o600)
     secret.write_bytes(b"s" * 32)
     common = ["--num-workers", "1", "--secret-file", str(secret), "--cluster-id", "c"]
-    monkeypatch.setattr(serve, "_catch_signals", list)
+    monkeypatch.setattr(serve, "_signals_caught", lambda: contextlib.nullcontext([]))
     given = [str(root) if flag == "DIR" else flag for flag in flags]
     assert serve.main([*common, *given]) == 2
     captured = capsys.readouterr().err

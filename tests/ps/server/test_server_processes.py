@@ -112,6 +112,26 @@ def test_a_signal_ends_a_server_in_order(tmp_path: Path, number: signal.Signals)
         assert (status, errors) == (0, "")
 
 
+LATE = """
+import os, signal
+from ps.cli import serve
+
+with serve._signals_caught() as caught:
+    os.kill(os.getpid(), signal.SIGINT)  # this is the only thread, and it blocks the signal
+    assert signal.sigpending() == {signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # as a library's thread has it
+assert not caught
+"""
+
+
+@pytest.mark.fault("F15")
+def test_a_signal_that_no_thread_has_taken_yet_does_not_end_the_process_at_its_end():
+    ended = subprocess.run(
+        [sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 STOPS_S = (0.02, 0.1, 0.19, 0.3, 0.6, 1.1)
 """How long a server is suspended: shorter and longer than the time between two looks."""
 
