@@ -15,11 +15,14 @@ def child_of(cluster: TFCluster, name: str) -> psutil.Process:
 
 
 def java_of(cluster: TFCluster, name: str) -> psutil.Process:
-    """Return the executor of a node, which this process's Spark has started."""
+    """Return the executor of a node, on this host, whoever has started it."""
     (executor_id,) = [node.executor_id for node in cluster.status().nodes if node.name == name]
+    application = cluster._reserved.sc.applicationId
     (java,) = (
         each
-        for each in psutil.Process().children(recursive=True)
-        if each.name() == "java" and f"--executor-id {executor_id} " in " ".join(each.cmdline())
+        for each in psutil.process_iter(["name", "cmdline"])
+        if each.info["name"] == "java"
+        and application in (words := each.info["cmdline"] or [])
+        and words[words.index("--executor-id") + 1] == executor_id
     )
     return java

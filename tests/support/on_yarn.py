@@ -18,7 +18,6 @@ CONF = {
     "spark.yarn.am.memory": "512m",
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
-    "spark.executor.instances": "3",
     "spark.ui.enabled": "false",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
     "spark.yarn.appMasterEnv.PYTHONPATH": str(ROOT),
@@ -33,8 +32,7 @@ def submitted(
     program: Path,
     *arguments: str,
     mode: str = "client",
-    timeout_s: float = TIMEOUT_S,
-    **conf: str,
+    executors: int = 3,
 ) -> str:
     """Run a program to its end; return what spark-submit printed.
 
@@ -43,12 +41,11 @@ def submitted(
         program: of the tests, or a file that a test has written.
         arguments: of the program.
         mode: Spark's deploy mode; in cluster mode the program's own output is in its container.
-        timeout_s: then it is killed.
-        conf: Spark's settings, with `_` for each dot of their names.
+        executors: how many YARN is asked for.
     """
     of_pyspark = Path(pyspark.__file__).parent
-    own = {f"spark.{name.replace('_', '.')}": value for name, value in conf.items()}
-    settings = {**CONF, "spark.yarn.jars": f"local:{of_pyspark}/jars/*", **own}
+    own = {"spark.yarn.jars": f"local:{of_pyspark}/jars/*", "spark.executor.instances": executors}
+    settings = {**CONF, **own}
     flags = [f"--conf={key}={value}" for key, value in settings.items()]
     # Not the tests' SPARK_HOME: YARN is sent pyspark.zip, which is a directory there.
     places = {"SPARK_HOME": str(of_pyspark), "HADOOP_CONF_DIR": str(yarn.conf_dir)}
@@ -60,7 +57,7 @@ def submitted(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout_s,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + logs(yarn)

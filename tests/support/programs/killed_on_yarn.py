@@ -9,8 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
+from tests.support.node_children import java_of
 from tfos import NodeFailedError, TFCluster
 
 PATIENCE_S = 60.0
@@ -23,23 +22,12 @@ def wait_for_file(args, ctx):
         time.sleep(0.05)
 
 
-def kill_executor(application: str, executor_id: str) -> None:
-    """End the Java process of an executor without warning."""
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if application in words and words[words.index("--executor-id") + 1] == executor_id:
-            process.kill()
-            return
-    raise LookupError(f"no executor {executor_id} of {application}")
-
-
 def lose(sc, node: str, stop: Path) -> None:
     """Train until the executor of a node is lost, then print what the user gets."""
     try:
         with TFCluster.reserve(sc, 3, 1) as cluster:
             cluster.start(wait_for_file, {"stop": str(stop)})
-            found = next(each for each in cluster.status().nodes if each.name == node)
-            kill_executor(sc.applicationId, found.executor_id)
+            java_of(cluster, node).kill()
             end = time.monotonic() + PATIENCE_S
             while not cluster.failures and time.monotonic() < end:
                 time.sleep(0.05)

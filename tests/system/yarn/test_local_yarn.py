@@ -10,7 +10,7 @@ import pytest
 from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import NUM_NODES, LocalYarn
 from tests.support.marked_processes import below
-from tests.support.on_yarn import TIMEOUT_S, submitted
+from tests.support.on_yarn import TIMEOUT_S, nodes_left, submitted
 from tests.support.spark_submit import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_S + 60, func_only=True)]
@@ -59,6 +59,6 @@ def test_a_killed_executor_is_told_with_sparks_reason(yarn: LocalYarn, tmp_path:
     assert ". Spark's reason: Container " in told
     assert "Exit status: 137" in told
     assert "yarn logs -applicationId application_" in told
-    assert not [line for line in below(yarn.directory).values() if "tfos" in line.split()[:1]]
+    assert not nodes_left(yarn)
     yarn.stop()
     assert not below(yarn.directory)

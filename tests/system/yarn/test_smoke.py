@@ -27,7 +27,7 @@ def test_a_training_in_cluster_mode_counts_every_row_and_leaves_nothing(tmp_path
         pytest.skip(str(missing))
     with running as yarn:
         directory = f"{yarn.url}/job"
-        submitted(yarn, PROGRAM, directory, mode="cluster", executor_instances="2")
+        submitted(yarn, PROGRAM, directory, mode="cluster", executors=2)
         with filesystem_for(directory).open(f"{directory}/{TOLD}") as file:
             told = json.loads(file.read_range(0, file.size_bytes))
         assert (told["fed"], told["trained"], told["dropped"]) == (EPOCHS * NUM_ROWS,) * 2 + (0,)
