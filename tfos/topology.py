@@ -84,9 +84,9 @@ class Plan:
         return self.servers + self.tensorflow_servers + self.workers + self.evaluators
 
     @property
-    def num_slots(self) -> int:
-        """Task slots that the nodes take."""
-        return len(self.nodes) - (len(self.servers) if self.servers_at_driver else 0)
+    def on_executors(self) -> tuple[PlannedNode, ...]:
+        """Nodes that are Spark tasks: all but servers beside the driver."""
+        return self.nodes[len(self.servers) :] if self.servers_at_driver else self.nodes
 
     @property
     def num_ps(self) -> int:

@@ -123,8 +123,8 @@ def test_an_evaluator_of_tensorflows_strategies_is_refused():
 
 def test_servers_beside_the_driver_take_no_slots():
     made = plan(4, 2, driver_ps_nodes=True)
-    assert (len(made.nodes), made.num_slots) == (4, 2)
-    assert plan(4, 2).num_slots == 4
+    assert (len(made.nodes), len(made.on_executors)) == (4, 2)
+    assert len(plan(4, 2).on_executors) == 4
     assert str(made) == "2 ps beside the driver + 2 workers"
 
 

@@ -38,7 +38,7 @@ from tfos.spark import facts as spark_facts
 from tfos.spark.executor_ends import ExecutorEnds
 from tfos.spark.interruptible import CancelToken
 from tfos.spark.node_rdd import task_location
-from tfos.spark.placing import SlotNeeds
+from tfos.spark.placing import Fit, SlotNeeds
 from tfos.spark.profiles import NodePlaces, RoleProfiles, needs_of, profiles_of, rooms_mib
 from tfos.spark.resources import RoleResources
 from tfos.spark.slot_claims import claims_of
@@ -139,8 +139,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         ControlError: the control server cannot listen.
         PhaseError: it was cancelled.
     """
-    config = request.config
-    plan = request.plan
+    config, plan = request.config, request.plan
     mode, feeds = _checked(request)
     sc = spark_facts.classic_context(spark)
     facts = spark_facts.read_facts(sc)
@@ -155,7 +154,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     coordinator = _coordinator(request, facts, profiles, console)
     coordinator.explain_by(ExecutorEnds(sc).explain)
     wait = SlotWait(needs, config, time.monotonic())
-    offer = _await_slots(sc, facts, coordinator, wait, console, cancel)
+    offer, fit = _await_slots(sc, facts, coordinator, wait, console, cancel)
     cluster_id = secrets.token_hex(8)
     try:
         _warn_of_disks(console, outputs, offer)
@@ -171,6 +170,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         raise
     console.line(f"cluster {cluster_id}: {plan}")
     settings = _settings(request, plan, facts, cluster_id, port, feeds)
+    hold = slots.workers_hold_slots(needs, plan.num_workers, mode, offer, fit)
     return Reservation(
         sc=sc,
         console=console,
@@ -180,8 +180,8 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         keys=NodeKeys(authority, credentials.secret),
         credentials=_with_keys(credentials, Role.DRIVER, authority, config),
         feeder_credentials=_with_keys(credentials, Role.FEEDER, authority, config),
-        workers_hold_slots=slots.workers_hold_slots(needs, plan.num_workers, mode, offer),
-        places=_places(profiles, needs, offer),
+        workers_hold_slots=hold,
+        places=_places(profiles, needs, offer, fit),
         metrics=metrics,
         page=page,
     )
@@ -207,12 +207,10 @@ def _coordinator(
     return Coordinator(request.plan, request.config, console, rooms_mib=rooms)
 
 
-def _places(profiles: RoleProfiles, needs: SlotNeeds, offer: slots.Offer) -> NodePlaces:
+def _places(profiles: RoleProfiles, needs: SlotNeeds, offer: slots.Offer, fit: Fit) -> NodePlaces:
     """Return where each node goes; nodes of one slot each go where Spark likes."""
-    found = None if needs.is_plain else offer.place(needs)
     hosts = {executor.executor_id: executor.host for executor in offer.executors}
-    chosen = found.executors if found is not None else {}
-    locations = {node: task_location(hosts[each], each) for node, each in chosen.items()}
+    locations = {node: task_location(hosts[each], each) for node, each in fit.executors.items()}
     return NodePlaces(profiles, needs, locations, hosts)
 
 
@@ -323,7 +321,7 @@ def _await_slots(
     wait: SlotWait,
     console: Console,
     cancel: CancelToken,
-) -> slots.Offer:
+) -> tuple[slots.Offer, Fit]:
     claims = claims_of(sc)
     containers = YarnContainers(sc)
     gpu_resource = wait.config.gpu_resource
@@ -334,9 +332,9 @@ def _await_slots(
             seen = spark_facts.read_offer(sc, facts, gpu_resource)
             claimed, starting = claims.count()
             offer = replace(seen, claimed=claimed, starting=starting, containers=given)
-            if wait.ready(offer, time.monotonic()):
+            if (fit := wait.ready(offer, time.monotonic())) is not None:
                 claims.add(coordinator, wait.needs.slots_by_node())
-                return offer
+                return offer, fit
         if offer.outstanding:
             given = containers.count()
             offer = replace(offer, containers=given)

@@ -112,9 +112,8 @@ class SparkFacts:
     @property
     def driver_in_container(self) -> bool:
         """Whether the cluster manager runs the driver, on a host of its choice."""
-        return (
-            self.conf.get("spark.submit.deployMode") == "cluster"
-            or self.conf.get("spark.kubernetes.submitInDriver", "false").lower() == "true"
+        return self.conf.get("spark.submit.deployMode") == "cluster" or is_true(
+            self.conf, "spark.kubernetes.submitInDriver"
         )
 
     @property
@@ -126,7 +125,7 @@ class SparkFacts:
     def rpc_is_encrypted(self) -> bool:
         """Whether Spark's own RPC, which carries the nodes' keys, is encrypted."""
         return any(
-            self.conf.get(key, "false").lower() == "true"
+            is_true(self.conf, key)
             for key in (
                 "spark.network.crypto.enabled",
                 "spark.authenticate.enableSaslEncryption",
@@ -137,7 +136,7 @@ class SparkFacts:
     @property
     def files_are_encrypted(self) -> bool:
         """Whether Spark encrypts what it writes to disk: nodes' keys pass through a file of it."""
-        return self.conf.get("spark.io.encryption.enabled", "false").lower() == "true"
+        return is_true(self.conf, "spark.io.encryption.enabled")
 
 
 def is_true(conf: Mapping[str, str], key: str) -> bool:

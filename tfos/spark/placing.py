@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tfos.spark.resources import Placement, group_of
-from tfos.topology import Plan
+from tfos.spark.resources import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +91,16 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class Fit:
+    """How the nodes of a cluster fit now."""
+
+    executors: Mapping[str, str]
+    """Executor by node; without an entry: any."""
+    left_slots: int
+    """What the nodes and other clusters' claims leave free."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotNeeds:
     """What the nodes of a cluster take of the executors that all share."""
 
@@ -102,17 +111,6 @@ class SlotNeeds:
     task: NodeShare = ONE_CORE
     """What a task takes without a profile; slots are counted in it."""
     placement: Placement | None = None
-
-    @classmethod
-    def of(cls, plan: Plan) -> SlotNeeds:
-        """Return what a plan needs whose nodes take one slot each.
-
-        Args:
-            plan: the nodes.
-        """
-        nodes = (node for node in plan.nodes if not (node.is_ps and plan.servers_at_driver))
-        placed = tuple(PlacedNode(node.name, group_of(node), ONE_CORE) for node in nodes)
-        return cls(str(plan), placed)
 
     @property
     def is_plain(self) -> bool:

@@ -123,7 +123,7 @@ def profiles_of(
     """
     asked.check(plan, config.gpu_resource)
     task = facts.task_share(config.gpu_resource)
-    present = {group_of(node) for node in plan.nodes if not (node.is_ps and plan.servers_at_driver)}
+    present = {group_of(node) for node in plan.on_executors}
     wanted = {PS_NODES: asked.ps, WORKER_NODES: asked.workers}
     given = {group: each for group, each in wanted.items() if each and not each.is_empty}
     num_executors = fixed_executors(facts.conf)
@@ -138,7 +138,7 @@ def profiles_of(
     if PS_NODES in present and task.gpus and _has_profiles(facts):
         given.setdefault(PS_NODES, Resources())
     groups = {
-        group: _profile(group, resources, facts, config)
+        group: _profile(group, resources, task, facts, config)
         for group, resources in given.items()
         if group in present
     }
@@ -158,9 +158,8 @@ def needs_of(plan: Plan, profiles: RoleProfiles, placement: Placement | None) ->
     """
     placed = tuple(
         PlacedNode(node.name, group_of(node), share)
-        for node in plan.nodes
-        if not (node.is_ps and plan.servers_at_driver)
-        and (share := profiles.share(node)) is not None
+        for node in plan.on_executors
+        if (share := profiles.share(node)) is not None
     )
     return SlotNeeds(str(plan), placed, profiles.task, placement)
 
@@ -264,9 +263,8 @@ def _refuse(what: str, asked: Resources, facts: SparkFacts, config: ClusterConfi
 
 
 def _profile(
-    group: str, asked: Resources, facts: SparkFacts, config: ClusterConfig
+    group: str, asked: Resources, default: NodeShare, facts: SparkFacts, config: ClusterConfig
 ) -> GroupProfile:
-    default = facts.task_share(config.gpu_resource)
     is_ps = group == PS_NODES
     gpus = 0.0 if is_ps else default.gpus if asked.gpus is None else float(asked.gpus)
     share = NodeShare(asked.cores or default.cores, gpus)
@@ -278,13 +276,12 @@ def _profile(
     executor = None
     if facts.is_dynamic:
         key = f"spark.executor.resource.{name}"
-        script, vendor = (facts.conf.get(f"{key}.{each}", "") for each in _HOW_FOUND)
+        script, vendor = (
+            facts.conf.get(f"{key}.{each}", "") for each in ("discoveryScript", "vendor")
+        )
         is_contained = executor_memory.is_contained(facts.master)
         executor = ExecutorRequest(asked.memory, is_contained, (name, script, vendor))
     return GroupProfile(share, tuple(sorted(resources.items())), executor, asked.cores or 0)
-
-
-_HOW_FOUND = ("discoveryScript", "vendor")
 
 
 def _check_count(group: str, plan: Plan, num_executors: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import NotEnoughSlots
-from tfos.spark.placing import ONE_CORE, Assignment, NodeShare, Room, SlotNeeds, assign
+from tfos.spark.placing import ONE_CORE, Fit, NodeShare, Room, SlotNeeds, assign
 from tfos.spark.resources import WORKER_NODES
 
 
@@ -59,37 +59,22 @@ class Offer:
     task: NodeShare = ONE_CORE
     """What a task takes without a profile."""
 
-    def place(self, needs: SlotNeeds, *, is_idle: bool = False) -> Assignment | None:
-        """Return an executor for each node, or None if they do not fit beside what is claimed.
+    def fit(self, needs: SlotNeeds, *, is_idle: bool = False) -> Fit | None:
+        """Return how the nodes fit beside what runs and what is claimed, or None.
 
         Args:
             needs: of the cluster.
             is_idle: as if nothing ran and nothing was claimed.
         """
+        if needs.is_plain:
+            left = (self.total if is_idle else self.free) - needs.num_slots
+            return Fit({}, left) if left >= 0 else None
         rooms = [executor.room(self.task, is_idle=is_idle) for executor in self.executors]
         found = assign(needs.nodes, rooms, needs.placement)
-        if found is None or is_idle:
-            return found
-        return found if found.left_tasks(self.task) >= self.claimed else None
-
-    def fits(self, needs: SlotNeeds) -> bool:
-        """Whether the nodes can start now."""
-        if needs.is_plain:
-            return self.free >= needs.num_slots
-        return self.place(needs) is not None
-
-    def fits_idle(self, needs: SlotNeeds) -> bool:
-        """Whether the nodes could start if nothing else ran on these executors."""
-        if needs.is_plain:
-            return self.total >= needs.num_slots
-        return self.place(needs, is_idle=True) is not None
-
-    def left_slots(self, needs: SlotNeeds) -> int:
-        """Return the slots that are free once the nodes run; they fit."""
-        if needs.is_plain:
-            return self.free - needs.num_slots
-        found = self.place(needs)
-        return found.left_tasks(self.task) - self.claimed if found is not None else 0
+        if found is None:
+            return None
+        left = found.left_tasks(self.task) - (0 if is_idle else self.claimed)
+        return Fit(found.executors, left) if left >= 0 else None
 
     @property
     def total(self) -> int:
@@ -160,8 +145,8 @@ class SlotWait:
     _seen: tuple[int, int] = (0, 0)
     _changed_s: float | None = None
 
-    def ready(self, offer: Offer, now_s: float) -> bool:
-        """Return whether the cluster fits now.
+    def ready(self, offer: Offer, now_s: float) -> Fit | None:
+        """Return how the cluster fits now; None: it does not yet.
 
         Args:
             offer: executors, slots and running tasks.
@@ -170,8 +155,8 @@ class SlotWait:
         Raises:
             NotEnoughSlots: it does not, and waiting longer is of no use.
         """
-        if offer.fits(self.needs):
-            return True
+        if (fit := offer.fit(self.needs)) is not None:
+            return fit
         seen = (len(offer.executors), offer.claimed)
         if self._changed_s is None or seen != self._seen:
             self._changed_s = now_s
@@ -183,7 +168,7 @@ class SlotWait:
         else:
             arriving |= offer.starting > 0
         waited_s = now_s - self.started_s
-        if offer.complete and not offer.fits_idle(self.needs):
+        if offer.complete and offer.fit(self.needs, is_idle=True) is None:
             raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
         if offer.outstanding:
             if waited_s >= self.config.reservation_timeout_s:
@@ -192,12 +177,12 @@ class SlotWait:
                     f"registered within {waited_s:.0f} s{_known(offer)}: see the cluster manager's "
                     "queue for why, raise reservation_timeout, or lower cluster_size."
                 )
-            return False
+            return None
         if waited_s >= self.config.slot_wait_s or (
             still_s >= self.config.slot_settle_s and not arriving
         ):
             raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
-        return False
+        return None
 
     def until(self, offer: Offer) -> str:
         """Return a sentence that names how long configured executors are awaited, if any are."""
@@ -253,7 +238,9 @@ def _rooms(offer: Offer) -> str:
     return " + ".join(f"{count} x {room}" for room, count in rooms.items())
 
 
-def workers_hold_slots(needs: SlotNeeds, num_workers: int, mode: InputMode, offer: Offer) -> bool:
+def workers_hold_slots(
+    needs: SlotNeeds, num_workers: int, mode: InputMode, offer: Offer, fit: Fit
+) -> bool:
     """Return whether a worker's task stays for the life of the worker.
 
     It does when the worker reads its own data, when it has an executor of its own, or when every
@@ -265,9 +252,10 @@ def workers_hold_slots(needs: SlotNeeds, num_workers: int, mode: InputMode, offe
         num_workers: that are fed.
         mode: who reads the data.
         offer: executors, slots and running tasks.
+        fit: of the cluster there.
     """
     if mode is InputMode.TENSORFLOW or all(node.group != WORKER_NODES for node in needs.nodes):
         return True
     if any(executor.slots < 2 for executor in offer.executors):
         return False
-    return offer.left_slots(needs) >= num_workers
+    return fit.left_slots >= num_workers

@@ -102,7 +102,7 @@ def test_roles_have_memory_of_their_own_with_dynamic_allocation(standalone, tmp_
 
 
 def until_joined(args, ctx) -> int:
-    """Return this attempt's number; the first one waits to be killed."""
+    """Return this worker's compute threads; worker:1 kills its first attempt."""
     deadline = time.monotonic() + 120
     while not ctx.attempt and time.monotonic() < deadline:
         if ctx.task_index and not os.path.exists(args):

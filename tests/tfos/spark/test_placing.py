@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfos.spark.placing import ONE_CORE, NodeShare, PlacedNode, Room, SlotNeeds, assign
+from tfos.spark.profiles import RoleProfiles, needs_of
 from tfos.spark.resources import Placement
 from tfos.topology import plan
 
@@ -138,4 +139,7 @@ def test_what_a_placement_could_not_do_is_told(placement, hosts, num_hosts, said
 
 def test_servers_beside_the_driver_need_no_slot():
     beside = plan(4, 2, driver_ps_nodes=True)
-    assert SlotNeeds.of(beside).slots_by_node() == {"worker:0": 1, "worker:1": 1}
+    assert needs_of(beside, RoleProfiles(ONE_CORE), None).slots_by_node() == {
+        "worker:0": 1,
+        "worker:1": 1,
+    }

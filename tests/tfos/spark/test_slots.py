@@ -8,7 +8,8 @@ import pytest
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import NotEnoughSlots
-from tfos.spark.placing import NodeShare, PlacedNode, SlotNeeds
+from tfos.spark.placing import ONE_CORE, NodeShare, PlacedNode, SlotNeeds
+from tfos.spark.profiles import RoleProfiles, needs_of
 from tfos.spark.slots import ExecutorSlots, Offer, SlotWait, shortage, workers_hold_slots
 from tfos.topology import plan
 
@@ -19,8 +20,19 @@ def _offer(*busy: int, slots: int = 1, expected: int | None = None) -> Offer:
     )
 
 
+def _needs(cluster_size: int) -> SlotNeeds:
+    return needs_of(plan(cluster_size, 1), RoleProfiles(ONE_CORE), None)
+
+
+def _holds(cluster_size: int, mode: InputMode, offer: Offer) -> bool:
+    needs = _needs(cluster_size)
+    fit = offer.fit(needs)
+    assert fit is not None
+    return workers_hold_slots(needs, cluster_size - 1, mode, offer, fit)
+
+
 def _wait(cluster_size: int = 4, **config: float) -> SlotWait:
-    return SlotWait(SlotNeeds.of(plan(cluster_size, 1)), ClusterConfig(**config), started_s=0.0)  # type: ignore[arg-type]
+    return SlotWait(_needs(cluster_size), ClusterConfig(**config), started_s=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.fault("F18")
@@ -129,7 +141,7 @@ def test_the_sentence_adds_up_executors_of_different_sizes():
     offer = Offer(
         (ExecutorSlots("1", "a", 1), ExecutorSlots("2", "a", 1), ExecutorSlots("3", "b", 2))
     )
-    assert "2 x 1 slot + 1 x 2 slots" in shortage(SlotNeeds.of(plan(5, 1)), offer)
+    assert "2 x 1 slot + 1 x 2 slots" in shortage(_needs(5), offer)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +154,13 @@ def test_the_sentence_adds_up_executors_of_different_sizes():
 )
 def test_a_worker_keeps_its_slot_only_where_feed_tasks_find_another(mode, slots_each, holds):
     offer = _offer(0, 0, 0, slots=slots_each)
-    assert workers_hold_slots(SlotNeeds.of(plan(3, 1)), 2, mode, offer) is holds
+    assert _holds(3, mode, offer) is holds
 
 
 def test_slots_of_another_cluster_do_not_feed_this_one():
-    two = SlotNeeds.of(plan(2, 1))
-    assert workers_hold_slots(two, 1, InputMode.SPARK, _offer(0, slots=4))
-    assert not workers_hold_slots(two, 1, InputMode.SPARK, _offer(0, 0, 0))
-    assert not workers_hold_slots(two, 1, InputMode.SPARK, _offer(2, slots=4))
+    assert _holds(2, InputMode.SPARK, _offer(0, slots=4))
+    assert not _holds(2, InputMode.SPARK, _offer(0, 0, 0))
+    assert not _holds(2, InputMode.SPARK, _offer(2, slots=4))
 
 
 @pytest.mark.fault("F18")
