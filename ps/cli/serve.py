@@ -272,8 +272,8 @@ def _signals_caught() -> Iterator[list[int]]:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     yield caught
     # One that is still pending would reach such a thread once Python has taken its handlers back.
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    while signal.sigpending().intersection(_SIGNALS):
+        signal.sigtimedwait(_SIGNALS, 0)
 
 
 def _wait_for_end(server: PSServer, caught: Sequence[int]) -> None:

@@ -6,7 +6,6 @@ Each server runs in a process with few descriptors, and a stranger opens more co
 from __future__ import annotations
 
 import contextlib
-import resource
 import select
 import socket
 import subprocess
@@ -27,8 +26,9 @@ HELLO = b"\x16\x03\x01\x30\x00\x01\x00\x2f\xfc\x03\x03" + bytes(12_000)
 """A record of TLS and in it a ClientHello, legal as far as it has come: garbage is cut at once."""
 DESCRIPTORS = 256
 STRANGERS = 2 * DESCRIPTORS
-PROGRAM = """
-import os, sys
+PROGRAM = f"""
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))  # no fork of pytest
 def control():
     from tests.support.control import ControlBed
     return ControlBed().port
@@ -65,7 +65,6 @@ def serving(kind: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # gRPC says that descriptors ran out
         text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS)),
     )
     with process:
         assert process.stdout

@@ -113,11 +113,11 @@ def test_a_signal_ends_a_server_in_order(tmp_path: Path, number: signal.Signals)
 
 
 LATE = """
-import os, signal
+import signal, threading
 from ps.cli import serve
 
 with serve._signals_caught() as caught:
-    os.kill(os.getpid(), signal.SIGINT)  # this is the only thread, and it blocks the signal
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # no other thread can take it
     assert signal.sigpending() == {signal.SIGINT}
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # as a library's thread has it
 assert not caught

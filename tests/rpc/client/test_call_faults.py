@@ -139,6 +139,8 @@ def test_a_killed_server_is_seen_at_once(other, payload_bytes):
 def test_a_frozen_server_is_a_passed_deadline_never_a_hang(other):
     connection = other.connect()
     other.process.send_signal(signal.SIGSTOP)
+    # All of its threads: one that still ran could answer.
+    assert os.WIFSTOPPED(os.waitpid(other.process.pid, os.WUNTRACED)[1])
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"no reply within 0\.5 s"):
         connection.call(b"", timeout_s=0.5)
