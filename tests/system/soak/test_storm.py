@@ -43,6 +43,7 @@ def test_a_few_misfortunes_lose_nothing_untold(
     storm = Storm(tmp_path, "hybrid", seed_of(request), num_servers=2, num_workers=2)
     storms.append(storm)
     storm.start()
+    storm.further(4)  # two steps of each worker, which the kill then loses
     storm.kill_server()
     storm.kill_worker()
     storm.save()
