@@ -1,11 +1,18 @@
-"""FitPlace: where the training of the distributed model is, for a worker that joins it.
+"""FitPlace and FedEpochs: where the training of the distributed model is.
 
-Covers: the record alone.      Does not: find it (tfos.control.epoch_log), use it (tfos.keras.fit).
+Covers: the records, and how the servers' metadata hold them.
+Does not: find a place (tfos.control.epoch_log), use it (tfos.keras.fit), record epochs
+(tfos.reading.fed_epochs).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+
+METADATA_NAME = "tfos.fed_epochs"
+"""Name of the metadata: `FedEpochs` by feed."""
 
 
 class FitPlace(msgspec.Struct, frozen=True):
@@ -17,3 +24,23 @@ class FitPlace(msgspec.Struct, frozen=True):
     """As Keras counts; -1: it has not begun."""
     first: int = 0
     """The epoch that the fit has begun with."""
+
+
+class FedEpochs(msgspec.Struct, frozen=True):
+    """What a checkpoint says of one feed, for a run that resumes from it."""
+
+    count: int
+    """Epochs that every worker has trained, of all runs since one ended as it should."""
+    before: int
+    """Those of them that the runs before this one have trained."""
+    fit: FitPlace
+    """Where `fit` goes on."""
+
+
+def fed_epochs(metadata: dict[str, Any]) -> dict[str, FedEpochs]:
+    """Return the records of the servers' metadata, by feed; none in those of a new run.
+
+    Args:
+        metadata: all that the servers keep, by name.
+    """
+    return msgspec.convert(metadata.get(METADATA_NAME, {}), dict[str, FedEpochs])

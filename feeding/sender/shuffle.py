@@ -37,17 +37,17 @@ class Shuffle:
     window_rows: int = 1
     """Rows per permuted window, which the feed task holds in memory. 1: only the order of the
     partitions changes."""
+    first_epoch: int = 0
+    """Epochs that an interrupted run has trained: the order goes on behind theirs."""
 
     def partitions(self, epoch: int, count: int) -> list[int]:
         """Return the order of an epoch's partitions.
 
         Args:
-            epoch: from 0.
+            epoch: from 0, of this run.
             count: number of partitions.
         """
-        return [
-            int(index) for index in _random(self.seed, epoch, _PARTITIONS, 0).permutation(count)
-        ]
+        return [int(index) for index in self._random(epoch, _PARTITIONS, 0).permutation(count)]
 
     def chunks(self, chunks: Iterator[Chunk], most_bytes: int) -> Iterator[Chunk]:
         """Yield the rows of a partition's chunks in their new order.
@@ -61,8 +61,12 @@ class Shuffle:
             return
         for number, window in enumerate(_windows(chunks, self.window_rows, most_bytes)):
             meta = window[0].meta
-            random = _random(self.seed, meta.epoch, meta.partition, number)
+            random = self._random(meta.epoch, meta.partition, number)
             yield from _permuted(window, random)
+
+    def _random(self, epoch: int, partition: int, window: int) -> np.random.Generator:
+        entropy = [self.seed, self.first_epoch + epoch, partition + 1, window]
+        return np.random.Generator(np.random.PCG64(entropy))
 
 
 class ShuffledPacker:
@@ -95,10 +99,6 @@ class ShuffledPacker:
     def skip(self, rows: Iterator[Any]) -> int:
         """Read rows to their end and return how many they are."""
         return self._packer.skip(rows)
-
-
-def _random(seed: int, epoch: int, partition: int, window: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64([seed, epoch, partition + 1, window]))
 
 
 def _windows(chunks: Iterator[Chunk], most_rows: int, most_bytes: int) -> Iterator[Sequence[Chunk]]:

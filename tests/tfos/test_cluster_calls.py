@@ -41,7 +41,7 @@ class Feeding:
     def train(self, request: FeedRequest, is_abandoned: Any) -> None:
         self.calls.append((request.data, request.num_epochs, request.feed))
 
-    def feed_batch(self, request: FeedRequest) -> None:
+    def feed_interval(self, request: FeedRequest) -> None:
         self.calls.append((request.data, request.num_epochs, request.feed))
 
 

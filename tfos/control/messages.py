@@ -162,6 +162,9 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
     """Whether main_fun reports trained batches, so that `trained` and `saved` include them."""
     error: str = ""
     """Why it could not be saved."""
+    epochs: dict[str, int] = {}
+    """Of the chief that has begun: by feed, the epochs that an interrupted run which this one
+    resumes had trained."""
 
 
 class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
@@ -382,6 +385,8 @@ class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     rounds: int = 0
     """Rounds in which lost rows were fed again; an order that a newer round superseded is
     ignored."""
+    counts: bool = True
+    """Whether a run that resumes this one leaves the epoch out: it is not of a stream."""
 
 
 class TrainBatch(msgspec.Struct, frozen=True, tag=True):

@@ -228,7 +228,13 @@ class ClusterState:
             self.phase = target
 
     def flush(
-        self, feed: str, epoch: int, checked_by: FeedEpoch | None = None, rounds: int = 0
+        self,
+        feed: str,
+        epoch: int,
+        checked_by: FeedEpoch | None = None,
+        rounds: int = 0,
+        *,
+        counts: bool = True,
     ) -> list[Action]:
         """End an epoch of a feed at every worker that still trains, after so many rounds.
 
@@ -237,8 +243,9 @@ class ClusterState:
             epoch: number of the epoch, from 0.
             checked_by: the feed and epoch that validate this one; None: none.
             rounds: rounds in which rows were fed.
+            counts: whether a run that resumes this one leaves the epoch out.
         """
-        order = messages.Flush(feed, epoch, checked_by, rounds)
+        order = messages.Flush(feed, epoch, checked_by, rounds, counts)
         self.open_epochs.note(order)
         return [Send(each.node, order) for each in self.training()]
 

@@ -58,9 +58,9 @@ class FeedService:
             if hasattr(request.data, "foreachRDD"):
                 stream_stop.publish(self._reserved)
                 times = request.num_epochs or 1
-                batch = dataclasses.replace(request, num_epochs=times)
+                interval = dataclasses.replace(request, num_epochs=times, is_interval=True)
                 request.data.foreachRDD(
-                    lambda rdd: jobs.feed_batch(dataclasses.replace(batch, data=rdd))
+                    lambda rdd: jobs.feed_interval(dataclasses.replace(interval, data=rdd))
                 )
                 return None
             if request.num_epochs == 0:

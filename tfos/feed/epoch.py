@@ -13,8 +13,8 @@ from feeding.sender.task import FeedTarget, FeedTask
 from feeding.sender.worker_link import process_key
 from tfos.console.progress import TrainingProgress
 from tfos.control.members import Member, NodeStatus
-from tfos.control.messages import EpochRowCounts
-from tfos.control.state import ClusterState
+from tfos.control.messages import EpochRowCounts, FeedEpoch
+from tfos.control.state import Action, ClusterState
 from tfos.feed.ledger import EpochLedger, Rows
 from tfos.feed.request import FeedCall
 from tfos.feed.sources import FeedSource
@@ -29,18 +29,36 @@ class EpochFeed:
         task: feeds a partition.
         call: of the user, which may be interrupted.
         progress: the console's live line.
+        counts: whether a run that resumes this one leaves the epoch out.
     """
 
     def __init__(
-        self, source: FeedSource, task: FeedTask, call: FeedCall, progress: TrainingProgress
+        self,
+        source: FeedSource,
+        task: FeedTask,
+        call: FeedCall,
+        progress: TrainingProgress,
+        *,
+        counts: bool,
     ) -> None:
         self.source = source
         self.task = task
         self.call = call
         self.progress = progress
+        self.counts = counts
         self.ledger = EpochLedger(task.feed, task.epoch)
         self.rounds = 0
         """Rounds of feeding lost rows again that have begun."""
+
+    def end(self, state: ClusterState, checked_by: FeedEpoch | None = None) -> list[Action]:
+        """Return the orders to end the epoch after the rows fed so far.
+
+        Args:
+            state: of the cluster.
+            checked_by: the feed and epoch that validate it; None: none.
+        """
+        task = self.task
+        return state.flush(task.feed, task.epoch, checked_by, self.rounds, counts=self.counts)
 
     def next_round(self, targets: tuple[FeedTarget, ...], rows: Rows) -> FeedTask:
         """Return the task that feeds lost rows again to these workers.

@@ -92,6 +92,10 @@ class EpochFeeder:
         self._console = console
         self._lock = threading.Lock()
         self._epochs: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        """By feed, epochs that the interrupted run had trained which this one resumes."""
+        self._left_out: dict[str, int] = {}
+        """Those of them that calls of this run have not fed again."""
         self._calls = FeedCalls()
         self._ways = RouteLog(console)
         self._watch = FeedWatch(coordinator, config, console)
@@ -118,7 +122,8 @@ class EpochFeeder:
             validating(request, self._calls, is_abandoned) as validation,
         ):
             try:
-                for number in range(num_epochs):
+                first = self._resume(call, request, progress)
+                for number in range(first, num_epochs):
                     progress.start_epoch(number, self._watch.sample(feed))
                     call.epoch = self._next_epoch(feed)
                     if validation is not None:
@@ -146,6 +151,28 @@ class EpochFeeder:
         return reports.TrainReport(
             tuple(done), tuple(validation.reports) if validation else (), history_of(trained)
         )
+
+    def _resume(self, call: FeedCall, request: FeedRequest, progress: TrainingProgress) -> int:
+        """Return how many epochs of this call the interrupted run had trained; tell of them."""
+        plan, feed, num_epochs = self._config.checkpoints, request.feed, request.num_epochs
+        if plan is None or not plan.resume or request.is_interval:
+            return 0
+
+        def is_known(state: ClusterState) -> bool:
+            return "" in state.workers[0].batches or not state.awaited()
+
+        self._watch.until(is_known, call, progress, stall_s=request.feed_timeout_s)
+        begun = self._coordinator.read(lambda state: state.workers[0].batches.get(""))
+        with self._lock:
+            before = self._before.setdefault(feed, begun.epochs.get(feed, 0) if begun else 0)
+            first = min(before - self._left_out.get(feed, 0), num_epochs)
+            self._left_out[feed] = self._left_out.get(feed, 0) + first
+        if first:
+            self._console.line(
+                f"{feed!r}: the run that this one resumes had trained {first} of {num_epochs} "
+                "epochs; they are not fed again"
+            )
+        return first
 
     def _await_metrics(self, call: FeedCall, progress: TrainingProgress, stall_s: float) -> None:
         """Wait until `fit` has ended the last epoch, with its validation and callbacks."""
@@ -187,8 +214,8 @@ class EpochFeeder:
         if report is not None:
             self._console.progress(validation.add(report), final=True)
 
-    def feed_batch(self, request: FeedRequest) -> None:
-        """Feed a micro-batch of a stream; an interval without rows is no epoch."""
+    def feed_interval(self, request: FeedRequest) -> None:
+        """Feed an interval of a DStream; one without rows is no epoch."""
         if not request.data.isEmpty():
             self.train(request)
 
@@ -247,7 +274,8 @@ class EpochFeeder:
         if batch is not None:
             self._begin(batch, call, progress, stall_s)
         started_s = time.monotonic()
-        run = EpochFeed(source, self._task(call, request, targets), call, progress)
+        task, counts = self._task(call, request, targets), batch is None and not request.is_interval
+        run = EpochFeed(source, task, call, progress, counts=counts)
         is_empty = is_fed = False
         try:
             results = self._feed_all(run)
@@ -264,9 +292,7 @@ class EpochFeeder:
             if is_empty:
                 self._epochs[feed] = epoch
             else:
-                self._coordinator.act(
-                    lambda state: state.flush(feed, epoch, checked_by, run.rounds)
-                )
+                self._coordinator.act(lambda state: run.end(state, checked_by))
         if not is_empty:
             self._end(run)
             self._coordinator.act(lambda state: state.come_to(feed, epoch + 1))
@@ -335,10 +361,10 @@ class EpochFeeder:
                 is_open = self._feed_lost(run)
             except BaseException:
                 # A round may have revoked the order: rows of later epochs would never be read.
-                self._coordinator.act(lambda state: state.flush(feed, epoch, rounds=run.rounds))
+                self._coordinator.act(run.end)
                 raise
             if is_open:
-                self._coordinator.act(lambda state: state.flush(feed, epoch, rounds=run.rounds))
+                self._coordinator.act(run.end)
             elif not self._coordinator.read(lambda state: state.unflushed(feed, epoch)):
                 return
 
@@ -377,7 +403,9 @@ class EpochFeeder:
             feed=call.feed,
             epoch=call.epoch,
             config=self._feed_config(request.feed_timeout_s),
-            shuffle=None if seed is None else Shuffle(seed, window_rows),
+            shuffle=None
+            if seed is None
+            else Shuffle(seed, window_rows, first_epoch=self._before.get(call.feed, 0)),
             exactly_once=request.exactly_once,
         )
 

@@ -106,3 +106,5 @@ class FeedRequest:
     """Whether a task that Spark repeats skips the rows that it fed before."""
     batch: MicroBatch | None = None
     """Of a stream: the data is one of its micro-batches."""
+    is_interval: bool = False
+    """The data is an interval of a DStream."""

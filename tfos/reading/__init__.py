@@ -1,1 +1,1 @@
-"""`ctx.read`: files that workers read themselves, row counts and resuming."""
+"""`ctx.read`: files that workers read themselves, row counts; resuming, of fed epochs too."""

@@ -21,8 +21,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfos import fit_place
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.errors import SettingsError
+from tfos.fit_place import FitPlace
+from tfos.reading.fed_epochs import FedEpochRecord
 
 if TYPE_CHECKING:
     from ps.client.client import PSClient
@@ -54,20 +57,32 @@ class MicroBatches:
         self._followed: set[str] = set()
         self._trained: dict[str, int] = {}
         self._saved: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+        """By feed, the newest epoch whose end was ordered and that is of no stream."""
+        self._fed = FedEpochRecord()
 
-    def begin(self, saver: ChiefSaver | None, client: Callable[[], PSClient]) -> None:
-        """Report the batches that the restored parameters contain; the servers hold parameters now.
+    def begin(
+        self,
+        saver: ChiefSaver | None,
+        client: Callable[[], PSClient],
+        *,
+        joins: bool = False,
+    ) -> None:
+        """Report what the restored parameters contain; the servers hold parameters now.
 
         Args:
             saver: the chief's saver; None: the cluster does not save.
             client: returns the client of the servers that `fit` uses.
+            joins: the chief was lost and started again.
         """
         self._saver, self._client = saver, client
         if saver is not None:
-            found = saver.restored_metadata().get(METADATA_NAME, {})
+            metadata = saver.restored_metadata()
+            found = metadata.get(METADATA_NAME, {})
             self._trained = {str(query): int(batch) for query, batch in found.items()}
             self._saved = dict(self._trained)
-        self._answer("", 0)
+            self._fed.begin(metadata, client, joins=joins)
+        self._answer("", 0, epochs=self._fed.before)
 
     def begin_late(self, saver: ChiefSaver, client: Callable[[], PSClient]) -> None:
         """Save from now on; for servers that begin within main_fun, so without streams so far.
@@ -81,13 +96,20 @@ class MicroBatches:
         """
         with self._lock:
             is_streamed = bool(self._due or self._left or self._trained)
-        if is_streamed or saver.restored_metadata().get(METADATA_NAME):
+        metadata = saver.restored_metadata()
+        if is_streamed or metadata.get(METADATA_NAME):
             raise SettingsError(
                 "Checkpoints and a stream with num_ps=0: the servers are to hold the ids of its "
                 "micro-batches before the first of them comes, and the workers' own begin later; "
                 "use num_ps >= 1"
             )
         self._saver, self._client = saver, client
+        if metadata.get(fit_place.METADATA_NAME):  # the driver feeds since before it could know
+            client().set_metadata(fit_place.METADATA_NAME, None)
+
+    def end(self) -> None:
+        """main_fun has returned: a run that resumes this one feeds all of its epochs."""
+        self._fed.end()
 
     def expect(self, order: TrainBatch) -> None:
         """Carry out an order: admit its rows once no running save could contain a part of them."""
@@ -126,21 +148,33 @@ class MicroBatches:
         """Carry out an order to save the trained batches."""
         self._answer(order.feed, order.number, error=self._save())
 
-    def follow(self, feed: str) -> None:
-        """`fit` reads this feed and reports its trained epochs."""
-        with self._lock:
-            self._followed.add(feed)
-
-    def trained(self, feed: str, epoch: int) -> None:
-        """Every worker's rows of this and earlier epochs are in the servers' parameters.
+    def count(self, feed: str, epoch: int) -> None:
+        """Record this epoch once it is trained, for a run that resumes this one.
 
         Args:
             feed: name of the feed.
             epoch: number of the epoch, from 0.
         """
+        self._counted[feed] = epoch
+
+    def follow(self, feed: str) -> None:
+        """`fit` reads this feed and reports its trained epochs."""
+        with self._lock:
+            self._followed.add(feed)
+
+    def trained(self, feed: str, epoch: int, place: FitPlace) -> None:
+        """Every worker's rows of this and earlier epochs are in the servers' parameters.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+            place: where `fit` goes on.
+        """
         order = self._take(feed, epoch)
         if order is None:
             self._go_on(feed, epoch)
+            if feed in self._counted and epoch <= self._counted[feed]:
+                self._fed.note(feed, epoch, place)
             return
         self._note(order)
         error = self._save() if order.saves else ""

@@ -190,7 +190,8 @@ class WorkerProcess:
             sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
             self._begin_saving(context)
             if context.is_chief and self._spec.bundle.settings.feeds:
-                self._batches.begin(self._saver, context.ps_client)
+                joins = self._joining is not None
+                self._batches.begin(self._saver, context.ps_client, joins=joins)
             self._activity.enter("main_fun")
             returned = _as_message(self._call(lambda: main_fun(args, context)))
             self._activity.enter("finishing")
@@ -199,6 +200,7 @@ class WorkerProcess:
             trained_rows = self._channel.train_rows()
             if trained_rows:
                 context.check_servers_seeded(f"main_fun has taken {trained_rows} rows of train()")
+            self._batches.end()
             if saver is not None:
                 saver.close()
             context.finish()
@@ -275,9 +277,8 @@ class WorkerProcess:
         match order:  # what is not here, servers act on
             case messages.Start() | messages.ServerMoved():
                 self._take_places(order)
-            case messages.Flush(feed=feed, epoch=epoch, validation=validation, rounds=rounds):
-                self._channel.flush(feed, epoch, validation, rounds)
-                _aside(self._await_flush, feed, epoch)
+            case messages.Flush():
+                self._flush(order)
             case messages.TrainBatch():
                 _aside(self._batches.expect, order)
             case messages.LeaveBatch():
@@ -291,6 +292,14 @@ class WorkerProcess:
                 self._heed(order)
             case messages.Stop():
                 self._begin_stop(order)
+
+    def _flush(self, order: messages.Flush) -> None:
+        """End an epoch after the rows that were accepted."""
+        feed, epoch = order.feed, order.epoch
+        if order.counts:  # before its rows end
+            self._batches.count(feed, epoch)
+        self._channel.flush(feed, epoch, order.validation, order.rounds)
+        _aside(self._await_flush, feed, epoch)
 
     def _take_places(self, order: messages.Start | messages.ServerMoved) -> None:
         """Learn where the other nodes are, and where among them this worker begins."""

@@ -13,7 +13,7 @@ from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.task import FeedReport, FeedTask
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
-from tfos.config import ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.state import Action, ClusterState, Send
@@ -294,3 +294,48 @@ def test_a_failure_at_the_end_of_the_last_epoch_is_raised_by_train():
     played.raised_error = lambda: NodeFailedError(played.state.fatal)
     with pytest.raises(NodeFailedError, match="ValueError: callback"):
         jobs(played, ten_each).train(REQUEST)
+
+
+def resuming(epochs: dict[str, int]) -> tuple[Played, list[FeedTask], Any]:
+    """A run that resumes an interrupted one, which had trained so many epochs of feeds."""
+    played, tasks = read_by_fit(), []
+    begun = messages.BatchReport("", 0, True, {}, {}, epochs=epochs)
+    played.happens.insert(0, ("worker:0", begun))
+    played.happens.append(("worker:0", TRAINED))
+
+    def fed(task: FeedTask) -> list[FeedReport]:
+        tasks.append(task)
+        return ten_each(task)
+
+    made: Any = jobs(played, fed)
+    plan = Checkpoints(directory="/saves", resume=True)
+    made._config = dataclasses.replace(made._config, checkpoints=plan)
+    made.told = []
+    made._console.line = made.told.append
+    return played, tasks, made
+
+
+def test_epochs_that_an_interrupted_run_had_trained_are_not_fed_again():
+    _, tasks, made = resuming({"input": 5})
+    assert made.train(dataclasses.replace(REQUEST, num_epochs=3, seed=1)).epochs == ()
+    report = made.train(dataclasses.replace(REQUEST, num_epochs=3, seed=1))
+    (task,) = tasks
+    assert task.shuffle is not None
+    assert (task.epoch, task.shuffle.first_epoch) == (0, 5)
+    assert report.trained_rows == ROWS
+    assert made.told == [
+        "'input': the run that this one resumes had trained 3 of 3 epochs; they are not fed again",
+        "'input': the run that this one resumes had trained 2 of 3 epochs; they are not fed again",
+    ]
+
+
+@pytest.mark.parametrize("why", ["other feed", "stream", "no resume"])
+def test_without_a_record_every_epoch_is_fed(why):
+    _, tasks, made = resuming({"other" if why == "other feed" else "input": 1})
+    if why == "no resume":
+        made._config = dataclasses.replace(
+            made._config, checkpoints=dataclasses.replace(made._config.checkpoints, resume=False)
+        )
+    made.train(dataclasses.replace(REQUEST, is_interval=why == "stream"))
+    assert len(tasks) == 1
+    assert made.told == []

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
+from tfos.fit_place import METADATA_NAME as FED_EPOCHS
+from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
 from tfos.worker.micro_batches import METADATA_NAME, MicroBatches
+
+PLACE = FitPlace(0, 1)
 
 
 class Client:
@@ -71,7 +75,7 @@ def test_a_batch_is_noted_then_saved_then_reported_and_no_save_begins_meanwhile(
     assert (bed.said[-1].number, bed.said[-1].is_done, bed.said[-1].trained) == (1, False, {})
     bed.batches.flushed("input", 0)
     assert bed.said[-1].is_done is False  # rows that were read are not trained yet
-    bed.batches.trained("input", 0)
+    bed.batches.trained("input", 0, PLACE)
     assert bed.saver.log == ["hold", {"q": 4}, "release"]
     last = bed.said[-1]
     assert (last.number, last.is_done, last.is_noted, last.error) == (1, True, True, "")
@@ -83,11 +87,11 @@ def test_an_epoch_that_ended_before_the_batch_does_not_count_for_it():
     bed.batches.follow("input")
     bed.batches.expect(bed.order(1, 3, 0))
     for epoch in (-1, 2):
-        bed.batches.trained("input", epoch)
-    bed.batches.trained("other", 3)
+        bed.batches.trained("input", epoch, PLACE)
+    bed.batches.trained("other", 3, PLACE)
     assert bed.client.metadata == {}
-    bed.batches.trained("input", 3)
-    bed.batches.trained("input", 4)
+    bed.batches.trained("input", 3, PLACE)
+    bed.batches.trained("input", 4, PLACE)
     assert bed.client.metadata == {METADATA_NAME: {"q": 0}}
     assert len(bed.said) == 3
 
@@ -97,7 +101,7 @@ def test_a_batch_without_rows_gives_its_epoch_to_the_next_one():
     bed.batches.follow("input")
     bed.batches.expect(bed.order(1, 0, 0))
     bed.batches.expect(bed.order(2, 0, 1))
-    bed.batches.trained("input", 0)
+    bed.batches.trained("input", 0, PLACE)
     assert bed.client.metadata == {METADATA_NAME: {"q": 1}}
     assert [said.number for said in bed.said] == [0, 1, 2, 2]
 
@@ -107,7 +111,7 @@ def test_a_save_that_fails_is_reported_and_can_be_asked_for_again():
     bed.batches.follow("input")
     bed.saver.error = "OSError: No space left"
     bed.batches.expect(bed.order(1, 0, 0))
-    bed.batches.trained("input", 0)
+    bed.batches.trained("input", 0, PLACE)
     last = bed.said[-1]
     assert (last.error, last.trained, last.saved) == ("OSError: No space left", {"q": 0}, {})
     bed.saver.error = ""
@@ -121,13 +125,13 @@ def test_a_batch_that_failed_is_never_noted_and_saves_wait_for_a_later_epoch():
     bed.batches.follow("input")
     bed.batches.expect(bed.order(1, 0, 4))
     assert not bed.batches.leave(LeaveBatch("input", 1, in_part=True))
-    bed.batches.trained("input", 0)  # the end of what was fed of it
+    bed.batches.trained("input", 0, PLACE)  # the end of what was fed of it
     assert bed.client.metadata == {}
     assert bed.saver.log == ["hold"]
-    bed.batches.trained("input", 1)  # the user has gone on with other data
+    bed.batches.trained("input", 1, PLACE)  # the user has gone on with other data
     assert bed.saver.log == ["hold", "release"]
     bed.batches.expect(bed.order(2, 2, 4))
-    bed.batches.trained("input", 2)
+    bed.batches.trained("input", 2, PLACE)
     assert bed.client.metadata == {METADATA_NAME: {"q": 4}}
 
 
@@ -136,11 +140,11 @@ def test_saves_by_time_go_on_behind_a_batch_without_rows():
     bed.batches.follow("input")
     bed.batches.expect(bed.order(1, 0, 4))
     assert bed.batches.leave(LeaveBatch("input", 1, in_part=False))
-    bed.batches.trained("input", 0)
+    bed.batches.trained("input", 0, PLACE)
     assert bed.client.metadata == {}
     assert bed.batches.leave(LeaveBatch("input", 2, in_part=False))  # overtakes its order
     bed.batches.expect(bed.order(2, 1, 5))
-    bed.batches.trained("input", 1)
+    bed.batches.trained("input", 1, PLACE)
     assert bed.client.metadata == {}
     assert bed.saver.log == ["hold", "hold", "release"]
 
@@ -161,8 +165,71 @@ def test_only_the_queries_trained_last_are_noted():
     for number in range(20):
         query = f"q{number % 18}"
         bed.batches.expect(bed.order(number, number, number, query=query, saves=False))
-        bed.batches.trained("input", number)
+        bed.batches.trained("input", number, PLACE)
     kept = bed.client.metadata[METADATA_NAME]
     assert list(kept)[-2:] == ["q0", "q1"]
     assert len(kept) == 16
     assert kept["q1"] == 19
+
+
+class Run:
+    """A chief whose run resumes from metadata, or joins the run that has them."""
+
+    def __init__(self, metadata: dict[str, Any], *, joins: bool = False) -> None:
+        self.client = Client()
+        self.client.metadata = dict(metadata)
+        self.said: list[BatchReport] = []
+        self.batches = MicroBatches(self.said.append)
+        self.batches.begin(
+            Saver(self.client, dict(metadata)),  # type: ignore[arg-type]
+            lambda: self.client,  # type: ignore[arg-type,return-value]
+            joins=joins,
+        )
+
+    def train(self, epoch: int, place: FitPlace) -> None:
+        self.batches.count("input", epoch)
+        self.batches.trained("input", epoch, place)
+
+    @property
+    def noted(self) -> dict[str, FedEpochs]:
+        return fed_epochs(self.client.metadata)
+
+
+def test_an_interrupted_run_leaves_its_trained_epochs_and_the_next_one_goes_on_from_them():
+    first = Run({})
+    assert first.said[0].epochs == {}
+    first.train(0, FitPlace(0, 1))
+    first.train(1, FitPlace(0, 2))
+    second = Run(first.client.metadata)
+    assert second.said[0].epochs == {"input": 2}
+    second.train(0, FitPlace(0, 3))
+    assert second.noted == {"input": FedEpochs(3, 2, FitPlace(0, 3))}
+    assert Run(second.client.metadata).said[0].epochs == {"input": 3}
+
+
+def test_a_chief_that_joins_counts_from_where_its_run_began():
+    lost = Run({FED_EPOCHS: {"input": {"count": 2, "before": 0, "fit": {"number": 0, "epoch": 2}}}})
+    lost.train(0, FitPlace(0, 3))
+    joined = Run(lost.client.metadata, joins=True)
+    assert joined.said[0].epochs == {"input": 2}
+    joined.train(1, FitPlace(0, 4))
+    assert joined.noted["input"].count == 4
+
+
+def test_a_run_that_ends_as_it_should_leaves_no_record():
+    run = Run({})
+    run.train(0, PLACE)
+    assert run.noted
+    run.batches.end()
+    assert run.client.metadata[FED_EPOCHS] is None
+
+
+def test_an_epoch_of_a_stream_is_no_epoch_of_a_run_that_resumes():
+    run = Run({})
+    run.batches.trained("input", -1, PLACE)
+    assert run.client.metadata == {}
+    bed = Bed()
+    bed.batches.expect(bed.order(1, 0, 4))
+    bed.batches.trained("input", 0, PLACE)
+    bed.batches.end()
+    assert set(bed.client.metadata) == {METADATA_NAME}

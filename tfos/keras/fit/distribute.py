@@ -23,7 +23,7 @@ import keras
 from ps.compression.format import Compression
 from ps.manifest.manifest import Consistency
 from tfos.errors import FeedEndedWarning, NotCompiled, SettingsError, UnsupportedModel
-from tfos.fit_place import FitPlace
+from tfos.fit_place import FitPlace, fed_epochs
 from tfos.keras.data import tensors
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
@@ -33,6 +33,7 @@ from tfos.keras.fit.epoch_agreement import (
     BeforeCallbacks,
     FeedEnded,
     JoinAtFirstBatch,
+    rendezvous_prefix,
 )
 from tfos.keras.fit.epoch_report import EpochReporter
 from tfos.keras.fit.metric_states import are_built
@@ -220,13 +221,13 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         _check_callbacks(arguments, trainer)
         validation.check(arguments)
         number = next(fits)
-        if _is_over(trainer.ctx.fit_place, number):
+        if _is_over(begins := _place(trainer.ctx, dataset), number):
             return _left_out(model, number)
-        place = _joined(trainer.ctx.fit_place, arguments, number)
-        name = f"fit/{number}"
+        place = _joined(trainer.ctx, begins, arguments, number)
+        name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
-        before = BeforeCallbacks(trainer, dataset, passes, name, place)
+        before = BeforeCallbacks(trainer, dataset, passes, number, place)
         report = EpochReporter(trainer, before, dataset, arguments, number)
         joining = [] if place is None else [JoinAtFirstBatch(trainer)]
         after = [*joining, report, AfterCallbacks(trainer, name)]
@@ -271,23 +272,37 @@ def _warn_of_end(epochs: int, num_run: int) -> None:
         )
 
 
+def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:
+    """Return where the others train, or where the run that this one resumes was with this feed.
+
+    The chief's record of this run is there only after an epoch that all workers have begun.
+    """
+    feed = dataset.feed if isinstance(dataset, BatchDataset) else ""
+    if not feed or ctx.fit_place is not None:
+        return ctx.fit_place
+    found = fed_epochs(ctx.ps_client().metadata()).get(feed)
+    return None if found is None else found.fit
+
+
 def _is_over(place: FitPlace | None, number: int) -> bool:
     return place is not None and number < place.number
 
 
-def _joined(place: FitPlace | None, arguments: dict[str, Any], number: int) -> FitPlace | None:
-    """Begin in the epoch that the others train; None: all begin this fit together."""
+def _joined(
+    ctx: WorkerContext, place: FitPlace | None, arguments: dict[str, Any], number: int
+) -> FitPlace | None:
+    """Begin in that epoch; return where this worker joins others, None: all begin together."""
     if place is None or number > place.number or place.epoch < 0:
         return None
     arguments["initial_epoch"] = place.epoch
-    return place
+    return ctx.fit_place
 
 
 def _left_out(model: Any, number: int) -> Any:
-    """Return an empty history of a fit that was over before this attempt of the worker began."""
+    """Return an empty history of a fit that was over before this worker was started again."""
     logger.warning(
-        "fit number %d of this model was trained before this worker was started again; it is left "
-        "out here",
+        "fit number %d of this model was trained before this worker, or the run that it resumes, "
+        "was started again; it is left out here",
         number + 1,
     )
     model.history = keras.callbacks.History()

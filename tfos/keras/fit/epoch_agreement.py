@@ -73,7 +73,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer: of the model.
         dataset: what `fit` reads.
         validation: the feed's validation passes.
-        name: prefix of the rendezvous' keys.
+        number: of the fit.
         place: where this worker joins others that train; None: all begin together.
     """
 
@@ -82,16 +82,17 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer: PSTrainer,
         dataset: Any,
         validation: ValidationPasses,
-        name: str,
+        number: int,
         place: FitPlace | None = None,
     ) -> None:
         super().__init__()
+        self._number = number
         self._place = place
         self._trainer = trainer
         self._validation = validation
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
         self._feed = "" if self._dataset is None else self._dataset.feed
-        self._name = name
+        self._name = rendezvous_prefix(number)
         self._rows_before = self._steps_before = 0
         self._told: set[str] = set()
         self.rows = self.steps = 0
@@ -166,7 +167,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.rows, self.steps = sum(r.rows for r in reports), sum(r.steps for r in reports)
         self.epochs_run += 1
         trainer.pull()
-        self._tell_trained(reports)
+        self._tell_trained(epoch, reports)
         trainer.is_between_epochs = True
 
     def _agree(self, epoch: int, logs: dict[str, Any], rows: int, val_rows: int) -> list[Report]:
@@ -205,11 +206,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                     reason,
                 )
 
-    def _tell_trained(self, reports: Iterable[Report]) -> None:
+    def _tell_trained(self, epoch: int, reports: Iterable[Report]) -> None:
         """On the chief: no worker trains now, and these epochs are in the parameters."""
         ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
         if self._trainer.ctx.is_chief and self._feed and ended:
-            self._trainer.ctx.micro_batches.trained(self._feed, min(ended))
+            following = FitPlace(self._number, epoch + 1)
+            self._trainer.ctx.micro_batches.trained(self._feed, min(ended), following)
 
 
 class JoinAtFirstBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -289,6 +291,15 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
             optimizers.unwrap(trainer.optimizer).learning_rate = decision.learning_rate
         if decision.assigned:
             trainer.pull()
+
+
+def rendezvous_prefix(number: int) -> str:
+    """Return what the keys of a fit's rendezvous begin with.
+
+    Args:
+        number: of the fit.
+    """
+    return f"fit/{number}"
 
 
 def combine(reports: Iterable[Report]) -> dict[str, float]:

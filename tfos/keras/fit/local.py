@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ps.checkpoint.storage import OpenStorage, storage_at
+from tfos.fit_place import FitPlace
 from tfos.keras.fit.distribute import distribute
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class _NoReports:
     def follow(self, feed: str) -> None:
         """Nobody asks."""
 
-    def trained(self, feed: str, epoch: int) -> None:
+    def trained(self, feed: str, epoch: int, place: FitPlace) -> None:
         """Nobody asks."""
 
     def fit_reads(self, fit: Any) -> None:

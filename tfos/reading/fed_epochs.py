@@ -1,0 +1,69 @@
+"""Resuming of fed epochs: the chief records on the servers which epochs every worker has trained.
+
+Covers: the record while `fit` follows a feed, its end when main_fun returns.
+Does not: skip epochs (tfos.feed.epochs, at the driver), begin `fit` there (tfos.keras.fit), save.
+Runs in: the chief's process.
+Threads: `note` comes from the thread that runs `fit`, the others from the main thread, before and
+after it.
+
+The record is set between two epochs, when all pushes are acknowledged, so a checkpoint that counts
+an epoch has its updates. A run whose main_fun has returned removes it: the next one trains all of
+its epochs. A run that was interrupted leaves it, and the next one goes on there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tfos.fit_place import METADATA_NAME, FedEpochs, FitPlace, fed_epochs
+
+if TYPE_CHECKING:
+    from ps.client.client import PSClient
+
+
+class FedEpochRecord:
+    """The record of one cluster; without `begin` it keeps nothing."""
+
+    def __init__(self) -> None:
+        self._client: Callable[[], PSClient] | None = None
+        self._feeds: dict[str, FedEpochs] = {}
+        self.before: dict[str, int] = {}
+        """By feed, the epochs that the interrupted run had trained which this one resumes."""
+
+    def begin(
+        self, metadata: dict[str, Any], client: Callable[[], PSClient], *, joins: bool
+    ) -> None:
+        """Take what the restored checkpoint says.
+
+        Args:
+            metadata: of the checkpoint; of the running servers for a chief that joins.
+            client: returns the client of the servers that `fit` uses.
+            joins: the chief was lost and started again; the run is the same.
+        """
+        self._client, self._feeds = client, fed_epochs(metadata)
+        self.before = {
+            feed: found.before if joins else found.count for feed, found in self._feeds.items()
+        }
+
+    def note(self, feed: str, epoch: int, place: FitPlace) -> None:
+        """Record an epoch that every worker has trained.
+
+        Args:
+            feed: name of the feed.
+            epoch: number that this run's driver gave it, from 0.
+            place: where `fit` goes on after it.
+        """
+        if self._client is None:
+            return
+        before = self.before.get(feed, 0)
+        self._feeds[feed] = FedEpochs(before + epoch + 1, before, place)
+        self._client().set_metadata(METADATA_NAME, msgspec.to_builtins(self._feeds))
+
+    def end(self) -> None:
+        """Remove the record: main_fun has returned, and a later run goes on from no middle."""
+        if self._client is not None and self._feeds:
+            self._client().set_metadata(METADATA_NAME, None)
+            self._feeds = {}
