@@ -63,6 +63,9 @@ class Checkpoints:
     resume: bool = False
     """Resume from the newest complete checkpoint in the directory, if there is one. False: a
     directory with checkpoints of another run is refused."""
+    resume_epochs: bool = True
+    """With `resume`, epochs of `train()` that an interrupted run had trained are not fed again.
+    False: all are, as for other data."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str):
@@ -75,9 +78,16 @@ class Checkpoints:
         _make_plain(self, "every_s", self.every_s)
         if not isinstance(self.resume, bool):
             raise SettingsError(f"resume must be True or False, got {self.resume!r}.")
+        if not isinstance(self.resume_epochs, bool):
+            raise SettingsError(f"resume_epochs must be True or False, got {self.resume_epochs!r}.")
         self._check_best()
         least = {"every_steps": 0, "every_batches": 0, "keep": 1, "full_every": 1}
         _check_counts(self, least)
+
+    @property
+    def resumes_epochs(self) -> bool:
+        """Whether fed epochs go on where an interrupted run was."""
+        return self.resume and self.resume_epochs
 
     @property
     def best_is_highest(self) -> bool:

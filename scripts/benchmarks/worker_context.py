@@ -29,6 +29,7 @@ class BenchWorker:
     micro_batches: Any = None
     stop_asked = False
     fit_place = None
+    resumes_epochs = False
     epochs = EpochReports(lambda _: None)
 
     def __init__(

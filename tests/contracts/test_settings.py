@@ -112,6 +112,7 @@ CASES = (
             "best_mode": (*CHOICE, None),
             "full_every": COUNT,
             "resume": FLAG,
+            "resume_epochs": FLAG,
         },
     ),
     Case(

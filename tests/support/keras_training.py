@@ -50,6 +50,7 @@ class Context:
     """What was reported beside each entry of `progress`."""
     stop_asked: bool = False
     fit_place: FitPlace | None = None
+    resumes_epochs: bool = False
     seen: list[dict[str, float]] = field(default_factory=list)
     """Progress that data have seen of fits that are not distributed."""
 

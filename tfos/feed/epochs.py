@@ -155,7 +155,7 @@ class EpochFeeder:
     def _resume(self, call: FeedCall, request: FeedRequest, progress: TrainingProgress) -> int:
         """Return how many epochs of this call the interrupted run had trained; tell of them."""
         plan, feed, num_epochs = self._config.checkpoints, request.feed, request.num_epochs
-        if plan is None or not plan.resume or request.is_interval:
+        if plan is None or not plan.resumes_epochs or request.is_interval:
             return 0
 
         def is_known(state: ClusterState) -> bool:
@@ -170,7 +170,7 @@ class EpochFeeder:
         if first:
             self._console.line(
                 f"{feed!r}: the run that this one resumes had trained {first} of {num_epochs} "
-                "epochs; they are not fed again"
+                "epochs; they are not fed again (they are with resume_epochs=False)"
             )
         return first
 

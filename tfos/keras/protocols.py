@@ -50,6 +50,10 @@ class WorkerContext(Protocol):
     def fit_place(self) -> FitPlace | None:
         """Where a worker begins that joins others which train; None: all begin together."""
 
+    @property
+    def resumes_epochs(self) -> bool:
+        """Whether fed epochs go on where an interrupted run was."""
+
     def ps_client(self) -> Any:
         """The process's `ps.client.client.PSClient`, the same object on every call."""
 

@@ -34,7 +34,12 @@ class FedEpochRecord:
         """By feed, the epochs that the interrupted run had trained which this one resumes."""
 
     def begin(
-        self, metadata: dict[str, Any], client: Callable[[], PSClient], *, joins: bool
+        self,
+        metadata: dict[str, Any],
+        client: Callable[[], PSClient],
+        *,
+        joins: bool,
+        resumes: bool,
     ) -> None:
         """Take what the restored checkpoint says.
 
@@ -42,11 +47,15 @@ class FedEpochRecord:
             metadata: of the checkpoint; of the running servers for a chief that joins.
             client: returns the client of the servers that `fit` uses.
             joins: the chief was lost and started again; the run is the same.
+            resumes: the run goes on where an interrupted one was; False: it forgets that.
         """
         self._client, self._feeds = client, fed_epochs(metadata)
         self.before = {
             feed: found.before if joins else found.count for feed, found in self._feeds.items()
         }
+        if not joins and not resumes:
+            self.end()
+            self.before = {}
 
     def note(self, feed: str, epoch: int, place: FitPlace) -> None:
         """Record an epoch that every worker has trained.

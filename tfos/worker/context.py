@@ -248,6 +248,13 @@ class NodeContext:
             feed.stop_asked = self._stop_asked
         return feed
 
+    @property
+    def resumes_epochs(self) -> bool:
+        """Whether fed epochs go on where an interrupted run was; the servers hold its record."""
+        plan = self._config.checkpoints
+        has_own = self._own_shard is not None  # its record would come after the first rows
+        return plan is not None and plan.resumes_epochs and bool(self._servers) and not has_own
+
     def ps_client(self) -> PSClient:
         """Return this process's connection to the parameter servers, the same on every call.
 

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfos import fit_place
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.errors import SettingsError
 from tfos.fit_place import FitPlace
@@ -67,6 +66,7 @@ class MicroBatches:
         client: Callable[[], PSClient],
         *,
         joins: bool = False,
+        resumes: bool = False,
     ) -> None:
         """Report what the restored parameters contain; the servers hold parameters now.
 
@@ -74,6 +74,7 @@ class MicroBatches:
             saver: the chief's saver; None: the cluster does not save.
             client: returns the client of the servers that `fit` uses.
             joins: the chief was lost and started again.
+            resumes: fed epochs go on where an interrupted run was.
         """
         self._saver, self._client = saver, client
         if saver is not None:
@@ -81,7 +82,7 @@ class MicroBatches:
             found = metadata.get(METADATA_NAME, {})
             self._trained = {str(query): int(batch) for query, batch in found.items()}
             self._saved = dict(self._trained)
-            self._fed.begin(metadata, client, joins=joins)
+            self._fed.begin(metadata, client, joins=joins, resumes=resumes)
         self._answer("", 0, epochs=self._fed.before)
 
     def begin_late(self, saver: ChiefSaver, client: Callable[[], PSClient]) -> None:
@@ -96,16 +97,13 @@ class MicroBatches:
         """
         with self._lock:
             is_streamed = bool(self._due or self._left or self._trained)
-        metadata = saver.restored_metadata()
-        if is_streamed or metadata.get(METADATA_NAME):
+        if is_streamed or saver.restored_metadata().get(METADATA_NAME):
             raise SettingsError(
                 "Checkpoints and a stream with num_ps=0: the servers are to hold the ids of its "
                 "micro-batches before the first of them comes, and the workers' own begin later; "
                 "use num_ps >= 1"
             )
         self._saver, self._client = saver, client
-        if metadata.get(fit_place.METADATA_NAME):  # the driver feeds since before it could know
-            client().set_metadata(fit_place.METADATA_NAME, None)
 
     def end(self) -> None:
         """main_fun has returned: a run that resumes this one feeds all of its epochs."""

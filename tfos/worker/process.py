@@ -191,7 +191,9 @@ class WorkerProcess:
             self._begin_saving(context)
             if context.is_chief and self._spec.bundle.settings.feeds:
                 joins = self._joining is not None
-                self._batches.begin(self._saver, context.ps_client, joins=joins)
+                resumes = context.resumes_epochs
+                client = context.ps_client
+                self._batches.begin(self._saver, client, joins=joins, resumes=resumes)
             self._activity.enter("main_fun")
             returned = _as_message(self._call(lambda: main_fun(args, context)))
             self._activity.enter("finishing")

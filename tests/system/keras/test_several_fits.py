@@ -6,15 +6,18 @@ parameter -weight for each row of the batch, at rate 1.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
+import msgspec
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.keras_training import Servers, offer, serving
+from tests.support.keras_training import Servers, feed_epochs, offer, serving
 from tests.system.keras.test_embedding_faults import MODES
+from tfos.fit_place import METADATA_NAME, FedEpochs, FitPlace, fed_epochs
 from tfos.keras import Embedding
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
@@ -147,3 +150,30 @@ def test_a_callback_that_trains_a_batch_of_its_own_takes_none_away_from_fit(mode
         options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
         model.fit(x, y, sample_weight=weights, callbacks=[watch], **options)
         check(model, (x, weights), *[(own[0], own[2])] * 2)
+
+
+def test_a_run_that_resumes_begins_in_the_epoch_that_was_interrupted():
+    """Of two fits the first was over, and one of the second's three epochs was trained."""
+    with serving() as cluster:
+        context, model = cluster.contexts[0], make_model(cluster, "sync")
+        context.resumes_epochs = True
+        x, y, weights = data(2)
+        rows = [(ids, label, weight) for ids, label, weight in zip(x, y, weights, strict=True)]
+        left = {"input": FedEpochs(4, 0, FitPlace(1, 1))}
+        context.client.set_metadata(METADATA_NAME, msgspec.to_builtins(left))
+        saver: Any = SimpleNamespace(
+            restored_metadata=context.client.metadata, release=lambda: None
+        )
+        context.micro_batches.begin(saver, lambda: context.client, resumes=True)
+        for epoch in range(2):
+            context.micro_batches.count("input", epoch)
+        feed_epochs(context.feed_channel, [rows] * 2, finish=False)
+
+        def fed() -> FeedDataset:
+            return FeedDataset(context, BATCH)
+
+        assert model.fit(fed(), epochs=3, verbose=0).history == {}
+        assert model.fit(fed(), epochs=3, verbose=0).epoch == [1, 2]
+        check(model, (x, weights), (x, weights))
+        kept = fed_epochs(context.client.metadata())
+        assert kept == {"input": FedEpochs(6, 4, FitPlace(1, 3))}

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from ps.checkpoint.inspect import inspect
 from tests.support.node_children import child_of, java_of
 from tests.support.ps_cluster import wait_until
 from tfos import Checkpoints, ClusterConfig, InputMode, Restarts, TFCluster
+from tfos.fit_place import METADATA_NAME
 from tfos.phases import ClusterPhase
 
 NUM_ROWS = 1600
@@ -148,3 +150,47 @@ def test_a_server_whose_executor_is_lost_goes_on_elsewhere_from_the_last_checkpo
     assert [each["epochs"] for each in told] == [list(range(6))] * 2
     assert [failure.node.name for failure in cluster.failures] == ["ps:0"]
     assert "ps:0@" in capsys.readouterr().err
+
+
+def fit_all_epochs(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Train the three epochs that the program asks for."""
+    seen: list[int] = []
+    model, notes = slow_training(args, ctx, seen)
+    fitted = model.fit(ctx.dataset(batch_size=32), epochs=EPOCHS, callbacks=[notes], verbose=0)
+    return {"epochs": fitted.epoch, "steps": int(model.optimizer.iterations.numpy())}
+
+
+@pytest.mark.long
+@pytest.mark.fault("F14")
+def test_a_program_that_is_run_again_feeds_the_epochs_that_the_first_run_had_not_trained(
+    spark: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """The first run fails after one of three epochs, the second ends, the third begins anew."""
+    numbers = [([float(i % 3), float(i % 5), 1.0, 0.5], float(i % 7)) for i in range(NUM_ROWS)]
+    rows = spark.parallelize(numbers, 4)
+    saves = Checkpoints(directory=str(tmp_path / "saves"), every_s=0.5, resume=True)
+    config = ClusterConfig(checkpoints=saves)
+    args = {"out": str(tmp_path), "consistency": "sync", "step_s": 0.01}
+
+    def run(epochs: int) -> tuple[Any, list[Any]]:
+        with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
+            cluster.start(fit_all_epochs, args)
+            report = cluster.train(rows, num_epochs=epochs)
+            if epochs < EPOCHS:
+                wait_until(lambda: _is_recorded(tmp_path / "saves"), "a save of the epoch")
+                raise RuntimeError("of the program")
+        return report, cluster.results()
+
+    with pytest.raises(RuntimeError, match="of the program"):
+        run(1)
+    report, told = run(EPOCHS)
+    assert report.fed_rows == report.trained_rows == 2 * NUM_ROWS
+    assert [each["epochs"] for each in told] == [[1, 2]] * 2
+    assert "had trained 1 of 3 epochs; they are not fed again" in capsys.readouterr().err
+    report, told = run(EPOCHS)
+    assert report.fed_rows == report.trained_rows == 3 * NUM_ROWS
+    assert [each["epochs"] for each in told] == [[0, 1, 2]] * 2
+
+
+def _is_recorded(directory: Path) -> bool:
+    return any(METADATA_NAME in step.metadata for step in inspect(str(directory)).steps)

@@ -324,18 +324,19 @@ def test_epochs_that_an_interrupted_run_had_trained_are_not_fed_again():
     assert (task.epoch, task.shuffle.first_epoch) == (0, 5)
     assert report.trained_rows == ROWS
     assert made.told == [
-        "'input': the run that this one resumes had trained 3 of 3 epochs; they are not fed again",
-        "'input': the run that this one resumes had trained 2 of 3 epochs; they are not fed again",
+        "'input': the run that this one resumes had trained 3 of 3 epochs; they are not fed again "
+        "(they are with resume_epochs=False)",
+        "'input': the run that this one resumes had trained 2 of 3 epochs; they are not fed again "
+        "(they are with resume_epochs=False)",
     ]
 
 
-@pytest.mark.parametrize("why", ["other feed", "stream", "no resume"])
+@pytest.mark.parametrize("why", ["other feed", "stream", "resume", "resume_epochs"])
 def test_without_a_record_every_epoch_is_fed(why):
     _, tasks, made = resuming({"other" if why == "other feed" else "input": 1})
-    if why == "no resume":
-        made._config = dataclasses.replace(
-            made._config, checkpoints=dataclasses.replace(made._config.checkpoints, resume=False)
-        )
+    if why.startswith("resume"):
+        plan = dataclasses.replace(made._config.checkpoints, **{why: False})
+        made._config = dataclasses.replace(made._config, checkpoints=plan)
     made.train(dataclasses.replace(REQUEST, is_interval=why == "stream"))
     assert len(tasks) == 1
     assert made.told == []

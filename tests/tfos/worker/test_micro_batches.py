@@ -175,7 +175,9 @@ def test_only_the_queries_trained_last_are_noted():
 class Run:
     """A chief whose run resumes from metadata, or joins the run that has them."""
 
-    def __init__(self, metadata: dict[str, Any], *, joins: bool = False) -> None:
+    def __init__(
+        self, metadata: dict[str, Any], *, joins: bool = False, resumes: bool = True
+    ) -> None:
         self.client = Client()
         self.client.metadata = dict(metadata)
         self.said: list[BatchReport] = []
@@ -184,6 +186,7 @@ class Run:
             Saver(self.client, dict(metadata)),  # type: ignore[arg-type]
             lambda: self.client,  # type: ignore[arg-type,return-value]
             joins=joins,
+            resumes=resumes,
         )
 
     def train(self, epoch: int, place: FitPlace) -> None:
@@ -205,6 +208,17 @@ def test_an_interrupted_run_leaves_its_trained_epochs_and_the_next_one_goes_on_f
     second.train(0, FitPlace(0, 3))
     assert second.noted == {"input": FedEpochs(3, 2, FitPlace(0, 3))}
     assert Run(second.client.metadata).said[0].epochs == {"input": 3}
+
+
+def test_a_run_that_is_to_feed_all_epochs_forgets_those_of_the_interrupted_one():
+    run = Run(
+        {FED_EPOCHS: {"input": {"count": 2, "before": 0, "fit": {"number": 0, "epoch": 2}}}},
+        resumes=False,
+    )
+    assert run.said[0].epochs == {}
+    assert run.client.metadata[FED_EPOCHS] is None
+    run.train(0, PLACE)
+    assert run.noted == {"input": FedEpochs(1, 0, PLACE)}
 
 
 def test_a_chief_that_joins_counts_from_where_its_run_began():

@@ -278,7 +278,7 @@ def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:
     The chief's record of this run is there only after an epoch that all workers have begun.
     """
     feed = dataset.feed if isinstance(dataset, BatchDataset) else ""
-    if not feed or ctx.fit_place is not None:
+    if not feed or not ctx.resumes_epochs or ctx.fit_place is not None:
         return ctx.fit_place
     found = fed_epochs(ctx.ps_client().metadata()).get(feed)
     return None if found is None else found.fit

@@ -82,6 +82,7 @@ class LocalContext:
     is_local = True
     stop_asked = False
     fit_place = None
+    resumes_epochs = False
     log_dir: str | None = None
     feed_channel: Any = None
 
