@@ -87,6 +87,27 @@ class FeedChannel:
                 )  # rows of calls that failed before they fed this epoch
             self._state.changed.notify_all()
 
+    def feed_again(self, feed: str, epoch: int) -> None:
+        """Note that lost rows of an epoch are fed again, to workers that have not ended it.
+
+        Args:
+            feed: name of the feed.
+            epoch: of that feed.
+        """
+        with self._state.changed:
+            queue = self._state.queue(feed)
+            queue.fed_again = max(queue.fed_again, epoch)
+
+    def others_train(self, feed: str) -> bool:
+        """Whether others train lost rows of the epoch that the consumer here has ended last.
+
+        Args:
+            feed: name of the feed.
+        """
+        with self._state.changed:
+            queue = self._state.queue(feed)
+            return 0 <= queue.fed_again == queue.epoch - 1
+
     def finish(self, feed: str) -> None:
         """End the feed: no more rows come."""
         with self._state.changed:

@@ -101,6 +101,8 @@ class FeedQueue:
         """Validation of the last epoch that was ended with one."""
         self.validates = False
         """Whether its rows validate another feed's epochs."""
+        self.fed_again = -1
+        """The newest epoch whose lost rows are fed again; -1: none."""
         self._skipped = -1
         self._is_epoch_begun = False
         self._pending_end: EpochEnd | None = None

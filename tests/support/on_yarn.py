@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pyspark
 
+from feeding.filesystem.registry import filesystem_for
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.marked_processes import below
 from tests.support.spark_submit import QUICK_JVM, ROOT
@@ -27,14 +32,8 @@ CONF = {
 }
 
 
-def submitted(
-    yarn: LocalYarn,
-    program: Path,
-    *arguments: str,
-    mode: str = "client",
-    executors: int = 3,
-) -> str:
-    """Run a program to its end; return what spark-submit printed.
+class Submission:
+    """A program that runs on a local YARN.
 
     Args:
         yarn: where.
@@ -42,26 +41,71 @@ def submitted(
         arguments: of the program.
         mode: Spark's deploy mode; in cluster mode the program's own output is in its container.
         executors: how many YARN is asked for.
+        conf: further settings of Spark.
     """
-    of_pyspark = Path(pyspark.__file__).parent
-    own = {"spark.yarn.jars": f"local:{of_pyspark}/jars/*", "spark.executor.instances": executors}
-    settings = {**CONF, **own}
-    flags = [f"--conf={key}={value}" for key, value in settings.items()]
-    # Not the tests' SPARK_HOME: YARN is sent pyspark.zip, which is a directory there.
-    places = {"SPARK_HOME": str(of_pyspark), "HADOOP_CONF_DIR": str(yarn.conf_dir)}
-    python = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-    command = [f"{of_pyspark}/bin/spark-submit", "--master=yarn", f"--deploy-mode={mode}"]
-    done = subprocess.run(
-        [*command, *flags, str(program), *arguments],
-        env={**os.environ, **places, **python, "JAVA_TOOL_OPTIONS": QUICK_JVM},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + logs(yarn)
-    return done.stdout
+
+    def __init__(
+        self,
+        yarn: LocalYarn,
+        program: Path,
+        *arguments: str,
+        mode: str = "client",
+        executors: int = 3,
+        conf: dict[str, str] | None = None,
+    ) -> None:
+        self._yarn = yarn
+        of_pyspark = Path(pyspark.__file__).parent
+        own = {"spark.yarn.jars": f"local:{of_pyspark}/jars/*"}
+        settings = {**CONF, **own, "spark.executor.instances": str(executors), **(conf or {})}
+        flags = [f"--conf={key}={value}" for key, value in settings.items()]
+        # Not the tests' SPARK_HOME: YARN is sent pyspark.zip, which is a directory there.
+        places = {"SPARK_HOME": str(of_pyspark), "HADOOP_CONF_DIR": str(yarn.conf_dir)}
+        python = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+        command = [f"{of_pyspark}/bin/spark-submit", "--master=yarn", f"--deploy-mode={mode}"]
+        self._output = yarn.directory / f"submitted-{program.stem}.log"
+        with self._output.open("w") as output:
+            self._process = subprocess.Popen(
+                [*command, *flags, str(program), *arguments],
+                env={**os.environ, **places, **python, "JAVA_TOOL_OPTIONS": QUICK_JVM},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that driver and JVM can be ended together
+            )
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Return its exit status once it has ended; kill it after so many seconds."""
+        try:
+            return self._process.wait(timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether spark-submit has ended."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End spark-submit, in client mode with the driver, without warning."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def output(self) -> str:
+        """Return what spark-submit has printed."""
+        return self._output.read_text(errors="replace")
+
+    def told(self) -> str:
+        """Return what spark-submit has printed without Spark's own progress."""
+        return "".join(
+            line for line in self.output().splitlines(keepends=True) if " INFO " not in line[:30]
+        )
+
+
+def submitted(yarn: LocalYarn, program: Path, *arguments: str, **options: Any) -> str:
+    """Run a program to its end; return what spark-submit printed. Arguments as of Submission."""
+    run = Submission(yarn, program, *arguments, **options)
+    assert run.wait() == 0, run.output()[-6000:] + logs(yarn)
+    return run.output()
 
 
 def logs(yarn: LocalYarn) -> str:
@@ -75,3 +119,36 @@ def logs(yarn: LocalYarn) -> str:
 def nodes_left(yarn: LocalYarn) -> list[str]:
     """Return the command lines of tfos' processes below YARN's directory."""
     return [line for line in below(yarn.directory).values() if "tfos" in line.split()[:1]]
+
+
+def told(path: str) -> Any:
+    """Return what a program has written as JSON."""
+    with filesystem_for(path).open(path) as file:
+        return json.loads(file.read_range(0, file.size_bytes))
+
+
+def masters(yarn: LocalYarn) -> list[int]:
+    """Return the processes of the ApplicationMasters; in cluster mode of the drivers."""
+    named = (".yarn.ApplicationMaster ", ".yarn.ExecutorLauncher ")
+    return [
+        pid
+        for pid, line in below(yarn.directory).items()
+        if line.split("/")[-1:] and any(name in line for name in named) and "bash" not in line[:20]
+    ]
+
+
+def applications(yarn: LocalYarn) -> list[dict[str, Any]]:
+    """Return what the ResourceManager says of all applications."""
+    with urllib.request.urlopen(f"{yarn.page}/ws/v1/cluster/apps", timeout=10) as answer:
+        return (json.load(answer).get("apps") or {}).get("app", [])
+
+
+def kill_application(yarn: LocalYarn) -> None:
+    """Do what `yarn application -kill` does with the one that runs."""
+    (running,) = [each for each in applications(yarn) if each["finalStatus"] == "UNDEFINED"]
+    url = f"{yarn.page}/ws/v1/cluster/apps/{running['id']}/state?user.name={running['user']}"
+    request = urllib.request.Request(
+        url, b'{"state": "KILLED"}', {"Content-Type": "application/json"}, method="PUT"
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status in (200, 202), answer.status

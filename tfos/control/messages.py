@@ -434,6 +434,13 @@ class StopTraining(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class FeedAgain(msgspec.Struct, frozen=True, tag=True):
+    """To the workers: lost rows of this epoch are fed again, and others train them first."""
+
+    feed: str
+    epoch: int
+
+
 class FinishFeed(msgspec.Struct, frozen=True, tag=True):
     """The feed ends: no more rows will arrive."""
 
@@ -482,6 +489,7 @@ Order = (
     | SaveBatches
     | SaveNow
     | StopTraining
+    | FeedAgain
     | FinishFeed
     | FenceWorker
     | WorkerDone

@@ -249,6 +249,16 @@ class ClusterState:
         self.open_epochs.note(order)
         return [Send(each.node, order) for each in self.training()]
 
+    def feed_again(self, feed: str, epoch: int) -> list[Action]:
+        """Tell the workers that lost rows of this epoch are fed again.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+        """
+        order = messages.FeedAgain(feed, epoch)
+        return [Send(each.node, order) for each in self.training()]
+
     def come_to(self, feed: str, epoch: int) -> list[Action]:
         """Note that the rows of this epoch of a feed are fed next: those before it are trained.
 

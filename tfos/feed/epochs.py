@@ -382,6 +382,7 @@ class EpochFeeder:
                 f"{what}: feeding again {count} rows that {names} had not reported as trained"
             )
             targets = self._await_targets(run.call, run.progress, run.task.config.feed_timeout_s)
+            self._coordinator.act(lambda state: state.feed_again(run.task.feed, run.task.epoch))
             reports = self._feed(run, run.next_round(targets, rows)) if targets else []
             dropped = run.ledger.add(reports, again=True)
             dropped += count - sum(report.rows for report in reports)

@@ -281,6 +281,22 @@ class WorkerProcess:
                 self._take_places(order)
             case messages.Flush():
                 self._flush(order)
+            case messages.TrainBatch() | messages.LeaveBatch() | messages.SaveBatches():
+                self._take_batch(order)
+            case messages.FeedAgain(feed=feed, epoch=epoch):
+                self._channel.feed_again(feed, epoch)
+            case messages.FinishFeed(feed=feed):
+                self._channel.finish(feed)
+            case messages.SaveNow() | messages.StopTraining():
+                self._heed(order)
+            case messages.Stop():
+                self._begin_stop(order)
+
+    def _take_batch(
+        self, order: messages.TrainBatch | messages.LeaveBatch | messages.SaveBatches
+    ) -> None:
+        """Carry out an order about micro-batches."""
+        match order:
             case messages.TrainBatch():
                 _aside(self._batches.expect, order)
             case messages.LeaveBatch():
@@ -288,12 +304,6 @@ class WorkerProcess:
                     _aside(self._batches.release)
             case messages.SaveBatches():
                 _aside(self._batches.save, order)
-            case messages.FinishFeed(feed=feed):
-                self._channel.finish(feed)
-            case messages.SaveNow() | messages.StopTraining():
-                self._heed(order)
-            case messages.Stop():
-                self._begin_stop(order)
 
     def _flush(self, order: messages.Flush) -> None:
         """End an epoch after the rows that were accepted."""

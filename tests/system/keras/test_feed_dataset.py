@@ -435,3 +435,37 @@ def test_an_epoch_without_rows_before_the_first_batch_has_no_metrics():
         model = distribute(make_model(metrics=["accuracy"]), ctx)
         history = model.fit(FeedDataset(ctx, BATCH), epochs=2, verbose=0).history
     assert {name: len(values) for name, values in history.items()} == {"loss": 1, "accuracy": 1}
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_that_waits_for_rows_holds_up_nobody_who_trains_lost_ones_again():
+    """In sync, worker 0 has ended epoch 0, and its next rows come only after worker 1's."""
+    with serving(num_workers=2) as cluster:
+        channels = [context.feed_channel for context in cluster.contexts]
+        for channel in channels:
+            feed_epochs(channel, [rows_of(X[:16], Y[:16])], finish=False)
+
+        def work(rank: int) -> int:
+            if rank == 2:
+                return drive()
+            context = cluster.contexts[rank]
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(2)])
+            model.compile(keras.optimizers.SGD(0.1), LOSS)
+            distribute(model, context, consistency="sync")
+            model.fit(FeedDataset(context, BATCH), epochs=2, verbose=0)
+            return model._tfos_trainer.steps
+
+        def drive() -> int:
+            wait_until(lambda: cluster.rows(0) == cluster.rows(1) == 16, "epoch 0")
+            offer(channels[1], rows_of(X[:16], Y[:16]), epoch=1)
+            channels[0].feed_again("input", 0)
+            wait_until(lambda: cluster.rows(1) == 32, "the rows of worker 1")
+            assert cluster.rows(0) == 16
+            offer(channels[0], rows_of(X[:16], Y[:16]), epoch=1)
+            for channel in channels:
+                channel.flush("input", 1)
+                channel.finish("input")
+            return 0
+
+        assert together(work, 3) == [4, 4, 0]

@@ -49,6 +49,8 @@ class Played:
         self.happens: list[tuple[str, messages.Event]] = []
         self.flushed: list[tuple[str, int]] = []
         """Who was told to end the epoch, after how many rounds of feeding again."""
+        self.warned: list[str] = []
+        """Who was told that lost rows are fed again."""
 
     @property
     def phase(self) -> ClusterPhase:
@@ -64,6 +66,8 @@ class Played:
         for action in decide(self.state):
             if isinstance(action, Send) and isinstance(action.order, messages.Flush):
                 self.flushed.append((action.node.name, action.order.rounds))
+            if isinstance(action, Send) and action.order == messages.FeedAgain("input", 0):
+                self.warned.append(action.node.name)
 
     def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
         while self.happens and not done(self.state):
@@ -113,6 +117,7 @@ def test_rows_lost_after_the_order_to_end_the_epoch_are_fed_again_and_the_epoch_
     assert epoch.repeated_rows == 10
     everybody = [("worker:0", 0), ("worker:1", 0), ("worker:2", 0)]
     assert played.flushed == [*everybody, ("worker:0", 1), ("worker:1", 1)]
+    assert played.warned == ["worker:0", "worker:1"]
 
 
 @pytest.mark.fault("F01")

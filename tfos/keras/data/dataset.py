@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,14 +135,17 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     # -- the epoch
 
-    def start_epoch(self) -> bool:
+    def start_epoch(self, on_wait: Callable[[], None] | None = None) -> bool:
         """Go on to the next epoch if the last one is over; wait until it has a batch or an end.
+
+        Args:
+            on_wait: called again and again meanwhile.
 
         Returns:
             False when the feed has ended: there is no further epoch.
         """
         self._begin()
-        return not isinstance(self._peek(), FeedEnd)
+        return not isinstance(self._peek(on_wait), FeedEnd)
 
     @property
     def batches(self) -> int:
@@ -240,6 +243,11 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def all_acknowledged(self) -> None:
         """No push of a batch is in flight any more."""
 
+    @property
+    def others_train(self) -> bool:
+        """Whether others train lost rows of the epoch that this worker has ended."""
+        return False
+
     # -- the order of the rows
 
     def _mixing(self) -> str:
@@ -290,11 +298,11 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._over = False
         self._batches = self.rows = 0
 
-    def _peek(self) -> Any:
+    def _peek(self, on_wait: Callable[[], None] | None = None) -> Any:
         if not self._heads:
             self._begin_reading()
             self._prefetcher.start()
-            self._heads.append(self._prefetcher.take())
+            self._heads.append(self._prefetcher.take(on_wait))
         if isinstance(self._heads[0], Failure):
             raise self._heads.popleft().error
         return self._heads[0]
@@ -396,6 +404,11 @@ class FeedDataset(BatchDataset):
         if was_in_loop and self._channel.validates(self.feed):
             while not self.at_end():
                 self._heads.popleft()
+
+    @property
+    def others_train(self) -> bool:
+        """Whether others train lost rows of the epoch that this worker has ended."""
+        return bool(self._channel.others_train(self.feed))
 
     def _mixing(self) -> str:
         return (

@@ -60,8 +60,11 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._read, name=self._name, daemon=True)
         self._thread.start()
 
-    def take(self) -> Any:
+    def take(self, on_wait: Callable[[], None] | None = None) -> Any:
         """Return the next batch or the end; wait as long as the reader does.
+
+        Args:
+            on_wait: called again and again meanwhile.
 
         Raises:
             Exception: the exception that reading raised.
@@ -75,6 +78,8 @@ class Prefetcher:
             except queue.Empty:
                 if self._closed.is_set():
                     raise RuntimeError("the dataset was closed; create another one") from None
+                if on_wait is not None:
+                    on_wait()
         self.waited_s += time.monotonic() - begin_s
         if isinstance(item, Failure):
             self._thread = None

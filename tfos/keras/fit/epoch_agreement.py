@@ -132,13 +132,31 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             logs: Keras's, unused.
         """
         self._validation.epoch = epoch
-        if self._dataset is not None and not self._dataset.start_epoch():
-            raise FeedEnded
         if self._dataset is not None:
+            self._start_epoch(self._dataset)
             self._dataset.pushes_under_way = self._trainer.pipeline
         self._trainer.is_between_epochs = False
         self._trainer.begin_epoch()
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
+
+    def _start_epoch(self, dataset: BatchDataset) -> None:
+        """Wait for the first batch.
+
+        Where lost rows of the epoch before are fed again, another worker trains them first: the
+        barrier must not hold it up until this one has rows.
+        """
+        has_left = False
+
+        def let_others_go_on() -> None:
+            nonlocal has_left
+            if not has_left and dataset.others_train:
+                has_left = True
+                self._trainer.leave()
+
+        if not dataset.start_epoch(let_others_go_on):
+            raise FeedEnded
+        if has_left:
+            self._trainer.join()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Steps 1 to 3 of the module's list.

@@ -1,0 +1,182 @@
+"""What ends on YARN while a training runs: executors, a NodeManager, the ApplicationMaster, the
+client's driver, the application, a container that takes too much memory.
+
+Prints the seconds until the training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.local_hdfs.errors import MissingTool
+from scripts.local_hdfs.yarn import LocalYarn
+from tests.support.on_yarn import (
+    TIMEOUT_S,
+    Submission,
+    applications,
+    kill_application,
+    logs,
+    masters,
+    nodes_left,
+    told,
+)
+from tests.support.programs.survives_on_yarn import EPOCHS, NUM_ROWS, TOLD
+from tests.support.ps_cluster import wait_until
+from tests.support.spark_submit import ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_S + 120, func_only=True)]
+PROGRAM = ROOT / "tests" / "support" / "programs" / "survives_on_yarn.py"
+START_S = 120.0
+LEASE_S = 40.0
+"""A node outlives its driver by 30 s at most."""
+
+
+@pytest.fixture
+def yarn(tmp_path: Path) -> Iterator[LocalYarn]:
+    """A YARN of this test's own, with its HDFS."""
+    try:
+        running = LocalYarn.started(tmp_path / "run", num_datanodes=1, with_parent=True)
+    except MissingTool as missing:
+        pytest.skip(str(missing))
+    with running:
+        yield running
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Path:
+    """Where the program says how far it is."""
+    directory = tmp_path / "marks"
+    directory.mkdir()
+    return directory
+
+
+def wait_for(run: Submission, yarn: LocalYarn, condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that happens while a program runs."""
+    wait_until(lambda: condition() or run.has_ended, what, START_S)
+    assert not run.has_ended, run.output()[-4000:] + logs(yarn)
+
+
+def ended_well(run: Submission, yarn: LocalYarn, directory: str) -> dict[str, Any]:
+    """Return what the program has told, which has ended as it should and left nothing."""
+    status = run.wait()
+    print(run.told())  # noqa: T201
+    assert status == 0, logs(yarn)
+    found: dict[str, Any] = told(f"{directory}/{TOLD}")
+    print(found)  # noqa: T201
+    assert found["dropped"] == 0
+    assert found["fed"] == found["trained"]
+    assert not nodes_left(yarn)
+    return found
+
+
+def leaves_nothing(yarn: LocalYarn, since: float) -> None:
+    """Wait until no node is left, and tell how long it took."""
+    wait_until(lambda: not nodes_left(yarn), "the end of the nodes", LEASE_S)
+    print(f"no node is left after {time.monotonic() - since:.1f} s")  # noqa: T201
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("victim", ["worker:1", "worker:0", "ps:0"])
+def test_a_training_goes_on_when_an_executor_is_killed(yarn: LocalYarn, marks: Path, victim: str):
+    directory = f"{yarn.url}/job"
+    run = Submission(yarn, PROGRAM, directory, str(marks), victim)
+    found = ended_well(run, yarn, directory)
+    assert found["fed"] == EPOCHS * NUM_ROWS
+    (failure,) = found["failures"]
+    assert failure.startswith(f"{victim}: executor ")
+    others = [each for each in found["workers"] if not each["attempt"]]
+    assert [each["epochs"] for each in others] == [list(range(EPOCHS))] * len(others)
+    assert len(others) == (2 if victim == "ps:0" else 1)
+
+
+@pytest.mark.fault("F14")
+def test_a_training_goes_on_when_a_container_takes_too_much_memory(yarn: LocalYarn, marks: Path):
+    site = yarn.conf_dir / "yarn-site.xml"
+    check = "<name>yarn.nodemanager.pmem-check-enabled</name><value>false</value>"
+    text = site.read_text().replace("\n", "").replace("  ", "")
+    assert check in text
+    site.write_text(text.replace(check, check.replace("false", "true")))
+    for index in range(yarn.num_nodes):
+        yarn.kill_node_manager(index)
+        yarn.start_node_manager(index)
+    yarn.await_nodes(yarn.num_nodes)
+    directory = f"{yarn.url}/job"
+    conf = {"spark.task.maxFailures": "1"}
+    run = Submission(yarn, PROGRAM, directory, str(marks), "memory", conf=conf)
+    found = ended_well(run, yarn, directory)
+    assert found["fed"] == EPOCHS * NUM_ROWS
+    assert any("physical memory" in each for each in found["failures"]), found["failures"]
+
+
+@pytest.mark.fault("F14")
+def test_a_training_goes_on_when_a_node_manager_is_killed(yarn: LocalYarn, marks: Path):
+    directory = f"{yarn.url}/job"
+    run = Submission(yarn, PROGRAM, directory, str(marks))
+    wait_for(run, yarn, (marks / "epoch-1-1").exists, "epoch 1")
+    (master,) = masters(yarn)
+    of_master = _port_of(Path(f"/proc/{master}/environ").read_bytes())
+    ports = [each[0] for each in yarn._yarn_ports.node_managers]
+    yarn.kill_node_manager(1 - ports.index(of_master))
+    found = ended_well(run, yarn, directory)
+    assert found["fed"] == EPOCHS * NUM_ROWS
+
+
+@pytest.mark.fault("F14")
+def test_a_program_goes_on_in_its_epoch_when_the_application_master_is_killed(
+    yarn: LocalYarn, marks: Path
+):
+    directory = f"{yarn.url}/job"
+    conf = {"spark.yarn.maxAppAttempts": "2"}
+    run = Submission(yarn, PROGRAM, directory, str(marks), mode="cluster", conf=conf)
+    wait_for(run, yarn, (marks / "epoch-1-3").exists, "epoch 3")
+    (master,) = masters(yarn)
+    killed_s = time.monotonic()
+    os.kill(master, signal.SIGKILL)
+    wait_for(run, yarn, lambda: len(_attempts(yarn)) > 1, "the next attempt")
+    found = ended_well(run, yarn, directory)
+    print(f"{time.monotonic() - killed_s:.1f} s to the end")  # noqa: T201
+    epochs = found["workers"][0]["epochs"]
+    assert epochs == list(range(epochs[0], EPOCHS))
+    assert 1 <= epochs[0] <= 3
+    assert found["fed"] == len(epochs) * NUM_ROWS
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("moment", ["reserving", "epoch-1-1"])
+def test_a_killed_application_leaves_nothing(yarn: LocalYarn, marks: Path, moment: str):
+    run = Submission(yarn, PROGRAM, f"{yarn.url}/job", str(marks))
+    wait_for(run, yarn, (marks / moment).exists, moment)
+    killed_s = time.monotonic()
+    kill_application(yarn)
+    status = run.wait(LEASE_S)
+    print(f"spark-submit ended with {status} after {time.monotonic() - killed_s:.1f} s")  # noqa: T201
+    print(run.told())  # noqa: T201
+    assert status != 0
+    leaves_nothing(yarn, killed_s)
+
+
+@pytest.mark.fault("F14")
+def test_the_nodes_of_a_killed_client_end(yarn: LocalYarn, marks: Path):
+    run = Submission(yarn, PROGRAM, f"{yarn.url}/job", str(marks))
+    wait_for(run, yarn, (marks / "epoch-1-1").exists, "epoch 1")
+    assert nodes_left(yarn)
+    killed_s = time.monotonic()
+    run.kill()
+    leaves_nothing(yarn, killed_s)
+    wait_until(lambda: applications(yarn)[0]["finalStatus"] == "FAILED", "YARN's notice", START_S)
+
+
+def _port_of(environ: bytes) -> int:
+    (port,) = [each[8:] for each in environ.split(b"\0") if each.startswith(b"NM_PORT=")]
+    return int(port)
+
+
+def _attempts(yarn: LocalYarn) -> list[str]:
+    return sorted({path.name.split("_")[3] for path in yarn.directory.glob("node-*/logs/*/cont*")})
