@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from tests.support.marked_processes import below
 from tests.support.spark_submit import QUICK_JVM, ROOT
 
 TIMEOUT_S = 400.0
+_TITLE = re.compile(r" (tfos \S+) ?$")
+"""The last argument of a node's process; see tfos.node.bootstrap."""
 CONF = {
     "spark.yarn.am.memory": "512m",
     "spark.driver.memory": "512m",
@@ -117,8 +120,9 @@ def logs(yarn: LocalYarn) -> str:
 
 
 def nodes_left(yarn: LocalYarn) -> list[str]:
-    """Return the command lines of tfos' processes below YARN's directory."""
-    return [line for line in below(yarn.directory).values() if "tfos" in line.split()[:1]]
+    """Return the titles of tfos' processes below YARN's directory: supervisors and children."""
+    titles = (_TITLE.search(line) for line in below(yarn.directory).values())
+    return [title[1] for title in titles if title]
 
 
 def told(path: str) -> Any:
@@ -133,7 +137,7 @@ def masters(yarn: LocalYarn) -> list[int]:
     return [
         pid
         for pid, line in below(yarn.directory).items()
-        if line.split("/")[-1:] and any(name in line for name in named) and "bash" not in line[:20]
+        if any(name in line for name in named) and "bash" not in line.split()[0]
     ]
 
 
