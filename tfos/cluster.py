@@ -446,8 +446,11 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
 
     @property
     def failures(self) -> tuple[NodeFailure, ...]:
-        """Every failure so far, lost workers included, in order of arrival."""
-        return self._coordinator.read(lambda state: tuple(state.failures))
+        """Every failure so far, lost workers included, in order of arrival.
+
+        With Spark's reason for the end of an executor, once Spark has it.
+        """
+        return self._coordinator.failures()
 
     def status(self) -> reports.ClusterReport:
         """Return every node's state and numbers; prints as a table."""

@@ -71,7 +71,7 @@ class Coordinator:
         self._answer: Callable[[messages.Ask], bytes] | None = None
         self._closing = threading.Event()
         self._at_close: list[Callable[[], None]] = []
-        self._explain: Callable[[NodeFailure], NodeFailure] = _as_it_is
+        self._explain: Callable[[NodeFailure, bool], NodeFailure] = _as_it_is
         self._replace: Callable[[Replace], None] = _not_replaced
         self._liveness: threading.Thread | None = None
 
@@ -190,11 +190,12 @@ class Coordinator:
         later = [failure for failure in ordered[1:] if failure not in before]
         return NodeFailedError([cause, *later, *earlier], len(earlier))
 
-    def explain_by(self, explain: Callable[[NodeFailure], NodeFailure]) -> None:
-        """Have the headline of a raised error explained.
+    def explain_by(self, explain: Callable[[NodeFailure, bool], NodeFailure]) -> None:
+        """Have failures explained.
 
         Args:
-            explain: returns a failure with what is known from elsewhere; may wait some seconds.
+            explain: returns a failure with what is known from elsewhere; with True it may wait some
+                seconds for that.
         """
         self._explain = explain
 
@@ -204,7 +205,12 @@ class Coordinator:
         if error is None:
             return None
         first, *others = error.failures
-        return NodeFailedError([self._explain(first), *others], error.num_earlier)
+        return NodeFailedError([self._explain(first, True), *others], error.num_earlier)
+
+    def failures(self) -> tuple[NodeFailure, ...]:
+        """Return every failure so far, in order of arrival, with what is known of it by now."""
+        found = self.read(lambda state: tuple(state.failures))
+        return tuple(self._explain(each, False) for each in found)
 
     # ---- ControlHandler ----
 
@@ -300,7 +306,7 @@ class Coordinator:
             self.act(lambda state: state.on_tick(self._clock()))
 
 
-def _as_it_is(failure: NodeFailure) -> NodeFailure:
+def _as_it_is(failure: NodeFailure, _waits: bool) -> NodeFailure:
     return failure
 
 

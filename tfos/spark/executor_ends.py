@@ -7,6 +7,7 @@ Threads: any.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import msgspec
 
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure
+
+_logger = logging.getLogger(__name__)
 
 PATIENCE_S = 3.0
 """Spark asks the cluster manager for the reason: on YARN it was there after 1 s."""
@@ -35,19 +38,26 @@ class ExecutorEnds:
         self._patience_s = patience_s
         self._known: dict[str, str] = {}
 
-    def explain(self, failure: NodeFailure) -> NodeFailure:
-        """Return the failure with Spark's reason, or as it is where that explains nothing."""
+    def explain(self, failure: NodeFailure, waits: bool = True) -> NodeFailure:
+        """Return the failure with Spark's reason, or as it is where that explains nothing.
+
+        Args:
+            failure: of a node.
+            waits: for a reason that Spark does not have yet.
+        """
         if not failure.executor_id or not may_be_lost_executor(failure):
             return failure
-        reason = self._known.get(failure.executor_id) or self._await(failure.executor_id)
+        patience_s = self._patience_s if waits else 0.0
+        reason = self._known.get(failure.executor_id)
+        reason = reason or self._await(failure.executor_id, patience_s)
         if not reason:
             return failure
         self._known[failure.executor_id] = reason
         app = self._sc.applicationId if self._sc.master == "yarn" else ""
         return explained(failure, reason, app)
 
-    def _await(self, executor_id: str) -> str:
-        deadline_s = time.monotonic() + self._patience_s
+    def _await(self, executor_id: str, patience_s: float) -> str:
+        deadline_s = time.monotonic() + patience_s
         while not (reason := self._read(executor_id)) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         return reason
@@ -56,11 +66,14 @@ class ExecutorEnds:
         java = self._sc._jsc
         if java is None:  # the SparkContext is stopped
             return ""
-        summaries = java.sc().statusStore().executorList(False).iterator()
-        while summaries.hasNext():
-            summary = summaries.next()
-            if str(summary.id()) == executor_id and summary.removeReason().isDefined():
-                return str(summary.removeReason().get())
+        try:
+            summaries = java.sc().statusStore().executorList(False).iterator()
+            while summaries.hasNext():
+                summary = summaries.next()
+                if str(summary.id()) == executor_id and summary.removeReason().isDefined():
+                    return str(summary.removeReason().get())
+        except Exception as error:  # noqa: BLE001 - as py4j has it: the JVM stops, or is gone
+            _logger.debug("no reason for the end of executor %s: %s", executor_id, error)
         return ""
 
 

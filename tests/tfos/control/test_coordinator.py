@@ -167,13 +167,15 @@ def test_a_cause_comes_before_the_symptom_that_was_reported_first(bed):
 def test_the_headline_is_explained_and_a_loss_before_it_is_not_counted_after_it(bed):
     bed.join_all()
     bed.coordinator.explain_by(
-        lambda failure: msgspec.structs.replace(failure, message=f"{failure.message} (137)")
+        lambda failure, _waits: msgspec.structs.replace(failure, message=f"{failure.message} (137)")
     )
     assert bed.coordinator.raised_error() is None
     bed.nodes["worker:1"].fail(error_type=EXECUTOR_LOST, message="executor 1 ended")
     assert bed.coordinator.wait(lambda state: bool(state.failures), WAIT_S)
     bed.nodes["ps:0"].fail(error_type=EXECUTOR_LOST, message="executor 2 ended")
     assert bed.coordinator.wait(lambda state: bool(state.fatal), WAIT_S)
+    told = [failure.message for failure in bed.coordinator.failures()]
+    assert told == ["executor 1 ended (137)", "executor 2 ended (137)"]
     error = bed.coordinator.raised_error()
     assert str(error).splitlines()[0] == "ExecutorLost: executor 2 ended (137)"
     assert str(error).endswith("1 more failure before it: worker:1")

@@ -91,3 +91,19 @@ def test_without_a_reason_or_a_context_the_failure_stays_as_it_is():
     stopped = FakeStore(OVER)
     stopped._jsc = None
     assert ExecutorEnds(stopped, patience_s=0.0).explain(lost) is lost
+
+
+def test_a_reason_that_is_not_known_yet_is_not_waited_for_where_nobody_asks_for_that():
+    ends = ExecutorEnds(FakeStore(OVER, asked_before=1), patience_s=60.0)
+    lost = _failure(EXECUTOR_LOST)
+    assert ends.explain(lost, waits=False) is lost
+    assert "physical memory" in ends.explain(lost, waits=False).message
+
+
+def test_a_spark_that_is_gone_explains_nothing():
+    class Gone(FakeStore):
+        def executorList(self, only_active: bool) -> FakeStore:
+            raise ConnectionRefusedError("the JVM has ended")
+
+    lost = _failure(EXECUTOR_LOST)
+    assert ExecutorEnds(Gone(OVER), patience_s=0.0).explain(lost) is lost
