@@ -96,7 +96,7 @@ def explained(failure: NodeFailure, reason: str, yarn_application: str) -> NodeF
         reason: as Spark has it, of several lines.
         yarn_application: its id; "": not on YARN.
     """
-    line = " ".join(reason.split())
+    line = " ".join(reason.split()).rstrip(".")
     shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
     text = f"{failure.message}. Spark's reason: {shown}"
     if yarn_application:
