@@ -61,6 +61,7 @@ BARS = {
     "COLLECT": "reported",
     "COLLECTm": "reported",
     "APPLY": "",
+    "SIM": "reported",
     "DECODE": "reported",
     "DECODE-arrow": "reported",
 }

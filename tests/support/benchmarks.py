@@ -35,6 +35,7 @@ WITHOUT_SPARK = {
     "calls": [*["CALLS"] * 6, *["PUSH"] * 2],
     "checkpoint": ["P19", "P18"],
     "compression": ["PACK"] * 3,
+    "control_nodes": ["SIM"] * 14,
     "deepfm": ["P14", "P14c"],
     "decode": ["DECODE", "DECODE-arrow"] * 3,
     "dense": ["P01", "P01", *["P01g"] * 4, "P02", "P02", "P03"],

@@ -40,6 +40,8 @@ _ATTEMPTS_PER_JOB = 100
 _NOTICE_S = 60.0
 """Seconds in which main_fun notices that TensorFlow's parameter server is gone. Its coordinator
 raises within a few; a step that hangs never does."""
+_MOST_NAMED = 8
+"""Workers that a warning names; of more it has the number."""
 _WITHOUT_WORKER = (
     "MultiWorkerMirroredStrategy cannot go on without one of its workers, and the others would "
     "wait for it: save in main_fun, restore when it begins, and start the cluster again"
@@ -676,7 +678,10 @@ class ClusterState:
             return self.fail(self._explained(member, failure))
         member.status = NodeStatus.LOST
         self._note(failure)
-        remaining = ", ".join(worker.name for worker in self.training())
+        left = self.training()
+        remaining = ", ".join(worker.name for worker in left)
+        if len(left) > _MOST_NAMED:
+            remaining = f"{len(left)} workers"
         text = f"{member.name}@{member.host} was lost: {failure.message}; {remaining} go on"
         return [*self._fence(member, failure), Warn(text)]
 

@@ -109,6 +109,15 @@ def test_a_worker_killed_from_outside_is_a_warning_and_the_servers_fence_it():
     assert state.fatal == []
 
 
+def test_a_warning_names_a_few_workers_and_counts_many():
+    def told(num_workers: int) -> str:
+        actions = _fail(_running(num_workers + 1), "worker:1", signal=9, message="killed")
+        return next(action for action in actions if isinstance(action, Warn)).text
+
+    assert told(4).endswith("killed; worker:0, worker:2, worker:3 go on")
+    assert told(100).endswith("killed; 99 workers go on")
+
+
 @pytest.mark.fault("F08")
 def test_servers_hear_of_a_worker_that_is_done_so_that_a_restarted_one_does_not_wait_for_it():
     state = _running()
