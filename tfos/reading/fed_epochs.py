@@ -13,11 +13,13 @@ its epochs. A run that was interrupted leaves it, and the next one goes on there
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ps.errors import ServerPhaseError
 from tfos.fit_place import METADATA_NAME, FedEpochs, FitPlace, fed_epochs
 
 if TYPE_CHECKING:
@@ -69,10 +71,16 @@ class FedEpochRecord:
             return
         before = self.before.get(feed, 0)
         self._feeds[feed] = FedEpochs(before + epoch + 1, before, place)
-        self._client().set_metadata(METADATA_NAME, msgspec.to_builtins(self._feeds))
+        self._set(msgspec.to_builtins(self._feeds))
 
     def end(self) -> None:
         """Remove the record: main_fun has returned, and a later run goes on from no middle."""
-        if self._client is not None and self._feeds:
-            self._client().set_metadata(METADATA_NAME, None)
+        if self._feeds:
+            self._set(None)
             self._feeds = {}
+
+    def _set(self, value: dict[str, Any] | None) -> None:
+        if self._client is not None:
+            # Servers without a model: no epoch had a row yet, and nothing can be saved.
+            with contextlib.suppress(ServerPhaseError):
+                self._client().set_metadata(METADATA_NAME, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ps.errors import ServerPhaseError
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.fit_place import METADATA_NAME as FED_EPOCHS
 from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
@@ -247,3 +248,17 @@ def test_an_epoch_of_a_stream_is_no_epoch_of_a_run_that_resumes():
     bed.batches.trained("input", 0, PLACE)
     bed.batches.end()
     assert set(bed.client.metadata) == {METADATA_NAME}
+
+
+def test_an_epoch_without_rows_before_the_servers_have_a_model_is_recorded_with_the_next():
+    run = Run({})
+
+    def refuse(name: str, value: Any) -> None:
+        raise ServerPhaseError("ps:0 is EMPTY")
+
+    keep = run.client.set_metadata
+    run.client.set_metadata = refuse  # type: ignore[method-assign]
+    run.train(0, FitPlace(0, 1))
+    run.client.set_metadata = keep  # type: ignore[method-assign]
+    run.train(1, FitPlace(0, 2))
+    assert run.noted == {"input": FedEpochs(2, 0, FitPlace(0, 2))}
