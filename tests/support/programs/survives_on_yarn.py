@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
@@ -38,7 +37,6 @@ def main_fun(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
 
     marks, begun = Path(args["marks"]), [time.monotonic()]
     pauses = [0.0]
-    (marks / f"manager-{ctx.rank}-{ctx.attempt}").write_text(os.environ["NM_PORT"])
 
     def stepped(batch: int, logs: Any = None) -> None:
         pauses.append(time.monotonic() - begun[-1])
@@ -96,7 +94,7 @@ class Loss:
 
 
 def main() -> None:
-    """Train, and tell the counts on HDFS and on the standard output."""
+    """Train, and tell the counts on HDFS."""
     from pyspark.sql import SparkSession
 
     directory, marks, victim = (*sys.argv[1:], "")[:3]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from feeding.filesystem.registry import filesystem_for
 from ps.checkpoint.reader import steps_on_disk
 from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import LocalYarn
-from tests.support.on_yarn import logs, nodes_left, submitted
+from tests.support.on_yarn import logs, nodes_left, submitted, told
 from tests.support.programs.trains_on_yarn import BATCH_ROWS, EPOCHS, NUM_ROWS, TOLD
 from tests.support.spark_submit import ROOT
 from tfos.files.checkpoint_storage import Storages
@@ -28,10 +26,9 @@ def test_a_training_in_cluster_mode_counts_every_row_and_leaves_nothing(tmp_path
     with running as yarn:
         directory = f"{yarn.url}/job"
         submitted(yarn, PROGRAM, directory, mode="cluster", executors=2)
-        with filesystem_for(directory).open(f"{directory}/{TOLD}") as file:
-            told = json.loads(file.read_range(0, file.size_bytes))
-        assert (told["fed"], told["trained"], told["dropped"]) == (EPOCHS * NUM_ROWS,) * 2 + (0,)
-        worker = told["worker"]
+        found = told(f"{directory}/{TOLD}")
+        assert (found["fed"], found["trained"], found["dropped"]) == (EPOCHS * NUM_ROWS,) * 2 + (0,)
+        worker = found["worker"]
         assert worker["rows"] == EPOCHS * NUM_ROWS
         assert worker["sum"] == EPOCHS * sum(range(NUM_ROWS))
         assert worker["value"] == worker["steps"] >= EPOCHS * NUM_ROWS / BATCH_ROWS
