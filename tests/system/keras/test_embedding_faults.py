@@ -32,6 +32,7 @@ from tests.support.keras_training import Context, feed_epochs, serving, together
 from tests.support.proxied_cluster import ProxiedCluster, proxied
 from tests.support.ps_cluster import WAIT_S, Cluster, cluster, wait_until
 from tests.system.keras.test_embedding import BATCH, DIM, data, make_model
+from tfos.errors import UnsupportedModel
 from tfos.keras import Embedding
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
@@ -408,6 +409,44 @@ def test_an_id_that_the_table_does_not_take_names_value_position_and_feature(
             model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
             client = cluster.contexts[0].client
             assert bad in np.concatenate([ids for ids, _ in client.tables.scan("user")])
+
+
+@pytest.mark.fault("F49")
+@pytest.mark.parametrize("shape", ["array", "dict", "list", "ragged", "sequential"])
+def test_floats_that_keras_would_round_to_ids_are_refused(shape: str):
+    numbers = np.ones((BATCH, 1), "float32")
+    given = keras.Input((None,) if shape == "ragged" else (3,), dtype="int64", name="user")
+    other = keras.Input((1,), name="number")
+    layers = [Embedding(DIM, table="user", combiner="sum"), keras.layers.Dense(1)]
+
+    def batch(dtype: str) -> Any:
+        ids = np.array([[2**24 + 1, 3, 5]] * BATCH, dtype)
+        if shape == "ragged":
+            return [tf.RaggedTensor.from_row_lengths(ids.ravel(), [3] * BATCH), numbers]
+        return {
+            "dict": {"number": numbers, "user": ids},
+            "list": [ids, numbers],
+        }.get(shape, ids)
+
+    if shape == "sequential":
+        model = keras.Sequential([given, *layers])
+    else:
+        rows = layers[0](given)
+        if shape != "array":
+            rows = keras.layers.Concatenate()([other, rows])
+        inputs = {
+            "array": given,
+            "dict": {"user": given, "number": other},
+        }.get(shape, [given, other])
+        model = keras.Model(inputs, layers[1](rows))
+    model.compile("sgd", "mse")
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        with pytest.raises(UnsupportedModel, match=r"'user' has float32 .* the int64 of"):
+            model.fit(batch("float32"), numbers, batch_size=BATCH, verbose=0)
+        assert cluster.pushes == 0
+        model.fit(batch("int64"), numbers, batch_size=BATCH, verbose=0)
+        assert cluster.pushes == 1
 
 
 @pytest.mark.fault("F50")
