@@ -115,8 +115,9 @@ class Checkpoints:
 class Restarts:
     """`ClusterConfig(restarts=Restarts(workers=2, ps=1))`: how often a lost node is replaced.
 
-    A node is lost that was killed from outside (its process, its executor, its host, silence); one
-    that raises an error is not started again. The limits hold for each node and 10 minutes.
+    A node is lost that was killed (its process by a signal, its executor, its host) or is silent;
+    one that raises an error is not started again. The limits hold for each node and 10 minutes.
+    Rows that are there each time a worker crashes end `train` at the third one (`PoisonRows`).
     """
 
     workers: int = 0
