@@ -54,6 +54,10 @@ EXECUTOR_LOST = "ExecutorLost"
 """`NodeFailure.error_type`: the node's executor ended."""
 
 
+GPU_UNUSABLE = "GpuUnusable"
+"""`NodeFailure.error_type`: another process holds a GPU of the node, or there is no such GPU."""
+
+
 NODE_SILENT = "NodeSilent"
 """`NodeFailure.error_type`: set by the driver for a node without heartbeats."""
 
