@@ -310,6 +310,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             NodeFailedError: a node failed; its own traceback is the cause.
             FeedError: the data could not be fed.
             FeedTimeout: no worker took rows.
+            PoisonRows: the same rows were there at three crashes of workers.
         """
         return self._feed_service.train(
             FeedRequest(

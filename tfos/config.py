@@ -115,8 +115,9 @@ class Checkpoints:
 class Restarts:
     """`ClusterConfig(restarts=Restarts(workers=2, ps=1))`: how often a lost node is replaced.
 
-    A node is lost that was killed from outside (its process, its executor, its host, silence); one
-    that raises an error is not started again. The limits hold for each node and 10 minutes.
+    A node is lost that was killed (its process by a signal, its executor, its host) or is silent;
+    one that raises an error is not started again. The limits hold for each node and 10 minutes.
+    Rows that are there each time a worker crashes end `train` at the third one (`PoisonRows`).
     """
 
     workers: int = 0
@@ -201,6 +202,10 @@ class ClusterConfig:
     """Spark's name of the GPUs (spark.task.resource.NAME.amount). A worker sees those that Spark
     gave to its task, by CUDA_VISIBLE_DEVICES; where Spark schedules none, those that the executor's
     environment says. A parameter server sees none. None: no worker sees one either."""
+    busy_gpus: Literal["error", "warn"] = "error"
+    """Where nvidia-smi shows another process on a GPU that Spark gave to a worker as a whole, or no
+    such GPU. `error`: the start fails and names it. `warn`: a line in the output, and the process
+    and the worker share the GPU."""
     allow_dynamic: bool = False
     """Accept dynamic allocation although it may remove an executor under a node."""
     allow_speculation: bool = False
@@ -247,6 +252,8 @@ class ClusterConfig:
                 f"gpu_resource must be Spark's name of a resource, such as 'gpu', or None, got "
                 f"{gpus!r}."
             )
+        if self.busy_gpus not in ("error", "warn"):
+            raise SettingsError(f"busy_gpus must be 'error' or 'warn', got {self.busy_gpus!r}.")
         place: object = self.save_on_interrupt
         if isinstance(place, os.PathLike):
             object.__setattr__(self, "save_on_interrupt", os.fspath(place))

@@ -17,7 +17,8 @@ TFOSError                        every error of every room
 ├── NodeFailedError          a node failed; `failures` has the records    → read the first one
 ├── FeedError                feeding.errors: rows, chunks, files
 │   ├── FeedTimeout          no worker took the rows that were fed        → feed_timeout, main_fun
-│   └── FeedJobError         the Spark job that feeds rows failed         → the data, the executors
+│   ├── FeedJobError         the Spark job that feeds rows failed         → the data, the executors
+│   └── PoisonRows           rows were there each time a worker crashed   → look at these rows
 ├── PSError                  ps.errors: parameter servers, checkpoints, tables
 ├── RpcError                 rpc.errors: the data plane below both
 ├── ExportError              an export or index is damaged or another one → the text names the file
@@ -46,8 +47,8 @@ The classes of ps.errors, feeding.errors and rpc.errors can also be imported fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from feeding.errors import (
     ChunkError,
@@ -161,6 +162,7 @@ __all__ = [
     "PathError",
     "PeerGone",
     "PhaseError",
+    "PoisonRows",
     "PortInUse",
     "ProtocolError",
     "PushError",
@@ -244,6 +246,27 @@ class NoResultError(TFOSError):
 
 class FeedJobError(FeedError):
     """The Spark job that feeds rows failed, without a failed node."""
+
+
+class PoisonRows(FeedError):
+    """Workers crashed again and again, and the same rows were there each time.
+
+    Args:
+        message: the text of the error.
+        rows: see below.
+
+    Attributes:
+        rows: ranges (start, stop) of rows, `stop` excluded, by partition.
+    """
+
+    def __init__(
+        self, message: str, rows: Mapping[int, Sequence[tuple[int, int]]] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rows = dict(rows or {})
+
+    def __reduce__(self) -> tuple[type[PoisonRows], tuple[str, dict[int, Any]]]:
+        return PoisonRows, (str(self), self.rows)
 
 
 class ExportError(TFOSError):

@@ -1,10 +1,13 @@
 """NodeFailure, the record of a node's failure, and NodeId, the node's identity.
 
-Covers: NodeId, NodeFailure, the error types that the driver sets, which ones are symptoms.
+Covers: NodeId, NodeFailure, the error types that the driver sets, which ones are symptoms, which
+are crashes.
 Does not: make the record of a dead child (tfos.node.failure), describe it (tfos.errors).
 """
 
 from __future__ import annotations
+
+import signal
 
 import msgspec
 
@@ -51,6 +54,10 @@ EXECUTOR_LOST = "ExecutorLost"
 """`NodeFailure.error_type`: the node's executor ended."""
 
 
+GPU_UNUSABLE = "GpuUnusable"
+"""`NodeFailure.error_type`: another process holds a GPU of the node, or there is no such GPU."""
+
+
 NODE_SILENT = "NodeSilent"
 """`NodeFailure.error_type`: set by the driver for a node without heartbeats."""
 
@@ -59,6 +66,14 @@ _SYMPTOMS = (
     *("PeerGone", "DeadlineExceeded", NODE_SILENT),
     "RankLost",
 )
+
+
+def is_crash(failure: NodeFailure) -> bool:
+    """Whether a signal killed the process that nobody sends to end one in order: SEGV, KILL.
+
+    The kernel kills by KILL what needs too much memory, so what the process did may be the reason.
+    """
+    return failure.signal not in (None, signal.SIGTERM, signal.SIGINT)
 
 
 def is_symptom(failure: NodeFailure) -> bool:

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -69,7 +69,7 @@ class Selection:
         """Exclude the rows that a worker accepted before; return the wanted ones of them."""
         found = AcceptedRows()
         for row, count, position in accepted:
-            for start, stop in self._wanted(row, row + count):
+            for start, stop in self.wanted(row, row + count):
                 found.add(start, stop - start, position + start - row)
                 self._done.add(start, stop)
         return found
@@ -80,11 +80,17 @@ class Selection:
             yield chunk
             return
         first = chunk.meta.first_row
-        for start, stop in self._wanted(first, first + chunk.num_rows):
+        for start, stop in self.wanted(first, first + chunk.num_rows):
             for low, high in self._done.outside(start, stop):
                 yield chunk.rows(low - first, high - first)
 
-    def _wanted(self, start: int, stop: int) -> list[Span]:
+    def wanted(self, start: int, stop: int) -> list[Span]:
+        """Return the wanted parts of [start, stop).
+
+        Args:
+            start: the first row.
+            stop: the row after the last.
+        """
         return [(start, stop)] if self._only is None else self._only.inside(start, stop)
 
 
@@ -104,7 +110,7 @@ class FeedReport:
     num_bytes: int = 0
     chunks: int = 0
     dropped_rows: int = 0
-    """Rows that were not sent, because every trainer had stopped reading."""
+    """Rows that were not sent: every trainer had stopped reading, or `unsent`."""
     worker_rows: dict[int, int] = field(default_factory=dict)
     """Rows accepted by each worker that was connected at the end."""
     lost: tuple[LostWorker, ...] = ()
@@ -113,6 +119,11 @@ class FeedReport:
     """By worker, lost ones included: packed `feeding.protocol.row_ranges.AcceptedRows`."""
     ways: tuple[str, ...] = ()
     """The transport to each connected worker: shared memory, socket or network."""
+    unsent: tuple[Span, ...] = ()
+    """Rows that no worker was left to take, or that came again after all had ended the epoch; with
+    `keeps_unsent` only."""
+    no_worker: str = ""
+    """Why no worker was left; empty: they had ended the epoch."""
 
 
 class RowPacker(Protocol):
@@ -156,9 +167,10 @@ class Feeder:
         packer: makes chunks of this partition's rows.
         hello: feed, epoch and partition; the feeder fills in the schema.
         only: ranges of the rows to feed, numbered in the order of feeding; None: all.
+        keeps_unsent: report the rows that no worker is left to take, instead of NoWorkerLeft.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as FeedTask
         self,
         targets: Sequence[FeedTarget],
         credentials: Credentials,
@@ -167,7 +179,9 @@ class Feeder:
         hello: Hello,
         *,
         only: Sequence[Span] | None = None,
+        keeps_unsent: bool = False,
     ) -> None:
+        self._keeps_unsent = keeps_unsent
         self._credentials = credentials
         self._config = config
         self._hello = hello
@@ -185,7 +199,7 @@ class Feeder:
             RowError: a row does not fit a chunk.
             TrainerFailed: `main_fun` raised.
             FeedTimeout: no worker consumed anything for `feed_timeout_s`.
-            NoWorkerLeft: every worker is gone.
+            NoWorkerLeft: every worker is gone, and the feeder does not keep unsent rows.
             FeedClosed: the cluster is stopping.
             RowsChanged: the partition has fewer rows than an earlier attempt has fed.
         """
@@ -196,17 +210,16 @@ class Feeder:
             return FeedReport(self._partition, rows=missing, dropped_rows=missing)
         try:
             self._begin(first)
-            wanted = True
-            for chunk in itertools.chain([first], chunks):
-                if self._selection.ends_before(chunk.meta.first_row):
-                    break
-                self._queued.extend(self._selection.pick(chunk))
-                wanted = self._send_queued()
-                if not wanted:
-                    break
-            while self._settle() and wanted:
-                wanted = self._send_queued()
+            try:
+                self._send_all(itertools.chain([first], chunks))
+            except NoWorkerLeft as error:
+                if not self._keeps_unsent:
+                    raise
+                return self._unsent(self._report(rows), str(error))
             report = self._report(rows)
+            has_ended = any(link.ended and not link.status.draining for link in self._links)
+            if self._keeps_unsent and self._hello.reopen and report.dropped_rows and has_ended:
+                report = self._unsent(report, "")
             for link in self._links:
                 link.keep(self._purpose(link))
             return report
@@ -231,6 +244,26 @@ class Feeder:
         for link in self._links:
             found = link.recall(hello, self._config.connect_timeout_s)
             link.accepted = self._selection.exclude(found)
+
+    def _send_all(self, chunks: Iterator[Chunk]) -> None:
+        """Send what is wanted of these chunks; return once every one of them was accepted."""
+        wanted = True
+        for chunk in chunks:
+            if self._selection.ends_before(chunk.meta.first_row):
+                break
+            self._queued.extend(self._selection.pick(chunk))
+            wanted = self._send_queued()
+            if not wanted:
+                break
+        while self._settle() and wanted:
+            wanted = self._send_queued()
+
+    def _unsent(self, report: FeedReport, reason: str) -> FeedReport:
+        """Return the report of a partition with the rows that no worker was left to take."""
+        accepted = RowRanges(span for link in self._links for span in link.accepted.spans())
+        wanted = self._selection.wanted(0, report.partition_rows)
+        unsent = [part for span in wanted for part in accepted.outside(*span)]
+        return replace(report, unsent=tuple(unsent), no_worker=reason)
 
     def _greet(self, link: WorkerLink) -> None:
         """Greet a worker for its status; greet the others too if its reply asks for it."""

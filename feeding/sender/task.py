@@ -48,6 +48,8 @@ class FeedTask:
     """Feed only these rows of these partitions: they were lost with a worker."""
     round_number: int = 0
     """Number of this round of feeding lost rows again, from 1; 0: the first feeding."""
+    keeps_unsent: bool = False
+    """Report rows that no worker is left to take: one that is started again may take them."""
 
     @property
     def feeds_all_in_order(self) -> bool:
@@ -84,7 +86,13 @@ class FeedTask:
             reopen=self.round_number,
         )
         feeder = Feeder(
-            self.targets, self.credentials(), self.config, self._pack(partition), hello, only=only
+            self.targets,
+            self.credentials(),
+            self.config,
+            self._pack(partition),
+            hello,
+            only=only,
+            keeps_unsent=self.keeps_unsent,
         )
         yield feeder.run(iter(rows))
 

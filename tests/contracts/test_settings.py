@@ -84,6 +84,7 @@ CASES = (
             "node_limit_bytes": COUNT_OR_ZERO,
             "threads_per_node": COUNT_OR_ZERO,
             "gpu_resource": ("", "a b", 0),
+            "busy_gpus": CHOICE,
             "save_on_interrupt": ("relative/place", ""),
             "checkpoints": ("/saves", 7),
             "restarts": (None, 1, {"workers": 1}),

@@ -30,6 +30,7 @@ OF_TYPE: dict[str, Any] = {
     "Restarts": st.builds(Restarts, workers=st.integers(0, 9), ps=st.integers(0, 9)),
     "Integrity": st.sampled_from(["auto", "header"]),  # not "payload", which TLS excludes
     "Literal['auto', 'min', 'max']": st.sampled_from(["auto", "min", "max"]),
+    "Literal['error', 'warn']": st.sampled_from(["error", "warn"]),
     "Literal['hmac', 'tls']": st.sampled_from(["hmac", "tls"]),
 }
 

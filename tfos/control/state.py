@@ -7,8 +7,9 @@ Threads: none; the coordinator serialises the calls.
 An evaluator is lost by whatever ends it once the cluster runs: it has no part in the training.
 
 A worker that was killed from outside (signal KILL or TERM, executor lost, silence) is *lost*: the
-servers fence it, and training goes on while other workers remain. Any other end of a node without
-an order is fatal: the cluster becomes FAILED, and every node receives the order to stop.
+servers fence it, and training goes on while other workers remain. One that crashed (signal SEGV,
+ABRT) is lost too if it has a restart left. Any other end of a node without an order is fatal: the
+cluster becomes FAILED, and every node receives the order to stop.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tfos.control.permissions import admitted
 from tfos.control.restarts.budget import WINDOW_S, RestartBudget
 from tfos.control.restarts.joining import OpenEpochs
 from tfos.control.restarts.server_orders import kept_for_servers
-from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
+from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId, is_crash
 from tfos.phases import ClusterPhase, may_move
 from tfos.topology import PS_ROLE, Plan, PlannedNode
 
@@ -218,6 +219,11 @@ class ClusterState:
             if feed not in worker.flushes or worker.flushes[feed].epoch < epoch
         ]
 
+    def crash_of(self, member: Member) -> NodeFailure | None:
+        """Return how this attempt crashed; None: it lives, or ended in another way."""
+        ends = (each for each in self.failures if each.node == member.node and is_crash(each))
+        return next(ends, None)
+
     def live(self) -> list[Member]:
         """Return the nodes whose supervisor runs."""
         return [member for member in self.members.values() if member.is_live]
@@ -259,6 +265,7 @@ class ClusterState:
             epoch: number of the epoch, from 0.
         """
         order = messages.FeedAgain(feed, epoch)
+        self.open_epochs.revoke(feed, epoch)  # who joins now may train them, and must not end it
         return [Send(each.node, order) for each in self.training()]
 
     def come_to(self, feed: str, epoch: int) -> list[Action]:
@@ -669,7 +676,7 @@ class ClusterState:
             return self._evaluator_lost(member, failure)
         if outside and member.planned.serves_tensorflow and self._goes_on_without(member):
             return self._tensorflow_lost(member, failure)
-        if outside and self._may_restart(member, failure):
+        if (outside or is_crash(failure)) and self._may_restart(member, failure):
             replaced = self._replaced(member, failure, now_s)
             if replaced:
                 return replaced

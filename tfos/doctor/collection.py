@@ -28,7 +28,7 @@ ERROR = "error"
 """Key of a step's result that has failed: kind and text of the error."""
 PLACE = "place"
 CHECKS_OF_ANY_PLACE = (PLACE, "python", "packages", "java", "ports", "names", "hdfs")
-CHECKS_OF_NODES = ("memory", "/dev/shm", "kernels", "tensorflow")
+CHECKS_OF_NODES = ("memory", "/dev/shm", "gpus", "kernels", "tensorflow")
 """Where nodes will run."""
 COMMAND_S = 20.0
 CONNECT_S = 5.0
@@ -186,6 +186,24 @@ def _shared_memory(_: CollectRequest) -> Facts:
     }
 
 
+def _gpus(_: CollectRequest) -> Facts:
+    """Return the GPUs of this host and who computes there; nothing if it has no nvidia-smi."""
+    from tfos.node import gpus
+
+    try:
+        found = gpus.look(COMMAND_S)
+    except gpus.GpuToolFailed as error:
+        return {"failed": str(error)}
+    if found is None:
+        return {}
+    addresses = [each.index for each in found.gpus]
+    held = found.held(addresses)
+    return {
+        "gpus": [f"{gpu.index} {gpu.name}, {gpu.used_of_total}" for gpu in found.gpus],
+        "held": [f"{gpu.index} by {', '.join(map(str, those))}" for gpu, those in held],
+    }
+
+
 def _ports(request: CollectRequest) -> Facts:
     """Try what a node does: listen on any port of its address, and be reached there."""
     found = {}
@@ -307,6 +325,7 @@ _STEPS: Mapping[str, Callable[[CollectRequest], Facts]] = {
     "java": _java,
     "memory": _memory,
     "/dev/shm": _shared_memory,
+    "gpus": _gpus,
     "ports": _ports,
     "names": _names,
     "kernels": _kernels,

@@ -245,6 +245,26 @@ def _shared_memory(fact: Facts, _: Beside) -> Iterator[Finding]:
     )
 
 
+def _gpus(fact: Facts, _: Beside) -> Iterator[Finding]:
+    """Judge what nvidia-smi says; a host without it has no finding."""
+    if "failed" in fact:
+        yield Finding(
+            "gpus", Level.WARNING, fact["failed"], "run nvidia-smi there; it needs the driver"
+        )
+    if fact.get("gpus"):
+        yield Finding("gpus", Level.OK, "; ".join(fact["gpus"]))
+    elif "gpus" in fact:
+        yield Finding("gpus", Level.OK, "nvidia-smi lists none")
+    if fact.get("held"):
+        yield Finding(
+            "gpus",
+            Level.WARNING,
+            f"held: {'; '.join(fact['held'])}",
+            "a worker that Spark gives one of these whole does not start: end the processes, or "
+            "set ClusterConfig(busy_gpus='warn')",
+        )
+
+
 def _clock(fact: Facts, _: Beside) -> Iterator[Finding]:
     """Judge what is certain: the clock differs by at least as much as this."""
     at_least_s, at_most_s = fact["ahead_at_least_s"], fact["ahead_at_most_s"]
@@ -346,6 +366,7 @@ _JUDGES: Mapping[str, Callable[[Any, Beside], Iterator[Finding]]] = {
     "java": _java,
     "memory": _memory,
     "/dev/shm": _shared_memory,
+    "gpus": _gpus,
     "clock": _clock,
     "ports": _ports,
     "names": _names,

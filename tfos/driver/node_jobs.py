@@ -195,6 +195,7 @@ class NodeJobs:
             replace(
                 self._keys.bundle(node, self._settings, self._main_fun),
                 threads=profile.threads if (profile := profiles.of(node)) else 0,
+                shares_gpus=profiles.share_of(node).gpus % 1 != 0,
             )
             for node in nodes
         ]

@@ -25,7 +25,7 @@ from tfos.control.state import ClusterState
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shown_wait import shown_wait
-from tfos.errors import NodeFailedError, PhaseError, ShutdownTimeout
+from tfos.errors import NodeFailedError, PhaseError, PoisonRows, ShutdownTimeout
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import InterruptibleCall
 
@@ -148,8 +148,8 @@ class Shutdown:
         """Note that the block raised the failure to the user: no later call raises it again."""
         try:
             yield
-        except NodeFailedError:
-            self._is_raised = True
+        except (NodeFailedError, PoisonRows):
+            self._is_raised = self._coordinator.error() is not None
             raise
 
     def _finish(

@@ -9,16 +9,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from feeding.sender.task import FeedTarget, FeedTask
+from feeding.sender.task import FeedReport, FeedTarget, FeedTask
 from feeding.sender.worker_link import process_key
 from tfos.console.progress import TrainingProgress
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import EpochRowCounts, FeedEpoch
 from tfos.control.state import Action, ClusterState
-from tfos.feed.ledger import EpochLedger, Rows
+from tfos.errors import PoisonRows, RemoteTraceback
+from tfos.failure import is_crash
+from tfos.feed.ledger import EpochLedger
 from tfos.feed.request import FeedCall
 from tfos.feed.sources import FeedSource
+from tfos.feed.suspects import Rows
 from tfos.monitor import reports
+
+_LOST = (NodeStatus.LOST, NodeStatus.FAILED)
 
 
 class EpochFeed:
@@ -49,6 +54,10 @@ class EpochFeed:
         self.ledger = EpochLedger(task.feed, task.epoch)
         self.rounds = 0
         """Rounds of feeding lost rows again that have begun."""
+        self.running: FeedTask | None = None
+        """What feeds lost rows again now."""
+        self._have_ended: set[int] = set()
+        """Processes of workers that have read the epoch's end before its lost rows came again."""
 
     def end(self, state: ClusterState, checked_by: FeedEpoch | None = None) -> list[Action]:
         """Return the orders to end the epoch after the rows fed so far.
@@ -68,7 +77,88 @@ class EpochFeed:
             rows: ranges per partition.
         """
         self.rounds += 1
-        return dataclasses.replace(self.task, targets=targets, again=rows, round_number=self.rounds)
+        self.running = dataclasses.replace(
+            self.task, targets=targets, again=rows, round_number=self.rounds
+        )
+        return self.running
+
+    def take_lost(self, state: ClusterState, lost: Iterable[Member]) -> Rows:
+        """Return the rows that these workers had not trained, or that none took, each row once.
+
+        Args:
+            state: of the cluster.
+            lost: the workers.
+        """
+        lost = list(lost)
+        crashes = {_process_of(worker): state.crash_of(worker) for worker in lost}
+        texts = {process: crash.message for process, crash in crashes.items() if crash}
+        return self.ledger.take_lost(self.last_of(lost), texts)
+
+    def take_crashes(self, state: ClusterState) -> None:
+        """Note the rows of the crashes that a failed cluster ended with.
+
+        Args:
+            state: of the cluster.
+        """
+        self.take_lost(state, self.new_losses(state))
+        if self.running is None or self.running.again is None:
+            return
+        # Its reports never come, so each of its workers may have had any of its rows.
+        targets = {target.process for target in self.running.targets}
+        for worker in _attempts(state):
+            crash = state.crash_of(worker)
+            if crash is not None and _process_of(worker) in targets:
+                process = _process_of(worker)
+                self.ledger.suspects.note(process, crash.message, self.running.again)
+
+    def poison(self, state: ClusterState) -> PoisonRows | None:
+        """Return the error about rows that were at too many crashes; None: there are none.
+
+        Args:
+            state: of the cluster.
+        """
+        suspects = self.ledger.suspects
+        rows = suspects.blamed()
+        if not rows:
+            return None
+        order = "in the order in which the partition has them"
+        if self.task.shuffle is not None:
+            order = "in the order of this epoch's shuffle; seed=None leaves the partition's own"
+        error = PoisonRows(suspects.text(self.call.title, order), rows)
+        dumps = [each.traceback for each in state.failures if is_crash(each) and each.traceback]
+        error.__cause__ = RemoteTraceback(dumps[-1]) if dumps else None
+        return error
+
+    def was_lost(self, task: FeedTask, state: ClusterState) -> bool:
+        """Whether a worker that this task feeds was lost.
+
+        Args:
+            task: of this epoch.
+            state: of the cluster.
+        """
+        lost = {_process_of(each) for each in _attempts(state) if each.status in _LOST}
+        return any(target.process in lost for target in task.targets)
+
+    def takers(self, state: ClusterState) -> tuple[FeedTarget, ...]:
+        """Return the workers that can train lost rows: those that have not ended the epoch.
+
+        Args:
+            state: of the cluster.
+        """
+        open_ones = state.unflushed(self.task.feed, self.task.epoch)
+        return tuple(
+            target for target in _targets_of(open_ones) if target.process not in self._have_ended
+        )
+
+    def note_round(self, reports: Iterable[FeedReport]) -> None:
+        """Note what the round that has ended tells of its workers.
+
+        Args:
+            reports: of its tasks.
+        """
+        if self.running is not None and any(each.unsent for each in reports):
+            self._have_ended |= {target.process for target in self.running.targets}
+        self.running = None
 
     def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRowCounts]:
         """Return the workers' last counts of this epoch, by their numbers in the ledger."""
@@ -79,8 +169,8 @@ class EpochFeed:
         """Return the lost workers whose rows of this epoch are not assigned to others yet."""
         return [
             worker
-            for worker in (*state.gone, *state.workers)
-            if worker.status is NodeStatus.LOST and self.ledger.counts_on(_process_of(worker))
+            for worker in _attempts(state)
+            if worker.status in _LOST and self.ledger.counts_on(_process_of(worker))
         ]
 
     def report(self, state: ClusterState, *, seconds: float) -> reports.EpochReport:
@@ -98,11 +188,20 @@ class EpochFeed:
 
 def targets_of(state: ClusterState) -> tuple[FeedTarget, ...]:
     """Return the workers that take rows."""
+    return _targets_of(state.training())
+
+
+def _targets_of(workers: Iterable[Member]) -> tuple[FeedTarget, ...]:
     return tuple(
         FeedTarget(member.planned.rank, member.name, member.endpoint, member.node.attempt)
-        for member in state.training()
+        for member in workers
         if member.endpoint is not None
     )
+
+
+def _attempts(state: ClusterState) -> tuple[Member, ...]:
+    """Return all attempts of workers, the lost ones first."""
+    return (*state.gone, *state.workers)
 
 
 def _process_of(worker: Member) -> int:

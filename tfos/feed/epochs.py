@@ -10,14 +10,15 @@ Threads: several calls may run at once, for different feeds; each feed has one c
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from feeding.config import FeedConfig
+from feeding.errors import NoWorkerLeft
 from feeding.sender.shuffle import WINDOW_ROWS, Shuffle
 from feeding.sender.task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials
@@ -25,8 +26,9 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
+from tfos.control.messages import FeedEpoch
 from tfos.control.state import ClusterState
-from tfos.errors import FeedJobError, FeedTimeout
+from tfos.errors import FeedJobError, FeedTimeout, NodeFailedError
 from tfos.feed.epoch import EpochFeed, final_line, targets_of
 from tfos.feed.ledger import num_rows
 from tfos.feed.micro_batch import MicroBatch
@@ -265,7 +267,7 @@ class EpochFeeder:
         progress: TrainingProgress,
         validation: ValidationPlan | None = None,
     ) -> reports.EpochReport | None:
-        feed, epoch, batch, stall_s = call.feed, call.epoch, request.batch, request.feed_timeout_s
+        feed, batch, stall_s = call.feed, request.batch, request.feed_timeout_s
         targets = self._await_targets(call, progress, stall_s)
         if not targets:
             return None
@@ -276,11 +278,23 @@ class EpochFeeder:
         started_s = time.monotonic()
         task, counts = self._task(call, request, targets), batch is None and not request.is_interval
         run = EpochFeed(source, task, call, progress, counts=counts)
+        with self._blaming(run):
+            is_empty = self._run(run, batch, checked_by)
+        if batch is not None and not is_empty:
+            self._watch.until(
+                lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s
+            )
+        seconds = time.monotonic() - started_s
+        return self._coordinator.read(lambda state: run.report(state, seconds=seconds))
+
+    def _run(self, run: EpochFeed, batch: MicroBatch | None, checked_by: FeedEpoch | None) -> bool:
+        """Feed an epoch until every worker has trained it; return whether a batch had no rows."""
+        feed, epoch = run.task.feed, run.task.epoch
         is_empty = is_fed = False
         try:
-            results = self._feed_all(run)
+            results = self._feed(run, run.task)
             run.ledger.add(results)
-            progress.rows_per_epoch = sum(result.rows for result in results)
+            run.progress.rows_per_epoch = sum(result.rows for result in results)
             self._ways.tell(feed, results)
             self._feed_lost(run)
             is_empty = batch is not None and not any(result.rows for result in results)
@@ -296,12 +310,19 @@ class EpochFeeder:
         if not is_empty:
             self._end(run)
             self._coordinator.act(lambda state: state.come_to(feed, epoch + 1))
-        if batch is not None and not is_empty:
-            self._watch.until(
-                lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s
-            )
-        seconds = time.monotonic() - started_s
-        return self._coordinator.read(lambda state: run.report(state, seconds=seconds))
+        return is_empty
+
+    @contextlib.contextmanager
+    def _blaming(self, run: EpochFeed) -> Iterator[None]:
+        """Raise PoisonRows if the cluster fails by one crash too many with the same rows."""
+        try:
+            yield
+        except NodeFailedError as error:
+            self._coordinator.read(run.take_crashes)
+            poison = self._coordinator.read(run.poison)
+            if poison is None:
+                raise
+            raise poison from (poison.__cause__ or error)
 
     def _await_targets(
         self, call: FeedCall, progress: TrainingProgress, stall_s: float
@@ -314,24 +335,6 @@ class EpochFeeder:
         if not self._coordinator.read(is_known):
             self._watch.until(is_known, call, progress, stall_s=stall_s)
         return self._coordinator.read(targets_of)
-
-    def _feed_all(self, run: EpochFeed) -> list[FeedReport]:
-        """Feed all rows; again from the first one if the only workers were lost meanwhile."""
-        while True:
-            num_gone = self._coordinator.read(lambda state: len(state.gone))
-            try:
-                return self._feed(run, run.task)
-            except FeedJobError:
-                if self._coordinator.read(lambda state: len(state.gone)) == num_gone:
-                    raise
-                stall_s = run.task.config.feed_timeout_s
-                targets = self._await_targets(run.call, run.progress, stall_s)
-                if not targets:
-                    raise
-                self._console.line(
-                    f"{run.call.title}: feeding all rows again, as no worker was left to take them"
-                )
-                run.task = dataclasses.replace(run.task, targets=targets)
 
     def _begin(
         self, batch: MicroBatch, call: FeedCall, progress: TrainingProgress, stall_s: float
@@ -369,21 +372,25 @@ class EpochFeeder:
                 return
 
     def _feed_lost(self, run: EpochFeed) -> bool:
-        """Feed lost workers' untrained rows again until none is left; False if none was lost."""
+        """Feed again what lost workers had not trained, or none took; False if there was nothing.
+
+        Raises:
+            PoisonRows: the same rows were at too many crashes.
+        """
         fed = False
-        while lost := self._coordinator.read(run.new_losses):
-            names = ", ".join(worker.name for worker in lost)
-            rows = run.ledger.take_lost(run.last_of(lost))
+        while (lost := self._coordinator.read(run.new_losses)) or run.ledger.has_unsent:
+            names = ", ".join(worker.name for worker in lost) or "a lost worker"
+            rows = self._coordinator.read(lambda state: run.take_lost(state, lost))
+            self._check_poison(run)
             if not rows:
                 continue
             fed = True
             count, what = num_rows(rows), run.call.title
-            self._console.line(
-                f"{what}: feeding again {count} rows that {names} had not reported as trained"
-            )
-            targets = self._await_targets(run.call, run.progress, run.task.config.feed_timeout_s)
+            self._console.line(f"{what}: feeding again {count} rows of {names}, not known trained")
             self._coordinator.act(lambda state: state.feed_again(run.task.feed, run.task.epoch))
+            targets = self._await_takers(run)
             reports = self._feed(run, run.next_round(targets, rows)) if targets else []
+            run.note_round(reports)
             dropped = run.ledger.add(reports, again=True)
             dropped += count - sum(report.rows for report in reports)
             if dropped:
@@ -393,6 +400,26 @@ class EpochFeeder:
                     "rows when they were computed again"
                 )
         return fed
+
+    def _await_takers(self, run: EpochFeed) -> tuple[FeedTarget, ...]:
+        """Return the workers that can train lost rows; wait for lost ones if none can.
+
+        The others have ended the epoch by then if they had no rows of it left.
+        """
+
+        def is_known(state: ClusterState) -> bool:
+            return bool(run.takers(state)) or not state.restarting()
+
+        if not self._coordinator.read(is_known):
+            stall_s = run.task.config.feed_timeout_s
+            self._watch.until(is_known, run.call, run.progress, stall_s=stall_s)
+        return self._coordinator.read(run.takers)
+
+    def _check_poison(self, run: EpochFeed) -> None:
+        """Raise PoisonRows if rows were at too many crashes."""
+        poison = self._coordinator.read(run.poison)
+        if poison is not None:
+            raise poison
 
     def _task(
         self, call: FeedCall, request: FeedRequest, targets: tuple[FeedTarget, ...]
@@ -408,6 +435,7 @@ class EpochFeeder:
             if seed is None
             else Shuffle(seed, window_rows, first_epoch=self._before.get(call.feed, 0)),
             exactly_once=request.exactly_once,
+            keeps_unsent=self._config.restarts.workers > 0,
         )
 
     def _feed(self, run: EpochFeed, task: FeedTask) -> list[FeedReport]:
@@ -433,7 +461,15 @@ class EpochFeeder:
             raise
         if job.error is not None:
             raise self._watch.failure(call, job.error) from None
-        return job.result()
+        reports = job.result()
+        self._check_unsent(run, task, reports)
+        return reports
+
+    def _check_unsent(self, run: EpochFeed, task: FeedTask, reports: list[FeedReport]) -> None:
+        """Refuse that no worker took rows if none of them was lost: they are out of reach."""
+        reason = next((report.no_worker for report in reports if report.no_worker), "")
+        if reason and not self._watch.sees(lambda state: run.was_lost(task, state)):
+            raise self._watch.failure(run.call, NoWorkerLeft(reason))
 
     def _next_epoch(self, feed: str) -> int:
         with self._lock:

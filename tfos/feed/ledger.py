@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span, rows_and_end
+from feeding.protocol.row_ranges import AcceptedRows, RowRanges, rows_and_end
 from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRowCounts
+from tfos.feed.suspects import Rows, Suspects
 from tfos.monitor.reports import EpochReport
-
-Rows = dict[int, tuple[Span, ...]]
-"""Ranges of rows by partition."""
 
 
 class EpochLedger:
@@ -40,9 +38,12 @@ class EpochLedger:
         self._given_up: set[int] = set()
         self._accepted: dict[int, list[tuple[int, bytes]]] = {}
         """By worker: partition and packed rows, as the feed tasks reported them."""
+        self._unsent: dict[int, RowRanges] = {}
+        """By partition, rows that no worker was left to take."""
+        self.suspects = Suspects()
 
     def add(self, reports: Iterable[FeedReport], *, again: bool = False) -> int:
-        """Add the reports of a job; return how many rows no worker accepted.
+        """Add the reports of a job; return how many rows no worker accepted and none will.
 
         Args:
             reports: one per task of the job.
@@ -58,34 +59,49 @@ class EpochLedger:
                 dropped += report.rows
                 continue
             dropped += report.dropped_rows
+            for start, stop in report.unsent:
+                dropped -= stop - start
+                self._unsent.setdefault(report.partition, RowRanges()).add(start, stop)
             for worker, packed in report.accepted.items():
                 self._accepted.setdefault(worker, []).append((report.partition, packed))
                 if again:
                     self._again_rows += rows_and_end(packed)[0]
         return dropped
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether there are rows that no worker was left to take."""
+        return bool(self._unsent)
+
     def counts_on(self, worker: int) -> bool:
         """Whether this worker has rows of which `take_lost` has not decided."""
         return worker in self._accepted and worker not in self._given_up
 
-    def take_lost(self, lost: Mapping[int, EpochRowCounts]) -> Rows:
-        """Return the rows that these workers had accepted and not trained, each row once.
+    def take_lost(
+        self, lost: Mapping[int, EpochRowCounts], crashes: Mapping[int, str] | None = None
+    ) -> Rows:
+        """Return the rows that these workers had not trained, or that none took, each row once.
 
         Args:
             lost: the lost workers, with their last counts of this epoch.
+            crashes: those of them that crashed, with the text of their failures.
         """
-        found: dict[int, RowRanges] = {}
+        found, self._unsent = self._unsent, {}
         self._given_up |= lost.keys()
         for worker, last in lost.items():
             kept: list[tuple[int, bytes]] = []
+            untrained: dict[int, RowRanges] = {}
             for partition, packed in self._accepted.get(worker, ()):
                 before, behind = AcceptedRows.unpack(packed).split(last.trained_rows)
                 if before:
                     kept.append((partition, before.pack()))
                 for start, stop in behind:
+                    untrained.setdefault(partition, RowRanges()).add(start, stop)
                     found.setdefault(partition, RowRanges()).add(start, stop)
             if worker in self._accepted:
                 self._accepted[worker] = kept
+            if crashes and worker in crashes:
+                self.suspects.note(worker, crashes[worker], untrained)
         return {partition: tuple(ranges) for partition, ranges in sorted(found.items())}
 
     def report(

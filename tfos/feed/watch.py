@@ -96,6 +96,14 @@ class FeedWatch:
             elif now_s - moved_s > stall_s:
                 raise self._stalled(call, stall_s, tasks)
 
+    def sees(self, happened: Callable[[ClusterState], bool]) -> bool:
+        """Wait a moment for what follows from an end that feed tasks have seen; False: it does not.
+
+        Args:
+            happened: whether it is there. The cluster's end counts as well.
+        """
+        return self._coordinator.wait(lambda state: happened(state) or _has_ended(state), _BLAME_S)
+
     def check_not_ending(self, call: FeedCall) -> None:
         """Raise if the driver stops the cluster: workers that ended did not end by themselves.
 

@@ -66,6 +66,8 @@ class NodeBundle:
     """cloudpickle of `(main_fun, args)`; empty for a PS."""
     threads: int = 0
     """Compute threads, by the resources of its role; 0: nothing is stated there."""
+    shares_gpus: bool = False
+    """Spark gives its task a part of a GPU, whose other parts are other tasks'."""
 
     @property
     def data_credentials(self) -> Credentials:

@@ -99,9 +99,12 @@ class RoleProfiles:
     def share(self, node: PlannedNode) -> NodeShare | None:
         """Return what a node takes of the common executors; None: it has one of its own."""
         profile = self.of(node)
-        if profile is None:
-            return self.task
-        return profile.share if profile.executor is None else None
+        return self.share_of(node) if profile is None or profile.executor is None else None
+
+    def share_of(self, node: PlannedNode) -> NodeShare:
+        """Return what a node's task takes of its executor, whosever that is."""
+        profile = self.of(node)
+        return self.task if profile is None else profile.share
 
 
 def profiles_of(

@@ -1,17 +1,18 @@
 """gpu_info: which GPUs of this host are free, by nvidia-smi.
 
 Covers: is_gpu_available, get_gpus, the choice among free GPUs.
-Does not: reserve them: another process may take one a moment later.
+Does not: ask nvidia-smi (tfos.node.gpus), reserve GPUs: another process may take one later.
 Runs in: any process.
 """
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Sequence
 
 from tfos.errors import SettingsError, UnsupportedError
+from tfos.node import gpus
+from tfos.node.gpus import GpuToolFailed, HostGpus
 
 MAX_RETRIES = 3
 """How often free GPUs are looked for."""
@@ -25,8 +26,8 @@ _ASK_S = 60.0
 def is_gpu_available() -> bool:
     """Return whether nvidia-smi finds a GPU on this host."""
     try:
-        return bool(_all_gpus())
-    except (OSError, subprocess.SubprocessError):
+        return bool(_all_gpus().gpus)
+    except UnsupportedError:
         return False
 
 
@@ -59,9 +60,10 @@ def get_gpus(
         if len(free) >= num_gpu:
             chosen = choose(free, num_gpu, worker_index)
             return ",".join(chosen) if format == AS_STRING else chosen
+    known = len(_all_gpus().gpus)
     raise UnsupportedError(
-        f"{num_gpu} free GPUs are needed and {len(free)} of {len(_all_gpus())} are free on this "
-        "host; nvidia-smi shows who uses them. Lower num_gpus, or end those processes"
+        f"{num_gpu} free GPUs are needed and {len(free)} of {known} are free on this host; "
+        "nvidia-smi shows who uses them. Lower num_gpus, or end those processes"
     )
 
 
@@ -78,16 +80,16 @@ def choose(free: Sequence[str], num_gpu: int, worker_index: int) -> list[str]:
 
 
 def _free_gpus() -> list[str]:
-    busy = {line.strip() for line in _ask("--query-compute-apps=gpu_uuid")}
-    return [index for index, uuid in _all_gpus() if uuid not in busy]
+    found = _all_gpus()
+    busy = {holder.gpu_uuid for holder in found.holders}
+    return [gpu.index for gpu in found.gpus if gpu.uuid not in busy]
 
 
-def _all_gpus() -> list[tuple[str, str]]:
-    lines = [line.split(",") for line in _ask("--query-gpu=index,uuid")]
-    return [(parts[0].strip(), parts[1].strip()) for parts in lines if len(parts) == 2]
-
-
-def _ask(query: str) -> list[str]:
-    command = ["nvidia-smi", query, "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_S)
-    return [line for line in done.stdout.splitlines() if line.strip()]
+def _all_gpus() -> HostGpus:
+    try:
+        found = gpus.look(_ASK_S)
+    except GpuToolFailed as error:
+        raise UnsupportedError(f"the GPUs of this host are unknown: {error}") from None
+    if found is None:
+        raise UnsupportedError("this host has no nvidia-smi, so its GPUs are unknown")
+    return found

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
+from feeding.protocol.row_ranges import AcceptedRows
 from feeding.receiver.data_feed import DataFeed
 from rpc.endpoint import Endpoint
 from tests.support.feed import (
@@ -78,6 +79,29 @@ def test_all_workers_gone_is_an_error_at_once_that_names_them():
             feeding.result(8.0)
         assert time.monotonic() - began < 8.0
         assert "PeerGone" in str(caught.value)
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("only", [None, ((10, 200), (300, 400))], ids=["all", "some"])
+def test_what_no_worker_was_left_to_take_is_reported_where_one_may_be_started_again(only):
+    """Rows of the chunk in flight are unsent as well: the worker may not have accepted them."""
+    with workers(1, SMALL) as (worker,):
+        again = None if only is None else {7: only}
+        task = feed_task([worker], config=SMALL, keeps_unsent=True, again=again)
+        feeding = background(task, 7, WIDE)
+        eventually(lambda: worker.channel.stats("input").unread_bytes > 4000, "full")
+        worker.listener.close()
+        (report,) = feeding.result(8.0)
+    wanted = [row for span in only or ((0, len(WIDE)),) for row in range(*span)]
+    (packed,) = report.accepted.values()
+    accepted = [row for span in AcceptedRows.unpack(packed).spans() for row in range(*span)]
+    unsent = [row for span in report.unsent for row in range(*span)]
+    assert accepted
+    assert unsent
+    assert sorted(accepted + unsent) == wanted
+    assert (report.rows, report.dropped_rows) == (len(wanted), len(unsent))
+    assert report.partition_rows == len(WIDE)
+    assert report.no_worker.startswith("partition 7 has no worker left to go to: worker:0: ")
 
 
 @pytest.mark.fault("F36")

@@ -10,12 +10,15 @@ from collections import Counter
 
 import pytest
 
+from tests.support.fake_gpus import FakeGpus
 from tests.support.spark_masters import Standalone
 from tests.support.spark_submit import ROOT, submit
 from tfos import Checkpoints, ClusterConfig, InputMode, Resources, Restarts, TFCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300, func_only=True)]
 
+HELD_S = 20.0
+"""docs/faults.md promises it."""
 PROGRAMS = ROOT / "tests" / "support" / "programs"
 PLACES = PROGRAMS / "places_nodes.py"
 
@@ -77,6 +80,23 @@ def test_workers_have_the_gpus_and_cores_of_their_role_and_servers_no_gpu(tmp_pa
     assert {executor for executor, _, _ in workers} != {server}
     assert sorted(each[1:] for each in workers) == [["4", "2"], ["GPU-5", "2"]]
     assert len({executor for executor, _, _ in workers}) == 1
+
+
+@pytest.mark.long
+@pytest.mark.fault("F59")
+def test_a_start_fails_by_a_gpu_that_another_process_holds_or_shares_it(tmp_path, monkeypatch):
+    smi = tmp_path / "bin"
+    smi.mkdir()
+    FakeGpus(smi, monkeypatch).have(1, (os.getpid(), 0))
+    program = PROGRAMS / "meets_a_held_gpu.py"
+    output = submit(program, str(tmp_path), master="local-cluster[1,1,1024]", cwd=tmp_path)
+    (error, seconds), shared = _seen(output)
+    assert seconds < HELD_S
+    held_by = f"is held by pid {os.getpid()} (python3, user "
+    assert error.startswith("GpuUnusable: worker:0 on 127.0.0.1: GPU 0 (NVIDIA H100, 512 of 81559")
+    assert held_by in error
+    assert shared == ["0 PCI_BUS_ID"]
+    assert f"tfos: GPU 0 (NVIDIA H100, 512 of 81559 MB used) {held_by}" in output
 
 
 @pytest.mark.long

@@ -115,6 +115,26 @@ def test_a_chief_that_is_lost_too_often_fails_the_cluster():
     assert state.phase is ClusterPhase.FAILED
 
 
+@pytest.mark.fault("F04")
+def test_a_worker_that_crashes_is_started_again_while_restarts_are_left():
+    state = running(workers=1)
+    assert only(dies(state, "worker:1", signal=11), Replace).first_attempt == 100
+    assert state.crash_of(state.gone[0]) is state.failures[0]
+    registers(state, "worker:1", 100)
+    dies(state, "worker:1", 100, signal=11)
+    assert state.phase is ClusterPhase.FAILED
+
+
+def test_a_node_that_was_ended_in_order_or_lost_with_its_executor_did_not_crash():
+    state = running(workers=9)
+    ends: list[dict[str, Any]] = [{"signal": 15}, {"error_type": EXECUTOR_LOST}]
+    for attempt, fields in enumerate(ends):
+        dies(state, "worker:1", attempt * 100, **fields)
+        registers(state, "worker:1", (attempt + 1) * 100)
+    assert len(state.gone) == 2
+    assert [state.crash_of(each) for each in state.gone] == [None, None]
+
+
 def test_a_worker_that_raises_is_not_started_again():
     state = running(workers=3)
     dies(state, "worker:1", error_type="ValueError", traceback="T")

@@ -31,6 +31,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "address_space_mib": None,
     },
     "/dev/shm": {"total_mib": 1024, "free_mib": 1024, "is_writable": True, "unshared": ""},
+    "gpus": {"gpus": ["0 NVIDIA H100, 512 of 81559 MB used"], "held": []},
     "ports": {"listened": {"127.0.0.1": 1, "10.0.0.2": 2}},
     "names": NAMES,
     "kernels": {
@@ -136,6 +137,9 @@ def changed(name: str, **fields: Any) -> dict[str, Any]:
             "sockets: aarch64",
             "nothing",
         ),
+        ("gpus", {"gpus": []}, "ok", "lists none", ""),
+        ("gpus", {"failed": "nvidia-smi ended with 9"}, "warning", "ended with 9", "driver"),
+        ("gpus", changed("gpus", held=["0 by pid 9 (x)"]), "warning", "0 by pid 9", "busy_gpus"),
         ("ports", {"error": "OSError: x"}, "problem", "OSError", "SPARK_LOCAL_IP"),
         (
             "names",
@@ -184,6 +188,10 @@ def test_kernels_are_kept_somewhere_and_compiled_before():
     assert "TFOS_KERNEL_CACHE" in lost.next_step
     [cold] = of(kernels={**kept, "ps": {**kept["ps"], "num_kernels": 0}})["kernels"]
     assert (cold.level, "none compiled yet" in cold.text) == (Level.WARNING, True)
+
+
+def test_a_host_without_nvidia_smi_says_nothing_of_gpus():
+    assert "gpus" not in of(gpus={})
 
 
 def test_without_tfos_one_problem_says_so_rather_than_ten():

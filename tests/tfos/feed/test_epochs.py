@@ -11,13 +11,14 @@ import pytest
 
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.task import FeedReport, FeedTask
+from feeding.sender.worker_link import process_key
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
-from tfos.config import Checkpoints, ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.state import Action, ClusterState, Send
-from tfos.errors import FeedJobError, NodeFailedError, SettingsError
+from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.epochs import EpochFeeder
 from tfos.feed.request import FeedRequest
@@ -39,8 +40,9 @@ def node(name: str) -> NodeId:
 class Played:
     """A coordinator of three workers and a server; something happens when a wait begins."""
 
-    def __init__(self) -> None:
-        self.state = ClusterState(plan(4, 1), ClusterConfig())
+    def __init__(self, config: ClusterConfig | None = None, num_workers: int = 3) -> None:
+        self.config = config or ClusterConfig()
+        self.state = ClusterState(plan(num_workers + 1, 1), self.config)
         self.state.move(ClusterPhase.RESERVED)
         for at, name in enumerate(self.state.members):
             self.state.on_register(messages.Register(node(name), "0", "host", 1000 + at), 0.0)
@@ -72,7 +74,7 @@ class Played:
     def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
         while self.happens and not done(self.state):
             name, event = self.happens.pop(0)
-            self.state.on_event(node(name), event, 0.0)
+            self.state.on_event(self.state.members[name].node, event, 0.0)
         return done(self.state)
 
     def lose(self, name: str) -> None:
@@ -87,7 +89,7 @@ class Played:
 
 def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> EpochFeeder:
     console = Console(enabled=False)
-    made = EpochFeeder(None, played, Credentials.generate(), ClusterConfig(), console)
+    made = EpochFeeder(None, played, Credentials.generate(), played.config, console)
     made._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
     return made
 
@@ -183,6 +185,168 @@ def test_a_partition_that_is_cut_otherwise_when_fed_again_counts_as_dropped(foun
     (epoch,) = jobs(played, changed).train(REQUEST).epochs
     assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, 20, 10)
     assert epoch.repeated_rows == (10 if found else 0)
+
+
+# ---- rows that crash their worker ----
+
+
+class Crashing(Played):
+    """One worker that is started again; each of its attempts crashes before it trains a row."""
+
+    def __init__(self, restarts: int, crashes: int = 99) -> None:
+        super().__init__(ClusterConfig(restarts=Restarts(workers=restarts)), num_workers=1)
+        self._left = crashes
+
+    def raised_error(self) -> NodeFailedError:
+        return NodeFailedError(self.state.fatal)
+
+    def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+        """Crash, and be started again, or train all rows; whichever is next."""
+        while not done(self.state) and (self._left or self.happens):
+            if not self._left:
+                super().wait(done, timeout_s)
+            else:
+                self.crash()
+        return done(self.state)
+
+    def crash(self) -> None:
+        self._left -= 1
+        old = self.state.members["worker:0"].node
+        lost = NodeFailure(old, "host", 1, signal=11, message="worker:0 killed by SIGSEGV")
+        self.state.on_event(old, messages.Failed(lost), 0.0)
+        new = NodeId("worker", 0, old.attempt + 100)
+        self.state.on_register(messages.Register(new, "0", "host", 1 + new.attempt), 0.0)
+        self.state.on_event(new, messages.Listening(Endpoint("127.0.0.1", 1)), 0.0)
+
+
+def accepted_by_all_of(task: FeedTask) -> list[FeedReport]:
+    """The first target takes all rows of two partitions that are to be fed."""
+    rows = task.again or {0: ((0, 20),), 1: ((0, 10),)}
+    totals = {0: 20, 1: 10}
+    found = []
+    for partition, spans in rows.items():
+        entries = AcceptedRows([(low, high - low, low) for low, high in spans])
+        packed = {task.targets[0].process: entries.pack()}
+        count = entries.num_rows
+        found.append(
+            FeedReport(partition, rows=count, partition_rows=totals[partition], accepted=packed)
+        )
+    return found
+
+
+@pytest.mark.fault("F54")
+@pytest.mark.parametrize("restarts", [2, 5], ids=["the last restart", "restarts left"])
+def test_rows_at_three_crashes_end_the_feed_with_their_numbers(restarts):
+    played = Crashing(restarts)
+    with pytest.raises(PoisonRows) as caught:
+        jobs(played, accepted_by_all_of).train(REQUEST)
+    assert str(caught.value).startswith(
+        "epoch 1 of 'input': rows 0 to 19 of partition 0, rows 0 to 9 of partition 1 were at 3 "
+        "crashes (worker:0 killed by SIGSEGV; "
+    )
+    assert caught.value.rows == {0: ((0, 20),), 1: ((0, 10),)}
+    assert len(played.state.failures) == 3
+    assert (played.state.phase is ClusterPhase.FAILED) == (restarts == 2)
+
+
+@pytest.mark.fault("F54")
+def test_a_crash_that_fails_the_cluster_counts_while_rows_are_fed_again():
+    played = Crashing(restarts=2)
+
+    def fed_until_then(task: FeedTask) -> list[FeedReport]:
+        if task.round_number == 2:
+            played.crash()
+            raise played.raised_error()
+        return accepted_by_all_of(task)
+
+    with pytest.raises(PoisonRows, match=r"rows 0 to 19 of partition 0.* were at 3 crashes"):
+        jobs(played, fed_until_then).train(REQUEST)
+    assert played.state.phase is ClusterPhase.FAILED
+
+
+@pytest.mark.fault("F54")
+def test_two_crashes_are_the_restarts_business():
+    played = Crashing(restarts=5, crashes=2)
+    played.happens.append(("worker:0", messages.FlushReached("input", 0, trained_by(ROWS))))
+    (epoch,) = jobs(played, accepted_by_all_of).train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, ROWS, 0)
+
+
+@pytest.mark.fault("F01")
+def test_rows_that_no_worker_was_left_to_take_are_fed_to_the_one_that_is_started_again():
+    played = Crashing(restarts=5, crashes=1)
+    tasks: list[FeedTask] = []
+
+    def cut_short(task: FeedTask) -> list[FeedReport]:
+        tasks.append(task)
+        if task.again is not None:
+            return accepted_by_all_of(task)
+        assert task.keeps_unsent
+        taken = {task.targets[0].process: AcceptedRows([(0, 5, 0)]).pack()}
+        played.crash()
+        return [
+            FeedReport(
+                *(0, 20, 20),
+                dropped_rows=15,
+                accepted=taken,
+                unsent=((5, 20),),
+                no_worker="partition 0 has no worker left to go to",
+            ),
+            FeedReport(1, 10, 10, dropped_rows=10, unsent=((0, 10),), no_worker="the same"),
+        ]
+
+    played.happens.append(("worker:0", messages.FlushReached("input", 0, trained_by(ROWS))))
+    (epoch,) = jobs(played, cut_short).train(REQUEST).epochs
+    assert [task.again for task in tasks] == [None, {0: ((0, 20),), 1: ((0, 10),)}]
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, ROWS, 0)
+
+
+@pytest.mark.fault("F01")
+def test_rows_that_come_again_after_the_others_have_ended_wait_for_the_worker_that_is_back():
+    """It begins without the order to end the epoch: it would end it before its rows come."""
+    config = ClusterConfig(restarts=Restarts(workers=1))
+    played = Played(config, num_workers=2)
+    told: list[Any] = []
+    rounds: list[list[int]] = []
+
+    def accepted_by_one(task: FeedTask) -> list[FeedReport]:
+        rounds.append([target.process for target in task.targets])
+        if task.again is None:
+            packed = AcceptedRows([(0, 20, 0)]).pack()
+            return [FeedReport(0, rows=20, partition_rows=20, accepted={1: packed})]
+        if task.round_number == 1:  # the chief had read the end, and its report is on its way
+            played.reach("worker:0", 0)
+            return [FeedReport(0, 20, 20, dropped_rows=20, unsent=((0, 20),))]
+        packed = AcceptedRows([(0, 20, 0)]).pack()
+        played.reach("worker:1", 20)
+        return [
+            FeedReport(0, rows=20, partition_rows=20, accepted={task.targets[0].process: packed})
+        ]
+
+    def comes_back() -> None:
+        new = NodeId("worker", 1, 100)
+        played.state.on_register(messages.Register(new, "0", "host", 7), 0.0)
+        told.extend(played.state.on_event(new, messages.Listening(Endpoint("127.0.0.1", 1)), 0.0))
+
+    first_wait = played.wait
+
+    def wait(done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+        if len(rounds) == 2 and not told:
+            comes_back()
+        return first_wait(done, timeout_s)
+
+    played.wait = wait  # type: ignore[method-assign]
+    played.lose("worker:1")
+    (epoch,) = jobs(played, accepted_by_one).train(REQUEST).epochs
+    second = process_key(1, 100)
+    assert rounds == [[0, 1], [0], [second]]
+    assert not [each for each in told if isinstance(getattr(each, "order", 0), messages.Flush)]
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (20, 20, 0)
+
+
+def trained_by(rows: int) -> messages.FeedSnapshot:
+    counts = messages.EpochRowCounts(0, rows, rows)
+    return messages.FeedSnapshot("input", trained_rows=rows, epochs=(counts,))
 
 
 @pytest.mark.parametrize(

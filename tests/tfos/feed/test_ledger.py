@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from feeding.protocol.row_ranges import AcceptedRows, RowRanges
 from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRowCounts
-from tfos.feed.ledger import EpochLedger, Rows, num_rows
+from tfos.feed.ledger import EpochLedger, num_rows
+from tfos.feed.suspects import Rows
 
 NAMES = dict(enumerate([f"worker:{rank}" for rank in range(3)]))
 

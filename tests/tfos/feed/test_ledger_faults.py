@@ -266,6 +266,29 @@ def test_rows_that_nobody_can_take_any_more_are_dropped_and_counted():
 
 
 @pytest.mark.fault("F01")
+def test_rows_that_come_again_after_the_epochs_end_are_unsent_if_a_worker_may_come_back():
+    with workers(2) as (dying, ended):
+        held, quick = Trainer(dying, most=0), Trainer(ended)
+        ledger, task = EpochLedger("input", 0), feed_task([dying, ended], keeps_unsent=True)
+        ledger.add([run(task, 0, PAIRS[0])])
+        for worker in (dying, ended):
+            worker.channel.flush("input", 0)
+        assert ended.channel.wait_flushed("input", 0, 20.0)
+        said = last(dying)
+        dying.listener.close()
+        again = ledger.take_lost({0: said})
+        task = feed_task([dying, ended], again=again, round_number=1, keeps_unsent=True)
+        report = run(task, 0, PAIRS[0])
+        assert (report.unsent, report.no_worker) == (again[0], "")
+        assert ledger.add([report], again=True) == 0
+        assert ledger.has_unsent
+        assert ledger.take_lost({}) == again
+        held.go_on()
+        dying.channel.finish("input")
+        assert len(quick.trained) == 400 - num_rows(again)
+
+
+@pytest.mark.fault("F01")
 @pytest.mark.parametrize("shuffle", [None, Shuffle(3, 64)], ids=["in order", "shuffled"])
 def test_rows_of_a_partition_that_is_another_one_when_fed_again_count_as_dropped(shuffle):
     with workers(2) as (dying, other):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tfos
+from tests.support.fake_gpus import FakeGpus
 from tests.support.sources import ROOT
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.tensorflowonspark import (
@@ -178,31 +179,17 @@ def test_a_namespace_takes_what_programs_have():
             Namespace(wrong)
 
 
-SMI = """#!/bin/sh
-case "$1" in
-  --query-gpu=index,uuid) printf '{gpus}' ;;
-  --query-compute-apps=gpu_uuid) printf '{busy}' ;;
-esac
-"""
-
-
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    def have(count: int, *busy: int) -> None:
-        program = tmp_path / "nvidia-smi"
-        lines = "\\n".join(f"{number}, GPU-{number}" for number in range(count))
-        users = "\\n".join(f"GPU-{number}" for number in busy)
-        program.write_text(SMI.format(gpus=lines, busy=users))
-        program.chmod(0o755)
-
-    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpu_info, "RETRY_S", 0.0)
-    return have
+    return FakeGpus(tmp_path, monkeypatch)
 
 
 def test_free_gpus_are_those_that_nobody_computes_on(gpus):
     assert not gpu_info.is_gpu_available()
-    gpus(4, 1)
+    with pytest.raises(UnsupportedError, match="this host has no nvidia-smi"):
+        gpu_info.get_gpus(1)
+    gpus.have(4, (1, 1))
     assert gpu_info.is_gpu_available()
     assert gpu_info.get_gpus(2) == "0,2"
     assert gpu_info.get_gpus(1, 1, format=gpu_info.AS_LIST) == ["2"]
@@ -224,7 +211,7 @@ def test_a_single_node_has_no_cluster_and_gpus_of_its_own(gpus, monkeypatch):
     util.single_node_env()
     assert "TF_CONFIG" not in os.environ
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    gpus(3)
+    gpus.have(3)
     util.single_node_env(1, 2, ["10.0.0.1", "10.0.0.10", "10.0.0.1"])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     util.single_node_env(0)

@@ -38,11 +38,20 @@ class OpenEpochs:
 
     def note(self, order: Flush) -> None:
         """Keep the order that ends an epoch; the newest of an epoch counts."""
+        self.revoke(order.feed, order.epoch)
+        self._ends.append(order)
+
+    def revoke(self, feed: str, epoch: int) -> None:
+        """Forget the order that ended an epoch, whose lost rows are fed again.
+
+        Args:
+            feed: its name.
+            epoch: number of the epoch, from 0.
+        """
         self._ends = deque(
-            (each for each in self._ends if (each.feed, each.epoch) != (order.feed, order.epoch)),
+            (each for each in self._ends if (each.feed, each.epoch) != (feed, epoch)),
             maxlen=_KEPT_ORDERS,
         )
-        self._ends.append(order)
 
     def joining(self, epochs: EpochLog) -> tuple[Joining, tuple[Flush, ...]]:
         """Return where a worker begins that joins now, and the orders that it has missed.

@@ -192,4 +192,6 @@ def child_env(
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or "-1"
+        # CUDA counts the fastest first; discovery scripts and nvidia-smi count by bus.
+        env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return env

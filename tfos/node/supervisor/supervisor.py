@@ -25,7 +25,7 @@ from rpc import endpoint
 from rpc.auth.process_memory import forbid_reading
 from tfos.control import messages
 from tfos.errors import LinkError
-from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
+from tfos.failure import EXECUTOR_LOST, GPU_UNUSABLE, NodeFailure, NodeId
 from tfos.node import failure, procfs
 from tfos.node.child_link import FromChild, Progress, Raised
 from tfos.node.failure import Exit
@@ -33,6 +33,7 @@ from tfos.node.process_exit import leave
 from tfos.node.spec import NO_KEYS, ChildSpec, LaunchStatus, State, SupervisorSpec
 from tfos.node.supervisor import children, tensorboard
 from tfos.node.supervisor.event_loop import EventLoop
+from tfos.node.supervisor.gpu_check import GpuCheck, GpuTrouble
 from tfos.node.supervisor.log_buffer import NodeLog
 from tfos.node.supervisor.reporter import (
     REGISTER_WINDOW_S,
@@ -77,19 +78,23 @@ class Supervisor:
         self._log = NodeLog(self._workspace.log_path, show_details=show_details)
         self._loop = EventLoop()
         self._heartbeat_state = HeartbeatState()
+        self._visible_gpus = children.visible_gpus(
+            self._planned, spec.executor.gpus, self._settings.config.gpu_resource
+        )
         self._env = children.child_env(
             os.environ,
             threads=self._settings.config.threads_per_node or spec.bundle.threads,
             cores=spec.executor.cores,
-            gpus=children.visible_gpus(
-                self._planned, spec.executor.gpus, self._settings.config.gpu_resource
-            ),
+            gpus=self._visible_gpus,
         )
         self._reporter = self._make_reporter()
         self._restarts = ChildRestarts(spec.bundle)
         self._child: children.Child | None = None
         self._board = tensorboard.TensorBoardChild(self._loop, self._reporter.report)
         self._raised: Raised | None = None
+        self._awaits_gpus = False
+        self._listening: messages.Listening | None = None
+        """What the child has reported while the GPUs were looked at."""
         self._lease_s = REGISTER_WINDOW_S
         """Default until registration sets it."""
         self._oom_kills = procfs.oom_kills()
@@ -154,8 +159,30 @@ class Supervisor:
         self._restarts.open_sockets(self._spec.executor.host, self._workspace.socket_dir)
         try:
             self._run_child()  # first: its imports take longest
+            self._check_gpus()
         finally:
             self._reporter.start()  # also to report why there is no child
+
+    def _check_gpus(self) -> None:
+        """Look whether the node's GPUs are free; those that nodes share are not."""
+        addresses = self._spec.executor.gpus
+        if not addresses or self._spec.bundle.shares_gpus or self._visible_gpus != addresses:
+            return
+        self._awaits_gpus = True
+        GpuCheck(addresses, lambda told: self._loop.post(lambda: self._on_gpus(told))).start()
+
+    def _on_gpus(self, told: GpuTrouble | None) -> None:
+        """End the node because of its GPUs, or go on; a lost one that is back always does."""
+        is_error = self._settings.config.busy_gpus == "error" and not self._spec.attempt
+        if told is not None and told.is_certain and is_error:
+            text = f"{self._node.name} on {self._spec.executor.host}: {told.text}"
+            self._fail(self._failure(GPU_UNUSABLE, text))
+            return
+        if told is not None:
+            self._reporter.log((f"tfos: {told.text}",), 0)
+        self._awaits_gpus = False
+        if self._listening is not None:
+            self._reporter.report(self._listening)
 
     def _run_child(self) -> None:
         self._child = self._start_child()
@@ -307,6 +334,8 @@ class Supervisor:
             case Raised():
                 self._raised = message
                 self._loop.set_timer("exit", RAISED_EXIT_S, self._kill_child)
+            case messages.Listening() if self._awaits_gpus:
+                self._listening = message  # main_fun begins once every node listens
             case _:
                 if isinstance(message, messages.PhaseChanged):
                     self._update_heartbeat_state(phase=message.phase)

@@ -1,0 +1,172 @@
+"""GPUs of this host, as nvidia-smi tells them: which there are, and which processes compute there.
+
+Covers: asking with a deadline, the users of those processes, what is missing or held of some GPUs.
+Does not: decide what follows (tfos.node.supervisor.gpu_check), choose free GPUs
+(tfos.tensorflowonspark.gpu_info).
+Runs in: supervisors, tasks of `tfos doctor`, any process.      Threads: any.
+
+In a container nvidia-smi may see other containers' memory but not their processes, so a GPU without
+a holder is not always free. Parts of a GPU (MIG) have addresses of their own, which are not judged.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+ASK_S = 10.0
+"""Seconds for one answer of nvidia-smi; without persistence mode it first wakes up each GPU."""
+_GPU_FIELDS = "index,uuid,name,memory.used,memory.total"
+_HOLDER_FIELDS = "pid,gpu_uuid,used_memory,process_name"
+_MAX_REASON_CHARS = 200
+_MIG = "MIG"
+
+
+class GpuToolFailed(Exception):
+    """nvidia-smi is there and gave no answer; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU."""
+
+    index: str
+    uuid: str
+    name: str
+    used_mb: str
+    total_mb: str
+
+    @property
+    def used_of_total(self) -> str:
+        """Its memory, as text."""
+        return f"{self.used_mb} of {self.total_mb} MB used"
+
+    def is_at(self, address: str) -> bool:
+        """Whether Spark's address means this GPU: its index, or the beginning of its UUID.
+
+        Args:
+            address: as the discovery script told it.
+        """
+        if address.isdigit():
+            return self.index == address
+        return bool(address) and self.uuid.lower().startswith(address.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHolder:
+    """A process that computes on a GPU."""
+
+    pid: int
+    gpu_uuid: str
+    used_mb: str
+    """A number, or what nvidia-smi says instead of it."""
+    program: str
+    user: str
+    """Empty: this process cannot see that one, as in another container."""
+
+    def __str__(self) -> str:
+        who = f"user {self.user}" if self.user else "in another container"
+        memory = f", {self.used_mb} MB" if self.used_mb.isdigit() else ""
+        return f"pid {self.pid} ({os.path.basename(self.program) or 'unknown'}, {who}{memory})"
+
+
+@dataclass(frozen=True, slots=True)
+class HostGpus:
+    """All GPUs of a host at one moment."""
+
+    gpus: tuple[Gpu, ...]
+    holders: tuple[GpuHolder, ...]
+
+    def missing(self, addresses: Sequence[str]) -> list[str]:
+        """Return the addresses at which there is no GPU.
+
+        Args:
+            addresses: of GPUs, as Spark gave them to a task.
+        """
+        judged = (each for each in addresses if not each.upper().startswith(_MIG))
+        return [each for each in judged if not any(gpu.is_at(each) for gpu in self.gpus)]
+
+    def held(
+        self, addresses: Sequence[str], ours: Collection[int] = ()
+    ) -> list[tuple[Gpu, list[GpuHolder]]]:
+        """Return those of these GPUs on which other processes compute, with these.
+
+        Args:
+            addresses: of GPUs, as Spark gave them to a task.
+            ours: pids that may be there.
+        """
+        found = []
+        for gpu in self.gpus:
+            if any(gpu.is_at(address) for address in addresses):
+                others = [
+                    each
+                    for each in self.holders
+                    if each.gpu_uuid == gpu.uuid and each.pid not in ours
+                ]
+                found += [(gpu, others)] if others else []
+        return found
+
+
+def look(timeout_s: float = ASK_S) -> HostGpus | None:
+    """Return the GPUs of this host; None: it has no nvidia-smi.
+
+    Args:
+        timeout_s: seconds for each of two answers.
+
+    Raises:
+        GpuToolFailed: nvidia-smi failed, or did not answer in time.
+    """
+    gpus = _ask("gpu", _GPU_FIELDS, timeout_s)
+    holders = _ask("compute-apps", _HOLDER_FIELDS, timeout_s)
+    if gpus is None or holders is None:
+        return None
+    return HostGpus(
+        tuple(Gpu(*each) for each in gpus),
+        tuple(
+            GpuHolder(int(pid), uuid, used, program, _user_of(int(pid)))
+            for pid, uuid, used, program in holders
+            if pid.isdigit()
+        ),
+    )
+
+
+def _ask(what: str, fields: str, timeout_s: float) -> list[list[str]] | None:
+    """Return the fields of each line of an answer; None: there is no nvidia-smi."""
+    command = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=timeout_s,
+        )
+    except FileNotFoundError:
+        return None
+    except subprocess.TimeoutExpired:
+        raise GpuToolFailed(f"nvidia-smi gave no answer in {timeout_s:g} s") from None
+    except OSError as error:
+        raise GpuToolFailed(f"nvidia-smi cannot run: {error}") from None
+    if done.returncode != 0:
+        said = " ".join((done.stdout + done.stderr).split())[:_MAX_REASON_CHARS]
+        raise GpuToolFailed(f"nvidia-smi ended with status {done.returncode}: {said}")
+    count = fields.count(",")
+    lines = [[part.strip() for part in line.split(",", count)] for line in done.stdout.splitlines()]
+    return [parts for parts in lines if len(parts) == count + 1]
+
+
+def _user_of(pid: int) -> str:
+    """Return the name or number of a process's user; empty if the process cannot be seen."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
