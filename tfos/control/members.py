@@ -86,6 +86,11 @@ class Member:
         return NodeId(self.planned.role, self.planned.index, max(self.attempt, 0))
 
     @property
+    def where(self) -> str:
+        """`worker:1@host`, with the host of its newest attempt."""
+        return f"{self.name}@{self.host}"
+
+    @property
     def is_live(self) -> bool:
         """Whether orders reach it."""
         return self.status in LIVE

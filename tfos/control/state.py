@@ -1,21 +1,17 @@
 """State machine of a cluster: events from nodes in, actions of the driver out.
 
 Covers: registration and fencing of attempts, the roster, failures and losses, silence, the end.
-Does not: send, wait, lock or look at a clock (tfos.control.coordinator does). Pure.
+Does not: send, wait, lock or look at a clock (tfos.control.coordinator does), decide whether an end
+is a loss or fatal (tfos.control.restarts). Pure.
 Threads: none; the coordinator serialises the calls.
 
-An evaluator is lost by whatever ends it once the cluster runs: it has no part in the training.
-
-A worker that was killed from outside (signal KILL or TERM, executor lost, silence) is *lost*: the
-servers fence it, and training goes on while other workers remain. One that crashed (signal SEGV,
-ABRT) is lost too if it has a restart left. Any other end of a node without an order is fatal: the
-cluster becomes FAILED, and every node receives the order to stop.
+control.restarts.node_end decides what the end of a node means. A worker that is *lost* is fenced at
+the servers. After a fatal end the cluster is FAILED, and every node receives the order to stop.
 """
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,12 +25,19 @@ from tfos.control.messages import FeedEpoch
 from tfos.control.permissions import admitted
 from tfos.control.restarts.budget import WINDOW_S, RestartBudget
 from tfos.control.restarts.joining import OpenEpochs
+from tfos.control.restarts.node_end import (
+    WITHOUT_PS,
+    Meaning,
+    Surroundings,
+    explained,
+    is_from_outside,
+    meaning_of,
+)
 from tfos.control.restarts.server_orders import kept_for_servers
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId, is_crash
 from tfos.phases import ClusterPhase, may_move
 from tfos.topology import PS_ROLE, Plan, PlannedNode
 
-_FROM_OUTSIDE = frozenset({int(signal.SIGKILL), int(signal.SIGTERM)})
 _MAX_FAILURES = 100
 _ATTEMPTS_PER_JOB = 100
 """Attempts of one node job: a restart begins a further hundred, Spark's retries count within it."""
@@ -43,19 +46,6 @@ _NOTICE_S = 60.0
 raises within a few; a step that hangs never does."""
 _MOST_NAMED = 8
 """Workers that a warning names; of more it has the number."""
-_WITHOUT_WORKER = (
-    "MultiWorkerMirroredStrategy cannot go on without one of its workers, and the others would "
-    "wait for it: save in main_fun, restore when it begins, and start the cluster again"
-)
-_AFTER_OWN_SHARD = (
-    "Save by ClusterConfig(checkpoints=...) and start the cluster again with resume=True, or use "
-    "num_ps >= 1: servers of their own go on when a worker is lost"
-)
-_WITHOUT_PS = (
-    "ParameterServerStrategy cannot go on without it, and its variables are gone: save in main_fun "
-    "with tf.train.CheckpointManager to a directory that every node sees, restore there when it "
-    "begins, and start the cluster again"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,7 +462,7 @@ class ClusterState:
                 return self._tensorboard(event)
             case messages.Restarted():
                 self._note(event.failure)
-                return [Warn(f"{member.name}@{member.host}: {event}")]
+                return [Warn(f"{member.where}: {event}")]
             case messages.UpdatesLost(text):
                 return [Warn(text)]
             case messages.Failed(failure):
@@ -591,7 +581,7 @@ class ClusterState:
         orders += [messages.FinishFeed(feed) for feed in self._finished_feeds]
         if self.training_stop:
             orders.append(messages.StopTraining(self.training_stop))
-        where = f"{member.name}@{member.host} joins as attempt {member.attempt}"
+        where = f"{member.where} joins as attempt {member.attempt}"
         if joining.fit is not None and joining.fit.epoch >= 0:
             where += f", in epoch {joining.fit.epoch + 1} of fit"
         back = messages.WorkerJoined(member.planned.rank)
@@ -607,7 +597,7 @@ class ClusterState:
         moved = next(entry for entry in roster if entry.node == member.node)
         told = [each for each in self.workers if each.status is NodeStatus.RUNNING]
         return [
-            Tell(f"{member.name}@{member.host} serves as attempt {member.attempt}"),
+            Tell(f"{member.where} serves as attempt {member.attempt}"),
             Send(member.node, messages.Start(roster)),
             *(Send(member.node, order) for order in self._for_servers),
             *(Send(each.node, messages.ServerMoved(moved.rank, moved.endpoint)) for each in told),
@@ -652,8 +642,7 @@ class ClusterState:
             if failure.traceback and self.phase is ClusterPhase.FAILED:
                 self._note(failure)  # it failed before the order to stop arrived
             return []
-        outside = failure.signal in _FROM_OUTSIDE or failure.error_type == EXECUTOR_LOST
-        return self._end_of(member, failure, now_s, outside=outside)
+        return self._end_of(member, failure, now_s, outside=is_from_outside(failure))
 
     def _vanished(self, member: Member, error_type: str, text: str, now_s: float) -> list[Action]:
         if not member.is_live:
@@ -666,31 +655,44 @@ class ClusterState:
     def _end_of(
         self, member: Member, failure: NodeFailure, now_s: float, *, outside: bool
     ) -> list[Action]:
-        if outside and not failure.signal and self.phase is ClusterPhase.RESERVED:
-            # Its executor or supervisor was lost, not only its child: Spark restarts the task,
-            # and a newer attempt will register.
-            member.status = NodeStatus.MISSING
-            member.endpoint = None
-            return [Warn(f"{member.name}@{member.host} was lost while starting: {failure.message}")]
-        if member.planned.is_evaluator and self.phase is ClusterPhase.RUNNING:
-            return self._evaluator_lost(member, failure)
-        if outside and member.planned.serves_tensorflow and self._goes_on_without(member):
-            return self._tensorflow_lost(member, failure)
-        if (outside or is_crash(failure)) and self._may_restart(member, failure):
-            replaced = self._replaced(member, failure, now_s)
-            if replaced:
-                return replaced
-        if not (outside and self._tolerable(member)):
-            member.status = NodeStatus.FAILED
-            return self.fail(self._explained(member, failure))
-        member.status = NodeStatus.LOST
-        self._note(failure)
-        left = self.training()
-        remaining = ", ".join(worker.name for worker in left)
-        if len(left) > _MOST_NAMED:
-            remaining = f"{len(left)} workers"
-        text = f"{member.name}@{member.host} was lost: {failure.message}; {remaining} go on"
-        return [*self._fence(member, failure), Warn(text)]
+        """Handle the end of a node without an order.
+
+        Args:
+            member: the node.
+            failure: how it ended.
+            now_s: monotonic seconds.
+            outside: whether it was killed from outside.
+        """
+        around = self._around(member, now_s)
+        match meaning_of(member, failure, around, outside=outside):
+            case Meaning.SPARK_RESTARTS:
+                member.status, member.endpoint = NodeStatus.MISSING, None
+                return [Warn(f"{member.where} was lost while starting: {failure.message}")]
+            case Meaning.EVALUATOR_LOST:
+                return self._evaluator_lost(member, failure)
+            case Meaning.COORDINATOR_DECIDES:
+                return self._tensorflow_lost(member, failure, around.tensorflow_workers)
+            case Meaning.STARTED_AGAIN:
+                return self._replaced(member, failure, now_s)
+            case Meaning.OTHERS_GO_ON:
+                return self._worker_lost(member, failure)
+            case Meaning.FATAL:
+                member.status = NodeStatus.FAILED
+                lost_ps = [each.name for each in self._lost_tensorflow_ps()]
+                return self.fail(explained(member, failure, self.plan, lost_ps))
+
+    def _around(self, member: Member, now_s: float) -> Surroundings:
+        """Return the cluster as a node that ends leaves it behind."""
+        beside = [each for each in self.tensorflow_servers if each.is_live and each is not member]
+        return Surroundings(
+            self.phase,
+            self.is_ending,
+            self.plan,
+            self.config,
+            num_training=sum(each is not member for each in self.training()),
+            tensorflow_workers=[each.name for each in beside if each.planned.role != PS_ROLE],
+            has_restart=self._budget_of(member).has_left(now_s),
+        )
 
     def not_restarted(self, name: str, reason: str, now_s: float) -> list[Action]:
         """Handle the end of a job that was to start a node again, before the node served.
@@ -703,44 +705,37 @@ class ClusterState:
         member = self.members[name]
         return self._end_of(member, member.failure("", reason), now_s, outside=True)
 
-    def _may_restart(self, member: Member, failure: NodeFailure) -> bool:
-        """Whether another attempt of the node can take its place, if restarts are left."""
-        if self.phase is not ClusterPhase.RUNNING or self.is_ending:
-            return False
-        if member.status is NodeStatus.DONE:
-            return False
-        if member.planned.is_ps:  # a killed child is its supervisor's to start again
-            has_state = self.config.checkpoints is not None and not self.plan.servers_at_driver
-            return has_state and not failure.signal
-        # Only the chief's process knows which micro-batches of a stream are trained and saved.
-        is_of_stream = member.planned.is_chief and any(member.batches)
-        return (
-            member.planned.runs_main_fun
-            and not member.serves_shard
-            and not is_of_stream
-            and not self.plan.is_mirrored
-            and not self.plan.tensorflow_servers
-        )
-
-    def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
-        """Start a lost node again; returns nothing if no restart is left."""
+    def _budget_of(self, member: Member) -> RestartBudget:
         limits = self.config.restarts
         limit = limits.ps if member.planned.is_ps else limits.workers
-        budget = self._budgets.setdefault(member.name, RestartBudget(limit))
-        delay_s = budget.take(member.registered_s, now_s)
-        if delay_s is None:
-            return []
+        return self._budgets.setdefault(member.name, RestartBudget(limit))
+
+    def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
+        """Start a lost node again, by one of the restarts that are left."""
+        budget = self._budget_of(member)
+        delay_s = budget.take(member.registered_s, now_s) or 0.0  # not None: has_left has said so
         self._note(failure)
         if not member.planned.is_ps:
             self.gone.append(member.as_lost())
         member.status, member.endpoint, member.lost_s = NodeStatus.RESTARTING, None, now_s
         member.first_attempt += _ATTEMPTS_PER_JOB
         text = (
-            f"{member.name}@{member.host} was lost: {failure.message}; it is started again "
-            f"({budget.num_recent} of {limit} times within {WINDOW_S / 60:.0f} minutes)"
+            f"{member.where} was lost: {failure.message}; it is started again "
+            f"({budget.num_recent} of {budget.limit} times within {WINDOW_S / 60:.0f} minutes)"
         )
         fences = [] if member.planned.is_ps else self._fence(member, failure)
         return [*fences, Warn(text), Replace(member.planned, member.first_attempt, delay_s)]
+
+    def _worker_lost(self, member: Member, failure: NodeFailure) -> list[Action]:
+        """Let the other workers go on without a lost one."""
+        member.status = NodeStatus.LOST
+        self._note(failure)
+        left = self.training()
+        remaining = ", ".join(worker.name for worker in left)
+        if len(left) > _MOST_NAMED:
+            remaining = f"{len(left)} workers"
+        text = f"{member.where} was lost: {failure.message}; {remaining} go on"
+        return [*self._fence(member, failure), Warn(text)]
 
     def _without_slot(self, now_s: float) -> list[Action]:
         """Give up the nodes for whose new attempts Spark has had no slot for too long."""
@@ -761,44 +756,19 @@ class ClusterState:
         reason = failure.message
         if failure.error_type and failure.traceback:
             reason = f"{failure.error_type}: {reason}"
-        text = f"{member.name}@{member.host} was lost: {reason}; the training goes on without it"
+        text = f"{member.where} was lost: {reason}; the training goes on without it"
         return [Warn(text)]
 
-    def _tolerable(self, member: Member) -> bool:
-        others = [worker for worker in self.training() if worker is not member]
-        return (
-            self.config.tolerate_lost_workers
-            and not self.plan.is_mirrored
-            and not member.serves_shard
-            and self.phase is ClusterPhase.RUNNING
-            and member.planned.runs_main_fun
-            and not member.planned.is_chief
-            and bool(others)
-        )
-
-    def _goes_on_without(self, member: Member) -> bool:
-        """Whether the coordinator goes on without one of TensorFlow's servers, or raises itself."""
-        if self.phase is not ClusterPhase.RUNNING or member.planned.role == PS_ROLE:
-            return self.phase is ClusterPhase.RUNNING
-        return self.config.tolerate_lost_workers and bool(self._tensorflow_workers(member))
-
-    def _tensorflow_workers(self, lost: Member) -> list[str]:
-        """Return the names of TensorFlow's workers that live beside a lost one."""
-        return [
-            each.name
-            for each in self.tensorflow_servers
-            if each.planned.role != PS_ROLE and each.is_live and each is not lost
-        ]
-
-    def _tensorflow_lost(self, member: Member, failure: NodeFailure) -> list[Action]:
+    def _tensorflow_lost(
+        self, member: Member, failure: NodeFailure, workers: Sequence[str]
+    ) -> list[Action]:
         """Leave the end of one of TensorFlow's servers to the coordinator in main_fun."""
         member.status = NodeStatus.LOST
         self._note(failure)
         then = "the chief's strategy cannot go on without it"
         if member.planned.role != PS_ROLE:
-            names = ", ".join(self._tensorflow_workers(member))
-            then = f"the chief's coordinator gives its work to {names}"
-        return [Warn(f"{member.name}@{member.host} was lost: {failure.message}; {then}")]
+            then = f"the chief's coordinator gives its work to {', '.join(workers)}"
+        return [Warn(f"{member.where} was lost: {failure.message}; {then}")]
 
     def _lost_tensorflow_ps(self) -> list[Member]:
         return [
@@ -806,25 +776,6 @@ class ClusterState:
             for each in self.tensorflow_servers
             if each.planned.role == PS_ROLE and each.status is NodeStatus.LOST
         ]
-
-    def _explained(self, member: Member, failure: NodeFailure) -> NodeFailure:
-        """Add to the failure what it means beyond its node, and what to do."""
-        if self.plan.is_mirrored and not failure.traceback:
-            text = f"{failure.message}. {_WITHOUT_WORKER}"
-            return msgspec.structs.replace(failure, message=text)
-        if member.serves_shard and not failure.traceback:
-            shard = f"shard {member.planned.rank + 1} of {len(self.workers)} of the parameters"
-            text = f"{failure.message}. {member.name} served {shard}, which is lost with it. "
-            return msgspec.structs.replace(failure, message=text + _AFTER_OWN_SHARD)
-        lost = self._lost_tensorflow_ps()
-        if not lost or not member.planned.is_chief:
-            return failure
-        names = ", ".join(each.name for each in lost)
-        return msgspec.structs.replace(
-            failure,
-            message=f"{failure.message}\nTensorFlow's parameter server {names} was lost before. "
-            f"{_WITHOUT_PS}",
-        )
 
     def _without_tensorflow_ps(self, now_s: float) -> list[Action]:
         """Fail a cluster whose main_fun does not notice that a parameter server is gone."""
@@ -837,7 +788,7 @@ class ClusterState:
             return []
         known = [each for each in self.failures if each.node == lost[0].node]
         failure = (known or [lost[0].failure("", f"{lost[0].name} was lost")])[0]
-        text = f"{failure.message}; main_fun did not notice it for {_NOTICE_S:.0f} s. {_WITHOUT_PS}"
+        text = f"{failure.message}; main_fun did not notice it for {_NOTICE_S:.0f} s. {WITHOUT_PS}"
         return self.fail(msgspec.structs.replace(failure, message=text))
 
     def _fence(self, member: Member, failure: NodeFailure) -> list[Action]:

@@ -1,1 +1,1 @@
-"""Replacements of lost nodes: how many are left and when they start, and where one begins."""
+"""Ends of nodes: what each means, the restarts that are left, where a new attempt begins."""

@@ -38,6 +38,11 @@ class RestartBudget:
         """Restarts that count against the limit now."""
         return len(self._recent)
 
+    def has_left(self, now_s: float) -> bool:
+        """Whether the limit leaves a restart at this time, in monotonic seconds."""
+        self._recent = [each for each in self._recent if now_s - each < WINDOW_S]
+        return len(self._recent) < self.limit
+
     def take(self, started_s: float, now_s: float) -> float | None:
         """Use one restart; return the seconds to wait before it, None when none is left.
 
@@ -45,8 +50,7 @@ class RestartBudget:
             started_s: when that what has ended now had begun, in monotonic seconds.
             now_s: monotonic seconds.
         """
-        self._recent = [each for each in self._recent if now_s - each < WINDOW_S]
-        if len(self._recent) >= self.limit:
+        if not self.has_left(now_s):
             return None
         self._recent.append(now_s)
         self.count += 1
