@@ -118,14 +118,15 @@ def test_no_attempt_takes_the_place_of_what_only_the_lost_process_had(how: dict[
 def test_nothing_is_started_again_while_the_cluster_does_not_run():
     nodes = [member(node.name) for node in PLAN.nodes]
     not_running = [phase for phase in ClusterPhase if phase is not ClusterPhase.RUNNING]
-    for node, phase, how in itertools.product(nodes, not_running, (KILLED, EXECUTOR, CRASHED)):
+    hows: list[dict[str, Any]] = [KILLED, EXECUTOR, CRASHED]
+    for node, phase, how in itertools.product(nodes, not_running, hows):
         found = ends(node, how, around(phase=phase))
         assert found in (Meaning.FATAL, Meaning.SPARK_RESTARTS), (node.name, phase, how)
 
 
 def test_a_fatal_end_says_what_was_lost_with_the_node_and_what_to_do():
-    def text(node: Member, of: Any, lost_ps: tuple[str, ...] = (), **how: Any) -> str:
-        failure = NodeFailure(node.node, "host-b", 7, message="it ended", **how)
+    def text(node: Member, of: Any, lost_ps: tuple[str, ...] = (), traceback: str = "") -> str:
+        failure = NodeFailure(node.node, "host-b", 7, message="it ended", traceback=traceback)
         return explained(node, failure, of, lost_ps).message
 
     assert text(member("worker:1"), PLAN) == "it ended"
@@ -135,4 +136,4 @@ def test_a_fatal_end_says_what_was_lost_with_the_node_and_what_to_do():
     assert "resume=True" in shard
     (chief,) = (each.name for each in TENSORFLOW.workers)
     assert "server ps:0 was lost before" in text(member(chief, TENSORFLOW), TENSORFLOW, ("ps:0",))
-    assert text(member("worker:1", MIRRORED), MIRRORED, **RAISED) == "it ended"
+    assert text(member("worker:1", MIRRORED), MIRRORED, traceback="Traceback") == "it ended"
