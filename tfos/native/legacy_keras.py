@@ -1,6 +1,7 @@
 """tf-keras, Keras 2, as `tf.keras`: which Keras nodes have, and what Keras 2's programs write.
 
-Covers: the driver's choice on the nodes, `lr=` of tf-keras' optimizers.
+Covers: the driver's choice on the nodes, `lr=` of tf-keras' optimizers, what to do where Keras 3
+refuses a program.
 Does not: import TensorFlow or tf-keras, install anything.
 Runs in: the driver and the workers' processes.
 
@@ -50,6 +51,22 @@ def follow(environment: MutableMapping[str, str], choice: str) -> None:
         environment.setdefault(VARIABLE, choice)
     if environment.get(VARIABLE) in _TRUE:
         honour_lr()
+
+
+def advice(error: BaseException) -> str:
+    """Return what to do about the error of Keras 3's `fit` under several workers of a strategy.
+
+    Its own text is of a conversion that fails. Empty: it is another error.
+
+    Args:
+        error: of main_fun.
+    """
+    if not isinstance(error, ValueError) or "values.PerReplica" not in str(error):
+        return ""
+    return (
+        ". Keras 3 does not fit under this strategy of TensorFlow; Keras 2 does: install tf-keras, "
+        f"and set {VARIABLE}=1 at the driver. Or train on parameter servers: ctx.distribute(model)"
+    )
 
 
 def honour_lr() -> None:

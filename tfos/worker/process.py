@@ -270,7 +270,7 @@ class WorkerProcess:
         name = failure.type_name(error)
         ours = frozenset({__file__, cloudpickle.__file__})
         text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
-        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
+        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS] + legacy_keras.advice(error)
         self._channel.fail(message, error_type=name, remote_traceback=text)
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -26,7 +26,7 @@ def descend_together(steps, rate):
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     rows = numpy.random.default_rng(0).uniform(-1, 1, (64, 2)).astype("float32")
-    dataset = tf.data.Dataset.from_tensor_slices((rows, rows @ numpy.float32([3, -2])))
+    dataset = tf.data.Dataset.from_tensor_slices((rows, rows @ numpy.array([3, -2], "float32")))
     batches = strategy.experimental_distribute_dataset(dataset.batch(64).repeat())
     with strategy.scope():
         weights = tf.Variable(tf.zeros([2]))

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.spark_masters import REPO
+from tfos import TFCluster
+from tfos.errors import NodeFailedError
 from tfos.native import legacy_keras
 
 pytestmark = [
@@ -73,6 +75,24 @@ def fits_a_line(args, ctx):
     export_dir = export_lib.get_timestamped_export_dir(args.export_dir)
     compat.export_saved_model(model, export_dir, ctx.job_name == "chief")
     feed.terminate()
+
+
+def fits_under_a_strategy(args, ctx):
+    import tensorflow as tf
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((8, 2)), np.ones(8), verbose=0)
+
+
+def test_without_keras_2_the_error_says_what_to_install(spark, monkeypatch):
+    monkeypatch.setenv(legacy_keras.VARIABLE, "0")
+    with (
+        pytest.raises(NodeFailedError, match="install tf-keras, and set TF_USE_LEGACY_KERAS=1"),
+        TFCluster.reserve(spark, 2, 0, ps="tensorflow") as cluster,
+    ):
+        cluster.start(fits_under_a_strategy)
 
 
 def test_it_trains_and_exports_without_a_change(spark, pipeline, tmp_path):

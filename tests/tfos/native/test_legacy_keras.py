@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from tfos.native import legacy_keras
-from tfos.native.legacy_keras import VARIABLE, follow, prefer
+from tfos.native.legacy_keras import VARIABLE, advice, follow, prefer
 
 OPTIMIZER = """
 class Optimizer:
@@ -103,6 +103,12 @@ def test_lr_is_the_learning_rate_of_optimizers_that_were_imported_before(keras_2
     assert adam.Adam(lr=0.2).learning_rate == 0.001
     follow({VARIABLE: "true"}, "")
     assert adam.Adam(lr=0.2).learning_rate == 0.2
+
+
+def test_keras_3_under_a_strategy_gets_the_next_step():
+    text = "unsupported type (<class 'tensorflow.python.distribute.values.PerReplica'>) to a Tensor"
+    assert "install tf-keras, and set TF_USE_LEGACY_KERAS=1" in advice(ValueError(text))
+    assert advice(ValueError("batch_size")) == advice(TypeError(text)) == ""
 
 
 def test_optimizers_stay_as_they_are_with_keras_3(keras_2):
