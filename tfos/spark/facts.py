@@ -251,7 +251,7 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
     check_running(sc)
     spark = sc._jsc.sc()
     task, resource = facts.task_share(gpu_resource), facts.counted_resource(gpu_resource)
-    executors = []
+    executors, launching = [], 0
     summaries = spark.statusStore().executorList(True).iterator()
     running = _running_tasks(spark)
     while summaries.hasNext():
@@ -267,11 +267,14 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         free = _free(spark.taskScheduler().backend(), name, resource)
         if free is None:
             continue
+        if _is_launching(free, running.get(name, 0)):
+            launching += 1
+            continue
         # Free cores do not tell of tasks that hold something else, nor tasks of more cores' share.
         busy = max(running.get(name, 0), slots - free.tasks(task))
         capacity = NodeShare(int(summary.totalCores()), _num_gpus(summary, resource))
         executors.append(ExecutorSlots(name, host, slots, busy, capacity, free))
-    return Offer(tuple(executors), facts.expected_executors, task=task)
+    return Offer(tuple(executors), facts.expected_executors, task=task, launching=launching)
 
 
 def _running_tasks(spark: Any) -> dict[str, int]:
@@ -281,6 +284,14 @@ def _running_tasks(spark: Any) -> dict[str, int]:
         entry = running.next()
         busy[entry._1()] = int(entry._2())
     return busy
+
+
+def _is_launching(free: NodeShare, num_running: int) -> bool:
+    """Whether an executor has registered, and Spark gives it no task before it has set itself up.
+
+    That takes seconds on a busy host. Until then Spark counts none of its cores as free.
+    """
+    return not free.cores and not num_running
 
 
 def _num_gpus(summary: Any, name: str) -> int:

@@ -58,6 +58,8 @@ class Offer:
     """Containers that YARN has given to executors; None: not known."""
     task: NodeShare = ONE_CORE
     """What a task takes without a profile."""
+    launching: int = 0
+    """Further executors, which have registered and set themselves up: they take no tasks yet."""
 
     def fit(self, needs: SlotNeeds, *, is_idle: bool = False) -> Fit | None:
         """Return how the nodes fit beside what runs and what is claimed, or None.
@@ -167,6 +169,7 @@ class SlotWait:
             arriving |= offer.free_at_most >= self.needs.num_slots
         else:
             arriving |= offer.starting > 0
+        arriving |= offer.launching > 0
         waited_s = now_s - self.started_s
         if offer.complete and offer.fit(self.needs, is_idle=True) is None:
             raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
@@ -212,6 +215,8 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
         names = ", ".join(executor.executor_id for executor in offer.executors)
         sizes = _products(offer) if needs.is_plain else _rooms(offer)
         seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {sizes}"
+    if offer.launching:
+        seen += f"; {offer.launching} more set themselves up"
     held = f", {offer.busy} of them held by running tasks" if offer.busy else ""
     if not needs.is_plain and offer.busy:
         held = f", running tasks hold {offer.busy} slots"

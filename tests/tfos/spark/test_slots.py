@@ -237,3 +237,13 @@ def test_resources_that_no_executor_has_fail_at_once_with_both_sides():
         _resources_wait().ready(Offer(small, expected=4), 0.0)
     assert "need 1 x 1 core + 2 x 3 cores and 1 GPU at once (1 ps + 2 workers)" in str(caught.value)
     assert "executors 0, 1, 2, 3: 4 x 2 cores and 1 GPU" in str(caught.value)
+
+
+@pytest.mark.fault("F18")
+def test_executors_that_set_themselves_up_are_awaited_beyond_the_settling_time():
+    wait = _wait(3, slot_settle_s=4.0, slot_wait_s=60.0)
+    offer = replace(_offer(0), launching=2)
+    for now_s in (0.0, 5.0, 59.0):
+        assert wait.ready(offer, now_s) is None
+    with pytest.raises(NotEnoughSlots, match=r"executor 0: 1 x 1 slot; 2 more set themselves up"):
+        wait.ready(offer, 60.0)
