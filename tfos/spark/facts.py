@@ -251,7 +251,7 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
     check_running(sc)
     spark = sc._jsc.sc()
     task, resource = facts.task_share(gpu_resource), facts.counted_resource(gpu_resource)
-    executors, launching = [], 0
+    executors = []
     summaries = spark.statusStore().executorList(True).iterator()
     running = _running_tasks(spark)
     while summaries.hasNext():
@@ -267,14 +267,12 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         free = _free(spark.taskScheduler().backend(), name, resource)
         if free is None:
             continue
-        if _is_launching(free, running.get(name, 0)):
-            launching += 1
-            continue
         # Free cores do not tell of tasks that hold something else, nor tasks of more cores' share.
         busy = max(running.get(name, 0), slots - free.tasks(task))
         capacity = NodeShare(int(summary.totalCores()), _num_gpus(summary, resource))
-        executors.append(ExecutorSlots(name, host, slots, busy, capacity, free))
-    return Offer(tuple(executors), facts.expected_executors, task=task, launching=launching)
+        is_launching = _is_launching(free, running.get(name, 0))
+        executors.append(ExecutorSlots(name, host, slots, busy, capacity, free, is_launching))
+    return Offer(tuple(executors), facts.expected_executors, task=task)
 
 
 def _running_tasks(spark: Any) -> dict[str, int]:

@@ -30,6 +30,8 @@ class ExecutorSlots:
     """All that it has for tasks; None: its slots."""
     free: NodeShare | None = None
     """What Spark's scheduler can give to tasks now; None: the slots that are not busy."""
+    is_launching: bool = False
+    """It has registered and takes no tasks yet: all its slots count as busy."""
 
     def room(self, task: NodeShare, *, is_idle: bool = False) -> Room:
         """Return what nodes can take.
@@ -58,8 +60,6 @@ class Offer:
     """Containers that YARN has given to executors; None: not known."""
     task: NodeShare = ONE_CORE
     """What a task takes without a profile."""
-    launching: int = 0
-    """Further executors, which have registered and set themselves up: they take no tasks yet."""
 
     def fit(self, needs: SlotNeeds, *, is_idle: bool = False) -> Fit | None:
         """Return how the nodes fit beside what runs and what is claimed, or None.
@@ -96,8 +96,13 @@ class Offer:
 
     @property
     def busy(self) -> int:
-        """Slots that tasks of this application hold."""
+        """Slots that tasks of this application hold, and those of executors that launch."""
         return sum(min(executor.slots, executor.busy) for executor in self.executors)
+
+    @property
+    def launching(self) -> int:
+        """Slots of executors that have registered and take no tasks yet."""
+        return sum(executor.slots for executor in self.executors if executor.is_launching)
 
     @property
     def complete(self) -> bool:
@@ -215,11 +220,12 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
         names = ", ".join(executor.executor_id for executor in offer.executors)
         sizes = _products(offer) if needs.is_plain else _rooms(offer)
         seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {sizes}"
+    busy = offer.busy - offer.launching
+    held = f", {busy} of them held by running tasks" if busy else ""
+    if not needs.is_plain and busy:
+        held = f", running tasks hold {busy} slots"
     if offer.launching:
-        seen += f"; {offer.launching} more set themselves up"
-    held = f", {offer.busy} of them held by running tasks" if offer.busy else ""
-    if not needs.is_plain and offer.busy:
-        held = f", running tasks hold {offer.busy} slots"
+        held += f", {offer.launching} slots of executors that still set themselves up"
     if offer.claimed:
         held += f", {offer.claimed} claimed by clusters that are reserved and not started"
     configured = (

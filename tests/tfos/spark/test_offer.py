@@ -66,11 +66,11 @@ def offer_of(executors: dict[str, tuple[int, int]]) -> Offer:
 @pytest.mark.fault("F18")
 def test_an_executor_that_sets_itself_up_is_awaited_and_not_busy():
     offer = offer_of({"0": (0, 0), "1": (2, 0)})
-    assert [each.executor_id for each in offer.executors] == ["1"]
-    assert (offer.total, offer.busy, offer.free, offer.launching) == (2, 0, 2, 1)
+    assert [each.is_launching for each in offer.executors] == [True, False]
+    assert (offer.total, offer.free, offer.launching) == (4, 2, 2)
 
 
 def test_executors_with_running_tasks_are_busy_as_far_as_they_are():
     offer = offer_of({"0": (0, 2), "1": (1, 1)})
     assert [(each.executor_id, each.busy) for each in offer.executors] == [("0", 2), ("1", 1)]
-    assert offer.free == 1
+    assert (offer.free, offer.launching) == (1, 0)
