@@ -5,7 +5,8 @@ refuses a program.
 Does not: import TensorFlow or tf-keras, install anything.
 Runs in: the driver and the workers' processes.
 
-TensorFlow looks at TF_USE_LEGACY_KERAS when it is imported. main_fun names classes of `tf.keras`,
+TensorFlow looks at TF_USE_LEGACY_KERAS when it is imported, for `from tensorflow.keras import`, and
+when `tf.keras` is first used. main_fun names classes of `tf.keras`,
 so a node must have the driver's Keras before it reads main_fun.
 """
 
@@ -32,12 +33,23 @@ def prefer(environment: MutableMapping[str, str], modules: Mapping[str, ModuleTy
 
     Args:
         environment: of this process.
-        modules: of this process. With TensorFlow among them, `tf.keras` has been chosen.
+        modules: of this process. Where TensorFlow is among them and `tf.keras` was used, its use
+            was the choice.
     """
-    if VARIABLE in environment or "tensorflow" in modules:
+    if VARIABLE in environment or _was_used(modules):
         return
     if importlib.util.find_spec(_PACKAGE) is not None:
         environment[VARIABLE] = "1"
+
+
+def _was_used(modules: Mapping[str, ModuleType]) -> bool:
+    tensorflow = modules.get("tensorflow")
+    if tensorflow is None:
+        return False
+    lazy = vars(tensorflow).get("keras")
+    # TensorFlow's own mark of a module that waits for its first use; without it, it was used.
+    waits = lazy is not None and vars(lazy).get("_tfll_initialized") is False
+    return not waits or "tensorflow.keras" in modules
 
 
 def follow(environment: MutableMapping[str, str], choice: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from typing import Any
 
@@ -93,6 +95,25 @@ def test_without_keras_2_the_error_says_what_to_install(spark, monkeypatch):
         TFCluster.reserve(spark, 2, 0, ps="tensorflow") as cluster,
     ):
         cluster.start(fits_under_a_strategy)
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        ("import tensorflow as tf", "tf_keras"),
+        ("import tensorflow as tf; tf.keras.Sequential", "keras"),
+        ("from tensorflow.keras import Sequential", "keras"),
+    ],
+)
+def test_keras_is_chosen_until_a_program_uses_it(spark, before, kind):
+    program = f"{before}\nimport tensorflowonspark, tensorflow as tf\nprint(tf.keras.Sequential)"
+    path = os.pathsep.join([str(REPO / "compat" / "tensorflowonspark"), str(REPO)])
+    env = {name: text for name, text in os.environ.items() if name != legacy_keras.VARIABLE}
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(
+        command, env={**env, "PYTHONPATH": path}, capture_output=True, text=True, timeout=200
+    )
+    assert f"<class '{kind}." in ran.stdout, ran.stderr
 
 
 def test_it_trains_and_exports_without_a_change(spark, pipeline, tmp_path):

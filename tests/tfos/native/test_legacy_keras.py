@@ -34,6 +34,14 @@ class Tuned(Adam):
 """
 
 
+def tensorflow(**marks: bool) -> ModuleType:
+    """Return a module whose `keras` has these marks."""
+    made, lazy = ModuleType("tensorflow"), ModuleType("keras")
+    vars(lazy).update(marks)
+    vars(made)["keras"] = lazy
+    return made
+
+
 @pytest.fixture
 def keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A package in the shape of tf-keras, which is not installed where tests run."""
@@ -60,7 +68,17 @@ def keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     [
         ({}, {}, "1"),
         ({VARIABLE: "0"}, {}, "0"),
+        ({}, {"tensorflow": tensorflow(_tfll_initialized=False)}, "1"),
+        ({}, {"tensorflow": tensorflow()}, None),
         ({}, {"tensorflow": ModuleType("tensorflow")}, None),
+        (
+            {},
+            {
+                "tensorflow": tensorflow(_tfll_initialized=False),
+                "tensorflow.keras": ModuleType("keras"),
+            },
+            None,
+        ),
     ],
 )
 def test_keras_2_is_chosen_where_it_is_installed_and_nothing_was_chosen(
