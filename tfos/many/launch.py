@@ -82,8 +82,8 @@ class RunPlace:
 
 def _words(offer: Offer) -> str:
     return (
-        f"{len(offer.executors)} executors with {offer.total} task slots, {offer.busy} of them "
-        "held by running tasks"
+        f"{len(offer.executors)} executors with {offer.total} task slots, "
+        f"{offer.busy - offer.launching} of them held by running tasks"
     )
 
 

@@ -46,6 +46,8 @@ class NodeSettings:
     """Shows the chief whether it is on the driver's host."""
     has_tensorflow_servers: bool = False
     """Whether other nodes run TensorFlow's servers, for a strategy that main_fun builds."""
+    legacy_keras: str = ""
+    """The driver's TF_USE_LEGACY_KERAS, which says what `tf.keras` is; empty: it has none."""
     release_port: bool = True
     """Whether main_fun leaves the reserved port alone; False: `ctx.tmp_socket` is its socket."""
 

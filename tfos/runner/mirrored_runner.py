@@ -16,6 +16,7 @@ from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.runner.local_run import run_local
 from tfos.runner.mirrored_rank import run_mirrored
+from tfos.runner.rank_process import run_rank
 from tfos.runner.spark_run import checked_work, run_work
 from tfos.spark.facts import active_context
 
@@ -35,6 +36,8 @@ class MirroredStrategyRunner:
         local_mode: run beside the driver, in one process without Spark; num_slots is then 1.
         use_gpu: each task sees the GPUs that Spark gave to it. False: it sees none.
         gpu_resource_name: Spark's name of the GPUs.
+        use_custom_strategy: train_fn builds TensorFlow's MultiWorkerMirroredStrategy itself, from
+            TF_CONFIG; tfos distributes nothing.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
         config: timeouts and limits of a run on the executors.
 
@@ -42,17 +45,24 @@ class MirroredStrategyRunner:
         SettingsError: the arguments cannot work together.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the distributor's arguments, by keyword
         self,
         *,
         num_slots: int,
         local_mode: bool = False,
         use_gpu: bool = True,
         gpu_resource_name: str = "gpu",
+        use_custom_strategy: bool = False,
         sc: SparkContext | SparkSession | None = None,
         config: ClusterConfig | None = None,
     ) -> None:
-        _check(num_slots, local_mode, use_gpu)
+        _check(
+            num_slots,
+            local_mode=local_mode,
+            use_gpu=use_gpu,
+            use_custom_strategy=use_custom_strategy,
+        )
+        self._has_own_strategy = use_custom_strategy
         self._num_slots = num_slots
         self._local_mode = local_mode
         self._sc = sc
@@ -64,7 +74,7 @@ class MirroredStrategyRunner:
 
         Args:
             train_fn: builds, compiles and fits one Keras model; its data are the same on all slots,
-                arrays or a `tf.data.Dataset`.
+                arrays or a `tf.data.Dataset`. With use_custom_strategy it trains as it likes.
             **kwargs: of train_fn.
 
         Raises:
@@ -79,7 +89,10 @@ class MirroredStrategyRunner:
         context = self._sc if self._sc is not None else active_context()
         if resource is not None:
             _check_gpus(context, resource)
-        return run_work(run_mirrored, work, self._num_slots, context, self._config)[0]
+        num_slots, config = self._num_slots, self._config
+        if self._has_own_strategy:
+            return run_work(run_rank, work, num_slots, context, config, ps="tensorflow")[0]
+        return run_work(run_mirrored, work, num_slots, context, config)[0]
 
 
 def _beside_driver(train_fn: Callable[..., Any], kwargs: dict[str, Any], use_gpu: bool) -> Any:
@@ -88,10 +101,10 @@ def _beside_driver(train_fn: Callable[..., Any], kwargs: dict[str, Any], use_gpu
     return train_fn(**kwargs)
 
 
-def _check(num_slots: object, local_mode: object, use_gpu: object) -> None:
+def _check(num_slots: object, *, local_mode: object, **switches: object) -> None:
     if isinstance(num_slots, bool) or not isinstance(num_slots, int) or num_slots < 1:
         raise SettingsError(f"num_slots must be a whole number from 1, got {num_slots!r}")
-    for name, value in (("local_mode", local_mode), ("use_gpu", use_gpu)):
+    for name, value in {"local_mode": local_mode, **switches}.items():
         if not isinstance(value, bool):
             raise SettingsError(f"{name} must be True or False, got {value!r}")
     if local_mode and num_slots > 1:

@@ -19,6 +19,7 @@ from tfos.errors import NoResultError, SettingsError
 from tfos.runner.rank_process import RankWork, run_rank
 from tfos.spark import pickling
 from tfos.spark.facts import active_context
+from tfos.topology import ServersOf
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -67,6 +68,8 @@ def run_work(
     count: int,
     context: Any,
     config: ClusterConfig | None,
+    *,
+    ps: ServersOf = "tfos",
 ) -> list[Any]:
     """Run a main_fun that hands over a value on each of `count` ranks; values in rank order.
 
@@ -76,12 +79,13 @@ def run_work(
         count: ranks.
         context: SparkContext or classic SparkSession.
         config: as of `run`.
+        ps: "tensorflow": ranks train by a strategy of TensorFlow's.
 
     Raises:
         NotEnoughSlots, NodeFailedError, NoResultError: as `run`.
     """
     every_rank = dataclasses.replace(config or ClusterConfig(), tolerate_lost_workers=False)
-    with TFCluster.reserve(context, count, 0, config=every_rank) as cluster:
+    with TFCluster.reserve(context, count, 0, ps=ps, config=every_rank) as cluster:
         cluster.start(main_fun, work)
     values = cluster.handed_over()
     missing = [rank for rank in range(count) if rank not in values]

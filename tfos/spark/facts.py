@@ -270,7 +270,8 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         # Free cores do not tell of tasks that hold something else, nor tasks of more cores' share.
         busy = max(running.get(name, 0), slots - free.tasks(task))
         capacity = NodeShare(int(summary.totalCores()), _num_gpus(summary, resource))
-        executors.append(ExecutorSlots(name, host, slots, busy, capacity, free))
+        is_launching = _is_launching(free, running.get(name, 0))
+        executors.append(ExecutorSlots(name, host, slots, busy, capacity, free, is_launching))
     return Offer(tuple(executors), facts.expected_executors, task=task)
 
 
@@ -281,6 +282,14 @@ def _running_tasks(spark: Any) -> dict[str, int]:
         entry = running.next()
         busy[entry._1()] = int(entry._2())
     return busy
+
+
+def _is_launching(free: NodeShare, num_running: int) -> bool:
+    """Whether an executor has registered, and Spark gives it no task before it has set itself up.
+
+    That takes seconds on a busy host. Until then Spark counts none of its cores as free.
+    """
+    return not free.cores and not num_running
 
 
 def _num_gpus(summary: Any, name: str) -> int:

@@ -30,6 +30,8 @@ class ExecutorSlots:
     """All that it has for tasks; None: its slots."""
     free: NodeShare | None = None
     """What Spark's scheduler can give to tasks now; None: the slots that are not busy."""
+    is_launching: bool = False
+    """It has registered and takes no tasks yet: all its slots count as busy."""
 
     def room(self, task: NodeShare, *, is_idle: bool = False) -> Room:
         """Return what nodes can take.
@@ -94,8 +96,13 @@ class Offer:
 
     @property
     def busy(self) -> int:
-        """Slots that tasks of this application hold."""
+        """Slots that tasks of this application hold, and those of executors that launch."""
         return sum(min(executor.slots, executor.busy) for executor in self.executors)
+
+    @property
+    def launching(self) -> int:
+        """Slots of executors that have registered and take no tasks yet."""
+        return sum(executor.slots for executor in self.executors if executor.is_launching)
 
     @property
     def complete(self) -> bool:
@@ -167,6 +174,7 @@ class SlotWait:
             arriving |= offer.free_at_most >= self.needs.num_slots
         else:
             arriving |= offer.starting > 0
+        arriving |= offer.launching > 0
         waited_s = now_s - self.started_s
         if offer.complete and offer.fit(self.needs, is_idle=True) is None:
             raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
@@ -212,9 +220,12 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
         names = ", ".join(executor.executor_id for executor in offer.executors)
         sizes = _products(offer) if needs.is_plain else _rooms(offer)
         seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {sizes}"
-    held = f", {offer.busy} of them held by running tasks" if offer.busy else ""
-    if not needs.is_plain and offer.busy:
-        held = f", running tasks hold {offer.busy} slots"
+    busy = offer.busy - offer.launching
+    held = f", {busy} of them held by running tasks" if busy else ""
+    if not needs.is_plain and busy:
+        held = f", running tasks hold {busy} slots"
+    if offer.launching:
+        held += f", {offer.launching} slots of executors that still set themselves up"
     if offer.claimed:
         held += f", {offer.claimed} claimed by clusters that are reserved and not started"
     configured = (

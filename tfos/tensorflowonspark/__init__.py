@@ -4,3 +4,7 @@ Each is a thin door: TFCluster and TFParallel start tfos' cluster, TFNode reads 
 trains by it. What TensorFlow 2 or tfos does otherwise raises UnsupportedError with what to write.
 docs/guides/coming-from-tensorflowonspark.md has the differences.
 """
+
+from tfos.tensorflowonspark import estimator_stand_in
+
+estimator_stand_in.offer()

@@ -38,7 +38,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
         UnsupportedError: a Keras model without fixed inputs; names the call to use.
         SettingsError: a directory that YARN removes with this container.
     """
-    target = parse(export_dir)
+    target = parse(os.fsdecode(export_dir))  # TensorFlow's own helper names it in bytes
     refuse_container(target, "the model", os.environ)
     if is_chief and target.scheme == LOCAL:
         _save(model, target.path)

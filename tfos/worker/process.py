@@ -35,6 +35,7 @@ from tfos.collectives.offers import Offers
 from tfos.console.printable import visible
 from tfos.control import messages, return_values
 from tfos.errors import NoResultError, RankLost
+from tfos.native import legacy_keras
 from tfos.native.environment import announce_to_tensorflow, tf_config
 from tfos.native.reserved_port import ReservedPort, wanted_port
 from tfos.node import failure
@@ -130,6 +131,7 @@ class WorkerProcess:
         start_order_thread(self._link, self._carry_out)
         threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
         self._activity.enter("importing")
+        legacy_keras.follow(os.environ, self._spec.bundle.settings.legacy_keras)
         try:
             # Before the node counts as ready: a module that is missing here fails the start.
             with collector_paused():
@@ -268,7 +270,7 @@ class WorkerProcess:
         name = failure.type_name(error)
         ours = frozenset({__file__, cloudpickle.__file__})
         text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
-        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
+        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS] + legacy_keras.advice(error)
         self._channel.fail(message, error_type=name, remote_traceback=text)
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -4,8 +4,11 @@ The original distribution has a package of the same name. Where both are install
 lie in one directory, so importing it is refused.
 """
 
+import os
+import sys
 from importlib import metadata
 
+from tfos.native import legacy_keras
 from tfos.version import __version__ as __version__
 
 
@@ -22,3 +25,4 @@ def _refuse_original() -> None:
 
 
 _refuse_original()
+legacy_keras.prefer(os.environ, sys.modules)  # the programs that import this are of Keras 2's time

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.spark_masters import REPO
+from tfos.native import legacy_keras
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]
 ON_EXECUTORS = pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True)
@@ -20,6 +21,7 @@ WEIGHTS = (3.14, 1.618)
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch):
     monkeypatch.syspath_prepend(FORWARDS)
+    monkeypatch.setenv(legacy_keras.VARIABLE, "0")  # test_keras_2_programs.py has the other one
     yield
     for name in [each for each in sys.modules if each.partition(".")[0] == "tensorflowonspark"]:
         del sys.modules[name]

@@ -30,6 +30,7 @@ class FakeContext:
         ({"num_slots": 0}, "num_slots must be a whole number from 1, got 0"),
         ({"num_slots": True}, "num_slots must be a whole number from 1, got True"),
         ({"num_slots": 2, "use_gpu": 1}, "use_gpu must be True or False, got 1"),
+        ({"num_slots": 2, "use_custom_strategy": 1}, "use_custom_strategy must be True or False"),
         ({"num_slots": 2, "local_mode": True}, r"got num_slots=2: use num_slots=1.*local\[N\]"),
         ({"num_slots": 1, "gpu_resource_name": ""}, "gpu_resource must be Spark's name"),
     ],
@@ -60,3 +61,10 @@ def os_environ_of(name: str) -> str:
     import os
 
     return os.environ[name]
+
+
+@pytest.mark.slow
+def test_local_mode_calls_a_function_with_a_strategy_of_its_own_as_it_is():
+    options: dict[str, Any] = {"local_mode": True, "use_gpu": False, "use_custom_strategy": True}
+    runner = MirroredStrategyRunner(num_slots=1, **options)
+    assert runner.run(os_environ_of, name="CUDA_VISIBLE_DEVICES") == "-1"

@@ -237,3 +237,14 @@ def test_resources_that_no_executor_has_fail_at_once_with_both_sides():
         _resources_wait().ready(Offer(small, expected=4), 0.0)
     assert "need 1 x 1 core + 2 x 3 cores and 1 GPU at once (1 ps + 2 workers)" in str(caught.value)
     assert "executors 0, 1, 2, 3: 4 x 2 cores and 1 GPU" in str(caught.value)
+
+
+@pytest.mark.fault("F18")
+def test_executors_that_set_themselves_up_are_awaited_beyond_the_settling_time():
+    wait = _wait(3, slot_settle_s=4.0, slot_wait_s=60.0)
+    launching = ExecutorSlots("1", "h", 2, busy=2, is_launching=True)
+    offer = Offer((*_offer(1).executors, launching))
+    for now_s in (0.0, 5.0, 59.0):
+        assert wait.ready(offer, now_s) is None
+    with pytest.raises(NotEnoughSlots, match=r", 1 of them held by .*, 2 slots of executors that"):
+        wait.ready(offer, 60.0)

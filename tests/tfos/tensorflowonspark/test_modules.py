@@ -6,6 +6,8 @@ import argparse
 import importlib
 import os
 import socket
+import sys
+import time
 import types
 from importlib import metadata
 from typing import Any
@@ -16,6 +18,7 @@ import tfos
 from tests.support.fake_gpus import FakeGpus
 from tests.support.sources import ROOT
 from tfos.errors import SettingsError, UnsupportedError
+from tfos.native import legacy_keras
 from tfos.tensorflowonspark import (
     TFManager,
     TFNode,
@@ -42,7 +45,7 @@ def test_each_module_of_the_old_package_is_ours(forwarding, name):
 
 
 def test_all_of_ours_are_forwarded():
-    own = {"namespace", "params", "queue_feed"}
+    own = {"estimator_stand_in", "namespace", "params", "queue_feed"}
     ours = {path.stem for path in (ROOT / "tfos" / "tensorflowonspark").glob("*.py")} - own
     package = ROOT / "compat" / "tensorflowonspark" / "tensorflowonspark"
     assert {path.stem for path in package.glob("*.py")} == ours | {"dfutil"}
@@ -52,6 +55,35 @@ def test_the_original_beside_it_is_refused_by_name_and_version(forwarding, monke
     monkeypatch.setattr(metadata, "version", lambda name: "2.2.5")
     with pytest.raises(ImportError, match=r"TensorFlowOnSpark 2\.2\.5 is installed beside"):
         importlib.import_module("tensorflowonspark")
+
+
+def test_an_export_directory_has_a_name_of_its_own_without_tensorflow_estimator():
+    module = importlib.import_module("tensorflow_estimator.python.estimator.export.export_lib")
+    names = [module.get_timestamped_export_dir("hdfs://nn/models/") for _ in range(2)]
+    base, numbers = zip(*(name.rsplit("/", 1) for name in names), strict=True)
+    assert set(base) == {"hdfs://nn/models"}
+    assert abs(int(numbers[0]) - time.time()) < 60
+    assert int(numbers[0]) < int(numbers[1])
+    with pytest.raises(ImportError):
+        importlib.import_module("tensorflow_estimator.python.estimator.run_config")
+
+
+def test_a_tensorflow_estimator_that_is_installed_comes_first(tmp_path, monkeypatch):
+    for name in [each for each in sys.modules if each.startswith("tensorflow_estimator")]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "tensorflow_estimator.py").write_text("is_theirs = True")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert importlib.import_module("tensorflow_estimator").is_theirs
+    del sys.modules["tensorflow_estimator"]
+
+
+def test_the_old_package_chooses_keras_2_where_it_is_installed(forwarding, monkeypatch, tmp_path):
+    (tmp_path / "tf_keras.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.delenv(legacy_keras.VARIABLE, raising=False)
+    importlib.import_module("tensorflowonspark")
+    assert os.environ[legacy_keras.VARIABLE] == "1"
 
 
 def test_the_cluster_module_has_the_calls_of_the_class(forwarding):

@@ -120,7 +120,7 @@ def check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise UnsupportedModel(
             f"ctx.distribute takes a Keras 3 model, got {type(model).__module__}."
-            f"{type(model).__qualname__}"
+            f"{type(model).__qualname__}{_keras_2_advice(model)}"
         )
     if keras.backend.backend() != "tensorflow":
         raise UnsupportedModel(
@@ -157,6 +157,12 @@ def check_model(model: Any) -> None:
             "the rule of model.optimizer only: train all variables with it"
         )
     optimizers.check(model.optimizer)
+
+
+def _keras_2_advice(model: Any) -> str:
+    if not any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
+        return ""
+    return ". tf.keras is Keras 2 here; set TF_USE_LEGACY_KERAS=0 at the driver, or import keras"
 
 
 def _install(model: Any, trainer: PSTrainer) -> None:

@@ -1,0 +1,76 @@
+"""Offers read from Spark's scheduler: executors that have just registered."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfos.spark.facts import SparkFacts, read_offer
+from tfos.spark.slots import Offer
+
+FACTS = SparkFacts("spark://h:7077", "app", {}, "file://")
+
+
+class Iterator:
+    """Of Java."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = list(items)
+
+    def hasNext(self) -> bool:
+        return bool(self.items)
+
+    def next(self) -> Any:
+        return self.items.pop(0)
+
+    def mkString(self) -> str:
+        return "".join(map(str, self.items))
+
+
+def of(*items: Any) -> Any:
+    return SimpleNamespace(iterator=lambda: Iterator(list(items)))
+
+
+def offer_of(executors: dict[str, tuple[int, int]]) -> Offer:
+    """Return the offer of executors of 2 cores, by name: free cores and running tasks."""
+    summaries = [
+        SimpleNamespace(
+            id=lambda name=name: name,
+            hostPort=lambda: "h:1",
+            maxTasks=lambda: 2,
+            totalCores=lambda: 2,
+            resourceProfileId=lambda: 0,
+            resources=lambda: SimpleNamespace(contains=lambda name: False),
+        )
+        for name in executors
+    ]
+    running = [
+        SimpleNamespace(_1=lambda name=name: name, _2=lambda count=count: count)
+        for name, (_, count) in executors.items()
+    ]
+    backend = SimpleNamespace(
+        getExecutorAvailableCpus=lambda name: of(executors[name][0]),
+        getExecutorAvailableResources=lambda name: SimpleNamespace(contains=lambda name: False),
+    )
+    spark = SimpleNamespace(
+        statusStore=lambda: SimpleNamespace(executorList=lambda active: of(*summaries)),
+        taskScheduler=lambda: SimpleNamespace(
+            runningTasksByExecutors=lambda: of(*running), backend=lambda: backend
+        ),
+    )
+    return read_offer(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: spark)), FACTS)
+
+
+@pytest.mark.fault("F18")
+def test_an_executor_that_sets_itself_up_is_awaited_and_not_busy():
+    offer = offer_of({"0": (0, 0), "1": (2, 0)})
+    assert [each.is_launching for each in offer.executors] == [True, False]
+    assert (offer.total, offer.free, offer.launching) == (4, 2, 2)
+
+
+def test_executors_with_running_tasks_are_busy_as_far_as_they_are():
+    offer = offer_of({"0": (0, 2), "1": (1, 1)})
+    assert [(each.executor_id, each.busy) for each in offer.executors] == [("0", 2), ("1", 1)]
+    assert (offer.free, offer.launching) == (1, 0)

@@ -1,0 +1,140 @@
+"""tf-keras, Keras 2, as `tf.keras`: which Keras nodes have, and what Keras 2's programs write.
+
+Covers: the driver's choice on the nodes, `lr=` of tf-keras' optimizers, what to do where Keras 3
+refuses a program.
+Does not: import TensorFlow or tf-keras, install anything.
+Runs in: the driver and the workers' processes.
+
+TensorFlow looks at TF_USE_LEGACY_KERAS when it is imported, for `from tensorflow.keras import`, and
+when `tf.keras` is first used. main_fun names classes of `tf.keras`,
+so a node must have the driver's Keras before it reads main_fun.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "TF_USE_LEGACY_KERAS"
+_TRUE = ("1", "true", "True")
+"""As TensorFlow reads it."""
+_PACKAGE = "tf_keras"
+_OPTIMIZERS = "tf_keras.src.optimizers"
+
+
+def prefer(environment: MutableMapping[str, str], modules: Mapping[str, ModuleType]) -> None:
+    """Choose Keras 2 where it is installed and nothing has been chosen yet.
+
+    Args:
+        environment: of this process.
+        modules: of this process. Where TensorFlow is among them and `tf.keras` was used, its use
+            was the choice.
+    """
+    if VARIABLE in environment or _was_used(modules):
+        return
+    if importlib.util.find_spec(_PACKAGE) is not None:
+        environment[VARIABLE] = "1"
+
+
+def _was_used(modules: Mapping[str, ModuleType]) -> bool:
+    tensorflow = modules.get("tensorflow")
+    if tensorflow is None:
+        return False
+    lazy = vars(tensorflow).get("keras")
+    # TensorFlow's own mark of a module that waits for its first use; without it, it was used.
+    waits = lazy is not None and vars(lazy).get("_tfll_initialized") is False
+    return not waits or "tensorflow.keras" in modules
+
+
+def follow(environment: MutableMapping[str, str], choice: str) -> None:
+    """Prepare a node for the driver's Keras, before anything imports TensorFlow.
+
+    Args:
+        environment: of this process; what it says already stays.
+        choice: the driver's TF_USE_LEGACY_KERAS; empty: it has none.
+    """
+    if choice:
+        environment.setdefault(VARIABLE, choice)
+    if environment.get(VARIABLE) in _TRUE:
+        honour_lr()
+
+
+def advice(error: BaseException) -> str:
+    """Return what to do about the error of Keras 3's `fit` under several workers of a strategy.
+
+    Its own text is of a conversion that fails. Empty: it is another error.
+
+    Args:
+        error: of main_fun.
+    """
+    if not isinstance(error, ValueError) or "values.PerReplica" not in str(error):
+        return ""
+    return (
+        ". Keras 3 does not fit under this strategy of TensorFlow; Keras 2 does: install tf-keras, "
+        f"and set {VARIABLE}=1 at the driver. Or train on parameter servers: ctx.distribute(model)"
+    )
+
+
+def honour_lr() -> None:
+    """Let `lr=` of tf-keras' optimizers be the learning rate, as it was; idempotent.
+
+    tf-keras drops it with a line in the log, and trains with 0.001.
+    """
+    module = sys.modules.get(_OPTIMIZERS)
+    if module is not None:
+        _take_lr(module)
+    elif not any(isinstance(each, _AtImport) for each in sys.meta_path):
+        sys.meta_path.insert(0, _AtImport())
+
+
+class _AtImport(MetaPathFinder):
+    """Changes the optimizers' module once it is imported, and is gone then."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module's own spec, with a loader that changes what it has loaded."""
+        if fullname != _OPTIMIZERS:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def load_and_change(module: ModuleType) -> None:
+            load(module)
+            _take_lr(module)
+
+        spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
+        return spec
+
+
+def _take_lr(module: ModuleType) -> None:
+    kinds = [module.base_optimizer.Optimizer]
+    while kinds:
+        found = kinds.pop().__subclasses__()
+        kinds += found
+        for kind in found:
+            _take_lr_in(kind)
+
+
+def _take_lr_in(kind: Any) -> None:
+    plain = vars(kind).get("__init__")
+    if plain is None or hasattr(plain, "takes_lr"):
+        return
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "lr" in kwargs:
+            kwargs["learning_rate"] = kwargs.pop("lr")
+        plain(self, *args, **kwargs)
+
+    init.takes_lr = True  # type: ignore[attr-defined]
+    kind.__init__ = init
