@@ -206,6 +206,8 @@ class WorkerProcess:
             if saver is not None:
                 saver.close()
             context.finish()
+            self._activity.enter("sending the output")
+            context.send_output()
             if mirror is not None:
                 mirror.close(self._spec.bundle.settings.config.abort_s)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it

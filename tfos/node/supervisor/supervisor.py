@@ -204,6 +204,7 @@ class Supervisor:
             link_fd=theirs.fileno(),
             socket_dir=str(self._workspace.socket_dir),
             log_dir=tensorboard.event_dir(self._settings.tensorboard.log_dir, self._workspace),
+            files_dir=str(self._workspace.subdirectory("files")),
             restart=self._restarts.count,
             value_fd=spec.value_fd,
             listen_fds=self._restarts.descriptors,
