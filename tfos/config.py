@@ -118,7 +118,6 @@ class Restarts:
 
     A node is lost that was killed (its process by a signal, its executor, its host) or is silent;
     one that raises an error is not started again. The limits hold for each node and 10 minutes.
-    Rows that are there each time a worker crashes end `train` at the third one (`PoisonRows`).
     """
 
     workers: int = 0
@@ -130,9 +129,14 @@ class Restarts:
     `ClusterConfig(checkpoints=...)`. A killed process starts again beside its supervisor: at once,
     then after 0.5 s, 1 s, 2 s up to 8 s if it served for less than 10 s. A server whose executor is
     lost starts on another one. 0: its end fails the cluster."""
+    on_poison: Literal["error", "skip"] = "error"
+    """Fed rows that were there at three crashes of workers. `error`: `train` raises `PoisonRows`.
+    `skip`: they are fed to nobody else, with a warning, and count as dropped."""
 
     def __post_init__(self) -> None:
         _check_counts(self, {"workers": 0, "ps": 0})
+        if self.on_poison not in ("error", "skip"):
+            raise SettingsError(f"on_poison must be 'error' or 'skip', got {self.on_poison!r}.")
 
 
 @dataclass(frozen=True, slots=True)

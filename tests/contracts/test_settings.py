@@ -107,7 +107,12 @@ CASES = (
         {"name": "train", "path": "/data"},
         {"name": ("", "a b", "1", 7), "path": ("", 7, None), "mode": CHOICE, "share": CHOICE},
     ),
-    Case(Restarts, SettingsError, {}, {"workers": COUNT_OR_ZERO, "ps": COUNT_OR_ZERO}),
+    Case(
+        Restarts,
+        SettingsError,
+        {},
+        {"workers": COUNT_OR_ZERO, "ps": COUNT_OR_ZERO, "on_poison": CHOICE},
+    ),
     Case(
         Checkpoints,
         SettingsError,
