@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tfos.datasource import register_data_sources
     from tfos.errors import NodeFailedError, TFOSError
     from tfos.failure import NodeFailure
+    from tfos.files.inputs import InputFiles
     from tfos.many.map_train import map_train
     from tfos.many.queue import ItemTraining, TrainingState
     from tfos.many.trainings import ManyTrainings
@@ -68,6 +69,7 @@ __all__ = [
     "ExecutorReport",
     "FileRows",
     "History",
+    "InputFiles",
     "InputMode",
     "ItemTraining",
     "ManyTrainings",
@@ -115,6 +117,7 @@ _HOMES = {
     "ExecutorReport": "tfos.monitor.reports",
     "FileRows": "tfos.reading.reading",
     "History": "tfos.monitor.history",
+    "InputFiles": "tfos.files.inputs",
     "InputMode": "tfos.config",
     "ItemTraining": "tfos.many.queue",
     "ManyTrainings": "tfos.many.trainings",

@@ -22,6 +22,7 @@ from rpc.auth.handshake import Integrity
 from rpc.field_texts import with_field_texts
 from tfos.errors import SettingsError
 from tfos.files import paths
+from tfos.files.inputs import InputFiles, check_names
 from tfos.metric_direction import higher_is_better
 
 
@@ -117,7 +118,6 @@ class Restarts:
 
     A node is lost that was killed (its process by a signal, its executor, its host) or is silent;
     one that raises an error is not started again. The limits hold for each node and 10 minutes.
-    Rows that are there each time a worker crashes end `train` at the third one (`PoisonRows`).
     """
 
     workers: int = 0
@@ -129,9 +129,14 @@ class Restarts:
     `ClusterConfig(checkpoints=...)`. A killed process starts again beside its supervisor: at once,
     then after 0.5 s, 1 s, 2 s up to 8 s if it served for less than 10 s. A server whose executor is
     lost starts on another one. 0: its end fails the cluster."""
+    on_poison: Literal["error", "skip"] = "error"
+    """Fed rows that were there at three crashes of workers. `error`: `train` raises `PoisonRows`.
+    `skip`: they are fed to nobody else, with a warning, and count as dropped."""
 
     def __post_init__(self) -> None:
         _check_counts(self, {"workers": 0, "ps": 0})
+        if self.on_poison not in ("error", "skip"):
+            raise SettingsError(f"on_poison must be 'error' or 'skip', got {self.on_poison!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +220,11 @@ class ClusterConfig:
     restarts: Restarts = field(default_factory=Restarts)
     """How often lost nodes are replaced. The default: no worker, and each parameter server once if
     there are checkpoints."""
+    inputs: tuple[InputFiles, ...] = ()
+    """Data files of the job, for `ctx.inputs`; those of a job file if there are none here."""
+    output: str | None = None
+    """Directory or URL to which each worker's `ctx.output_dir` is copied, as worker-RANK, when its
+    main_fun has returned; None: the job file's. A path means what it does in Checkpoints."""
     integrity: Integrity = "auto"
     """Authenticated bytes on TCP between workers, servers and feed tasks. `header`: frames' headers
     and metas; a changed tensor or row is not detected. `payload`: every byte. `auto`: every byte
@@ -254,11 +264,23 @@ class ClusterConfig:
             )
         if self.busy_gpus not in ("error", "warn"):
             raise SettingsError(f"busy_gpus must be 'error' or 'warn', got {self.busy_gpus!r}.")
-        place: object = self.save_on_interrupt
-        if isinstance(place, os.PathLike):
-            object.__setattr__(self, "save_on_interrupt", os.fspath(place))
-        if self.save_on_interrupt is not None:
-            _check_directory(self.save_on_interrupt, "save_on_interrupt")
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """Refuse directories and inputs that not every node finds."""
+        for name in ("save_on_interrupt", "output"):
+            place = getattr(self, name)
+            if isinstance(place, os.PathLike):
+                place = os.fspath(place)
+                object.__setattr__(self, name, place)
+            if place is not None:
+                _check_directory(place, name)
+        inputs: object = self.inputs
+        if not isinstance(inputs, tuple) or not all(
+            isinstance(each, InputFiles) for each in inputs
+        ):
+            raise SettingsError(f"inputs must be a tuple of tfos.InputFiles, got {inputs!r}.")
+        check_names(self.inputs)
 
     def _check_times_and_flags(self) -> None:
         for each in fields(self):

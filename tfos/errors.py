@@ -263,7 +263,7 @@ class PoisonRows(FeedError):
         self, message: str, rows: Mapping[int, Sequence[tuple[int, int]]] | None = None
     ) -> None:
         super().__init__(message)
-        self.rows = dict(rows or {})
+        self.rows = {partition: tuple(spans) for partition, spans in (rows or {}).items()}
 
     def __reduce__(self) -> tuple[type[PoisonRows], tuple[str, dict[int, Any]]]:
         return PoisonRows, (str(self), self.rows)

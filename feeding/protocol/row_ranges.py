@@ -159,6 +159,16 @@ class AcceptedRows:
                 after.append((row + kept, row + count))
         return before, after
 
+    def between(self, start: int, stop: int) -> list[Span]:
+        """Return the row numbers at these positions of the epoch.
+
+        Args:
+            start: the first position.
+            stop: the position after the last.
+        """
+        parts = [(row + max(0, start - at), row + min(count, stop - at)) for row, count, at in self]
+        return [(low, high) for low, high in parts if low < high]
+
     def pack(self) -> bytes:
         """Return a compressed form: entries are alike, so their differences compress well."""
         end = max((at + count for _, count, at in self._entries), default=0)

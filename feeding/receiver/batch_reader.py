@@ -93,7 +93,7 @@ class Cursor:
         self._at = stop
         if stop == chunk.num_rows:
             self._chunk = None
-        self._channel.count_taken(chunk, stop - start)
+        self._channel.count_taken(chunk, start, stop)
         return ChunkRows(chunk, start, stop)
 
     def discard(self) -> None:

@@ -11,7 +11,7 @@ calls from the training thread. One condition guards everything; every wait has 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeding.columnar.chunk import Chunk
@@ -20,7 +20,7 @@ from feeding.config import FeedConfig
 from feeding.encode.arrays import Columns
 from feeding.errors import FeedClosed, FeedTimeout, TrainerFailed
 from feeding.receiver.epoch_rows import Receipt
-from feeding.receiver.feed_queue import FeedStats, Item, ValidationRows
+from feeding.receiver.feed_queue import FeedQueue, FeedStats, Item, ValidationRows
 from feeding.receiver.handler import MAX_TEXT_CHARS, FeedHandler
 from feeding.receiver.state import FeedState
 from rpc.auth.handshake import Identity
@@ -34,11 +34,19 @@ class FeedChannel:
         config: limits and deadlines.
         worker: name of this worker in errors, such as "worker:1".
         first_epoch: of the feeds; a worker that replaces a lost one joins at a later epoch.
+        on_rows: called when rows were read or trained, with feed, epoch, and the positions before
+            which all rows are trained and from which on none was read.
     """
 
     def __init__(
-        self, config: FeedConfig | None = None, *, worker: str = "worker", first_epoch: int = 0
+        self,
+        config: FeedConfig | None = None,
+        *,
+        worker: str = "worker",
+        first_epoch: int = 0,
+        on_rows: Callable[[str, int, int, int], None] | None = None,
     ) -> None:
+        self._on_rows = on_rows
         self._state = FeedState(config or FeedConfig(), worker, first_epoch)
         self._handler = FeedHandler(self._state)
 
@@ -198,16 +206,21 @@ class FeedChannel:
         with self._state.changed:
             return self._state.queue(feed).begin_reading(reader)
 
-    def count_taken(self, chunk: Chunk, num_rows: int) -> None:
+    def count_taken(self, chunk: Chunk, start: int, stop: int) -> None:
         """Count rows of a chunk as read by the consumer.
 
         Args:
             chunk: that the rows are of.
-            num_rows: read now.
+            start: the first row that is read now.
+            stop: the row after the last.
         """
-        feed = chunk.meta.feed
+        feed, num_rows = chunk.meta.feed, stop - start
         with self._state.changed:
-            self._state.queue(feed).count_taken(num_rows)
+            queue = self._state.queue(feed)
+            queue.count_taken(num_rows)
+            if chunk.meta.mode != "inference":
+                queue.rows(chunk.meta.epoch).taken_to = chunk.position + stop
+                self._tell_rows(queue, chunk.meta.epoch)
             if chunk.meta.mode == "inference":
                 self._state.answers_of(feed).handed_out(chunk.meta.session, num_rows)
 
@@ -232,10 +245,16 @@ class FeedChannel:
         with self._state.changed:
             queue = self._state.queue(feed)
             may_complete = queue.settle(keep)
+            self._tell_rows(queue, queue.trainer_epoch)
             if ended is not None:
                 queue.close_epoch(ended)
             if may_complete or ended is not None:
                 self._state.changed.notify_all()
+
+    def _tell_rows(self, queue: FeedQueue, epoch: int) -> None:
+        if self._on_rows is not None:
+            rows = queue.rows(epoch)
+            self._on_rows(queue.feed, epoch, rows.trained.first_gap, rows.taken_to)
 
     def begin_batch(self, feed: str) -> None:
         """Begin a batch: the inference rows of the batch before must be answered.

@@ -62,6 +62,8 @@ class EpochRows:
     def __init__(self) -> None:
         self.accepted_rows = 0
         self.dropped_rows = 0
+        self.taken_to = 0
+        """No row from this position on was read."""
         self.trained = RowRanges()
         self._at_trainer = 0
         self._trained_rows = 0

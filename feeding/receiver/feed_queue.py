@@ -114,6 +114,11 @@ class FeedQueue:
         self._trainer_epoch = first_epoch
         """Epoch of the rows that the trainer got last."""
 
+    @property
+    def trainer_epoch(self) -> int:
+        """The epoch of the rows that the trainer got last."""
+        return self._trainer_epoch
+
     def rows(self, epoch: int) -> EpochRows:
         """Return the counts of an epoch, made on first use."""
         found = self._rows.get(epoch)

@@ -37,6 +37,7 @@ from ps.manifest.manifest import (
 from ps.manifest.table_spec import Admission, TableSpec
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.errors import SettingsError
+from tfos.files.inputs import InputFiles
 from tfos.keras.step.settings import Settings
 from tfos.spark.resources import Resources
 
@@ -86,6 +87,8 @@ CASES = (
             "gpu_resource": ("", "a b", 0),
             "busy_gpus": CHOICE,
             "save_on_interrupt": ("relative/place", ""),
+            "inputs": ("/data", [InputFiles(name="a", path="/a")], ({"name": "a"},)),
+            "output": ("relative/place", ""),
             "checkpoints": ("/saves", 7),
             "restarts": (None, 1, {"workers": 1}),
             "integrity": CHOICE,
@@ -98,7 +101,18 @@ CASES = (
         {},
         {"cores": COUNT, "memory": ("8 gigs", 8, "0m"), "gpus": COUNT_OR_ZERO},
     ),
-    Case(Restarts, SettingsError, {}, {"workers": COUNT_OR_ZERO, "ps": COUNT_OR_ZERO}),
+    Case(
+        InputFiles,
+        SettingsError,
+        {"name": "train", "path": "/data"},
+        {"name": ("", "a b", "1", 7), "path": ("", 7, None), "mode": CHOICE, "share": CHOICE},
+    ),
+    Case(
+        Restarts,
+        SettingsError,
+        {},
+        {"workers": COUNT_OR_ZERO, "ps": COUNT_OR_ZERO, "on_poison": CHOICE},
+    ),
     Case(
         Checkpoints,
         SettingsError,

@@ -16,6 +16,7 @@ from tests.support.nodes import node_settings
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.control.authority import ClusterAuthority
 from tfos.driver.node_jobs import NodeKeys
+from tfos.files.inputs import InputFiles
 from tfos.node.spec import NO_KEYS, NodeBundle
 from tfos.topology import PlannedNode, plan
 
@@ -30,6 +31,9 @@ OF_TYPE: dict[str, Any] = {
     "Restarts": st.builds(Restarts, workers=st.integers(0, 9), ps=st.integers(0, 9)),
     "Integrity": st.sampled_from(["auto", "header"]),  # not "payload", which TLS excludes
     "Literal['auto', 'min', 'max']": st.sampled_from(["auto", "min", "max"]),
+    "tuple[InputFiles, ...]": st.sampled_from(
+        [(), (InputFiles(name="a", path="/a", mode="download"),)]
+    ),
     "Literal['error', 'warn']": st.sampled_from(["error", "warn"]),
     "Literal['hmac', 'tls']": st.sampled_from(["hmac", "tls"]),
 }

@@ -72,6 +72,8 @@ class Member:
     flushes: dict[str, FlushReached] = field(default_factory=dict)
     done: Done | None = None
     """Last counts and numbers of a worker whose main_fun has returned, and what it returned."""
+    last_feeds: tuple[FeedSnapshot, ...] = ()
+    """Counts that its supervisor has read after its end."""
     batches: dict[str, BatchReport] = field(default_factory=dict)
     """The chief's last report by feed."""
 
@@ -158,6 +160,7 @@ class Member:
         self.beats.clear()
         self.flushes = {}
         self.done = None
+        self.last_feeds = ()
         self.batches = {}
 
     def as_lost(self) -> Member:
@@ -180,6 +183,7 @@ class Member:
         known = (
             *(self.heartbeat.feeds if self.heartbeat else ()),
             *(self.done.feeds if self.done else ()),
+            *self.last_feeds,
         )
         candidates = [snapshot for snapshot in known if snapshot.feed == feed]
         flush = self.flushes.get(feed)
@@ -225,6 +229,7 @@ def mean_loss(workers: Iterable[Member]) -> float | None:
     return sum(losses) / len(losses) if losses else None
 
 
-def _progress_of(snapshot: FeedSnapshot) -> tuple[int, int]:
+def _progress_of(snapshot: FeedSnapshot) -> tuple[int, int, bool]:
     """Counts only grow, but for rows that were read ahead and dropped: those are in both."""
-    return snapshot.trained_rows + snapshot.dropped_rows, snapshot.taken_rows
+    is_last = any(each.taken_rows >= 0 for each in snapshot.epochs)
+    return snapshot.trained_rows + snapshot.dropped_rows, snapshot.taken_rows, is_last

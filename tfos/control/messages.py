@@ -71,6 +71,8 @@ class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     accepted_rows: int = 0
     trained_rows: int = 0
+    taken_rows: int = -1
+    """No row from this position on was read; -1: unknown."""
 
 
 class FeedSnapshot(msgspec.Struct, frozen=True):
@@ -267,6 +269,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The child failed or died."""
 
     failure: NodeFailure
+    feeds: tuple[FeedSnapshot, ...] = ()
+    """Counts of a worker at its end, newer than those of its heartbeats; empty: unknown."""
 
 
 class Restarted(msgspec.Struct, frozen=True, tag=True):

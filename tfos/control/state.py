@@ -465,7 +465,8 @@ class ClusterState:
                 return [Warn(f"{member.where}: {event}")]
             case messages.UpdatesLost(text):
                 return [Warn(text)]
-            case messages.Failed(failure):
+            case messages.Failed(failure, feeds):
+                member.last_feeds = feeds
                 return self._failed(member, failure, now_s)
             case messages.Done():
                 member.done = event

@@ -38,6 +38,7 @@ VALIDATION_FEED = "validation"
 """The feed of `train(validation=...)`; every cluster that is fed has it."""
 TENSORBOARD_FILES = "TensorBoard's files"
 LAST_CHECKPOINT = "parameters of an interrupted cluster"
+OUTPUTS = "the workers' outputs"
 
 
 def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
@@ -142,6 +143,9 @@ def placed_outputs(
     if config.save_on_interrupt is not None:
         directory = paths.output_directory(config.save_on_interrupt, LAST_CHECKPOINT, place)
         config = replace(config, save_on_interrupt=directory)
+    if config.output is not None:
+        directory = paths.output_directory(config.output, OUTPUTS, place)
+        config = replace(config, output=directory)
     if tensorboard.log_dir:
         log_dir = paths.output_directory(tensorboard.log_dir, TENSORBOARD_FILES, place)
         tensorboard = replace(tensorboard, log_dir=log_dir)
@@ -159,6 +163,7 @@ def outputs(config: ClusterConfig, tensorboard: TensorBoardConfig) -> dict[str, 
     found = {
         "checkpoints": saves.directory if saves is not None else "",
         LAST_CHECKPOINT: config.save_on_interrupt or "",
+        OUTPUTS: config.output or "",
         TENSORBOARD_FILES: tensorboard.log_dir,
     }
     return {what: path for what, path in found.items() if path}

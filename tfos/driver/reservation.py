@@ -24,7 +24,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.identity import OPERATOR_NAME
 from tfos.control.state import ClusterState
-from tfos.driver import preflight, server_address
+from tfos.driver import job_settings, preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
 from tfos.driver.shown_wait import shown_wait
 from tfos.errors import PhaseError, ReservationTimeout
@@ -145,9 +145,8 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     sc = spark_facts.classic_context(spark)
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, config)
-    config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
-    request = replace(request, config=config, tensorboard=tensorboard)
-    outputs = preflight.outputs(config, tensorboard)
+    request = _filled(request, facts)
+    config, outputs = request.config, preflight.outputs(request.config, request.tensorboard)
     profiles = profiles_of(request.resources, plan, facts, config)
     needs = needs_of(plan, profiles, request.resources.placement)
     console = _console(plan, config, facts, outputs)
@@ -186,6 +185,13 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         metrics=metrics,
         page=page,
     )
+
+
+def _filled(request: ReservationRequest, facts: spark_facts.SparkFacts) -> ReservationRequest:
+    """Return the request with what a job file says, and directories as all processes find them."""
+    resources, config = job_settings.applied(facts.conf, request.resources, request.config)
+    config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
+    return replace(request, config=config, tensorboard=tensorboard, resources=resources)
 
 
 def _checked(request: ReservationRequest) -> tuple[InputMode, tuple[str, ...]]:

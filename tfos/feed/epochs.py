@@ -34,6 +34,7 @@ from tfos.feed.ledger import num_rows
 from tfos.feed.micro_batch import MicroBatch
 from tfos.feed.request import FeedCall, FeedCalls, FeedRequest
 from tfos.feed.sources import FeedSource, answers_of, source_of
+from tfos.feed.suspects import Rows
 from tfos.feed.validation import ValidationPlan, validating
 from tfos.feed.watch import FeedWatch
 from tfos.monitor import reports
@@ -381,7 +382,7 @@ class EpochFeeder:
         while (lost := self._coordinator.read(run.new_losses)) or run.ledger.has_unsent:
             names = ", ".join(worker.name for worker in lost) or "a lost worker"
             rows = self._coordinator.read(lambda state: run.take_lost(state, lost))
-            self._check_poison(run)
+            rows = self._without_poison(run, rows)
             if not rows:
                 continue
             fed = True
@@ -415,11 +416,21 @@ class EpochFeeder:
             self._watch.until(is_known, run.call, run.progress, stall_s=stall_s)
         return self._coordinator.read(run.takers)
 
-    def _check_poison(self, run: EpochFeed) -> None:
-        """Raise PoisonRows if rows were at too many crashes."""
+    def _without_poison(self, run: EpochFeed, rows: Rows) -> Rows:
+        """Return lost rows without those that were at too many crashes.
+
+        Raises:
+            PoisonRows: there are such rows, and the user has not said that they are skipped.
+        """
         poison = self._coordinator.read(run.poison)
-        if poison is not None:
+        if poison is None:
+            return rows
+        if self._config.restarts.on_poison == "error":
             raise poison
+        kept = run.ledger.leave_out(rows, poison.rows)
+        count = num_rows(rows) - num_rows(kept)
+        self._console.warn(f"{poison}. They are skipped: {count} rows count as dropped")
+        return kept
 
     def _task(
         self, call: FeedCall, request: FeedRequest, targets: tuple[FeedTarget, ...]

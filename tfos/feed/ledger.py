@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from feeding.protocol.row_ranges import AcceptedRows, RowRanges, rows_and_end
+from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span, rows_and_end
 from feeding.sender.feeder import FeedReport
 from tfos.control.messages import EpochRowCounts
 from tfos.feed.suspects import Rows, Suspects
@@ -91,8 +91,12 @@ class EpochLedger:
         for worker, last in lost.items():
             kept: list[tuple[int, bytes]] = []
             untrained: dict[int, RowRanges] = {}
+            read: dict[int, list[Span]] = {}
             for partition, packed in self._accepted.get(worker, ()):
                 before, behind = AcceptedRows.unpack(packed).split(last.trained_rows)
+                read.setdefault(partition, []).extend(
+                    AcceptedRows.unpack(packed).between(last.trained_rows, last.taken_rows)
+                )
                 if before:
                     kept.append((partition, before.pack()))
                 for start, stop in behind:
@@ -101,8 +105,27 @@ class EpochLedger:
             if worker in self._accepted:
                 self._accepted[worker] = kept
             if crashes and worker in crashes:
-                self.suspects.note(worker, crashes[worker], untrained)
+                is_known = last.taken_rows >= 0
+                self.suspects.note(worker, crashes[worker], untrained, read if is_known else None)
         return {partition: tuple(ranges) for partition, ranges in sorted(found.items())}
+
+    def leave_out(self, rows: Rows, blamed: Rows) -> Rows:
+        """Return rows without blamed ones, which count as dropped; suspects are counted anew.
+
+        Args:
+            rows: that were to be fed again.
+            blamed: those of them that are not.
+        """
+        self.suspects = Suspects()
+        kept = {
+            partition: tuple(
+                part
+                for span in spans
+                for part in RowRanges(blamed.get(partition, ())).outside(*span)
+            )
+            for partition, spans in rows.items()
+        }
+        return {partition: spans for partition, spans in kept.items() if spans}
 
     def report(
         self, last: Mapping[int, EpochRowCounts], names: Mapping[int, str], *, seconds: float

@@ -6,8 +6,8 @@ Runs in: the driver.      Pure.
 
 A row that makes its worker crash is fed again to the next worker, which crashes too. A worker has
 many rows at once, so a crash alone says little: the rows that were there each time are what is
-left. The ledger's count of trained rows is as old as the worker's last heartbeat, and rows trained
-after it are suspects as well.
+left. They are a batch or two where the supervisor could read how far its worker was
+(tfos.node.supervisor.row_marks); else the worker's last heartbeat is all that is known.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from feeding.protocol.row_ranges import RowRanges, Span
 
 Rows = dict[int, tuple[Span, ...]]
 """Ranges of rows by partition."""
+RowsOfProcesses = dict[int, dict[int, RowRanges]]
+"""By process of a worker, by partition."""
 MOST_CRASHES = 3
 """Crashes at which rows are blamed: those of Dask's `allowed-failures`. Two may be chance, as when
 a host kills what needs too much memory."""
@@ -32,37 +34,39 @@ class Suspects:
 
     def __init__(self) -> None:
         self._crashes: dict[int, str] = {}
-        self._rows: dict[int, dict[int, RowRanges]] = {}
-        """By process of a worker, by partition."""
+        self._untrained: RowsOfProcesses = {}
+        self._read: RowsOfProcesses = {}
+        """Of those processes of which it is known."""
 
-    def note(self, process: int, crash: str, rows: Mapping[int, Iterable[Span]]) -> None:
-        """Note rows that a worker had accepted and not trained when it crashed.
+    def note(
+        self,
+        process: int,
+        crash: str,
+        untrained: Mapping[int, Iterable[Span]],
+        read: Mapping[int, Iterable[Span]] | None = None,
+    ) -> None:
+        """Note rows that a worker had when it crashed.
 
         Args:
             process: the worker's, as `feeding.sender.FeedTarget.process`.
             crash: as the driver tells it, such as "worker:1 killed by SIGSEGV".
-            rows: ranges by partition.
+            untrained: ranges by partition that it had accepted and not trained.
+            read: those of them that its trainer, or what reads ahead, had read; None: unknown.
         """
         self._crashes[process] = crash
-        known = self._rows.setdefault(process, {})
-        for partition, spans in rows.items():
-            for start, stop in spans:
-                known.setdefault(partition, RowRanges()).add(start, stop)
+        _add(self._untrained.setdefault(process, {}), untrained)
+        if read is None:
+            self._read.pop(process, None)
+        else:
+            _add(self._read.setdefault(process, {}), read)
 
     def blamed(self) -> Rows:
-        """Return the rows that were at the most crashes, if these are enough to blame them."""
-        counted: dict[int, list[tuple[int, Span]]] = {}
-        for partition in sorted({number for rows in self._rows.values() for number in rows}):
-            had = [rows[partition] for rows in self._rows.values() if partition in rows]
-            counted[partition] = _counts(had)
-        most = max((count for found in counted.values() for count, _ in found), default=0)
-        if most < MOST_CRASHES:
-            return {}
-        kept = {
-            partition: tuple(span for count, span in found if count == most)
-            for partition, found in counted.items()
-        }
-        return {partition: spans for partition, spans in kept.items() if spans}
+        """Return the rows that were at the most crashes, if these are enough to blame them.
+
+        What had only been accepted counts if no row was read each time: what receives rows may
+        crash, too.
+        """
+        return _common({**self._untrained, **self._read}) or _common(self._untrained)
 
     def text(self, title: str, order: str) -> str:
         """Return the sentence about the blamed rows, and what to do.
@@ -72,7 +76,11 @@ class Suspects:
             order: of the rows within a partition.
         """
         rows = self.blamed()
-        guilty = [crash for process, crash in self._crashes.items() if self._had(process, rows)]
+        guilty = [
+            crash
+            for process, crash in self._crashes.items()
+            if _overlap(self._untrained[process], rows)
+        ]
         ranges = [
             f"rows {start} to {stop - 1} of partition {partition}"
             for partition, spans in rows.items()
@@ -87,14 +95,35 @@ class Suspects:
             f"other one. Look at them and leave out what is wrong. Rows count from 0, {order}"
         )
 
-    def _had(self, process: int, rows: Rows) -> bool:
-        """Whether one of these rows was there when this worker crashed."""
-        had = self._rows[process]
-        return any(
-            partition in had and had[partition].inside(start, stop)
-            for partition, spans in rows.items()
-            for start, stop in spans
-        )
+
+def _add(known: dict[int, RowRanges], rows: Mapping[int, Iterable[Span]]) -> None:
+    for partition, spans in rows.items():
+        for start, stop in spans:
+            known.setdefault(partition, RowRanges()).add(start, stop)
+
+
+def _common(had: RowsOfProcesses) -> Rows:
+    """Return the rows that the most processes had; none if these are not enough."""
+    counted = {
+        partition: _counts([rows[partition] for rows in had.values() if partition in rows])
+        for partition in sorted({number for rows in had.values() for number in rows})
+    }
+    most = max((count for found in counted.values() for count, _ in found), default=0)
+    if most < MOST_CRASHES:
+        return {}
+    kept = {
+        partition: tuple(span for count, span in found if count == most)
+        for partition, found in counted.items()
+    }
+    return {partition: spans for partition, spans in kept.items() if spans}
+
+
+def _overlap(had: Mapping[int, RowRanges], rows: Rows) -> bool:
+    return any(
+        partition in had and had[partition].inside(start, stop)
+        for partition, spans in rows.items()
+        for start, stop in spans
+    )
 
 
 def _counts(had: Sequence[Iterable[Span]]) -> list[tuple[int, Span]]:

@@ -135,10 +135,14 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """Private directory for the Unix socket; the supervisor removes it."""
     log_dir: str
     """For TensorBoard's event files."""
+    files_dir: str = ""
+    """Private directory for files of the job; the supervisor removes it."""
     restart: int = 0
     """How many children of this node came before; above 0 a server loads the last checkpoint."""
     value_fd: int = -1
     """As of SupervisorSpec."""
+    rows_fd: int = -1
+    """Inherited memfd for the marks of fed rows; -1: the node takes none."""
     listen_fds: tuple[int, ...] = ()
     """Inherited TCP and Unix sockets to listen on; empty: bind your own."""
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from tfos.driver import job_settings
 from tfos.errors import SettingsError
 from tfos.spark import executor_memory
+from tfos.spark.resources import Resources
 from tfos.submit.job_file import JobFile
 
 _OPTIONS = {
@@ -31,6 +34,8 @@ _OPTIONS = {
     "spark.archives": "--archives",
 }
 """spark-submit's own names of settings."""
+_NOT_WITH_LOCAL = ("spark.executor.memory",)
+"""With local-cluster spark-submit drops the option, and takes the setting."""
 _LOCAL_MIB = 1024
 
 
@@ -70,8 +75,9 @@ class SubmitLine:
         return executor_memory.of_settings(self.settings, master).shortage()
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
+        is_local = self.settings["spark.master"].startswith("local")
         for key, value in self.settings.items():
-            option = _OPTIONS.get(key)
+            option = None if is_local and key in _NOT_WITH_LOCAL else _OPTIONS.get(key)
             yield (option, value) if option else ("--conf", f"{key}={value}")
 
 
@@ -133,6 +139,44 @@ def _refuse(job: JobFile) -> None:
             "are in no containers; their host's memory is the limit."
         )
     _refuse_executors_of_threads(job)
+    _refuse_roles(job)
+
+
+def _refuse_roles(job: JobFile) -> None:
+    """Refuse resources of a role that no executor of this job has."""
+    if job.resources.ps is not None and not job.ps:
+        raise SettingsError(f"[ps] with roles.ps = {job.ps}: there is no parameter server.")
+    for role, field, value in _role_values(job):
+        of_executor = getattr(job.executor, field)
+        if job.master == "local" or job.master.startswith("local["):
+            raise SettingsError(
+                f"{role}.{field} = {value!r}: master {job.master} has one executor, inside the "
+                "driver; use local-cluster for resources of roles."
+            )
+        if field != "memory" and of_executor and value > of_executor:
+            raise SettingsError(
+                f"{role}.{field} = {value}: an executor has executor.{field} = {of_executor}."
+            )
+        if field == "memory" and job.master.startswith("local-cluster"):
+            raise SettingsError(
+                f"{role}.memory = {value!r}: executors of master {job.master} are all alike; write "
+                "executor.memory."
+            )
+
+
+def _role_values(job: JobFile) -> Iterator[tuple[str, str, Any]]:
+    """Yield role, field and value of what the roles are given."""
+    for role in ("ps", "workers"):
+        asked = getattr(job.resources, role) or Resources()
+        for field in ("cores", "gpus", "memory"):
+            if (value := getattr(asked, field)) is not None:
+                yield role, field, value
+
+
+def _most(job: JobFile, field: str) -> int:
+    """Return what an executor has: what is said, or what the larger role asks for; 0: neither."""
+    asked = [value for _, name, value in _role_values(job) if name == field]
+    return getattr(job.executor, field) or max(asked, default=0)
 
 
 def _refuse_executors_of_threads(job: JobFile) -> None:
@@ -155,15 +199,20 @@ def _refuse_executors_of_threads(job: JobFile) -> None:
 def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     """Yield Spark's settings in the order of the line; those without a value are left out."""
     executor, driver = job.executor, job.driver
-    cores = executor.cores or 1
+    cores = _most(job, "cores") or 1
+    of_roles = {field for _, field, _ in _role_values(job)}
     yield "spark.master", _master(job)
     if job.deploy_mode == "cluster":
         yield "spark.submit.deployMode", "cluster"
     yield "spark.app.name", job.name
     yield "spark.yarn.queue", job.queue
-    if job.master.startswith(("yarn", "k8s")):
+    if "memory" in of_roles:  # then Spark makes executors for each role, so many
+        yield "spark.dynamicAllocation.enabled", "true"
+        yield "spark.dynamicAllocation.minExecutors", str(max(job.ps, job.workers))
+        yield "spark.dynamicAllocation.maxExecutors", str(max(job.ps, job.workers))
+    elif job.master.startswith(("yarn", "k8s")):
         yield "spark.executor.instances", str(job.nodes)
-    if job.master.startswith("spark://"):
+    elif job.master.startswith("spark://"):
         yield "spark.cores.max", str(job.nodes * cores)
     if not job.master.startswith("local"):
         yield "spark.executor.cores", str(cores)
@@ -171,9 +220,10 @@ def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     yield "spark.executor.memoryOverhead", executor.overhead or ""
     if "spark.task.cpus" not in job.conf and cores > 1:
         yield "spark.task.cpus", str(cores)  # one slot, and so one node, on an executor
-    if executor.gpus:
-        yield "spark.executor.resource.gpu.amount", str(executor.gpus)
-        yield "spark.task.resource.gpu.amount", str(executor.gpus)
+    if gpus := _most(job, "gpus"):
+        yield "spark.executor.resource.gpu.amount", str(gpus)
+        if "gpus" not in of_roles:
+            yield "spark.task.resource.gpu.amount", str(gpus)
     yield "spark.driver.cores", str(driver.cores or "")
     yield "spark.driver.memory", driver.memory or ""
     yield "spark.driver.memoryOverhead", driver.overhead or ""
@@ -186,13 +236,14 @@ def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     yield "spark.files", ",".join(job.files)
     yield "spark.archives", ",".join(job.archives)
     yield from _environment(job)
+    yield from job_settings.of_job(job.resources, job.inputs, job.output)
 
 
 def _master(job: JobFile) -> str:
     if job.master != "local-cluster":
         return job.master
     memory_mib = executor_memory.mib(job.executor.memory or f"{_LOCAL_MIB}m")
-    return f"local-cluster[{job.nodes},{job.executor.cores or 1},{memory_mib:.0f}]"
+    return f"local-cluster[{job.nodes},{_most(job, 'cores') or 1},{memory_mib:.0f}]"
 
 
 def _environment(job: JobFile) -> Iterator[tuple[str, str]]:

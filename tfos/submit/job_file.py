@@ -16,21 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from tfos.errors import ConfigError, SettingsError
+from tfos.files.inputs import InputFiles
 from tfos.spark import executor_memory
+from tfos.spark.resources import Resources, RoleResources
+from tfos.submit import input_tables
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MASTER = re.compile(r"yarn|local|local-cluster|(local|local-cluster)\[.+\]|(spark|k8s)://.+")
 _PATTERN = re.compile(r"[*?\[{]")
 """Spark lists what such a path matches."""
-
-NOT_DONE = {
-    "inputs": (
-        "workers read files where they are, by ctx.read; `files` copies small ones to every node"
-    ),
-    "output": "main_fun writes to a URL, by ctx.export or Checkpoints(directory=…)",
-}
-"""Keys of other systems' job files, and what to do here instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +59,10 @@ class JobFile:
     workers: int = 1
     executor: JobResources = JobResources()
     driver: JobResources = JobResources()
+    resources: RoleResources = field(default_factory=RoleResources)
+    """Of parameter servers and workers, and where they go."""
+    inputs: tuple[InputFiles, ...] = ()
+    output: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     conf: Mapping[str, str] = field(default_factory=dict)
 
@@ -109,13 +108,24 @@ def of_tables(tables: Mapping[str, Any], directory: Path) -> JobFile:
     for role in ("executor", "driver"):
         names = [key for key in found if key.startswith(f"{role}.")]
         found[role] = JobResources(**{name.partition(".")[2]: found.pop(name) for name in names})
+    found["resources"] = RoleResources(
+        _resources("ps", found), _resources("workers", found), found.pop("roles.placement", None)
+    )
     for name in ("ps", "workers"):
         if f"roles.{name}" in found:
             found[name] = found.pop(f"roles.{name}")
+    if "output.path" in found:
+        found["output"] = found.pop("output.path")
     for key in ("program", "py_files", "files", "archives"):
         if key in found:
             found[key] = _placed(key, found[key], directory)
     return JobFile(**found)
+
+
+def _resources(role: str, found: dict[str, Any]) -> Resources | None:
+    names = [key for key in found if key.startswith(f"{role}.")]
+    stated = {name.partition(".")[2]: found.pop(name) for name in names}
+    return Resources(**stated) if stated else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +137,12 @@ class _Key:
 
 def _checked(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in _flattened(tables):
-        if name.partition(".")[0] in NOT_DONE:
-            table = name.partition(".")[0]
-            raise SettingsError(f"{table}: tfos submit copies no data; {NOT_DONE[table]}.")
+        if name == "inputs":
+            yield name, input_tables.inputs(value)
+            continue
         key = _KEYS.get(name)
         if key is None:
-            raise SettingsError(_unknown(name))
+            raise SettingsError(_unknown(name, value))
         accepted = key.accept(value)
         if accepted is None:
             raise SettingsError(f"{name} = {value!r}: allowed is {key.allowed}.")
@@ -150,15 +160,18 @@ def _flattened(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, _KEYS, n=1, cutoff=0.5)
-    if not near:  # the right key in no table, or in a wrong one
-        endings = {key.rpartition(".")[2]: key for key in _KEYS}
-        close = difflib.get_close_matches(name.rpartition(".")[2], endings, n=1, cutoff=0.6)
-        near = [endings[each] for each in close]
+def _unknown(name: str, value: Any) -> str:
+    """Return the refusal of a key, with the one that was meant if that can be told."""
+    if isinstance(value, Mapping):
+        near = difflib.get_close_matches(name, _TABLES, n=1)
+    else:  # the right key in no table, or in a wrong one
+        endings = {key.rpartition(".")[2]: key for key in reversed(_KEYS)}
+        close = difflib.get_close_matches(name.rpartition(".")[2], endings, n=1, cutoff=0.9)
+        near = difflib.get_close_matches(name, _KEYS, n=1, cutoff=0.7 if close else 0.5)
+        near = near or [endings[each] for each in close]
     if near:
         return f"unknown key {name}; did you mean {near[0]}?"
-    return f"unknown key {name}; known are {', '.join(sorted(_KEYS))}."
+    return f"unknown key {name}; known are {', '.join(sorted([*_KEYS, 'inputs']))}."
 
 
 def _placed(key: str, value: Any, directory: Path) -> Any:
@@ -238,8 +251,9 @@ def _pairs(value: Any, is_name: Callable[[str], bool]) -> dict[str, str] | None:
 
 _PATHS = "a list of paths (relative to this file) or URLs"
 _CORES = _Key("an int >= 1", _count_from(1))
+_GPUS = _Key("an int >= 0", _count_from(0))
 _MEMORY = _Key("a size such as '2g' or '512m'", _size)
-_KEYS: Mapping[str, _Key] = {
+_KEYS: dict[str, _Key] = {
     "program": _Key("the path (relative to this file) or URL of a Python program", _text),
     "args": _Key("a list of strings and numbers; {nodes}, {ps}, {workers} are filled in", _words),
     "name": _Key("a non-empty string", _text),
@@ -258,10 +272,17 @@ _KEYS: Mapping[str, _Key] = {
     "archives": _Key(f"{_PATHS}, each with #NAME behind it if wanted", _texts),
     "roles.ps": _Key("an int >= 0", _count_from(0)),
     "roles.workers": _CORES,
+    "roles.placement": _Key("'spread' or 'pack'", _matching(re.compile("spread|pack"))),
+    "ps.cores": _CORES,
+    "ps.memory": _MEMORY,
+    "workers.cores": _CORES,
+    "workers.memory": _MEMORY,
+    "workers.gpus": _GPUS,
+    "output.path": _Key(input_tables.PLACE, input_tables.place),
     "executor.cores": _CORES,
     "executor.memory": _MEMORY,
     "executor.overhead": _MEMORY,
-    "executor.gpus": _Key("an int >= 0", _count_from(0)),
+    "executor.gpus": _GPUS,
     "driver.cores": _CORES,
     "driver.memory": _MEMORY,
     "driver.overhead": _MEMORY,
@@ -269,3 +290,4 @@ _KEYS: Mapping[str, _Key] = {
     "conf": _Key('a table of settings of Spark: "spark.…" = a text, number or boolean', _settings),
 }
 _TABLES = {name.partition(".")[0] for name in _KEYS if "." in name}
+"""Those with keys of their own; inputs, env and conf have the user's."""

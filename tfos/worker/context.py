@@ -13,6 +13,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpc.auth.handshake import Identity, Role
@@ -28,6 +29,7 @@ from tfos.errors import (
 )
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
+from tfos.files.worker_files import WorkerInputs, WorkerOutput
 from tfos.native.environment import is_connected_to_servers
 from tfos.node import whole_files
 from tfos.node.spec import ChildSpec
@@ -83,6 +85,7 @@ class NodeContext:
             a URL; TensorBoard shows it as runs `worker-N/…`.
         cluster_log_dir: the directory above, with the runs of the cluster itself.
         staging_dir: a local directory for files before their transfer.
+        inputs: by name of the job's inputs, the paths of this worker's files.
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
         micro_batches: a distributed `fit` reports its trained epochs there.
         epochs: `fit` reports its epochs' metrics there.
@@ -142,10 +145,10 @@ class NodeContext:
         self._offers = offers
         self._rank_group: RankGroup | None = None
         self._value_fd = spec.value_fd
-        self._feeds = bundle.settings.feeds
-        self._config = bundle.settings.config
+        self._feeds, self._config = bundle.settings.feeds, bundle.settings.config
         self.staging_dir = spec.executor.scratch_dir
         self._storages = Storages(self.staging_dir)
+        self.inputs, self._output = self._own_files(Path(spec.files_dir))
         self._name = bundle.name
         self.fit_place = joining.fit if joining is not None else None
         self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
@@ -220,6 +223,19 @@ class NodeContext:
     def absolute_path(self, path: str) -> str:
         """Return `path` with scheme and directory, resolved against `defaultFS`."""
         return paths.absolute_path(path, default_fs=self.defaultFS, working_dir=self.working_dir)
+
+    @property
+    def output_dir(self) -> str:
+        """A local directory whose files go to the job's output once main_fun has returned.
+
+        Raises:
+            SettingsError: the job has no output.
+        """
+        return self._output.directory
+
+    def send_output(self) -> str:
+        """Send the files of `output_dir`; return where they are, empty if there are none."""
+        return self._output.send()
 
     def get_data_feed(
         self,
@@ -708,6 +724,14 @@ class NodeContext:
             f"ctx.export(model, {export_dir!r}) on the chief, or "
             f"compat.export_saved_model(model, {export_dir!r}, ctx.is_chief) on every worker"
         )
+
+    def _own_files(self, directory: Path) -> tuple[WorkerInputs, WorkerOutput]:
+        """Return this worker's part of the job's inputs and output, with copies in `directory`."""
+        config, name = self._config, os.path.basename(self.log_dir)
+        inputs = WorkerInputs(
+            config.inputs, self.rank, self.num_workers, directory / "inputs", self.absolute_path
+        )
+        return inputs, WorkerOutput(config.output or "", name, directory / "output")
 
     def _serve_own_shard(self, model: keras.Model, consistency: Consistency) -> None:
         """Serve one shard per worker, in the workers, for a model that can be distributed."""

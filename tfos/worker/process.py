@@ -43,6 +43,7 @@ from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
 from tfos.node.child_log import start_log
 from tfos.node.process_exit import leave
 from tfos.node.spec import ChildSpec
+from tfos.node.supervisor.row_marks import RowMarks
 from tfos.topology import PS_ROLE
 from tfos.worker import spark_files
 from tfos.worker.activity import WorkerActivity
@@ -93,6 +94,9 @@ class WorkerProcess:
         self._channel = FeedChannel(
             FeedConfig(max_inflight_bytes=bundle.settings.config.max_inflight_bytes),
             worker=bundle.name,
+            on_rows=(
+                RowMarks(spec.rows_fd, bundle.settings.feeds).note if spec.rows_fd >= 0 else None
+            ),
         )
         self._offers = Offers(bundle.node.rank)
         self._listener = Listener(
@@ -208,6 +212,8 @@ class WorkerProcess:
             if saver is not None:
                 saver.close()
             context.finish()
+            self._activity.enter("sending the output")
+            context.send_output()
             if mirror is not None:
                 mirror.close(self._spec.bundle.settings.config.abort_s)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must read it

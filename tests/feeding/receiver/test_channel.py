@@ -404,7 +404,15 @@ def test_tasks_carry_only_what_they_need():
             assert repr(CREDENTIALS.secret) not in repr(task)
             names = {field.name for field in dataclasses.fields(task)}
             assert names == {"targets", "credentials", "config", "feed"} | (
-                {"epoch", "packer", "shuffle", "exactly_once", "again", "round_number"}
+                {
+                    "epoch",
+                    "packer",
+                    "shuffle",
+                    "exactly_once",
+                    "again",
+                    "round_number",
+                    "keeps_unsent",
+                }
                 if isinstance(task, FeedTask)
                 else set()
             )

@@ -55,7 +55,7 @@ def test_three_crashes_by_a_row_end_the_feed_with_its_rows(
 ) -> None:
     rows = spark.parallelize(range(NUM_ROWS), PARTITIONS)
     config = ClusterConfig(restarts=Restarts(workers=restarts), max_inflight_bytes=limit)
-    args = {"out": str(tmp_path), "batch_size": 16, "step_s": 0.005}
+    args: dict[str, Any] = {"out": str(tmp_path), "batch_size": 16, "step_s": 0.005}
     with TFCluster.reserve(spark, nodes, 1, input_mode=InputMode.SPARK, config=config) as cluster:
         cluster.start(crash_on_a_row, args)
         with pytest.raises(PoisonRows) as caught:
@@ -71,6 +71,24 @@ def test_three_crashes_by_a_row_end_the_feed_with_its_rows(
     assert text.count("killed by SIGSEGV") == 3
     assert any(low <= ROW < high for low, high in caught.value.rows[PARTITION])
     blamed = sum(high - low for spans in caught.value.rows.values() for low, high in spans)
+    assert blamed <= args["batch_size"]
     print(f"blamed {blamed} rows after {told_s - crashes[-1]:.1f} s: {text}")  # noqa: T201
     assert blamed < NUM_ROWS
     assert "SIGSEGV" in str(caught.value.__cause__) or "Segmentation" in str(caught.value.__cause__)
+
+
+def test_rows_that_are_to_be_skipped_are_dropped_and_the_training_goes_on(
+    spark: Any, tmp_path: Path, capsys: Any
+) -> None:
+    rows = spark.parallelize(range(NUM_ROWS), PARTITIONS)
+    config = ClusterConfig(restarts=Restarts(workers=5, on_poison="skip"))
+    args = {"out": str(tmp_path), "batch_size": 16, "step_s": 0.001}
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
+        cluster.start(crash_on_a_row, args)
+        report = cluster.train(rows, num_epochs=1, feed_timeout=60)
+    assert report is not None
+    assert 1 <= report.dropped_rows <= 16
+    assert report.fed_rows == report.trained_rows + report.dropped_rows == NUM_ROWS
+    assert len(list(tmp_path.glob("crash-*"))) == 3
+    told = capsys.readouterr().err
+    assert f"They are skipped: {report.dropped_rows} rows count as dropped" in told

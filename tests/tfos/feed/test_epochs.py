@@ -265,6 +265,20 @@ def test_a_crash_that_fails_the_cluster_counts_while_rows_are_fed_again():
 
 
 @pytest.mark.fault("F54")
+def test_rows_at_three_crashes_are_dropped_where_they_are_to_be_skipped():
+    """Here all 30 rows are: the crashes tell nothing more, so nothing is left to feed."""
+    played = Crashing(restarts=5, crashes=3)
+    played.config = ClusterConfig(restarts=Restarts(workers=5, on_poison="skip"))
+    played.happens.append(("worker:0", messages.FlushReached("input", 0, trained_by(0))))
+    told: list[str] = []
+    made: Any = jobs(played, accepted_by_all_of)
+    made._console.warn = told.append
+    (epoch,) = made.train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, 0, ROWS)
+    assert f"They are skipped: {ROWS} rows count as dropped" in told[0]
+
+
+@pytest.mark.fault("F54")
 def test_two_crashes_are_the_restarts_business():
     played = Crashing(restarts=5, crashes=2)
     played.happens.append(("worker:0", messages.FlushReached("input", 0, trained_by(ROWS))))

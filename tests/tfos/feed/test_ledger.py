@@ -148,3 +148,10 @@ def test_rows_of_several_lost_workers_are_put_together():
     again = ledger.take_lost({1: EpochRowCounts(0), 2: EpochRowCounts(0)})
     assert again == {0: ((0, 10),)}
     assert RowRanges(again[0]).num_rows == 10
+
+
+def test_blamed_rows_are_left_out_of_what_is_fed_again():
+    ledger = EpochLedger("input", 0)
+    rows = {0: ((0, 10), (20, 30)), 1: ((5, 6),), 2: ((0, 9),)}
+    kept = ledger.leave_out(rows, {0: ((8, 24),), 1: ((0, 50),)})
+    assert kept == {0: ((0, 8), (24, 30)), 2: ((0, 9),)}

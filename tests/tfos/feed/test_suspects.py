@@ -49,6 +49,28 @@ def test_rows_that_one_crash_reports_twice_count_once():
     assert suspects.blamed() == {}
 
 
+def test_what_was_read_at_each_crash_is_blamed_rather_than_what_was_accepted():
+    accepted = {3: [(0, 100)]}
+    suspects = Suspects()
+    for process, (start, stop) in enumerate([(32, 48), (40, 56), (30, 46)]):
+        suspects.note(process, "killed", accepted, {3: [(start, stop)]})
+    assert suspects.blamed() == {3: ((40, 46),)}
+
+
+def test_a_crash_of_which_nothing_more_is_known_has_all_accepted_rows():
+    suspects = Suspects()
+    for process, read in enumerate([{3: [(32, 48)]}, None, {3: [(30, 46)]}]):
+        suspects.note(process, "killed", {3: [(20, 100)]}, read)
+    assert suspects.blamed() == {3: ((32, 46),)}
+
+
+def test_accepted_rows_are_blamed_where_none_was_read_each_time():
+    suspects = Suspects()
+    for process, start in enumerate([0, 10, 20]):
+        suspects.note(process, "killed", {3: [(0, 100)]}, {3: [(start, start + 10)]})
+    assert suspects.blamed() == {3: ((0, 100),)}
+
+
 @given(
     st.lists(
         st.dictionaries(
@@ -101,6 +123,21 @@ def test_the_ledger_suspects_what_a_crashed_worker_had_not_trained():
         again = FeedReport(2, rows=100, partition_rows=100, accepted={process + 1: rest.pack()})
         ledger.add([again], again=True)
     assert ledger.suspects.blamed() == {2: ((45, 100),)}
+
+
+def test_the_ledger_suspects_what_a_crashed_worker_had_read_if_that_is_known():
+    ledger = EpochLedger("input", 0)
+    again = False
+    for process, (trained, taken) in enumerate([(30, 46), (20, 40), (24, 48)]):
+        first, rest = AcceptedRows([(50, 50, 0)]), AcceptedRows([(0, 50, 50)])
+        accepted = {process: first.pack()}
+        ledger.add([FeedReport(2, 50, 100, accepted=accepted)], again=again)
+        ledger.add([FeedReport(2, 50, 100, accepted={process: rest.pack()})], again=again)
+        again = True
+        last = EpochRowCounts(0, 100, trained, taken)
+        rows = ledger.take_lost({process: last}, {process: "killed by SIGKILL"})
+        assert rows == {2: ((0, 50), (50 + trained, 100))}
+    assert ledger.suspects.blamed() == {2: ((80, 90),)}
 
 
 def test_a_worker_that_was_lost_in_another_way_leaves_no_suspects():

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfos.errors import SettingsError
+from tfos.files.inputs import InputFiles
+from tfos.spark.resources import Resources, RoleResources
 from tfos.submit.command_line import of_job
 from tfos.submit.job_file import JobFile
 from tfos.submit.job_file import JobResources as Given
@@ -60,9 +62,41 @@ def options(**changed: Any) -> str:
                 "workers": 2,
                 "executor": Given(memory="2g"),
             },
-            "--master local-cluster[3,1,2048] --executor-memory 2g",
+            "--master local-cluster[3,1,2048] --conf spark.executor.memory=2g",
         ),
         ({"master": "local[4]"}, "--master local[4]"),
+        (
+            {
+                "ps": 1,
+                "workers": 2,
+                "resources": RoleResources(Resources(cores=2), Resources(cores=4, gpus=1), "pack"),
+            },
+            "--master yarn --num-executors 3 --executor-cores 4 --conf spark.task.cpus=4 "
+            "--conf spark.executor.resource.gpu.amount=1 --conf spark.tfos.ps.cores=2 "
+            "--conf spark.tfos.workers.cores=4 --conf spark.tfos.workers.gpus=1 "
+            "--conf spark.tfos.placement=pack",
+        ),
+        (
+            {
+                "master": "spark://h:7077",
+                "ps": 1,
+                "workers": 3,
+                "resources": RoleResources(workers=Resources(memory="8g")),
+            },
+            "--master spark://h:7077 --conf spark.dynamicAllocation.enabled=true "
+            "--conf spark.dynamicAllocation.minExecutors=3 "
+            "--conf spark.dynamicAllocation.maxExecutors=3 --executor-cores 1 "
+            "--conf spark.tfos.workers.memory=8g",
+        ),
+        (
+            {
+                "inputs": (InputFiles(name="a", path="/a", mode="download"),),
+                "output": "hdfs:///out",
+            },
+            "--master yarn --num-executors 1 --executor-cores 1 --conf spark.tfos.inputs.a.path=/a "
+            "--conf spark.tfos.inputs.a.mode=download --conf spark.tfos.inputs.a.share=part "
+            "--conf spark.tfos.output=hdfs:///out",
+        ),
         ({"master": "local-cluster[2,1,1024]"}, "--master local-cluster[2,1,1024]"),
         (
             {"deploy_mode": "cluster", "retries": 2, "env": {"A": "b"}},
@@ -142,6 +176,25 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
         (
             {"master": "local-cluster[2,1,1024]", "executor": Given(cores=2)},
             "executor.cores = 2: master local-cluster[2,1,1024] says it already",
+        ),
+        (
+            {"resources": RoleResources(ps=Resources(cores=2))},
+            "[ps] with roles.ps = 0: there is no parameter server",
+        ),
+        (
+            {
+                "executor": Given(cores=2),
+                "resources": RoleResources(workers=Resources(cores=4)),
+            },
+            "workers.cores = 4: an executor has executor.cores = 2",
+        ),
+        (
+            {"master": "local[4]", "resources": RoleResources(workers=Resources(cores=4))},
+            "workers.cores = 4: master local[4] has one executor, inside the driver",
+        ),
+        (
+            {"master": "local-cluster", "resources": RoleResources(workers=Resources(memory="1g"))},
+            "workers.memory = '1g': executors of master local-cluster are all alike",
         ),
         (
             {"conf": {"spark.executor.cores": "2"}},

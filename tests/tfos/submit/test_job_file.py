@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tfos.errors import SettingsError
+from tfos.files.inputs import InputFiles
+from tfos.spark.resources import Resources, RoleResources
 from tfos.submit.job_file import JobResources, of_tables, read
 
 LEAST: dict[str, Any] = {"program": "train.py", "master": "yarn"}
@@ -35,12 +37,22 @@ def test_a_whole_file_is_read(here: Path):
         py_files = ["digits.py", "hdfs:///lib/more.py"]
         files = ["words.txt"]
         archives = ["env.tar.gz#env"]
-        roles = { ps = 1, workers = 2 }
+        roles = { ps = 1, workers = 2, placement = "spread" }
 
         [executor]
         cores = 4
         memory = "1g"
         overhead = "4g"
+        [ps]
+        cores = 2
+        [workers]
+        cores = 4
+        gpus = 1
+        [inputs]
+        train = "hdfs:///data/train"
+        test = { path = "/data/*.csv", mode = "download", share = "all" }
+        [output]
+        path = "hdfs:///out"
         [env]
         MODE = "fast"
         [conf]
@@ -55,6 +67,12 @@ def test_a_whole_file_is_read(here: Path):
     assert job.archives == (f"{here / 'env.tar.gz'}#env",)
     assert job.executor == JobResources(cores=4, memory="1g", overhead="4g")
     assert job.driver == JobResources()
+    assert job.resources == RoleResources(Resources(cores=2), Resources(cores=4, gpus=1), "spread")
+    assert job.inputs == (
+        InputFiles(name="train", path="hdfs:///data/train"),
+        InputFiles(name="test", path="/data/*.csv", mode="download", share="all"),
+    )
+    assert job.output == "hdfs:///out"
     assert job.conf == {"spark.ui.enabled": "false", "spark.port.maxRetries": "3"}
 
 
@@ -87,8 +105,29 @@ def test_what_is_left_out_is_one_worker_in_client_mode(here: Path):
         ({"executor": {"core": 2}}, "unknown key executor.core; did you mean executor.cores?"),
         ({"memory": "2g"}, "unknown key memory; did you mean"),
         ({"zzzz": 1}, "unknown key zzzz; known are archives, args,"),
-        ({"inputs": {"kind": "list"}}, "inputs: tfos submit copies no data; workers read files"),
-        ({"output": "x"}, "output: tfos submit copies no data; main_fun writes to a URL"),
+        ({"inputs": "/data"}, "inputs = '/data': allowed is a table [inputs]"),
+        ({"inputs": {"a": "data"}}, "inputs.a.path = 'data': allowed is a URL, or an absolute"),
+        ({"inputs": {"a": 7}}, "inputs.a.path = 7: allowed is a URL"),
+        ({"inputs": {"a b": "/x"}}, "inputs.a b: an input's name has letters"),
+        ({"inputs": {"a": {"mode": "list"}}}, "inputs.a.path is missing: a URL"),
+        (
+            {"inputs": {"a": {"path": "/x", "mode": "copy"}}},
+            "inputs.a.mode = 'copy': allowed is 'list' or 'download'",
+        ),
+        (
+            {"inputs": {"a": {"path": "/x", "share": True}}},
+            "inputs.a.share = True: allowed is 'part' or 'all'",
+        ),
+        (
+            {"inputs": {"a": {"path": "/x", "modes": "list"}}},
+            "unknown key inputs.a.modes; did you mean mode?",
+        ),
+        ({"output": "/x"}, "output = '/x': allowed is a table [output]"),
+        ({"output": {"path": "out"}}, "output.path = 'out': allowed is a URL, or an absolute"),
+        ({"workers": 2}, "workers = 2: allowed is a table [workers]"),
+        ({"workers": {"core": 2}}, "unknown key workers.core; did you mean workers.cores?"),
+        ({"ps": {"gpus": 2}}, "unknown key ps.gpus; did you mean"),
+        ({"roles": {"placement": "even"}}, "'even': allowed is 'spread' or 'pack'"),
         ({"program": "none.py"}, "program: 'none.py' is not there: "),
         ({"files": ["a,b"]}, "files: 'a,b' has a comma"),
         ({"py_files": ["gone.py"]}, "py_files: 'gone.py' is not there"),

@@ -31,7 +31,7 @@ from tfos.node.child_link import FromChild, Progress, Raised
 from tfos.node.failure import Exit
 from tfos.node.process_exit import leave
 from tfos.node.spec import NO_KEYS, ChildSpec, LaunchStatus, State, SupervisorSpec
-from tfos.node.supervisor import children, tensorboard
+from tfos.node.supervisor import children, row_marks, tensorboard
 from tfos.node.supervisor.event_loop import EventLoop
 from tfos.node.supervisor.gpu_check import GpuCheck, GpuTrouble
 from tfos.node.supervisor.log_buffer import NodeLog
@@ -89,6 +89,8 @@ class Supervisor:
         )
         self._reporter = self._make_reporter()
         self._restarts = ChildRestarts(spec.bundle)
+        takes_rows = self._planned.runs_main_fun and bool(self._settings.feeds)
+        self._rows_fd = row_marks.new_file() if takes_rows else -1
         self._child: children.Child | None = None
         self._board = tensorboard.TensorBoardChild(self._loop, self._reporter.report)
         self._raised: Raised | None = None
@@ -204,11 +206,14 @@ class Supervisor:
             link_fd=theirs.fileno(),
             socket_dir=str(self._workspace.socket_dir),
             log_dir=tensorboard.event_dir(self._settings.tensorboard.log_dir, self._workspace),
+            files_dir=str(self._workspace.subdirectory("files")),
             restart=self._restarts.count,
             value_fd=spec.value_fd,
+            rows_fd=self._rows_fd,
             listen_fds=self._restarts.descriptors,
         )
-        inherited = [*self._restarts.descriptors, *([spec.value_fd] if spec.value_fd >= 0 else [])]
+        shared = [each for each in (spec.value_fd, self._rows_fd) if each >= 0]
+        inherited = [*self._restarts.descriptors, *shared]
         return children.spawn(
             children.module_of(self._planned),
             msgspec.msgpack.encode(body),
@@ -267,8 +272,15 @@ class Supervisor:
         """Report why this node ends, unless it was ending anyway, and end."""
         if self._end_reason is None:
             self._end_reason = failed.message
-            self._reporter.report(messages.Failed(failed))
+            self._reporter.report(messages.Failed(failed, self._last_feeds()))
         self._loop.stop()
+
+    def _last_feeds(self) -> tuple[messages.FeedSnapshot, ...]:
+        """Return the counts of a worker that has ended; empty if it lives or takes no rows."""
+        if self._rows_fd < 0 or self._child is None or self._child.exit is None:
+            return ()
+        known = self._heartbeat_state.feeds
+        return row_marks.marked(self._rows_fd, self._settings.feeds, known)
 
     def _on_jvm_gone(self) -> None:
         executor = self._spec.executor
@@ -437,6 +449,8 @@ class Supervisor:
         self._reporter.finish(LAST_REPORT_S if silent_s < self._lease_s else 0.1)
         self._log.close()
         self._restarts.close()
+        if self._rows_fd >= 0:
+            os.close(self._rows_fd)
         self._workspace.remove()
         self._write_status(State.ENDED, self._end_reason or "")
 

@@ -1,0 +1,115 @@
+"""Job settings: what a job file says of a cluster, in Spark's settings `spark.tfos.*`.
+
+Covers: their names, from texts to resources, inputs and output; a call's own arguments come first.
+Does not: read or write job files (tfos.submit), check the values against the cluster
+(tfos.spark.resources, tfos.config).
+Runs in: the driver; `tfos submit`.      Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfos.config import ClusterConfig
+from tfos.errors import SettingsError
+from tfos.files.inputs import NAME, InputFiles
+from tfos.spark.resources import Resources, RoleResources
+
+PREFIX = "spark.tfos."
+_ROLE_FIELDS = {
+    "ps": ("cores", "memory"),
+    "workers": ("cores", "memory", "gpus"),
+}
+_INPUT = re.compile(rf"inputs\.({NAME.pattern})\.(path|mode|share)")
+_KNOWN = (
+    *(f"{role}.{field}" for role, fields in _ROLE_FIELDS.items() for field in fields),
+    *("placement", "output", "inputs.NAME.path", "inputs.NAME.mode", "inputs.NAME.share"),
+)
+
+
+def of_job(
+    resources: RoleResources, inputs: Sequence[InputFiles] = (), output: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield the settings that say this; what is not stated is left out.
+
+    Args:
+        resources: of the roles.
+        inputs: of the job.
+        output: of the job; empty: none.
+    """
+    for role, fields in _ROLE_FIELDS.items():
+        asked = getattr(resources, role) or Resources()
+        for field in fields:
+            if (value := getattr(asked, field)) is not None:
+                yield f"{PREFIX}{role}.{field}", str(value)
+    if resources.placement:
+        yield f"{PREFIX}placement", resources.placement
+    for each in inputs:
+        for field in ("path", "mode", "share"):
+            yield f"{PREFIX}inputs.{each.name}.{field}", getattr(each, field)
+    if output:
+        yield f"{PREFIX}output", output
+
+
+def applied(
+    conf: Mapping[str, str], resources: RoleResources, config: ClusterConfig
+) -> tuple[RoleResources, ClusterConfig]:
+    """Return a call's resources and configuration, filled in by the settings where it is silent.
+
+    Args:
+        conf: Spark's settings.
+        resources: of the call.
+        config: of the call.
+
+    Raises:
+        SettingsError: a setting is unknown, or its value is refused.
+    """
+    found = {key[len(PREFIX) :]: value for key, value in conf.items() if key.startswith(PREFIX)}
+    if not found:
+        return resources, config
+    _check(found)
+    filled = RoleResources(
+        ps=resources.ps or _role("ps", found),
+        workers=resources.workers or _role("workers", found),
+        placement=resources.placement or found.get("placement"),  # type: ignore[arg-type]
+    )
+    inputs = config.inputs or tuple(_inputs(found))
+    output = config.output or found.get("output")
+    return filled, dataclasses.replace(config, inputs=inputs, output=output)
+
+
+def _check(found: Mapping[str, str]) -> None:
+    for name in found:
+        if name not in _KNOWN and not _INPUT.fullmatch(name):
+            near = difflib.get_close_matches(name, _KNOWN, n=1)
+            advice = (
+                f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(_KNOWN)}"
+            )
+            raise SettingsError(f"unknown setting {PREFIX}{name}; {advice}")
+
+
+def _role(role: str, found: Mapping[str, str]) -> Resources | None:
+    stated: dict[str, Any] = {}
+    for field in _ROLE_FIELDS[role]:
+        value = found.get(f"{role}.{field}")
+        if value is None:
+            continue
+        if field != "memory" and not value.isdigit():
+            raise SettingsError(f"{PREFIX}{role}.{field}={value}: allowed is a whole number.")
+        stated[field] = value if field == "memory" else int(value)
+    return Resources(**stated) if stated else None
+
+
+def _inputs(found: Mapping[str, str]) -> Iterator[InputFiles]:
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in found.items():
+        if match := _INPUT.fullmatch(name):
+            tables.setdefault(match[1], {})[match[2]] = value
+    for name, fields in sorted(tables.items()):
+        if "path" not in fields:
+            raise SettingsError(f"{PREFIX}inputs.{name}.path is missing: a path or URL.")
+        yield InputFiles(name=name, **fields)

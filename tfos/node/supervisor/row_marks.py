@@ -1,0 +1,88 @@
+"""Row marks: how far a worker's trainer is in the fed rows, in a file that outlives the worker.
+
+Covers: the marks of each feed, written by the worker and read by its supervisor after a crash.
+Does not: count rows (feeding.receiver), report (tfos.node.supervisor.supervisor).
+Threads: a writer's calls are serialised by the feed channel.
+
+Heartbeats tell the same seconds later. The rows between the two marks are those that a crash may
+be due to: the trainer, or what reads ahead for it, had them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from tfos.control.messages import EpochRowCounts, FeedSnapshot
+
+_MARK = struct.Struct("<qqq")
+"""Epoch plus one (0: nothing was read), rows trained, rows taken."""
+
+
+def new_file() -> int:
+    """Return the descriptor of a new file in memory for marks."""
+    return os.memfd_create("tfos-rows", os.MFD_CLOEXEC)
+
+
+class RowMarks:
+    """Writes the marks of one worker.
+
+    Args:
+        descriptor: of the file.
+        feeds: the names of all feeds.
+    """
+
+    def __init__(self, descriptor: int, feeds: Sequence[str]) -> None:
+        self._descriptor = descriptor
+        self._places = {feed: number * _MARK.size for number, feed in enumerate(feeds)}
+
+    def note(self, feed: str, epoch: int, trained_rows: int, taken_rows: int) -> None:
+        """Write the marks of a feed; one call of the system, so a kill leaves them whole.
+
+        Args:
+            feed: its name; others than those of the file are ignored.
+            epoch: that the rows are of.
+            trained_rows: all rows before this position are trained.
+            taken_rows: no row from this position on was read.
+        """
+        place = self._places.get(feed)
+        if place is not None:
+            mark = _MARK.pack(epoch + 1, trained_rows, taken_rows)
+            os.pwrite(self._descriptor, mark, place)
+
+
+def marked(
+    descriptor: int, feeds: Sequence[str], known: Sequence[FeedSnapshot]
+) -> tuple[FeedSnapshot, ...]:
+    """Return the counts of a worker's feeds as it left them.
+
+    Args:
+        descriptor: of the file; its writer has ended.
+        feeds: the names of all feeds, as for its writer.
+        known: the counts that it reported last.
+    """
+    found = {each.feed: each for each in known}
+    for number, feed in enumerate(feeds):
+        mark = os.pread(descriptor, _MARK.size, number * _MARK.size)
+        if len(mark) < _MARK.size:
+            continue
+        following, trained, taken = _MARK.unpack(mark)
+        if following:
+            before = found.get(feed, FeedSnapshot(feed))
+            found[feed] = _advanced(before, following - 1, trained, taken)
+    return tuple(found.values())
+
+
+def _advanced(known: FeedSnapshot, epoch: int, trained: int, taken: int) -> FeedSnapshot:
+    """Return a snapshot with the marks of one epoch in it; counts never go back."""
+    before = known.epoch(epoch)
+    trained = max(trained, before.trained_rows)
+    counts = EpochRowCounts(epoch, max(before.accepted_rows, taken), trained, taken)
+    others = tuple(each for each in known.epochs if each.epoch != epoch)
+    more = trained - before.trained_rows
+    return msgspec.structs.replace(
+        known, trained_rows=known.trained_rows + more, epochs=(*others, counts)
+    )
