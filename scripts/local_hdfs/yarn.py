@@ -42,8 +42,10 @@ class LocalYarn(LocalHdfs):
         self._yarn_ports = state.yarn
 
     @classmethod
-    def _free_state(cls, num_datanodes: int) -> State:
+    def _free_state(cls, num_datanodes: int, *, kerberos: bool) -> State:
         """Return a state with ports for as many daemons of HDFS and for all of YARN."""
+        if kerberos:
+            raise LocalHdfsError("a YARN with Kerberos was not tried; start an HDFS with it")
         num_hdfs = 2 + 3 * num_datanodes
         ports = free_ports(num_hdfs + 5 + 4 * NUM_NODES)
         return State(Ports.of(ports[:num_hdfs]), (), YarnPorts.of(ports[num_hdfs:]))
