@@ -17,6 +17,7 @@ import signal
 import socket
 import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -128,7 +129,7 @@ class LocalHdfs:
         hdfs = cls(directory, state, with_parent=with_parent)
         hdfs._configure()
         try:
-            hdfs._start_kdc()
+            hdfs.start_kdc()
             hdfs._format()
             hdfs._start_all()
         except BaseException:
@@ -177,9 +178,17 @@ class LocalHdfs:
         """Its processes, as last started."""
         return list(self._daemons.values())
 
-    def start_namenode(self, *, wait: bool = True) -> None:
-        """Start the NameNode (again), and wait until it serves all live DataNodes' files."""
+    def start_namenode(
+        self, *, wait: bool = True, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the NameNode (again), and wait until it serves all live DataNodes' files.
+
+        Args:
+            wait: False returns at once.
+            settings: over those of the files, until it is started again.
+        """
         options = [f"-Ddfs.namenode.http-address={HOST}:{self._ports.namenode_web}"]
+        options += [f"-D{name}={value}" for name, value in (settings or {}).items()]
         self._start(NAMENODE, f"{_MAIN}.namenode.NameNode", options)
         if wait:
             self.await_datanodes(self._num_running_datanodes())
@@ -196,6 +205,10 @@ class LocalHdfs:
     def kill_namenode(self) -> None:
         """End the NameNode without warning; its ports refuse from now on."""
         self._daemons[NAMENODE].kill()
+
+    def kill_kdc(self) -> None:
+        """End the KDC without warning."""
+        self._daemons[KDC].kill()
 
     def kill_datanode(self, index: int) -> None:
         """End a DataNode without warning."""
@@ -252,7 +265,8 @@ class LocalHdfs:
         (self.conf_dir / "core-site.xml").write_text(site_xml(core))
         (self.conf_dir / "hdfs-site.xml").write_text(site_xml(hdfs))
 
-    def _start_kdc(self) -> None:
+    def start_kdc(self) -> None:
+        """Start the KDC (again), where there is one, and wait until it answers."""
         if self.kdc is None:
             return
         command = [*self._before(KDC), *self.kdc.command]

@@ -5,19 +5,24 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from feeding.errors import NotAuthenticated
+from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.hdfs.client import _key
 from feeding.filesystem.hdfs.credentials import (
     asks_for_kerberos,
     connect_url,
-    credential_names,
     next_step,
     unconfigured,
 )
 from feeding.filesystem.hdfs.hadoop_conf import NameNode
 from feeding.filesystem.hdfs.token_file import DelegationToken, hdfs_tokens, hdfs_tokens_of
+from feeding.filesystem.registry import filesystem_for
 
 IDENTIFIER = bytes.fromhex(
     "000f616c6963654054464f532e5445535405616c696365008a01a21237bb488a01a236443f480102"
@@ -91,9 +96,12 @@ def test_a_name_in_the_path_becomes_the_address_that_the_token_has(tmp_path):
     assert connect_url(by_name, ["127.0.0.1"], own) == by_name.url
 
 
-def test_another_ticket_or_token_file_is_another_users_connection():
-    names = ("HADOOP_TOKEN_FILE_LOCATION", "KRB5CCNAME", "KRB5_CLIENT_KTNAME")
-    assert len({credential_names({name: "/x"}) for name in names} | {credential_names({})}) == 4
+def test_another_ticket_or_token_file_is_another_users_connection(monkeypatch):
+    keys = {_key(NAMENODE)}
+    for name in ("HADOOP_TOKEN_FILE_LOCATION", "KRB5CCNAME", "KRB5_CLIENT_KTNAME"):
+        monkeypatch.setenv(name, "/x")
+        keys.add(_key(NAMENODE))
+    assert len(keys) == 4
 
 
 @pytest.mark.fault("F62")
@@ -134,14 +142,12 @@ def test_a_configuration_without_kerberos_is_named():
     )
 
 
-@pytest.mark.socket
-@pytest.mark.parametrize(
-    ("answer", "asks"),
-    [(KERBEROS, True), (KERBEROS + SIMPLE, False), (SIMPLE, False), (b"", False)],
-)
-def test_a_namenode_is_asked_how_users_prove_themselves(answer, asks):
+@contextmanager
+def namenode(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """Serve one connection with an answer; yield the port, and what was heard."""
+    heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
-        heard: list[bytes] = []
+        server.settimeout(10)
 
         def serve() -> None:
             stream, _ = server.accept()
@@ -151,9 +157,30 @@ def test_a_namenode_is_asked_how_users_prove_themselves(answer, asks):
 
         thread = threading.Thread(target=serve)
         thread.start()
-        assert asks_for_kerberos("127.0.0.1", server.getsockname()[1]) is asks
+        yield server.getsockname()[1], heard
         thread.join(10)
+
+
+@pytest.mark.socket
+@pytest.mark.parametrize(
+    ("answer", "asks"),
+    [(KERBEROS, True), (KERBEROS + SIMPLE, False), (SIMPLE, False), (b"", False)],
+)
+def test_a_namenode_is_asked_how_users_prove_themselves(answer, asks):
+    with namenode(answer) as (port, heard):
+        assert asks_for_kerberos("127.0.0.1", port) is asks
     assert heard[0].startswith(b"hrpc\x09\x00\xdf")
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F62")
+def test_a_namenode_that_asks_for_what_is_not_configured_is_an_error_at_once(monkeypatch):
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+    with namenode(KERBEROS) as (port, _):
+        url = f"hdfs://127.0.0.1:{port}"
+        with pytest.raises(NotAuthenticated, match="asks for Kerberos, and HADOOP_CONF_DIR is not"):
+            filesystem_for(url, FileSystemConfig(patience_s=1)).status(f"{url}/x")
 
 
 @pytest.mark.socket
