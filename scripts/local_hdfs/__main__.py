@@ -31,7 +31,7 @@ def main() -> int:
     )
     parser.add_argument("order", choices=["up", "down", "status"])
     parser.add_argument("--datanodes", type=int, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--kerberos", action="store_true", help="with a realm of its own; hdfs")
+    parser.add_argument("--kerberos", action="store_true", help="with a realm of its own")
     parser.add_argument("--directory", type=Path, default=_default_directory(kind))
     args = parser.parse_args(sys.argv[2:])
     try:

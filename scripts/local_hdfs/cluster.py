@@ -314,11 +314,14 @@ class LocalHdfs:
         """
         path = f"{self.conf_dir}:{self._class_path()}"
         places = {"hadoop.log.dir": self.directory / "logs", "java.io.tmpdir": self.directory}
-        if self.kdc is not None:
-            places["java.security.krb5.conf"] = self.kdc.krb5_conf
         values = [f"-D{key}={place}" for key, place in places.items()]
-        values.append("-Djava.net.preferIPv4Stack=true")
+        values += ["-Djava.net.preferIPv4Stack=true", *self.java_options]
         return [java(), *_JVM, *values, "-cp", path, main]
+
+    @property
+    def java_options(self) -> list[str]:
+        """What a client's Java needs to find its Kerberos realm, if it has one."""
+        return [f"-Djava.security.krb5.conf={self.kdc.krb5_conf}"] if self.kdc else []
 
     def _before(self, name: str) -> list[str]:  # noqa: ARG002 - of one daemon, in subclasses
         """Return the program that becomes the daemon's Java, or nothing."""

@@ -29,6 +29,7 @@ from feeding.filesystem.hdfs.credentials import (
     asks_for_kerberos,
     connect_url,
     credential_names,
+    keytab_login,
     next_step,
     unconfigured,
 )
@@ -113,7 +114,10 @@ def _new_client(namenode: NameNode) -> Client:
         url = connect_url(namenode, [str(entry[4][0]) for entry in found], os.environ)
     if os.environ.get("SPARK_USER"):  # hdfs-native asks as whom this variable names, and no other
         os.environ.setdefault("HADOOP_USER_NAME", user_name(os.environ))
-    return Client(url)
+    login = keytab_login(os.environ) if namenode.is_kerberos else None
+    if login is None:
+        return Client(url)
+    return Client(url, kerberos_principal=login[0], kerberos_keytab=login[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""What proves a user to a NameNode with Kerberos: delegation tokens or a ticket, and what is wrong.
+"""What proves a user to a NameNode with Kerberos: keytab, tokens or ticket, and what is wrong.
 
-Covers: the address under which a token file has the NameNode; whether a NameNode asks for Kerberos;
-the sentence for a refusal.
-Does not: authenticate; hdfs-native does, with the file of HADOOP_TOKEN_FILE_LOCATION or, by MIT's
-library, with the ticket of KRB5CCNAME or the keytab of KRB5_CLIENT_KTNAME.
+Covers: whether the keytab of KRB5_CLIENT_KTNAME is used; the address under which a token file has
+the NameNode; whether a NameNode asks for Kerberos; the sentence for a refusal.
+Does not: authenticate; hdfs-native does, with that keytab, else the file of
+HADOOP_TOKEN_FILE_LOCATION, else the ticket of KRB5CCNAME.
 Threads: any.
 """
 
@@ -18,9 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from feeding.filesystem.hdfs.hadoop_conf import NameNode, configuration_directory
+from feeding.filesystem.hdfs.keytab import first_principal
 from feeding.filesystem.hdfs.token_file import DelegationToken, hdfs_tokens
 
 TOKEN_FILE = "HADOOP_TOKEN_FILE_LOCATION"
+KEYTAB = "KRB5_CLIENT_KTNAME"
 _SOON_MS = 60_000
 _GREETING_TIMEOUT_S = 5.0
 _MAX_GREETING_BYTES = 1 << 16
@@ -32,9 +34,24 @@ _NEGOTIATE = bytes.fromhex("1001")
 
 def credential_names(environ: Mapping[str, str]) -> str:
     """Return which files prove the user: connections of another file are another user's."""
-    return "\n".join(
-        environ.get(name, "") for name in (TOKEN_FILE, "KRB5CCNAME", "KRB5_CLIENT_KTNAME")
-    )
+    return "\n".join(environ.get(name, "") for name in (TOKEN_FILE, "KRB5CCNAME", KEYTAB))
+
+
+def keytab_login(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return principal and path of the user's keytab; None: tokens or a ticket are used.
+
+    A keytab outlives all tokens: who names one wants it, also where YARN has set a token file.
+
+    Args:
+        environ: may name a keytab; one that cannot be read is told by `next_step`.
+    """
+    if not environ.get(KEYTAB):
+        return None
+    path = _keytab(environ)
+    try:
+        return first_principal(path), str(path)
+    except (OSError, ValueError):
+        return None
 
 
 def connect_url(namenode: NameNode, addresses: list[str], environ: Mapping[str, str]) -> str:
@@ -104,9 +121,27 @@ def next_step(namenode: NameNode, environ: Mapping[str, str]) -> str:
         environ: names the files.
     """
     name = environ.get(TOKEN_FILE)
+    if environ.get(KEYTAB):
+        return _keytab_state(_keytab(environ))
     if not name:
         return f"{_TICKET}, or let {TOKEN_FILE} name a file of delegation tokens"
     return f"{_token_state(Path(name), namenode)}; {_TOKEN}, or unset {TOKEN_FILE} and {_TICKET}"
+
+
+def _keytab(environ: Mapping[str, str]) -> Path:
+    return Path(environ[KEYTAB].removeprefix("FILE:")).absolute()
+
+
+def _keytab_state(path: Path) -> str:
+    try:
+        whose = first_principal(path)
+    except OSError as error:
+        wrong = f"the keytab {path} cannot be read ({error.strerror})"
+    except ValueError as error:
+        wrong = f"{path} is no keytab ({error})"
+    else:
+        wrong = f"the keytab {path} of {whose} did not prove it; try kinit -kt with it"
+    return f"{wrong}; correct or unset {KEYTAB}"
 
 
 def _token_state(path: Path, namenode: NameNode) -> str:
@@ -146,5 +181,5 @@ def _written(milliseconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds / 1000))
 
 
-_TICKET = "get a ticket on this host (kinit), or let KRB5_CLIENT_KTNAME name a keytab"
+_TICKET = f"get a ticket on this host (kinit), or let {KEYTAB} name a keytab"
 _TOKEN = "write a new one to that file (hdfs fetchdt; on YARN submit again)"

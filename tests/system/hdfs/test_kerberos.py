@@ -185,6 +185,14 @@ def test_a_cancelled_token_is_a_sentence_and_a_new_one_is_taken(user, directory)
 
 
 @pytest.mark.fault("F62")
+def test_a_keytab_serves_where_a_token_has_ended(user, directory):
+    user.gets_token()
+    user.loses_token()
+    by_keytab(user)
+    used(user.fs, directory)
+
+
+@pytest.mark.fault("F62")
 def test_a_token_that_nobody_renewed_and_one_at_its_end_are_sentences(user):
     life = "dfs.namenode.delegation.token"
     try:

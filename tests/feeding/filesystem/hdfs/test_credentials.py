@@ -17,6 +17,7 @@ from feeding.filesystem.hdfs.client import _key
 from feeding.filesystem.hdfs.credentials import (
     asks_for_kerberos,
     connect_url,
+    keytab_login,
     next_step,
     unconfigured,
 )
@@ -37,6 +38,10 @@ WRITTEN = b"".join(
 )
 """As Hadoop 3.5's DelegationTokenFetcher has written it, but for the password."""
 MAX_DATE_MS = 1796206772040
+ENTRY = bytes.fromhex("0001000954464f532e544553540005616c69636500000001") + bytes(43)
+"""alice@TFOS.TEST, as kadmin.local has written it, but for the key."""
+REMOVED = bytes.fromhex("fffffffc") + bytes(4)
+KEYTAB = b"\x05\x02" + REMOVED + len(ENTRY).to_bytes(4, "big") + ENTRY
 NAMENODE = NameNode("hdfs://127.0.0.1:13101", "from the path", is_kerberos=True)
 KERBEROS = b'"!\n\x08KERBEROS\x12\x06GSSAPI\x1a\x02nn"\tlocalhost'
 SIMPLE = b"\n\n\x06SIMPLE\x12\x00"
@@ -133,6 +138,37 @@ def test_the_token_of_a_name_service_is_found(tmp_path):
 def test_the_next_step_without_a_token_file_is_a_ticket():
     said = next_step(NAMENODE, {})
     assert all(word in said for word in ("kinit", "KRB5_CLIENT_KTNAME", "HADOOP_TOKEN_FILE"))
+
+
+def test_a_keytab_goes_before_tokens_that_end(tmp_path):
+    path = tmp_path / "alice.keytab"
+    path.write_bytes(KEYTAB)
+    expected = ("alice@TFOS.TEST", str(path))
+    tokens = file_with(tmp_path, WRITTEN)
+    assert keytab_login({"KRB5_CLIENT_KTNAME": f"FILE:{path}"} | tokens) == expected
+    assert keytab_login(tokens) is None
+
+
+@pytest.mark.fault("F62")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        (b"", "is no keytab (it does not begin with 0502)"),
+        (KEYTAB[:10], "is no keytab (it is cut short or empty"),
+        (KEYTAB[:40], "is no keytab (it has 40 bytes, its first entry ends at"),
+        (KEYTAB, "of alice@TFOS.TEST did not prove it; try kinit -kt"),
+    ],
+)
+def test_the_next_step_says_what_is_wrong_with_the_keytab(tmp_path, content, words):
+    path = tmp_path / "alice.keytab"
+    if content is not None:
+        path.write_bytes(content)
+    environ = {"KRB5_CLIENT_KTNAME": str(path)}
+    assert (keytab_login(environ) is None) == (content != KEYTAB)
+    said = next_step(NAMENODE, environ)
+    assert words in said
+    assert f"{path}" in said
 
 
 def test_a_configuration_without_kerberos_is_named():
