@@ -15,6 +15,7 @@ FeedError (a TFOSError)
 ├── TrainerFailed        main_fun raised; carries its error     → fix main_fun
 ├── PathError            a path or name that is refused         → fix the path
 ├── MissingPackage       what a file system needs is absent     → install it
+├── NotAuthenticated     no valid Kerberos ticket or token      → get one; the message says how
 ├── StorageUnavailable   a file system did not answer in time   → its servers; then run again
 ├── FileChanged          a file was replaced while it was read  → write files under new names
 └── FeedClosed           the cluster is stopping
@@ -131,6 +132,12 @@ class MissingPackage(FeedError, ImportError):
     """A path needs a package that is not installed; the message names it."""
 
     code = "feed_package"
+
+
+class NotAuthenticated(FeedError, PermissionError):
+    """A NameNode asks for Kerberos, and the user has no valid ticket or token for it."""
+
+    code = "feed_credentials"
 
 
 class StorageUnavailable(FeedError, OSError):

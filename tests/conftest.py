@@ -43,6 +43,7 @@ LIBRARY_THREADS = (
 GROWING_POOLS = ("tfos-control-",)  # of a cluster that several tests share: busy, it starts more
 LIBRARY_COMMANDS = (
     *("java", "pyspark.daemon"),  # end with the SparkContext, which outlives a test
+    "krb5kdc",  # ends with its HDFS, as the Java of that does
     "multiprocessing.resource_tracker",  # one per process that spawns, and ends with it
 )
 ROOT = Path(__file__).parent.parent

@@ -1,6 +1,7 @@
 """`scripts/hdfs|yarn up|down|status`: a real HDFS, or a YARN with its HDFS, on this host.
 
-up starts one (or says that one runs) and prints what to export; down ends it and forgets its files.
+up starts one (or says that one runs) and prints what to export, and with --kerberos how to get a
+ticket; down ends it and forgets its files.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from scripts.local_hdfs.cluster import LocalHdfs
 from scripts.local_hdfs.errors import LocalHdfsError
+from scripts.local_hdfs.kerberos_sites import USERS
 from scripts.local_hdfs.yarn import LocalYarn
 
 
@@ -29,12 +31,13 @@ def main() -> int:
     )
     parser.add_argument("order", choices=["up", "down", "status"])
     parser.add_argument("--datanodes", type=int, default=2, metavar="N", help="default: 2")
+    parser.add_argument("--kerberos", action="store_true", help="with a realm of its own")
     parser.add_argument("--directory", type=Path, default=_default_directory(kind))
     args = parser.parse_args(sys.argv[2:])
     try:
         with _only_one(args.directory):
             directory = args.directory.absolute()
-            return _ORDERS[args.order](_KINDS[kind], directory, args.datanodes)
+            return _ORDERS[args.order](_KINDS[kind], directory, args)
     except (LocalHdfsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -62,26 +65,33 @@ def _refuse_foreign(status: os.stat_result, path: Path) -> None:
         raise LocalHdfsError(f"{path} belongs to somebody else; choose another --directory")
 
 
-def _up(kind: type[LocalHdfs], directory: Path, num_datanodes: int) -> int:
+def _up(kind: type[LocalHdfs], directory: Path, args: argparse.Namespace) -> int:
+    num_datanodes = args.datanodes
     running = kind.found(directory)
     if running is not None and not any(daemon.is_alive() for daemon in running.daemons):
         running.stop()
         running = None
     if running is None:
-        running = kind.started(directory, num_datanodes=num_datanodes)
+        running = kind.started(directory, num_datanodes=num_datanodes, kerberos=args.kerberos)
     elif running.num_datanodes != num_datanodes:
         raise LocalHdfsError(
             f"an HDFS with {running.num_datanodes} DataNodes runs in {directory}, not"
             f" {num_datanodes}; end it first, with down"
         )
+    elif args.kerberos != (running.kdc is not None):
+        has = "with" if running.kdc else "without"
+        raise LocalHdfsError(f"an HDFS {has} Kerberos runs in {directory}; end it first, with down")
     print(running.url)
     if isinstance(running, LocalYarn):
         print(running.page)
     print(f"export HADOOP_CONF_DIR={running.conf_dir}")
+    if running.kdc is not None:
+        print(f"export KRB5_CONFIG={running.kdc.krb5_conf}")
+        print(f"kinit -kt {running.kdc.keytab(USERS[0])} {USERS[0]}")
     return 0
 
 
-def _down(kind: type[LocalHdfs], directory: Path, _: int) -> int:
+def _down(kind: type[LocalHdfs], directory: Path, _: argparse.Namespace) -> int:
     running = kind.found(directory)
     if running is None:
         print(f"nothing to end in {directory}")
@@ -91,7 +101,7 @@ def _down(kind: type[LocalHdfs], directory: Path, _: int) -> int:
     return 0
 
 
-def _status(kind: type[LocalHdfs], directory: Path, _: int) -> int:
+def _status(kind: type[LocalHdfs], directory: Path, _: argparse.Namespace) -> int:
     running = kind.found(directory)
     if running is None:
         print(f"nothing runs in {directory}")

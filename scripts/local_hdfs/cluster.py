@@ -17,6 +17,7 @@ import signal
 import socket
 import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +25,16 @@ from typing import Any, Self
 from scripts.local_hdfs.artifacts import class_path, java
 from scripts.local_hdfs.daemon import Daemon, reap, spawn
 from scripts.local_hdfs.errors import LocalHdfsError, last_lines
+from scripts.local_hdfs.kdc import Kdc
+from scripts.local_hdfs.kerberos_sites import (
+    SERVICES,
+    USERS,
+    secure_core_site,
+    secure_datanode_options,
+    secure_hdfs_site,
+    ssl_server,
+)
+from scripts.local_hdfs.keystore import make_keystore
 from scripts.local_hdfs.sites import (
     HOST,
     LOG4J,
@@ -39,6 +50,7 @@ START_TIMEOUT_S = 120.0
 POLL_S = 0.05
 STATE = "state.json"
 NAMENODE = "namenode"
+KDC = "kdc"
 _MAIN = "org.apache.hadoop.hdfs.server"
 # Short lives: quick to start beats quick to run.
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
@@ -52,6 +64,8 @@ class State:
     ports: Ports
     daemons: tuple[Daemon, ...]
     yarn: YarnPorts | None = None
+    kdc_port: int | None = None
+    """Of its Kerberos realm; None: everybody is who they say they are."""
 
     def to_json(self) -> str:
         """Return the text of the state file."""
@@ -67,6 +81,7 @@ class State:
             Ports(ports["namenode"], ports["namenode_web"], triples),
             tuple(Daemon(**daemon) for daemon in values["daemons"]),
             YarnPorts.from_values(values["yarn"]) if values.get("yarn") else None,
+            values.get("kdc_port"),
         )
 
 
@@ -79,18 +94,29 @@ class LocalHdfs:
         self._ports = state.ports
         self._daemons = {daemon.name: daemon for daemon in state.daemons}
         self._with_parent = with_parent
+        port = state.kdc_port
+        self.kdc = Kdc(directory / KDC, port) if port is not None else None
+        """Its Kerberos realm."""
 
     @classmethod
-    def started(cls, directory: Path, *, num_datanodes: int = 2, with_parent: bool = False) -> Self:
+    def started(
+        cls,
+        directory: Path,
+        *,
+        num_datanodes: int = 2,
+        with_parent: bool = False,
+        kerberos: bool = False,
+    ) -> Self:
         """Start a new, empty HDFS in `directory` and return when files can be written.
 
         Args:
             directory: made if absent, for this user alone; must hold no HDFS yet.
             num_datanodes: at least 1; files have 2 replicas, or 1 with one DataNode.
             with_parent: end the processes also when the calling thread dies without `stop`.
+            kerberos: start a realm as well, without whose tickets nobody is served.
 
         Raises:
-            MissingTool: Java or Maven is absent.
+            MissingTool: Java, Maven or Kerberos is absent.
             LocalHdfsError: something did not come up; holds the end of its log.
         """
         if num_datanodes < 1:
@@ -99,9 +125,11 @@ class LocalHdfs:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (directory / STATE).exists():
             raise LocalHdfsError(f"{directory} holds an HDFS already")
-        hdfs = cls(directory, cls._free_state(num_datanodes), with_parent=with_parent)
+        state = cls._free_state(num_datanodes, kerberos=kerberos)
+        hdfs = cls(directory, state, with_parent=with_parent)
         hdfs._configure()
         try:
+            hdfs.start_kdc()
             hdfs._format()
             hdfs._start_all()
         except BaseException:
@@ -119,9 +147,10 @@ class LocalHdfs:
         return cls(directory, State.from_json(text))
 
     @classmethod
-    def _free_state(cls, num_datanodes: int) -> State:
+    def _free_state(cls, num_datanodes: int, *, kerberos: bool) -> State:
         """Return a state with ports for the NameNode and as many DataNodes, and no process."""
-        return State(Ports.of(free_ports(2 + 3 * num_datanodes)), ())
+        kdc, *ports = free_ports(3 + 3 * num_datanodes)
+        return State(Ports.of(ports), (), kdc_port=kdc if kerberos else None)
 
     def __enter__(self) -> Self:
         return self
@@ -149,9 +178,17 @@ class LocalHdfs:
         """Its processes, as last started."""
         return list(self._daemons.values())
 
-    def start_namenode(self, *, wait: bool = True) -> None:
-        """Start the NameNode (again), and wait until it serves all live DataNodes' files."""
+    def start_namenode(
+        self, *, wait: bool = True, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the NameNode (again), and wait until it serves all live DataNodes' files.
+
+        Args:
+            wait: False returns at once.
+            settings: over those of the files, until it is started again.
+        """
         options = [f"-Ddfs.namenode.http-address={HOST}:{self._ports.namenode_web}"]
+        options += [f"-D{name}={value}" for name, value in (settings or {}).items()]
         self._start(NAMENODE, f"{_MAIN}.namenode.NameNode", options)
         if wait:
             self.await_datanodes(self._num_running_datanodes())
@@ -159,6 +196,8 @@ class LocalHdfs:
     def start_datanode(self, index: int, *, wait: bool = True) -> None:
         """Start a DataNode (again) on what is on its disk, and wait until the NameNode has it."""
         options = datanode_options(self._ports, self.directory, index)
+        if self.kdc is not None:
+            options += secure_datanode_options(self._ports.datanodes[index][1])
         self._start(f"datanode-{index}", f"{_MAIN}.datanode.DataNode", options)
         if wait:
             self._await_registered(index)
@@ -166,6 +205,10 @@ class LocalHdfs:
     def kill_namenode(self) -> None:
         """End the NameNode without warning; its ports refuse from now on."""
         self._daemons[NAMENODE].kill()
+
+    def kill_kdc(self) -> None:
+        """End the KDC without warning."""
+        self._daemons[KDC].kill()
 
     def kill_datanode(self, index: int) -> None:
         """End a DataNode without warning."""
@@ -211,10 +254,26 @@ class LocalHdfs:
         self.conf_dir.mkdir()
         (self.directory / "logs").mkdir()
         (self.conf_dir / "log4j.properties").write_text(LOG4J)
-        core = site_xml(core_site(self._ports, self.directory))
-        (self.conf_dir / "core-site.xml").write_text(core)
-        hdfs = site_xml(hdfs_site(self._ports, self.directory))
-        (self.conf_dir / "hdfs-site.xml").write_text(hdfs)
+        core = core_site(self._ports, self.directory)
+        hdfs = hdfs_site(self._ports, self.directory)
+        if self.kdc is not None:
+            self.kdc.create([*SERVICES, *USERS])
+            core |= secure_core_site()
+            hdfs |= secure_hdfs_site(self.kdc)
+            server = ssl_server(*make_keystore(self.kdc.directory))
+            (self.conf_dir / "ssl-server.xml").write_text(site_xml(server))
+        (self.conf_dir / "core-site.xml").write_text(site_xml(core))
+        (self.conf_dir / "hdfs-site.xml").write_text(site_xml(hdfs))
+
+    def start_kdc(self) -> None:
+        """Start the KDC (again), where there is one, and wait until it answers."""
+        if self.kdc is None:
+            return
+        command = [*self._before(KDC), *self.kdc.command]
+        env = {**self._environ(), **self.kdc.environ()}
+        self._daemons[KDC] = spawn(KDC, command, log=self._log(KDC), env=env)
+        self._save()
+        self._await_listening(KDC, self.kdc.port)
 
     def _start_all(self) -> None:
         """Start all daemons at once, and wait until files can be written."""
@@ -244,12 +303,25 @@ class LocalHdfs:
         self._save()
 
     def _spawn(self, name: str, main: str, options: list[str]) -> Daemon:
+        command = [*self._before(name), *self.java_command(main), *options]
+        return spawn(name, command, log=self._log(name), env=self._environ())
+
+    def java_command(self, main: str) -> list[str]:
+        """Return the command of one of Hadoop's programs with this HDFS's configuration.
+
+        Args:
+            main: class of the program.
+        """
         path = f"{self.conf_dir}:{self._class_path()}"
         places = {"hadoop.log.dir": self.directory / "logs", "java.io.tmpdir": self.directory}
         values = [f"-D{key}={place}" for key, place in places.items()]
-        values.append("-Djava.net.preferIPv4Stack=true")
-        command = [*self._before(name), java(), *_JVM, *values, "-cp", path, main, *options]
-        return spawn(name, command, log=self._log(name), env=self._environ())
+        values += ["-Djava.net.preferIPv4Stack=true", *self.java_options]
+        return [java(), *_JVM, *values, "-cp", path, main]
+
+    @property
+    def java_options(self) -> list[str]:
+        """What a client's Java needs to find its Kerberos realm, if it has one."""
+        return [f"-Djava.security.krb5.conf={self.kdc.krb5_conf}"] if self.kdc else []
 
     def _before(self, name: str) -> list[str]:  # noqa: ARG002 - of one daemon, in subclasses
         """Return the program that becomes the daemon's Java, or nothing."""
@@ -299,13 +371,15 @@ class LocalHdfs:
 
     def _await_registered(self, index: int) -> None:
         """Wait until the DataNode listens and the NameNode counts everybody who runs."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not _listens(self._ports.datanodes[index][0]):
-            if time.monotonic() > deadline_s or not self._daemons[f"datanode-{index}"].is_alive():
-                end = self._log_end(f"datanode-{index}")
-                raise LocalHdfsError(f"datanode-{index} did not come up:{end}")
-            time.sleep(POLL_S)
+        self._await_listening(f"datanode-{index}", self._ports.datanodes[index][0])
         self.await_datanodes(self._num_running_datanodes())
+
+    def _await_listening(self, name: str, port: int) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not _listens(port):
+            if time.monotonic() > deadline_s or not self._daemons[name].is_alive():
+                raise LocalHdfsError(f"{name} did not come up:{self._log_end(name)}")
+            time.sleep(POLL_S)
 
 
 def _listens(port: int) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from scripts.local_hdfs.artifacts import class_path
 from scripts.local_hdfs.cluster import POLL_S, START_TIMEOUT_S, LocalHdfs, State, free_ports
 from scripts.local_hdfs.errors import LocalHdfsError
+from scripts.local_hdfs.kerberos_sites import secure_yarn_site
 from scripts.local_hdfs.sites import HOST, Ports, site_xml
 from scripts.local_hdfs.yarn_sites import (
     YarnPorts,
@@ -42,11 +43,12 @@ class LocalYarn(LocalHdfs):
         self._yarn_ports = state.yarn
 
     @classmethod
-    def _free_state(cls, num_datanodes: int) -> State:
+    def _free_state(cls, num_datanodes: int, *, kerberos: bool) -> State:
         """Return a state with ports for as many daemons of HDFS and for all of YARN."""
         num_hdfs = 2 + 3 * num_datanodes
-        ports = free_ports(num_hdfs + 5 + 4 * NUM_NODES)
-        return State(Ports.of(ports[:num_hdfs]), (), YarnPorts.of(ports[num_hdfs:]))
+        kdc, *ports = free_ports(1 + num_hdfs + 5 + 4 * NUM_NODES)
+        yarn = YarnPorts.of(ports[num_hdfs:])
+        return State(Ports.of(ports[:num_hdfs]), (), yarn, kdc if kerberos else None)
 
     @property
     def page(self) -> str:
@@ -94,8 +96,10 @@ class LocalYarn(LocalHdfs):
 
     def _configure(self) -> None:
         super()._configure()
-        yarn = site_xml(yarn_site(self._yarn_ports, NODE_MEMORY_MIB))
-        (self.conf_dir / "yarn-site.xml").write_text(yarn)
+        yarn = yarn_site(self._yarn_ports, NODE_MEMORY_MIB)
+        if self.kdc is not None:
+            yarn |= secure_yarn_site(self.kdc)
+        (self.conf_dir / "yarn-site.xml").write_text(site_xml(yarn))
         (self.conf_dir / "capacity-scheduler.xml").write_text(site_xml(capacity_scheduler()))
 
     def _start_all(self) -> None:

@@ -30,8 +30,6 @@ CONF = {
     "spark.executorEnv.PYTHONPATH": str(ROOT),
     "spark.yarn.appMasterEnv.PYTHONPATH": str(ROOT),
     "spark.yarn.appMasterEnv.PYSPARK_PYTHON": sys.executable,
-    "spark.driver.extraJavaOptions": QUICK_JVM,
-    "spark.executor.extraJavaOptions": QUICK_JVM,
 }
 
 
@@ -58,7 +56,11 @@ class Submission:
     ) -> None:
         self._yarn = yarn
         of_pyspark = Path(pyspark.__file__).parent
+        java = " ".join([QUICK_JVM, *yarn.java_options])
         own = {"spark.yarn.jars": f"local:{of_pyspark}/jars/*"}
+        own |= {
+            f"spark.{part}.extraJavaOptions": java for part in ("driver", "executor", "yarn.am")
+        }
         settings = {**CONF, **own, "spark.executor.instances": str(executors), **(conf or {})}
         flags = [f"--conf={key}={value}" for key, value in settings.items()]
         # Not the tests' SPARK_HOME: YARN is sent pyspark.zip, which is a directory there.
@@ -69,7 +71,7 @@ class Submission:
         with self._output.open("w") as output:
             self._process = subprocess.Popen(
                 [*command, *flags, str(program), *arguments],
-                env={**os.environ, **places, **python, "JAVA_TOOL_OPTIONS": QUICK_JVM},
+                env={**os.environ, **places, **python, "JAVA_TOOL_OPTIONS": java},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that driver and JVM can be ended together

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from feeding.errors import FeedError
+from feeding.errors import FeedError, NotAuthenticated
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.location import LOCAL, Location, parse
@@ -132,15 +132,9 @@ def _fresh_directory(parent: str) -> Iterator[_FreshDirectory]:
         files.mkdirs(str(made))
         fresh.location = made
     except (OSError, FeedError) as error:
-        fresh.failures.append(
-            Finding(
-                "hdfs",
-                Level.PROBLEM,
-                f"no directory could be made in {parent}: {error}",
-                "name an existing directory that this user may write to, such as "
-                "hdfs:///user/NAME; hdfs:///… needs HADOOP_CONF_DIR",
-            )
-        )
+        text = f"no directory could be made in {parent}: {error}"
+        unproved = isinstance(error, NotAuthenticated)
+        fresh.failures.append(Finding("hdfs", Level.PROBLEM, text, _PROOF if unproved else _PARENT))
         yield fresh
         return
     try:
@@ -151,6 +145,13 @@ def _fresh_directory(parent: str) -> Iterator[_FreshDirectory]:
         except OSError as error:
             text = f"{made} could not be removed: {error}"
             fresh.failures.append(Finding("hdfs", Level.PROBLEM, text, "remove it by hand"))
+
+
+_PARENT = (
+    "name an existing directory that this user may write to, such as hdfs:///user/NAME; hdfs:///… "
+    "needs HADOOP_CONF_DIR"
+)
+_PROOF = "get a valid ticket, token or keytab as the text says, and run it again"
 
 
 def _url(text: str) -> Location:

@@ -387,6 +387,6 @@ def _step_after(check: str, facts: Facts) -> str:
         "tensorflow": f"run {python} -c 'import tensorflow, keras' there",
         "hdfs": (
             "name a directory that exists and that this user may write to, and set "
-            "HADOOP_CONF_DIR on this host"
+            "HADOOP_CONF_DIR on this host, and a ticket, token or keytab where it wants Kerberos"
         ),
     }.get(check, "")

@@ -1,7 +1,7 @@
 """HDFS client: requests to a NameNode or DataNode, with deadlines, retries and typed errors.
 
-Covers: one hdfs-native client per process, NameNode and user; deadlines; retries on a new client
-while a server is unavailable.
+Covers: one hdfs-native client per process, NameNode and user (and what proves the user); deadlines;
+retries on a new client while a server is unavailable.
 Does not: know the requests' meaning.
 Threads: any.
 
@@ -22,9 +22,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from feeding.errors import FeedError, MissingPackage, StorageUnavailable
+from feeding.errors import FeedError, MissingPackage, NotAuthenticated, StorageUnavailable
 from feeding.filesystem.bounded_calls import BoundedCall, BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
+from feeding.filesystem.hdfs.credentials import (
+    asks_for_kerberos,
+    connect_url,
+    credential_names,
+    keytab_login,
+    next_step,
+    unconfigured,
+)
 from feeding.filesystem.hdfs.errors import ErrorKind, kind_of, sentence, translate, user_in
 from feeding.filesystem.hdfs.hadoop_conf import NameNode, user_name
 
@@ -32,11 +40,12 @@ if TYPE_CHECKING:
     from hdfs_native import Client
 
 T = TypeVar("T")
-Key = tuple[int, str, str, str]
+Key = tuple[int, str, str, str, str]
 
 _logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
+_OF_CONNECTIONS = (ErrorKind.AWAY, ErrorKind.UNPROVED)
 
 
 class Clients:
@@ -56,6 +65,7 @@ class Clients:
 
         Raises:
             MissingPackage: hdfs-native is not installed.
+            NotAuthenticated: the NameNode asks for Kerberos, the configuration does not.
             OSError: the host name has no address.
             CallTimeout: the name was not resolved in time.
         """
@@ -84,7 +94,8 @@ class Clients:
 def _key(namenode: NameNode) -> Key:
     environ = os.environ
     configuration = environ.get("HADOOP_CONF_DIR") or environ.get("HADOOP_HOME") or ""
-    return (os.getpid(), namenode.url, configuration, user_name(environ))
+    user, proof = user_name(environ), credential_names(environ)
+    return (os.getpid(), namenode.url, configuration, user, proof)
 
 
 def _new_client(namenode: NameNode) -> Client:
@@ -94,13 +105,19 @@ def _new_client(namenode: NameNode) -> Client:
         raise MissingPackage(
             f"{namenode.url} needs hdfs-native ({error}); run: pip install hdfs-native"
         ) from error
-    host = urllib.parse.urlsplit(namenode.url)
-    if host.port is not None:  # else it is a name service
+    url, host = namenode.url, urllib.parse.urlsplit(namenode.url)
+    if host.hostname is not None and host.port is not None:  # else it is a name service
         # hdfs-native would retry for ever to resolve a name that does not exist.
-        socket.getaddrinfo(host.hostname, host.port)
+        found = socket.getaddrinfo(host.hostname, host.port)
+        if not namenode.is_kerberos and asks_for_kerberos(host.hostname, host.port):
+            raise NotAuthenticated(unconfigured(namenode, os.environ))
+        url = connect_url(namenode, [str(entry[4][0]) for entry in found], os.environ)
     if os.environ.get("SPARK_USER"):  # hdfs-native asks as whom this variable names, and no other
         os.environ.setdefault("HADOOP_USER_NAME", user_name(os.environ))
-    return Client(namenode.url)
+    login = keytab_login(os.environ) if namenode.is_kerberos else None
+    if login is None:
+        return Client(url)
+    return Client(url, kerberos_principal=login[0], kerberos_keytab=login[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +184,14 @@ class Requests:
         return _PROCESS.clients.get(self.namenode, _PROCESS.calls, timeout_s)
 
     def failed(self, client: Client | None, error: Exception) -> None:
-        """Drop the client if the error says that its connection may be broken.
+        """Drop the client if the error says that its connection may be broken or was refused.
 
         Args:
             client: the client that was used; None: none could be made.
             error: what it raised.
         """
         if client is not None and (
-            isinstance(error, CallTimeout) or kind_of(error) is ErrorKind.AWAY
+            isinstance(error, CallTimeout) or kind_of(error) in _OF_CONNECTIONS
         ):
             _PROCESS.clients.discard(self.namenode, client)
 
@@ -206,14 +223,21 @@ class RequestBudget:
             OSError, PathError: a retry cannot help.
             StorageUnavailable: there is no time left for another attempt.
         """
+        if isinstance(error, FeedError):
+            raise error
         kind = ErrorKind.AWAY if isinstance(error, CallTimeout) else kind_of(error)
         _logger.debug("%s %s: %s", self._request.action, self._request.path, error)
         if kind is ErrorKind.UNKNOWN_HOST or (kind is ErrorKind.AWAY and give_up):
             raise self._unavailable(error, 0.0) from None
         if kind is not ErrorKind.AWAY:
             request = self._request
-            who = self._who(user_in(error))
-            raise translate(error, action=request.action, path=request.path, who=who) from None
+            raise translate(
+                error,
+                action=request.action,
+                path=request.path,
+                who=self._who(user_in(error)),
+                next_step=self._next_step(kind),
+            ) from None
         left_s = self._deadline_s - time.monotonic()
         if left_s <= self._pause_s:
             raise self._unavailable(error, self._patience_s) from None
@@ -229,10 +253,17 @@ class RequestBudget:
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
+    def _next_step(self, kind: ErrorKind) -> str:
+        if kind is not ErrorKind.UNPROVED:
+            return ""
+        return next_step(self._requests.namenode, os.environ)
+
     def _who(self, user: str = "") -> str:
         namenode = self._requests.namenode
-        user = user or user_name(os.environ)
-        return f"user {user!r}, NameNode {namenode.url} {namenode.origin}"
+        place = f"NameNode {namenode.url} {namenode.origin}"
+        if not user and namenode.is_kerberos:  # ticket or token say who it is
+            return place
+        return f"user {user or user_name(os.environ)!r}, {place}"
 
     def _unavailable(self, error: Exception, tried_s: float) -> StorageUnavailable:
         tried = f"; tried for {tried_s:g} s" if tried_s else ""

@@ -11,7 +11,7 @@ import enum
 import errno
 import re
 
-from feeding.errors import PathError
+from feeding.errors import NotAuthenticated, PathError
 
 
 class ErrorKind(enum.Enum):
@@ -20,6 +20,8 @@ class ErrorKind(enum.Enum):
     MISSING = "missing"
     EXISTS = "exists"
     DENIED = "denied"
+    UNPROVED = "unproved"
+    """The user has no valid ticket or token."""
     NOT_EMPTY = "not empty"
     IS_DIRECTORY = "is a directory"
     NOT_DIRECTORY = "not a directory"
@@ -35,7 +37,7 @@ class ErrorKind(enum.Enum):
 _BY_CLASS = {
     "AccessControlException": ErrorKind.DENIED,
     "AuthorizationException": ErrorKind.DENIED,
-    "InvalidToken": ErrorKind.DENIED,
+    "InvalidToken": ErrorKind.UNPROVED,
     "FileNotFoundException": ErrorKind.MISSING,
     "FileAlreadyExistsException": ErrorKind.EXISTS,
     "AlreadyBeingCreatedException": ErrorKind.AWAY,
@@ -74,13 +76,16 @@ _BY_WORDS = (
     ("InvalidPath(", ErrorKind.BAD_PATH),
     ("UrlParseError(", ErrorKind.BAD_PATH),
     ("UnsupportedFeature(", ErrorKind.REFUSED),
-    ("SASLError(", ErrorKind.DENIED),
-    ("GSSAPIError(", ErrorKind.DENIED),
-    ("NoSASLMechanism", ErrorKind.DENIED),
+    ("Cannot contact any KDC", ErrorKind.AWAY),
+    ("SASLError(", ErrorKind.UNPROVED),
+    ("GSSAPIError(", ErrorKind.UNPROVED),
+    ("NoSASLMechanism", ErrorKind.UNPROVED),
 )
 """Texts that decide before hdfs-native's type, which is missing or wrong for them."""
 _JAVA_CLASS = re.compile(r"\b(?:org|java|javax|com)(?:\.[a-z0-9_]+)+\.([A-Z]\w*(?:\$\w+)?)")
 _CALL = re.compile(r'^\w+\("([\w.$]+)", "(.*)"\)$', re.DOTALL)
+_GSSAPI = re.compile(r'^GSSAPIError\(.*, \d+, "(?:[^:"]*: )?(.*)"\)$')
+"""MIT's own words behind the general ones of its interface."""
 _USER = re.compile(r"\buser=([^,\s]+)")
 _ERRNO = {
     ErrorKind.MISSING: errno.ENOENT,
@@ -118,16 +123,21 @@ def user_in(error: BaseException) -> str:
 def sentence(error: BaseException) -> str:
     """Return an error's text as one line, without Java's class path and stack."""
     text = str(error).strip()
+    ticket = _GSSAPI.match(text)
+    if ticket is not None:
+        return ticket[1]
     call = _CALL.match(text)
     if call is not None:
-        name, words = call[1].rpartition(".")[2], call[2]
+        name, words = re.split(r"[.$]", call[1])[-1], call[2]
         text = f"{name}: {words}" if name not in words else words
     text = re.split(r"\n\s*at |\\n\\tat |\n|\\n", text, maxsplit=1)[0]
     text = re.sub(r"\b(?:org|java|javax)(?:\.[a-z0-9_]+)+\.", "", text)
     return text[:500].strip() or type(error).__name__
 
 
-def translate(error: BaseException, *, action: str, path: str, who: str) -> Exception:
+def translate(
+    error: BaseException, *, action: str, path: str, who: str, next_step: str = ""
+) -> Exception:
     """Return the error to raise for an hdfs-native error.
 
     Args:
@@ -135,8 +145,11 @@ def translate(error: BaseException, *, action: str, path: str, who: str) -> Exce
         action: a verb, for the sentence: "read", "list".
         path: with scheme and authority.
         who: the user and the origin of the NameNode's address, for the sentence.
+        next_step: what to do where the user has no valid ticket or token.
     """
     kind = kind_of(error)
+    if kind is ErrorKind.UNPROVED:
+        return NotAuthenticated(f"cannot {action} {path}: {sentence(error)} ({who}); {next_step}")
     if kind is ErrorKind.BAD_PATH:
         return PathError(f"cannot {action} {path}: {sentence(error)}")
     number = _ERRNO[kind]

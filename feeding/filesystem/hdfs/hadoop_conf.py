@@ -28,6 +28,8 @@ class NameNode:
     """`hdfs://host:port`, `hdfs://service` or `viewfs://table`."""
     origin: str
     """Half a sentence, for messages: "from the path"."""
+    is_kerberos: bool = False
+    """Whether the configuration says that users prove themselves."""
 
 
 def configuration_directory(environ: Mapping[str, str]) -> Path | None:
@@ -90,7 +92,8 @@ def namenode_of(location: Location, environ: Mapping[str, str]) -> NameNode:
     is_service = location.scheme == "viewfs" or f"dfs.ha.namenodes.{authority}" in values
     if not is_service and ":" not in authority.rpartition("]")[2]:
         authority, origin = f"{authority}:{DEFAULT_PORT}", f"{origin}, with the default port"
-    return NameNode(f"{location.scheme}://{authority}", origin)
+    is_kerberos = values.get("hadoop.security.authentication", "").lower() == "kerberos"
+    return NameNode(f"{location.scheme}://{authority}", origin, is_kerberos)
 
 
 def user_name(environ: Mapping[str, str]) -> str:

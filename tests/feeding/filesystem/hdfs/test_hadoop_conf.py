@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from feeding.errors import PathError
+from feeding.errors import NotAuthenticated, PathError
 from feeding.filesystem.hdfs.errors import ErrorKind, kind_of, sentence, translate, user_in
 from feeding.filesystem.hdfs.hadoop_conf import namenode_of, read_configuration, user_name
 from feeding.filesystem.location import parse
@@ -16,6 +16,27 @@ DENIED = RuntimeError(
     'RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied: user=alice, '
     rf'access=WRITE, inode=\"/t\":root:supergroup:drwxr-xr-x{STACK}")'
 )
+
+CANCELLED = RuntimeError(
+    'FatalRPCError("org.apache.hadoop.security.token.SecretManager$InvalidToken", "Token for real '
+    "user: , can't be found in cache\")"
+)
+
+
+def gssapi(routine: str, words: str) -> RuntimeError:
+    codes = f'raw: "0x000d0000", calling_error: "none", routine_error: "{routine}"'
+    more = 'supplementary_info: "0x0000"'
+    return RuntimeError(f'GSSAPIError(GssMajorCodes {{ {codes}, {more} }}, 2529638944, "{words}")')
+
+
+UNSPECIFIED = "Unspecified GSS failure.  Minor code may provide more information: "
+NO_TICKET = gssapi(
+    "GSS_S_NO_CRED",
+    "No credentials were supplied, or the credentials were unavailable or inaccessible: "
+    "No Kerberos credentials available (default cache: /tmp/krb5cc_0)",
+)
+OLD_TICKET = gssapi("GSS_S_FAILURE", f"{UNSPECIFIED}Ticket expired")
+NO_KDC = gssapi("GSS_S_FAILURE", f"{UNSPECIFIED}Cannot contact any KDC for realm 'TFOS.TEST'")
 
 
 def rpc(java_class: str, words: str = "words") -> RuntimeError:
@@ -34,7 +55,11 @@ def rpc(java_class: str, words: str = "words") -> RuntimeError:
         (FileExistsError("/t already exists as a directory\n\tat"), ErrorKind.IS_DIRECTORY),
         (FileExistsError("/t/f for client 127.0.0.1 already exists"), ErrorKind.EXISTS),
         (DENIED, ErrorKind.DENIED),
-        (rpc("security.token.SecretManager$InvalidToken"), ErrorKind.DENIED),
+        (CANCELLED, ErrorKind.UNPROVED),
+        (NO_TICKET, ErrorKind.UNPROVED),
+        (OLD_TICKET, ErrorKind.UNPROVED),
+        (RuntimeError("NoSASLMechanism"), ErrorKind.UNPROVED),
+        (NO_KDC, ErrorKind.AWAY),
         (rpc("fs.ParentNotDirectoryException"), ErrorKind.NOT_DIRECTORY),
         (rpc("fs.PathIsNotEmptyDirectoryException"), ErrorKind.NOT_EMPTY),
         (rpc("hdfs.protocol.DSQuotaExceededException"), ErrorKind.NO_SPACE),
@@ -77,6 +102,24 @@ def test_a_refusal_names_user_and_whole_path_and_holds_no_java():
     assert user_in(DENIED) == "alice"
 
 
+@pytest.mark.fault("F62")
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (NO_TICKET, "No Kerberos credentials available (default cache: /tmp/krb5cc_0)"),
+        (OLD_TICKET, "Ticket expired"),
+        (CANCELLED, "InvalidToken: Token for real user: , can't be found in cache"),
+    ],
+)
+def test_who_cannot_prove_themselves_learns_why_and_what_to_do(error, words):
+    seen = translate(
+        error, action="read", path="hdfs://nn:8020/x", who="NameNode hdfs://nn", next_step="kinit"
+    )
+    assert isinstance(seen, NotAuthenticated)
+    assert isinstance(seen, PermissionError)
+    assert str(seen) == f"cannot read hdfs://nn:8020/x: {words} (NameNode hdfs://nn); kinit"
+
+
 def test_an_error_without_words_is_called_by_its_name():
     assert sentence(OSError()) == "OSError"
 
@@ -115,6 +158,16 @@ def test_the_path_says_which_namenode_or_the_configuration_does(conf_dir):
 def test_a_path_without_a_namenode_says_what_to_write(environ):
     with pytest.raises(PathError, match=r"hdfs:///x names no NameNode.*write hdfs://host:port/"):
         namenode_of(parse("hdfs:///x"), environ)
+
+
+def test_the_configuration_says_whether_users_prove_themselves(conf_dir):
+    environ = {"HADOOP_CONF_DIR": str(conf_dir)}
+    assert not namenode_of(parse("hdfs://nn/x"), environ).is_kerberos
+    (conf_dir / "core-site.xml").write_text(
+        "<configuration><property><name>hadoop.security.authentication</name>"
+        "<value>Kerberos</value></property></configuration>"
+    )
+    assert namenode_of(parse("hdfs://nn/x"), environ).is_kerberos
 
 
 def test_hadoop_home_is_the_second_choice(conf_dir, tmp_path_factory):
