@@ -67,6 +67,9 @@ class WatchedJob:
         failure = NodeFailure(node_id(name), "host-a", 7, **fields)  # type: ignore[arg-type]
         self.coordinator.on_event(node_id(name), messages.Failed(failure))
 
+    def note(self, event: messages.EpochTrained | messages.Evaluated) -> None:
+        self.coordinator.read(lambda state: state.epochs.note(event))
+
     def log(self, name: str, *lines: str, dropped: int = 0) -> None:
         self.coordinator.on_log(messages.LogBatch(node_id(name), lines, dropped))
 

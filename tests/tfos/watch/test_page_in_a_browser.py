@@ -67,6 +67,12 @@ def test_what_happens_is_seen_and_texts_of_nodes_stay_texts(bed, page, browser):
     assert browser.wait("document.getElementById('loss').getAttribute('d')").startswith("M")
     assert "5 kB" in browser.value("document.getElementById('servers').innerText")
     assert "1,200\t0.25" in browser.value("document.getElementById('evaluations').innerText")
+    later = messages.Evaluated(1300, {"val_loss": 0.125}, 0.5)
+    bed.coordinator.read(lambda state: state.epochs.note(later))
+    shown = browser.wait(
+        "document.getElementById('evaluations').innerText", lambda text: "1,300" in text
+    )
+    assert shown.splitlines()[1:] == ["1,300\t0.125\t500 ms", "1,200\t0.25\t500 ms"]
     browser.click("#nodes tr:nth-child(4) button")
     log = browser.wait("document.getElementById('log').textContent")
     assert log == f"epoch 1\n{HOSTILE}"
