@@ -116,7 +116,14 @@ def test_a_stop_that_the_person_takes_back_is_none(bed, page, tmp_path):
 
 
 @pytest.fixture
-def proxied(page: JobPage) -> Iterator[str]:
+def methods(request: pytest.FixtureRequest) -> list[str]:
+    """What the proxy forwards."""
+    found: list[str] = getattr(request, "param", ["GET", "POST"])
+    return found
+
+
+@pytest.fixture
+def proxied(page: JobPage, methods: list[str]) -> Iterator[str]:
     """A path on another port, as Jupyter's and YARN's proxies serve a page; yields the URL."""
     root, _, query = page.url.partition("/?")
 
@@ -128,7 +135,7 @@ def proxied(page: JobPage) -> Iterator[str]:
             answer = await client.request(request.method, url, headers=keep)
         return Response(answer.content, answer.status_code, dict(answer.headers))
 
-    routes = [Route(UNDER + "/{path:path}", forward, methods=["GET", "POST"])]
+    routes = [Route(UNDER + "/{path:path}", forward, methods=methods)]
     listener = bound_tcp("127.0.0.1", 0, DEFAULT_LIMITS)
     config = uvicorn.Config(Starlette(routes=routes), lifespan="off", log_config=None)
     server = uvicorn.Server(config)
@@ -148,3 +155,13 @@ def test_the_page_works_behind_a_proxy_that_adds_a_path(bed, browser, proxied):
     browser.value("window.isOld = true; location.reload()")
     browser.wait("!window.isOld && document.getElementById('log-of')?.innerText === 'ps:0'")
     assert browser.complaints == []
+
+
+@pytest.mark.parametrize("methods", [["GET"]], indirect=True)
+def test_a_proxy_that_forwards_no_action_is_told_with_what_does(bed, browser, proxied):
+    browser.open(proxied)
+    browser.wait("!document.getElementById('stop').disabled")
+    browser.click("#stop")
+    said = browser.wait("document.getElementById('said').innerText", lambda text: "…" not in text)
+    assert said == "a proxy before this page forwards no action: `tfos stop` on the driver's host"
+    assert not bed.job.snapshot()["stop"]
