@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfos.bench.harness import Figure, interleave, line_of, timed
@@ -15,13 +15,23 @@ __all__ = ["ROOT", "Figure", "interleave", "parse_arguments", "report", "timed"]
 ROOT = Path(__file__).parents[2]
 
 
-def parse_arguments(doc: str | None, repeats: int) -> argparse.Namespace:
-    """Read the flags that every benchmark has; --toy means one quick repeat."""
+def parse_arguments(
+    doc: str | None, repeats: int, switches: Mapping[str, str] | None = None
+) -> argparse.Namespace:
+    """Read the flags that every benchmark has; --toy means one quick repeat.
+
+    Args:
+        doc: what --help shows.
+        repeats: how many without --repeats.
+        switches: further flags of this benchmark, such as `--yarn`, with their help.
+    """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--toy", action="store_true", help="only show that it still works")
     parser.add_argument("--repeats", type=int, default=repeats)
+    for name, text in (switches or {}).items():
+        parser.add_argument(name, action="store_true", help=text)
     args = parser.parse_args()
     if args.toy:
         args.repeats = 1

@@ -28,15 +28,18 @@ def executors(count: int, name: str) -> Iterator[Any]:
     }
     conf = SparkConf().setMaster(f"local-cluster[{count},1,1024]").setAppName(name)
     with SparkContext(conf=conf.setAll(list(settings.items()))) as sc:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        seen: set[int] = set()
-        while len(seen) < count:  # an executor that is still starting takes no task
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(
-                    f"{len(seen)} of {count} executors after {START_TIMEOUT_S:.0f} s"
-                )
-            seen = set(sc.parallelize(range(4 * count), 4 * count).map(_executor_pid).collect())
+        await_executors(sc, count)
         yield sc
+
+
+def await_executors(sc: Any, count: int) -> None:
+    """Wait until `count` executors take tasks: one that is still starting takes none."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    seen: set[int] = set()
+    while len(seen) < count:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{len(seen)} of {count} executors after {START_TIMEOUT_S:.0f} s")
+        seen = set(sc.parallelize(range(4 * count), 4 * count).map(_executor_pid).collect())
 
 
 def _executor_pid(_: int) -> int:

@@ -41,11 +41,14 @@ def node_id(name: str) -> NodeId:
 class WatchedJob:
     """Three nodes that run, until a test says otherwise."""
 
-    def __init__(self, *, saves: bool = True) -> None:
+    def __init__(self, *, saves: bool = True, shows: bool = True) -> None:
         self.now_s = 100.0
         config = ClusterConfig(checkpoints=Checkpoints(directory="/runs/7") if saves else None)
         self.coordinator = Coordinator(
-            plan(3, 1), config, Console(stream=io.StringIO()), clock=lambda: self.now_s
+            plan(3, 1),
+            config,
+            Console(enabled=shows, stream=io.StringIO()),
+            clock=lambda: self.now_s,
         )
         self.job = Job(self.coordinator, INFO)
         self.coordinator.read(lambda state: state.move(ClusterPhase.RESERVED))
@@ -55,9 +58,9 @@ class WatchedJob:
         for name in NODES:
             self.coordinator.on_event(node_id(name), messages.Listening(Endpoint("h", 1)))
 
-    def beat(self, name: str, seq: int, **fields: object) -> None:
+    def beat(self, name: str, seq: int, **fields: object) -> messages.HeartbeatReply:
         beat = messages.Heartbeat(node_id(name), seq, "main_fun", **fields)  # type: ignore[arg-type]
-        self.coordinator.on_heartbeat(beat)
+        return self.coordinator.on_heartbeat(beat)
 
     def tick(self, seconds: float = 3.0) -> None:
         self.now_s += seconds
@@ -66,6 +69,9 @@ class WatchedJob:
     def fail(self, name: str, **fields: object) -> None:
         failure = NodeFailure(node_id(name), "host-a", 7, **fields)  # type: ignore[arg-type]
         self.coordinator.on_event(node_id(name), messages.Failed(failure))
+
+    def note(self, event: messages.EpochTrained | messages.Evaluated) -> None:
+        self.coordinator.read(lambda state: state.epochs.note(event))
 
     def log(self, name: str, *lines: str, dropped: int = 0) -> None:
         self.coordinator.on_log(messages.LogBatch(node_id(name), lines, dropped))

@@ -8,13 +8,17 @@ Threads: none; its owner serialises the calls.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+
+import msgspec
 
 from tfos.console.printable import printable
 
 MOST_CHARS = 32_768
 """Of one node's lines: a thousand nodes cost the driver some 30 MB."""
-PIECE_CHARS = 5000
-"""Of one answer: with one answer every two seconds a reader gets less than 3 KB/s."""
+PIECE_BYTES = 5000
+"""Of one answer's lines as JSON: with one answer every two seconds a reader gets less than 3 KB/s.
+Characters are no measure of that: one of them has up to four bytes, and a quote has two."""
 
 
 class LogTail:
@@ -35,7 +39,7 @@ class LogTail:
         gap = (f"({dropped} lines dropped: over the rate limit; see its log)",) if dropped else ()
         for line in (*gap, *lines):
             self._newest += 1
-            shown = printable(line)
+            shown = cut(printable(line))
             self._lines.append((self._newest, shown))
             self._chars += len(shown)
         while self._chars > MOST_CHARS and len(self._lines) > 1:
@@ -47,13 +51,31 @@ class LogTail:
         Args:
             number: of the last line that the reader has; 0: it begins, with the newest lines.
         """
-        found: list[tuple[int, str]] = []
-        chars = 0
         new = [each for each in self._lines if each[0] > number]
         # Who begins wants the end of the log; who follows wants no gap.
-        for each in new if number else reversed(new):
-            chars += len(each[1])
-            if found and chars > PIECE_CHARS:
-                break
-            found.append(each)
-        return found if number else found[::-1]
+        if number:
+            return new[: num_fitting(line for _, line in new)]
+        return new[len(new) - num_fitting(line for _, line in reversed(new)) :]
+
+
+def num_fitting(lines: Iterable[str]) -> int:
+    """Return how many of these lines, from the first on, fit an answer."""
+    num_bytes = number = 0
+    for line in lines:
+        num_bytes += _json_bytes(line)
+        if num_bytes > PIECE_BYTES:
+            break
+        number += 1
+    return number
+
+
+def cut(line: str) -> str:
+    """Return as much of a line as fits an answer."""
+    while len(line) > PIECE_BYTES // 5 and _json_bytes(line) > PIECE_BYTES:
+        line = f"{line[: len(line) * 3 // 4]} …"
+    return line
+
+
+def _json_bytes(line: str) -> int:
+    """Return what a line takes in a list of JSON, with its comma."""
+    return len(msgspec.json.encode(line)) + 1

@@ -11,10 +11,13 @@ The user's thread only reads: `with` of a plain lock is safe from Ctrl-C, of a C
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
+
+import msgspec
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.config import ClusterConfig
@@ -31,6 +34,10 @@ from tfos.topology import Plan
 
 Value = TypeVar("Value")
 
+READ_S = 10.0
+"""Who has read a node's log reads it again within this time."""
+FIRST_LINES_S = 3.0
+"""Until they come from a node whose output nobody has read: its next heartbeat asks, usually."""
 _LINES_PER_S = 400.0
 _BURST_LINES = 2000
 """Per node, twice what its supervisor sends (node.supervisor.log_buffer): a node that does not keep
@@ -67,6 +74,7 @@ class Coordinator:
         self._line_rates = {
             name: LineRate(_LINES_PER_S, _BURST_LINES, clock) for name in self._state.members
         }
+        self._read_until_s: dict[str, float] = {}
         self._log_tails = {name: LogTail() for name in self._state.members}
         self._answer: Callable[[messages.Ask], bytes] | None = None
         self._closing = threading.Event()
@@ -128,9 +136,15 @@ class Coordinator:
             name: `worker:1`.
             number: of the last line that the reader has.
         """
-        with self._lock:
+        with self._changed:
             tail = self._log_tails.get(name)
-            return tail.after(number) if tail is not None else None
+            if tail is None:
+                return None
+            has_begun = self._is_read(name)
+            self._read_until_s[name] = self._clock() + READ_S
+            if not has_begun and not self._console.enabled:  # the node has sent nothing so far
+                self._changed.wait_for(lambda: tail.after(number), FIRST_LINES_S)
+            return tail.after(number)
 
     def replace_by(self, replace: Callable[[Replace], None]) -> None:
         """Have lost nodes started again by this function, called under the lock: it only begins."""
@@ -228,7 +242,7 @@ class Coordinator:
             reply, actions = self._state.on_heartbeat(heartbeat, self._clock())
             self._execute(actions)
             self._changed.notify_all()
-            return reply
+            return msgspec.structs.replace(reply, output=self._wanted_of(heartbeat.node.name))
 
     def on_event(self, node: NodeId, event: messages.Event) -> None:
         """Act on a node's report.
@@ -248,6 +262,8 @@ class Coordinator:
             dropped = batch.dropped + len(batch.lines) - passed
             if (tail := self._log_tails.get(batch.node.name)) is not None:
                 tail.add(batch.lines[:passed], dropped)
+                if self._is_read(batch.node.name):
+                    self._changed.notify_all()
         self._console.node_lines(f"{batch.node.name}@{host}", batch.lines[:passed], dropped)
 
     def on_stream_opened(self, node: NodeId) -> str:
@@ -274,6 +290,14 @@ class Coordinator:
         self.act(lambda state: state.on_stream_closed(node, self._clock()))
 
     # ---- inside ----
+
+    def _is_read(self, name: str) -> bool:
+        return self._clock() < self._read_until_s.get(name, -math.inf)
+
+    def _wanted_of(self, name: str) -> messages.Output:
+        if self._console.enabled:
+            return "all"
+        return "piece" if self._is_read(name) else "none"
 
     def _listening(
         self, host: str, credentials: TlsCredentials, ports: Sequence[int]

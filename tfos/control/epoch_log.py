@@ -9,13 +9,16 @@ Runs in: the driver.      Pure; control.state owns it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from tfos.control.messages import BestSaved, EpochTrained, Evaluated, FitReading, SavedNow
 from tfos.fit_place import FitPlace
 
+Value = TypeVar("Value")
 MAX_EPOCHS = 10_000
 """Newest epochs, and evaluations, to keep: each micro-batch of a stream is an epoch."""
 
@@ -30,6 +33,8 @@ class EpochLog:
     saved: SavedNow | None = None
     """What became of the newest order SaveNow that was carried out."""
     evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
+    num_evaluations: int = 0
+    """So far, also those that are kept no more."""
     place: FitPlace | None = None
     """Where the training of the distributed model is; None: no fit has reported."""
     _epochs: deque[EpochTrained] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
@@ -44,6 +49,7 @@ class EpochLog:
         match event:
             case Evaluated():
                 self.evaluations.append(event)
+                self.num_evaluations += 1
             case FitReading():
                 self._fit(event)
             case EpochTrained():
@@ -85,9 +91,12 @@ class EpochLog:
             count: a former value of `count`.
             feed: of this feed alone; None: all.
         """
-        new = self.count - count
-        newest = list(self._epochs)[-new:] if new > 0 else []
+        newest = _newest(self._epochs, self.count - count)
         return tuple(each for each in newest if feed is None or each.feed == feed)
+
+    def evaluations_since(self, count: int) -> tuple[Evaluated, ...]:
+        """Return the evaluations that came after the first `count`, as far as they are kept."""
+        return _newest(self.evaluations, self.num_evaluations - count)
 
     def is_awaited(self, feed: str, epoch: int) -> bool:
         """Whether a fit that reads this feed has yet to report an epoch that was fed.
@@ -97,3 +106,7 @@ class EpochLog:
             epoch: number of the epoch, from 0.
         """
         return feed in self._read_feeds and self._trained.get(feed, -1) < epoch
+
+
+def _newest(kept: Iterable[Value], number: int) -> tuple[Value, ...]:
+    return tuple(kept)[-number:] if number > 0 else ()

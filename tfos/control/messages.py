@@ -112,10 +112,17 @@ class Heartbeat(msgspec.Struct, frozen=True):
     decodes."""
 
 
+Output: TypeAlias = Literal["all", "piece", "none"]
+"""Which lines of a node's output its driver wants: all of them, those that a reader of this one log
+takes, or none, as nobody reads them."""
+
+
 class HeartbeatReply(msgspec.Struct, frozen=True):
     """`fenced`: the attempt was replaced and must exit."""
 
     fenced: bool = False
+    output: Output = "all"
+    """Until the next reply."""
 
 
 class LogBatch(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ argument.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -151,6 +152,8 @@ class SlotWait:
     started_s: float
     _seen: tuple[int, int] = (0, 0)
     _changed_s: float | None = None
+    _outstanding_s: float = -math.inf
+    """When an executor was awaited last: only from then on are slots that are held."""
 
     def ready(self, offer: Offer, now_s: float) -> Fit | None:
         """Return how the cluster fits now; None: it does not yet.
@@ -179,6 +182,7 @@ class SlotWait:
         if offer.complete and offer.fit(self.needs, is_idle=True) is None:
             raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
         if offer.outstanding:
+            self._outstanding_s = now_s
             if waited_s >= self.config.reservation_timeout_s:
                 raise NotEnoughSlots(
                     f"{shortage(self.needs, offer)} {offer.outstanding} executors have not "
@@ -186,7 +190,7 @@ class SlotWait:
                     "queue for why, raise reservation_timeout, or lower cluster_size."
                 )
             return None
-        if waited_s >= self.config.slot_wait_s or (
+        if now_s - max(self.started_s, self._outstanding_s) >= self.config.slot_wait_s or (
             still_s >= self.config.slot_settle_s and not arriving
         ):
             raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")

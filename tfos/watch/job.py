@@ -19,7 +19,7 @@ from tfos.control import messages
 from tfos.control.coordinator import Coordinator
 from tfos.control.state import ClusterState
 from tfos.phases import ClusterPhase
-from tfos.watch.snapshot import JobInfo, Json, snapshot
+from tfos.watch.snapshot import NOTHING_SEEN, JobInfo, Json, Seen, snapshot
 
 SAVE_S = 60.0
 """Seconds in which a save that was asked for is done, or its end is not waited for."""
@@ -50,14 +50,14 @@ class Job:
         self.coordinator = coordinator
         self._saving = threading.Lock()
 
-    def snapshot(self, curve_after_s: float = -math.inf) -> Json:
+    def snapshot(self, seen: Seen = NOTHING_SEEN) -> Json:
         """Return the job as it is now; see tfos.watch.snapshot.
 
         Args:
-            curve_after_s: `curve_at_s` of the snapshot before, for the curve's newer points alone.
+            seen: what the reader has of it.
         """
         now_s = self.coordinator.now_s()
-        return self.coordinator.read(lambda state: snapshot(self.info, state, now_s, curve_after_s))
+        return self.coordinator.read(lambda state: snapshot(self.info, state, now_s, seen))
 
     def log(self, node: str, after: int) -> Json:
         """Return newer lines of a node's output: `{"node", "lines", "last", "skipped"}`.
@@ -124,7 +124,7 @@ class Job:
     def answer(self, ask: messages.Ask) -> bytes:
         """Return the JSON answer to an operator."""
         answers: dict[str, Callable[[], Json]] = {
-            "status": lambda: self.snapshot(ask.after),
+            "status": lambda: self.snapshot(Seen(curve_at_s=ask.after)),
             "log": lambda: self.log(ask.node, whole(ask.after)),
             "save": lambda: self.save().as_json(),
             "stop": lambda: self.stop().as_json(),

@@ -5,8 +5,11 @@ Does not: decide who may (tfos.watch.page_access), listen (tfos.watch.page_serve
 Threads: routes run on threads of Starlette's pool; a Job may be asked from any.
 
     GET  /            the page                     GET  /metrics    for Prometheus
-    GET  /state.json  ?after=curve_at_s            POST /save       {"is_done", "text"}
+    GET  /state.json  ?after=curve_at_s&...        POST /save       {"is_done", "text"}
     GET  /log.json    ?node=worker:1&after=last    POST /stop       {"is_done", "text"}
+
+A reader who says in /state.json what it has, by the numbers of its last answer (`after` for
+`curve_at_s`, num_epochs, num_evaluations, num_failures), is sent what is newer.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ps.stats.prometheus import CONTENT_TYPE
 from tfos.watch.job import Job, whole
 from tfos.watch.page_access import PageAccess
+from tfos.watch.snapshot import Seen
 
 _PAGE = (Path(__file__).parent / "page.html").read_text()
 
@@ -100,8 +104,7 @@ def make_app(
         return HTMLResponse(_PAGE)
 
     def state(request: Request) -> Response:
-        after_s = _number(request.query_params.get("after", ""), -math.inf)
-        found = job.snapshot(after_s)
+        found = job.snapshot(_seen(request.query_params))
         on_look()
         return _answer(found)
 
@@ -131,8 +134,20 @@ def make_app(
 
 
 def _answer(values: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
-    body = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    body = json.dumps(values, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return Response(body, status, media_type="application/json")
+
+
+def _seen(asked: Mapping[str, str]) -> Seen:
+    def count(name: str) -> int:
+        return whole(_number(asked.get(name, ""), 0.0))
+
+    return Seen(
+        curve_at_s=_number(asked.get("after", ""), -math.inf),
+        num_epochs=count("num_epochs"),
+        num_evaluations=count("num_evaluations"),
+        num_failures=count("num_failures"),
+    )
 
 
 def _number(text: str, default: float) -> float:

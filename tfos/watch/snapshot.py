@@ -22,6 +22,7 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest
      "num_epochs",
      "evaluations": [{"step", "metrics", "seconds"}],    # the newest, by the evaluator
+     "num_evaluations",
      "checkpoints": null | {"directory", "saved": null | {"path", "step", "error"},
                             "best": null | {"path", "step", "metric", "value"}},
      "stop": text,                                       # why the training was asked to stop
@@ -29,7 +30,9 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "num_failures",
      "is_failed"}                                        # whether one of them ended the cluster
 
-A number that is not finite is null. Lists without a bound of their own hold the newest entries.
+A number that is not finite is null. Lists without a bound of their own hold the newest entries. Of
+curve, epochs and evaluations, a reader who has some gets those that are newer; all failures come
+again with another one, and none before.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ from tfos.monitor.reports import ExecutorReport, NodeReport
 from tfos.monitor.status import cluster_report
 
 MOST_EPOCHS = 50
+MOST_NEWER_EPOCHS = 10
+"""For who looks again and again: the page shows no more."""
 MOST_FAILURES = 20
 MOST_METRICS = 20
 MOST_FEEDS = 8
@@ -71,14 +76,27 @@ class JobInfo:
     """The same moment in monotonic seconds."""
 
 
-def snapshot(info: JobInfo, state: ClusterState, now_s: float, curve_after_s: float) -> Json:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a reader has of a job, by the numbers of its last snapshot."""
+
+    curve_at_s: float = -math.inf
+    num_epochs: int = 0
+    num_evaluations: int = 0
+    num_failures: int = 0
+
+
+NOTHING_SEEN = Seen()
+
+
+def snapshot(info: JobInfo, state: ClusterState, now_s: float, seen: Seen = NOTHING_SEEN) -> Json:
     """Return the job as it is now; the module's head has the schema.
 
     Args:
         info: of the job.
         state: of its cluster.
         now_s: monotonic seconds.
-        curve_after_s: only points of the curve later than this monotonic time.
+        seen: what the reader has.
     """
     report = cluster_report(info.cluster_id, state, now_s)
     members = state.members
@@ -96,15 +114,16 @@ def snapshot(info: JobInfo, state: ClusterState, now_s: float, curve_after_s: fl
         "notes": list(report.notes),
         "curve": [
             [round(now_s - at_s, 1), steps, rows, _number(loss)]
-            for at_s, steps, rows, loss in state.curve.after(curve_after_s)
+            for at_s, steps, rows, loss in state.curve.after(seen.curve_at_s)
         ],
         "curve_at_s": now_s,
-        "epochs": _epochs(state),
+        "epochs": _epochs(state, seen.num_epochs),
         "num_epochs": state.epochs.count,
-        "evaluations": _evaluations(state),
+        "evaluations": _evaluations(state, seen.num_evaluations),
+        "num_evaluations": state.epochs.num_evaluations,
         "checkpoints": _checkpoints(state),
         "stop": state.training_stop,
-        "failures": [_failure(each) for each in _first(state)],
+        "failures": _failures(state, seen.num_failures),
         "num_failures": len(state.failures),
         "is_failed": bool(state.fatal),
     }
@@ -202,7 +221,7 @@ def _server(stats: ServerStats) -> Json:
     }
 
 
-def _epochs(state: ClusterState) -> list[Json]:
+def _epochs(state: ClusterState, seen: int) -> list[Json]:
     return [
         {
             "fit": each.fit,
@@ -211,15 +230,19 @@ def _epochs(state: ClusterState) -> list[Json]:
             "seconds": _number(each.seconds),
             "rows": each.rows,
         }
-        for each in state.epochs.since(0)[-MOST_EPOCHS:]
+        for each in state.epochs.since(seen)[-_most(seen) :]
     ]
 
 
-def _evaluations(state: ClusterState) -> list[Json]:
+def _evaluations(state: ClusterState, seen: int) -> list[Json]:
     return [
         {"step": each.step, "metrics": _metrics(each.metrics), "seconds": _number(each.seconds)}
-        for each in list(state.epochs.evaluations)[-MOST_EPOCHS:]
+        for each in state.epochs.evaluations_since(seen)[-_most(seen) :]
     ]
+
+
+def _most(seen: int) -> int:
+    return MOST_NEWER_EPOCHS if seen else MOST_EPOCHS
 
 
 def _metrics(metrics: Mapping[str, float]) -> Json:
@@ -242,6 +265,12 @@ def _checkpoints(state: ClusterState) -> Json | None:
             "value": _number(best.value),
         },
     }
+
+
+def _failures(state: ClusterState, seen: int) -> list[Json]:
+    if seen and seen == len(state.failures):
+        return []
+    return [_failure(each) for each in _first(state)]
 
 
 def _first(state: ClusterState) -> list[NodeFailure]:

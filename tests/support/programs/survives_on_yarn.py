@@ -1,10 +1,11 @@
 """A slow training of a Keras model on fed rows, while parts of a YARN end around it.
 
-survives_on_yarn.py DIRECTORY MARKS [VICTIM]
+survives_on_yarn.py DIRECTORY MARKS [VICTIM [EPOCHS]]
     DIRECTORY  on HDFS: checkpoints, and TOLD with what was counted, as JSON
     MARKS      on this host: files that say how far it is
     VICTIM     a node whose executor the program kills, or `memory`: a Spark task that takes more
-               than its container has
+               than its container has; empty: none
+    EPOCHS     how many, if others than the usual
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def main_fun(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.01), "mse")
     ctx.distribute(model, consistency="sync")
-    fitted = model.fit(ctx.dataset(batch_size=32), epochs=EPOCHS, callbacks=[notes], verbose=0)
+    epochs = args["epochs"]
+    fitted = model.fit(ctx.dataset(batch_size=32), epochs=epochs, callbacks=[notes], verbose=0)
     return {"attempt": ctx.attempt, "epochs": fitted.epoch, "pause_s": max(pauses[1:], default=0.0)}
 
 
@@ -97,7 +99,8 @@ def main() -> None:
     """Train, and tell the counts on HDFS."""
     from pyspark.sql import SparkSession
 
-    directory, marks, victim = (*sys.argv[1:], "")[:3]
+    directory, marks, victim, epochs = (*sys.argv[1:], "", "")[:4]
+    num_epochs = int(epochs or EPOCHS)
     with SparkSession.builder.getOrCreate() as spark:
         sc = spark.sparkContext
         numbers = [([float(i % 3), float(i % 5), 1.0, 0.5], float(i % 7)) for i in range(NUM_ROWS)]
@@ -105,9 +108,9 @@ def main() -> None:
         config = ClusterConfig(checkpoints=saves, restarts=Restarts(workers=1, ps=1))
         (Path(marks) / "reserving").touch()
         with TFCluster.reserve(sc, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
-            cluster.start(main_fun, {"marks": marks})
+            cluster.start(main_fun, {"marks": marks, "epochs": num_epochs})
             loss = Loss(cluster, victim, Path(marks)) if victim else None
-            report = cluster.train(sc.parallelize(numbers, 4), num_epochs=EPOCHS)
+            report = cluster.train(sc.parallelize(numbers, 4), num_epochs=num_epochs)
             back_s = loss.end() if loss else 0.0
         assert report is not None
         told = json.dumps(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import pytest
 
 from ps.checkpoint.reader import latest
 from tests.support.feed import eventually
+from tests.support.page_reader import LOOK_S, PageReader
+from tests.support.socket_bytes import process_tcp_bytes
 from tfos import Checkpoints, ClusterConfig, TFCluster
 
 pytestmark = [
@@ -23,6 +28,7 @@ pytestmark = [
     pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
 ]
 EPOCHS = 5000
+WINDOW_BEATS = 6
 
 
 def train(args, ctx):
@@ -38,6 +44,14 @@ def train(args, ctx):
     )
     print("trained", len(fit.history["loss"]), "epochs", flush=True)  # noqa: T201
     return len(fit.history["loss"])
+
+
+def talk(args, ctx):
+    """Print until a file exists."""
+    ctx.ps_client()
+    while not Path(args["end"]).exists():
+        print("0.123456789 " * 10, flush=True)  # noqa: T201
+        time.sleep(0.01)
 
 
 def tfos(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -85,3 +99,60 @@ def test_a_training_is_looked_at_saved_and_stopped_by_commands(spark: Any, tmp_p
     mine = next(each for each in history if each["cluster_id"] == cluster.cluster_id)
     assert (mine["state"], mine["epochs"]) == ("CLOSED", trained[0])
     assert time.time() - mine["ended_at"] < 120
+
+
+def test_who_looks_costs_little_and_who_does_not_costs_nothing(spark: Any, tmp_path: Path):
+    cluster = TFCluster.reserve(spark, 2, 1, page_port=0, config=ClusterConfig(verbose=False))
+    with cluster:
+        cluster.start(talk, {"end": str(tmp_path / "end")})
+        page = cluster.page_url()
+        assert page is not None
+        alone = bytes_of_window(cluster)
+        reader, looks = PageReader(page, "worker:0"), []
+        reader.look()
+        watched = bytes_of_window(cluster, lambda: looks.append(reader.look()), LOOK_S)
+        command = [sys.executable, "-m", "tfos", "logs", "-f", "worker:0"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as follower:
+            eventually(lambda: process_tcp_bytes(follower.pid) > 10_000, "two looks", 60.0)
+            begun = time.monotonic(), process_tcp_bytes(follower.pid)
+            followed = bytes_of_window(cluster)
+            spent_s = time.monotonic() - begun[0]
+            followed_per_s = (process_tcp_bytes(follower.pid) - begun[1]) / spent_s
+            follower.send_signal(signal.SIGINT)
+        Path(tmp_path, "end").touch()
+    per_s = sum(looks) / len(looks) / LOOK_S / 2
+    print(f"bytes per s and node: {alone=:.0f} {watched=:.0f} {followed=:.0f}")  # noqa: T201
+    print(f"of the page {per_s:.0f}, of logs -f {followed_per_s:.0f}")  # noqa: T201
+    assert alone < 1000
+    assert max(watched, followed) - alone < 3000
+    assert 500 < per_s < 3000
+    assert 500 < followed_per_s < 3000
+
+
+def bytes_of_window(
+    cluster: TFCluster, look: Callable[[], object] = lambda: None, every_s: float = math.inf
+) -> float:
+    """Return the bytes per second and node between the nodes and the driver, over some heartbeats.
+
+    Args:
+        cluster: of this host.
+        look: what is done during that time.
+        every_s: how often.
+    """
+
+    def beats() -> int:
+        member = cluster._reserved.coordinator.read(lambda state: state.members["worker:0"])
+        return 0 if member.heartbeat is None else member.heartbeat.seq
+
+    def num_bytes() -> int:
+        return sum(process_tcp_bytes(node.pid) for node in cluster.status().nodes)
+
+    begin_s, before, last = time.monotonic(), num_bytes(), beats() + WINDOW_BEATS
+    next_s = begin_s
+    while beats() < last:
+        assert time.monotonic() < begin_s + 60.0
+        if time.monotonic() >= next_s:
+            next_s += every_s
+            look()
+        threading.Event().wait(0.05)
+    return (num_bytes() - before) / (time.monotonic() - begin_s) / 2

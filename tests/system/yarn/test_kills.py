@@ -6,6 +6,7 @@ Prints the seconds until the training goes on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ import pytest
 
 from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import LocalYarn
+from tests.support.marked_processes import below, kill
 from tests.support.on_yarn import (
     TIMEOUT_S,
     Submission,
@@ -35,6 +37,7 @@ from tests.support.spark_submit import ROOT
 pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_S + 120, func_only=True)]
 PROGRAM = ROOT / "tests" / "support" / "programs" / "survives_on_yarn.py"
 START_S = 120.0
+MANY_EPOCHS = 24
 LEASE_S = 40.0
 """A node outlives its driver by 30 s at most."""
 
@@ -173,6 +176,35 @@ def test_a_program_goes_on_in_its_epoch_when_the_application_master_is_killed(
 
 
 @pytest.mark.fault("F14")
+@pytest.mark.parametrize("lost", ["its NodeManager", "its host"])
+def test_a_program_goes_on_when_the_application_master_loses(
+    yarn: LocalYarn, marks: Path, lost: str
+):
+    directory = f"{yarn.url}/job"
+    conf = {"spark.yarn.maxAppAttempts": "2"}
+    # A lost NodeManager is noticed after 10 s: meanwhile its containers go on.
+    flags = (directory, str(marks), "", str(MANY_EPOCHS))
+    run = Submission(yarn, PROGRAM, *flags, mode="cluster", conf=conf)
+    wait_for(run, yarn, (marks / "epoch-1-3").exists, "epoch 3")
+    (master,) = masters(yarn)
+    of_master = _port_of(Path(f"/proc/{master}/environ").read_bytes())
+    ports = [each[0] for each in yarn._yarn_ports.node_managers]
+    killed_s, killed_at = time.monotonic(), time.time()
+    yarn.kill_node_manager(ports.index(of_master))
+    if lost == "its host":
+        kill(_containers_of(yarn, of_master))
+    wait_for(run, yarn, lambda: len(_attempts(yarn)) > 1, "the next attempt")
+    print(f"{time.monotonic() - killed_s:.1f} s to the next attempt")  # noqa: T201
+    found = ended_well(run, yarn, directory)
+    epochs = found["workers"][0]["epochs"]
+    goes_on = (marks / f"epoch-0-{epochs[0]}").stat().st_mtime - killed_at
+    print(f"{goes_on:.1f} s until epoch {epochs[0]} began, again or for the first time")  # noqa: T201
+    assert epochs == list(range(epochs[0], MANY_EPOCHS))
+    assert 1 <= epochs[0] < MANY_EPOCHS
+    assert found["fed"] == len(epochs) * NUM_ROWS
+
+
+@pytest.mark.fault("F14")
 @pytest.mark.parametrize("moment", ["reserving", "epoch-1-1"])
 def test_a_killed_application_leaves_nothing(yarn: LocalYarn, marks: Path, moment: str):
     run = Submission(yarn, PROGRAM, f"{yarn.url}/job", str(marks))
@@ -202,6 +234,16 @@ def test_the_nodes_of_a_killed_client_end(yarn: LocalYarn, marks: Path):
 def _port_of(environ: bytes) -> int:
     (port,) = [each[8:] for each in environ.split(b"\0") if each.startswith(b"NM_PORT=")]
     return int(port)
+
+
+def _containers_of(yarn: LocalYarn, port: int) -> dict[int, str]:
+    """Return the processes in the containers of a NodeManager, and what those have started."""
+    found = {}
+    for pid, line in below(yarn.directory).items():
+        with contextlib.suppress(OSError):
+            if b"NM_PORT=%d\0" % port in Path(f"/proc/{pid}/environ").read_bytes():
+                found[pid] = line
+    return found
 
 
 def _attempts(yarn: LocalYarn) -> list[str]:

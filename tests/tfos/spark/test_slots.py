@@ -109,6 +109,14 @@ def test_late_executors_start_the_cluster_when_they_are_there():
 
 
 @pytest.mark.fault("F18")
+def test_a_slot_that_is_held_when_the_last_executor_comes_late_is_awaited_from_then_on():
+    wait = _wait(3, slot_wait_s=60.0, slot_settle_s=4.0)
+    assert not wait.ready(_offer(1, 0, expected=3), 300.0)
+    assert not wait.ready(_offer(1, 0, 0, expected=3), 300.5)
+    assert wait.ready(_offer(0, 0, 0, expected=3), 302.0)
+
+
+@pytest.mark.fault("F18")
 def test_without_a_promise_the_offer_must_stand_still_for_some_seconds():
     wait = _wait()
     assert not wait.ready(_offer(0), 0.0)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import queue
 import threading
+from typing import Any
 
 import pytest
 
+from tests.support.ps_cluster import wait_until
 from tests.support.watched_job import WatchedJob, node_id, server_stats
-from tfos.console.log_tail import MOST_CHARS, PIECE_CHARS, LogTail
+from tfos.console.log_tail import MOST_CHARS, PIECE_BYTES, LogTail
 from tfos.control import messages
+from tfos.control.coordinator import READ_S
 from tfos.control.curve import MOST_POINTS, Curve, CurvePoint
 from tfos.failure import NodeFailure
 from tfos.watch import snapshot as watch_snapshot
 from tfos.watch.job import STOP_REASON
+from tfos.watch.snapshot import Seen
 
 
 @pytest.fixture
@@ -63,10 +68,11 @@ def test_a_later_question_gets_the_newer_points_of_the_curve_alone(bed):
         bed.tick()
     first = bed.job.snapshot()
     assert len(first["curve"]) == 2
-    assert bed.job.snapshot(first["curve_at_s"])["curve"] == []
+    seen = Seen(first["curve_at_s"])
+    assert bed.job.snapshot(seen)["curve"] == []
     bed.beat("worker:0", 3, progress={"at_s": 3.0, "steps": 3.0, "loss": 0.5})
     bed.tick()
-    assert [each[1] for each in bed.job.snapshot(first["curve_at_s"])["curve"]] == [3]
+    assert [each[1] for each in bed.job.snapshot(seen)["curve"]] == [3]
 
 
 def test_what_is_not_finite_is_null_and_what_is_long_is_cut(bed):
@@ -94,21 +100,6 @@ def test_the_failure_that_ended_the_cluster_comes_first(bed):
     assert [each["node"] for each in bed.job.snapshot()["failures"]] == ["worker:0", "worker:1"]
 
 
-def test_one_node_costs_a_reader_less_than_3_kb_per_second(bed):
-    for seq in range(1, 17):
-        names = ("compute_s", "feed_s", "lookup_s", "pull_s", "push_s")
-        progress = {"at_s": 2.0 * seq, "steps": 7.3 * seq, "rows": 467.2 * seq, "loss": 1 / seq}
-        progress |= dict.fromkeys(names, 0.1234567 * seq)
-        feed = messages.FeedSnapshot("input", fed_rows=10**9, trained_rows=10**9, starved_s=1 / 3)
-        bed.beat("worker:0", seq, progress=progress, feeds=(feed,))
-        bed.beat("worker:1", seq, progress=progress, feeds=(feed,))
-        bed.beat("ps:0", seq, stats=server_stats())
-        bed.tick(2.0)
-    after = bed.job.snapshot()["curve_at_s"] - 2.0
-    state_bytes = len(json.dumps(bed.job.snapshot(after)))
-    assert state_bytes / 3 / 2.0 + PIECE_CHARS / 2.0 < 3000  # one look at both in two seconds
-
-
 @pytest.mark.attack("A24")
 def test_lines_of_a_log_come_once_in_order_without_escapes(bed):
     bed.log("worker:1", "one", "\x1b[2Jtwo")
@@ -125,7 +116,6 @@ def test_a_tail_is_bounded_and_tells_what_was_forgotten(bed):
     tail = LogTail()
     for _ in range(100):
         tail.add(("x" * 2000,), 0)
-    assert sum(len(line) for _, line in tail.after(1)) <= PIECE_CHARS
     assert sum(len(line) for _, line in tail._lines) <= MOST_CHARS
     bed.log("worker:0", "first")
     last = bed.job.log("worker:0", 0)["last"]
@@ -133,10 +123,66 @@ def test_a_tail_is_bounded_and_tells_what_was_forgotten(bed):
     assert bed.job.log("worker:0", last)["skipped"] > 0
 
 
+@pytest.mark.attack("A24")
+@pytest.mark.parametrize(
+    "line", ["x" * 1500, "\N{SNOWMAN}" * 1500, "\N{GRINNING FACE}" * 4000, '"' * 4000]
+)
+def test_a_piece_is_bounded_in_bytes_whatever_its_characters(line):
+    tail = LogTail()
+    tail.add((line,) * 40, 0)
+    last = 1
+    while piece := tail.after(last):
+        lines = json.dumps([text for _, text in piece], ensure_ascii=False, separators=(",", ":"))
+        assert len(lines.encode()) <= PIECE_BYTES + 2
+        last = piece[-1][0]
+    assert last == 40
+
+
+def test_only_a_driver_that_shows_output_or_a_reader_of_that_log_is_sent_lines(bed):
+    assert bed.beat("worker:1", 1).output == "all"
+    quiet = WatchedJob(shows=False)
+    assert quiet.beat("worker:1", 1).output == "none"
+    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    reader = threading.Thread(target=lambda: answers.put(quiet.job.log("worker:1", 0)))
+    reader.start()
+    wait_until(lambda: quiet.beat("worker:1", 2).output == "piece", "a reader")
+    quiet.log("worker:1", "one")
+    assert answers.get(timeout=10.0)["lines"] == ["one"]
+    reader.join()
+    assert quiet.beat("worker:0", 2).output == "none"
+    assert quiet.job.log("worker:1", 1)["lines"] == []  # at once: it is read already
+    quiet.tick(READ_S + 1)
+    assert quiet.beat("worker:1", 3).output == "none"
+
+
 def test_who_begins_to_read_gets_the_end_of_the_log():
     tail = LogTail()
     tail.add(tuple(f"{number:04d}" + "z" * 96 for number in range(200)), 0)
     assert tail.after(0)[-1][1].startswith("0199")
+
+
+def test_who_has_looked_gets_newer_epochs_and_evaluations_alone_and_failures_with_a_new_one(bed):
+    def train(*epochs: int) -> None:
+        for epoch in epochs:
+            bed.note(messages.EpochTrained(1, epoch, {"loss": 0.5}))
+            bed.note(messages.Evaluated(epoch, {"val_loss": 0.5}))
+
+    def look(found: dict[str, Any]) -> dict[str, Any]:
+        names = ("num_epochs", "num_evaluations", "num_failures")
+        return bed.job.snapshot(Seen(found["curve_at_s"], *(found[name] for name in names)))
+
+    train(0, 1)
+    bed.fail("worker:1", signal=9)
+    first = bed.job.snapshot()
+    assert [each["epoch"] for each in first["epochs"]] == [0, 1]
+    again = look(first)
+    assert [again[name] for name in ("epochs", "evaluations", "failures")] == [[], [], []]
+    train(2)
+    bed.fail("worker:0", signal=9)
+    newer = look(again)
+    assert [each["epoch"] for each in newer["epochs"]] == [2]
+    assert [each["step"] for each in newer["evaluations"]] == [2]
+    assert {each["node"] for each in newer["failures"]} == {"worker:0", "worker:1"}
 
 
 def test_a_curve_keeps_a_whole_run_in_bounded_memory():
@@ -193,8 +239,7 @@ def test_an_ended_cluster_is_neither_saved_nor_stopped(bed):
 
 def test_evaluations_of_checkpoints_are_shown_the_newest_last(bed):
     for step in range(60):
-        event = messages.Evaluated(step, {"val_loss": 1 / 3, "val_auc": math.nan}, 0.25)
-        bed.coordinator.read(lambda state, event=event: state.epochs.note(event))
+        bed.note(messages.Evaluated(step, {"val_loss": 1 / 3, "val_auc": math.nan}, 0.25))
     found = bed.job.snapshot()["evaluations"]
     assert [each["step"] for each in found] == list(range(10, 60))
     assert found[-1]["metrics"] == {"val_loss": 0.33333, "val_auc": None}

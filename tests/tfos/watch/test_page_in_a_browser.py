@@ -67,6 +67,12 @@ def test_what_happens_is_seen_and_texts_of_nodes_stay_texts(bed, page, browser):
     assert browser.wait("document.getElementById('loss').getAttribute('d')").startswith("M")
     assert "5 kB" in browser.value("document.getElementById('servers').innerText")
     assert "1,200\t0.25" in browser.value("document.getElementById('evaluations').innerText")
+    later = messages.Evaluated(1300, {"val_loss": 0.125}, 0.5)
+    bed.coordinator.read(lambda state: state.epochs.note(later))
+    shown = browser.wait(
+        "document.getElementById('evaluations').innerText", lambda text: "1,300" in text
+    )
+    assert shown.splitlines()[1:] == ["1,300\t0.125\t500 ms", "1,200\t0.25\t500 ms"]
     browser.click("#nodes tr:nth-child(4) button")
     log = browser.wait("document.getElementById('log').textContent")
     assert log == f"epoch 1\n{HOSTILE}"
@@ -110,7 +116,14 @@ def test_a_stop_that_the_person_takes_back_is_none(bed, page, tmp_path):
 
 
 @pytest.fixture
-def proxied(page: JobPage) -> Iterator[str]:
+def methods(request: pytest.FixtureRequest) -> list[str]:
+    """What the proxy forwards."""
+    found: list[str] = getattr(request, "param", ["GET", "POST"])
+    return found
+
+
+@pytest.fixture
+def proxied(page: JobPage, methods: list[str]) -> Iterator[str]:
     """A path on another port, as Jupyter's and YARN's proxies serve a page; yields the URL."""
     root, _, query = page.url.partition("/?")
 
@@ -122,7 +135,7 @@ def proxied(page: JobPage) -> Iterator[str]:
             answer = await client.request(request.method, url, headers=keep)
         return Response(answer.content, answer.status_code, dict(answer.headers))
 
-    routes = [Route(UNDER + "/{path:path}", forward, methods=["GET", "POST"])]
+    routes = [Route(UNDER + "/{path:path}", forward, methods=methods)]
     listener = bound_tcp("127.0.0.1", 0, DEFAULT_LIMITS)
     config = uvicorn.Config(Starlette(routes=routes), lifespan="off", log_config=None)
     server = uvicorn.Server(config)
@@ -142,3 +155,13 @@ def test_the_page_works_behind_a_proxy_that_adds_a_path(bed, browser, proxied):
     browser.value("window.isOld = true; location.reload()")
     browser.wait("!window.isOld && document.getElementById('log-of')?.innerText === 'ps:0'")
     assert browser.complaints == []
+
+
+@pytest.mark.parametrize("methods", [["GET"]], indirect=True)
+def test_a_proxy_that_forwards_no_action_is_told_with_what_does(bed, browser, proxied):
+    browser.open(proxied)
+    browser.wait("!document.getElementById('stop').disabled")
+    browser.click("#stop")
+    said = browser.wait("document.getElementById('said').innerText", lambda text: "…" not in text)
+    assert said == "a proxy before this page forwards no action: `tfos stop` on the driver's host"
+    assert not bed.job.snapshot()["stop"]

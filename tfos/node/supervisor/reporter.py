@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING
 from tfos.control import messages
 from tfos.errors import ControlRefused, ControlUnavailable
 from tfos.node import procfs
+from tfos.node.supervisor.pending_output import PendingOutput
 
 if TYPE_CHECKING:
     from tfos.control.client import ControlClient
 
 REGISTER_WINDOW_S = 45.0
 """Seconds to retry the registration; the node task fails after 60 s."""
-LOG_INTERVAL_S = 0.3
-"""Lines are collected this long, so that a chatty child costs few messages."""
-_MAX_BATCH_LINES = 200
 _RETRY_S = 0.5
 
 
@@ -84,8 +82,7 @@ class Reporter:
         self._post = post
         self._changed = threading.Condition()
         self._events: deque[messages.Event] = deque()
-        self._lines: list[str] = []
-        self._dropped = 0
+        self._output = PendingOutput()
         self._finish_by_s: float | None = None
         self._is_connected = threading.Event()
         self._heartbeat_s = 2.0
@@ -109,7 +106,9 @@ class Reporter:
             self._changed.notify()
 
     def log(self, lines: tuple[str, ...], dropped: int) -> None:
-        """Queue lines of output; they are dropped, and counted, when the driver does not answer.
+        """Queue lines of output for a driver that wants them.
+
+        They are dropped, and counted, when it does not answer.
 
         Args:
             lines: without line ends.
@@ -117,8 +116,7 @@ class Reporter:
         """
         if lines or dropped:
             with self._changed:
-                self._lines += lines
-                self._dropped += dropped
+                self._output.add(lines, dropped)
                 self._changed.notify()
 
     def finish(self, timeout_s: float) -> None:
@@ -165,13 +163,11 @@ class Reporter:
 
     def _serve(self) -> None:
         next_beat_s = time.monotonic()
-        next_log_s = 0.0
         while not self._is_over():
             try:
                 self._send_events()
-                if time.monotonic() >= next_log_s or self._finish_by_s is not None:
+                if self._finish_by_s is not None or time.monotonic() >= self._output.due_s():
                     self._send_lines()
-                    next_log_s = time.monotonic() + LOG_INTERVAL_S
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + self._heartbeat_s
                     self._beat()
@@ -180,14 +176,13 @@ class Reporter:
                     self._changed.wait_for(lambda: self._finish_by_s is not None, _RETRY_S)
             with self._changed:
                 if not self._events and self._finish_by_s is None:
-                    has_lines = bool(self._lines or self._dropped)
-                    wake_s = min(next_beat_s, next_log_s) if has_lines else next_beat_s
+                    wake_s = min(next_beat_s, self._output.due_s())
                     self._changed.wait(max(0.0, wake_s - time.monotonic()))
 
     def _is_over(self) -> bool:
         if self._finish_by_s is None:
             return False
-        nothing_left = not self._events and not self._lines and not self._dropped
+        nothing_left = not self._events and self._output.is_empty
         return nothing_left or time.monotonic() > self._finish_by_s
 
     def _send_events(self) -> None:
@@ -198,16 +193,15 @@ class Reporter:
 
     def _send_lines(self) -> None:
         with self._changed:
-            lines, self._lines = self._lines[:_MAX_BATCH_LINES], self._lines[_MAX_BATCH_LINES:]
-            dropped, self._dropped = self._dropped, 0
+            lines, dropped = self._output.take(time.monotonic())
         if not lines and not dropped:
             return
-        batch = messages.LogBatch(self._register_message.node, tuple(lines), dropped)
+        batch = messages.LogBatch(self._register_message.node, lines, dropped)
         try:
             self._client.log(batch, timeout_s=self._timeout_s())
         except ControlUnavailable:
             with self._changed:
-                self._dropped += dropped + len(lines)
+                self._output.lose(dropped + len(lines))
             raise
         self._last_contact_s = time.monotonic()
 
@@ -227,6 +221,7 @@ class Reporter:
             )
         )
         self._last_contact_s = time.monotonic()
+        self._output.wanted = reply.output
         if reply.fenced:
             self._post(Unwanted("a newer attempt of this node has replaced it"))
 

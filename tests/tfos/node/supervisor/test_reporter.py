@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
+from tests.support.ps_cluster import wait_until
 from tfos.control import messages
 from tfos.failure import NodeId
 from tfos.node.supervisor.reporter import HeartbeatState, Reporter, Unwanted
@@ -44,3 +49,71 @@ def test_a_control_plane_that_cannot_be_opened_ends_the_node_with_the_reason():
     text = "cannot open the control plane: ImportError: no gRPC here"
     assert notices.get(timeout=WAIT_S) == Unwanted(text)
     each.finish(WAIT_S)
+
+
+@dataclass
+class PlayedDriver:
+    """The client of a driver that wants some of the output."""
+
+    output: messages.Output
+    beats: int = 0
+    lines: list[str] = field(default_factory=list)
+    dropped: int = 0
+
+    def register(self, _register: messages.Register) -> messages.RegisterReply:
+        return messages.RegisterReply(accepted=True, heartbeat_s=0.01)
+
+    def heartbeat(self, _beat: messages.Heartbeat) -> messages.HeartbeatReply:
+        self.beats += 1
+        return messages.HeartbeatReply(output=self.output)
+
+    def log(self, batch: messages.LogBatch, **_: Any) -> None:
+        self.lines += batch.lines
+        self.dropped += batch.dropped
+
+    def orders(self, *_: Any) -> None:
+        """There are none."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def wait_beats(self) -> None:
+        """Wait until what was logged before has been thought about."""
+        before = self.beats
+        wait_until(lambda: self.beats > before + 2, "heartbeats", WAIT_S)
+
+
+@contextmanager
+def reports_to(driver: PlayedDriver) -> Iterator[Reporter]:
+    each = reporter(lambda: driver, queue.SimpleQueue())
+    each.start()
+    try:
+        yield each
+    finally:
+        each.finish(WAIT_S)
+
+
+def test_output_that_nobody_reads_stays_until_somebody_does_or_the_node_ends():
+    driver = PlayedDriver("none")
+    with reports_to(driver) as each:
+        each.log(tuple(map(str, range(300))), 0)
+        driver.wait_beats()
+        assert driver.lines == []
+        driver.output = "piece"
+        wait_until(lambda: bool(driver.lines), "the newest lines", WAIT_S)
+        assert driver.lines == [str(number) for number in range(200, 300)]
+        driver.output = "none"
+        driver.wait_beats()
+        each.log(("the last",), 0)
+        driver.wait_beats()
+        assert driver.lines[-1] == "299"
+    assert driver.lines[-1] == "the last"
+
+
+def test_a_driver_that_shows_all_output_gets_all_of_it():
+    driver = PlayedDriver("all")
+    with reports_to(driver) as each:
+        driver.wait_beats()
+        each.log(tuple(map(str, range(300))), 7)
+    assert driver.lines == list(map(str, range(300)))
+    assert driver.dropped == 7
