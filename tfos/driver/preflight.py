@@ -109,8 +109,9 @@ def check_servers(plan: Plan, config: ClusterConfig) -> None:
     """
     if config.restarts.workers and (plan.tensorflow_servers or plan.is_mirrored):
         raise SettingsError(
-            f"restarts={config.restarts} with ps='tensorflow': TensorFlow's strategies take no "
-            "worker back in. Leave workers out of Restarts, and save and restore in main_fun."
+            f"Restarts(workers={config.restarts.workers}) with ps='tensorflow': TensorFlow's "
+            "strategies take no worker back in. Leave workers out of Restarts, and save and "
+            "restore in main_fun."
         )
     if not plan.tensorflow_servers:
         return
