@@ -29,7 +29,6 @@ from ps.client.dense import DenseClient
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.client.server_group import Answer, ServerGroup, check_serving, joined
-from ps.client.slices import Flat
 from ps.client.tables import TableClient
 from ps.errors import PSSettingsError, RequestTimeout, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
@@ -278,7 +277,7 @@ class PSClient:
 
     def push(
         self,
-        grads: Mapping[str, Flat],
+        grads: Mapping[str, Array],
         *,
         hyper: Hyper,
         rows: int,
@@ -293,8 +292,7 @@ class PSClient:
         manifest's `staleness_bound` pushes ahead of the slowest.
 
         Args:
-            grads: by group name a flat array [num_elements] of the group's dtype, or a list of flat
-                arrays that follow each other in it, so that nobody has to copy them into one.
+            grads: by group name a flat array [num_elements] of the group's dtype.
             hyper: the learning rate of this push.
             rows: rows behind the gradient, 0 or more; weights the mean of sync.
             metadata: kept with the parameters from this push on.
@@ -319,7 +317,7 @@ class PSClient:
 
     def push_pull(  # noqa: PLR0913 - one keyword per part of a push
         self,
-        grads: Mapping[str, Flat],
+        grads: Mapping[str, Array],
         into: Mapping[str, Array],
         *,
         hyper: Hyper,
@@ -337,8 +335,7 @@ class PSClient:
         counts as present.
 
         Args:
-            grads: by group name a flat array [num_elements] of the group's dtype, or a list of flat
-                arrays that follow each other in it, so that nobody has to copy them into one.
+            grads: by group name a flat array [num_elements] of the group's dtype.
             into: by group name a writable array of the same shape and dtype.
             hyper: the learning rate of this push.
             rows: rows behind the gradient, 0 or more; weights the mean of sync.

@@ -1,13 +1,12 @@
 """Slices of a client's flat buffers: one per group and server. Pure.
 
-Covers: which elements of which group go to which server; views of arrays without copies, also where
-a flat buffer is given in parts.
+Covers: which elements of which group go to which server; views of arrays without copies.
 Does not: send (ps.client.retry), decide ownership (ps.manifest.sharding).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,8 +17,6 @@ from ps.manifest.manifest import NUMPY_DTYPES, GroupLayout, Layout
 from ps.manifest.sharding import deal
 
 Array = np.ndarray[Any, Any]
-Flat = Array | Sequence[Array]
-"""A group's flat buffer [num_elements], or flat arrays that follow each other in it."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -51,13 +48,13 @@ def slice_by_server(layout: Layout, num_servers: int) -> tuple[tuple[Slice, ...]
 
 
 def check_arrays(
-    layout: Layout, arrays: Mapping[str, Flat], what: str, *, writable: bool = False
+    layout: Layout, arrays: Mapping[str, Array], what: str, *, writable: bool = False
 ) -> None:
     """Refuse arrays that are not the manifest's flat buffers.
 
     Args:
         layout: of the manifest.
-        arrays: per group the caller's flat buffer; those that are not filled, also in parts.
+        arrays: per group the caller's flat buffer.
         what: names the arrays in messages, for example "grads".
         writable: whether they will be filled.
 
@@ -72,10 +69,7 @@ def check_arrays(
         if array is None:
             raise _other_groups(layout, arrays, what)
         if not isinstance(array, np.ndarray):
-            if writable or not isinstance(array, list | tuple):
-                raise _other_array(group, what, type(array).__name__)
-            _check_parts(group, array, what)
-            continue
+            raise _other_array(group, what, type(array).__name__)
         if array.dtype != NUMPY_DTYPES[group.dtype] or array.shape != (group.offsets[-1],):
             raise _other_array(
                 group,
@@ -99,64 +93,26 @@ def views_of(arrays: Mapping[str, Array], pieces: Sequence[Slice]) -> list[memor
     return views_per_server(arrays, [pieces])[0]
 
 
-def joined_parts(arrays: Mapping[str, Flat]) -> dict[str, Array]:
-    """Return each group's flat buffer as one array.
-
-    Args:
-        arrays: per group the flat buffer, or its parts.
-    """
-    return {
-        name: array if isinstance(array, np.ndarray) else np.concatenate(array)
-        for name, array in arrays.items()
-    }
-
-
 def views_per_server(
-    arrays: Mapping[str, Flat], pieces: Sequence[Sequence[Slice]]
+    arrays: Mapping[str, Array], pieces: Sequence[Sequence[Slice]]
 ) -> list[list[memoryview]]:
     """Return the bytes of each server's pieces, as views of the arrays.
 
     Args:
-        arrays: per group the flat buffer, or its parts.
+        arrays: per group the flat buffer.
         pieces: per server its slices.
     """
     views: list[list[memoryview]] = []
     for owned in pieces:
         own: list[memoryview] = []
         for piece in owned:
-            array = arrays[piece.group]
-            if isinstance(array, np.ndarray):
-                own.append(array[piece.start : piece.stop].data.cast("B"))
-            else:
-                own += _views_of_parts(array, piece)
+            view = arrays[piece.group][piece.start : piece.stop].data
+            own.append(view.cast("B"))
         views.append(own)
     return views
 
 
-def _views_of_parts(parts: Sequence[Array], piece: Slice) -> Iterator[memoryview]:
-    begin = 0
-    for part in parts:
-        start, stop = max(piece.start - begin, 0), min(piece.stop - begin, part.size)
-        if start < stop:
-            yield part[start:stop].data.cast("B")
-        begin += part.size
-
-
-def _check_parts(group: GroupLayout, parts: Sequence[Any], what: str) -> None:
-    dtype, size = NUMPY_DTYPES[group.dtype], 0
-    for at, part in enumerate(parts):
-        is_array = isinstance(part, np.ndarray)
-        if not is_array or part.dtype != dtype or part.ndim != 1 or not part.flags.c_contiguous:
-            got = f"{part.dtype}{list(part.shape)}" if is_array else type(part).__name__
-            raise _other_array(
-                group, what, f"{got} as part {at}; parts are flat, contiguous and of its dtype"
-            )
-        size += part.size
-    if size != group.offsets[-1]:
-        raise _other_array(group, what, f"{len(parts)} parts of {size} elements together")
-
-
-def _other_groups(layout: Layout, arrays: Mapping[str, Flat], what: str) -> ShapeError:
+def _other_groups(layout: Layout, arrays: Mapping[str, Array], what: str) -> ShapeError:
     names = sorted(group.name for group in layout.groups)
     return ShapeError(
         f"{what} must have the groups {names}, got {sorted(arrays)}; pass one flat array per group"

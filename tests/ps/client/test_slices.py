@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.client.slices import (
-    check_arrays,
-    joined_parts,
-    slice_by_server,
-    views_of,
-    views_per_server,
-)
+from ps.client.slices import slice_by_server, views_of
 from ps.dense.staging import StagedGradient, split_into_runs
-from ps.errors import ShapeError
 from ps.manifest.diff import MAX_SHOWN, manifest_differences
 from ps.manifest.manifest import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
 from ps.manifest.sharding import deal
@@ -54,42 +46,6 @@ def test_views_share_the_arrays_memory():
     (view,) = views_of(arrays, slice_by_server(Layout.of(manifest), 1)[0])
     view.cast("f")[7] = 3.0
     assert arrays["g0"][7] == 3.0
-
-
-@given(sizes, st.integers(1, 5), st.data())
-def test_parts_are_sent_as_the_whole_buffer_is(group_sizes, num_servers, data):
-    layout = Layout.of(manifest_of(group_sizes))
-    pieces = slice_by_server(layout, num_servers)
-    whole, parts = {}, {}
-    for group in layout.groups:
-        array = np.arange(group.offsets[-1]).astype(group.dtype)
-        ends = sorted(data.draw(st.lists(st.integers(0, array.size), max_size=4)))
-        whole[group.name], parts[group.name] = array, np.split(array, ends)
-    check_arrays(layout, parts, "grads")
-    sent = [b"".join(views) for views in views_per_server(parts, pieces)]
-    assert sent == [b"".join(views) for views in views_per_server(whole, pieces)]
-    for name, array in joined_parts(parts).items():
-        np.testing.assert_array_equal(array, whole[name])
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([np.zeros(60, "f4")], "got 1 parts of 60 elements together"),
-        ([np.zeros(60, "f4"), np.zeros(41, "f4")], "got 2 parts of 101 elements together"),
-        ([], "got 0 parts of 0 elements"),
-        ([np.zeros(100)], r"got float64\[100\] as part 0"),
-        ([np.zeros(60, "f4"), np.zeros((4, 10), "f4")], r"got float32\[4, 10\] as part 1"),
-        ([np.zeros(200, "f4")[::2]], r"got float32\[100\] as part 0; parts are flat, contiguous"),
-        ([[0.0] * 100], "got list as part 0"),
-    ],
-)
-def test_parts_that_are_not_the_buffer_are_refused(parts, message):
-    layout = Layout.of(manifest_of([100]))
-    with pytest.raises(ShapeError, match=rf"grads\['g0'\] must be float32\[100\], {message}"):
-        check_arrays(layout, {"g0": parts}, "grads")
-    with pytest.raises(ShapeError, match="got list"):  # nobody fills parts
-        check_arrays(layout, {"g0": [np.zeros(100, "f4")]}, "into", writable=True)
 
 
 @given(sizes, st.integers(64, 1000))

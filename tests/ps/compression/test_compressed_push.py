@@ -144,20 +144,6 @@ def test_servers_do_with_packed_gradients_what_they_do_with_the_unpacked(
         assert all(np.array_equal(found[name], expected[name]) for name in expected), num_servers
 
 
-@pytest.mark.parametrize("kind", ["none", "bf16"])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_gradient_in_parts_is_the_same_push(kind: Compression, mode: str):
-    manifest = compressed(kind, **MODES[mode])
-    steps = [[random_arrays(manifest, seed)] for seed in range(3)]
-    in_parts: Any = [
-        [{name: np.split(array, sorted([1, 3, array.size // 2])) for name, array in grads.items()}]
-        for (grads,) in steps
-    ]
-    for num_servers in (1, 3):
-        expected, found = (trained(manifest, num_servers, each) for each in (steps, in_parts))
-        assert all(np.array_equal(found[name], expected[name]) for name in expected), num_servers
-
-
 def whole_numbers(manifest: Manifest, seed: int) -> Arrays:
     """Gradients whose sums, in fp16 and bf16, are exact in float32."""
     random = np.random.default_rng(seed)

@@ -44,12 +44,7 @@ from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.tables import IdCounts, TableArrays, TableTraining
-from tfos.keras.step.train_step import (
-    MAX_DENSIFIED_BYTES,
-    GradientStep,
-    StepOutput,
-    memory_of,
-)
+from tfos.keras.step.train_step import MAX_DENSIFIED_BYTES, GradientStep, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +63,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class OutgoingPush:
     """What a step sends."""
 
-    grads: dict[str, list[Array]]
-    """By group the flat gradient, or statistics, in parts."""
+    grads: dict[str, Array]
+    """By group the flat gradient, or statistics, [num_elements]."""
     hyper: Hyper
     newest_rows: int
     """Rows of this batch."""
@@ -322,7 +317,7 @@ class PSTrainer:
             table_rows = self._tables.rows_of(batch)
         with self.times.on("compute"), self._tables.typed_errors():
             output = self._step(data, table_rows)
-            is_finite, is_complete = output.is_finite(), bool(output.complete)
+            is_finite, is_complete = bool(output.finite), bool(output.complete)
         rows = tensors.num_rows(data)
         if not is_finite:
             self._refuse(output, rows, table_rows)
@@ -431,8 +426,8 @@ class PSTrainer:
     ) -> None:
         variables, replica = self._bound()
         pushed = {
-            group.name: [memory_of(part) for part in parts]
-            for group, parts in zip(
+            group.name: np.asarray(memoryview(flat))
+            for group, flat in zip(
                 (*variables.trainable, *variables.statistics),
                 (*output.gradients, *output.statistics),
                 strict=True,
@@ -525,8 +520,8 @@ class PSTrainer:
         if table_rows is not None and (row := first_bad_row(table_rows, table_rows.arrays)):
             return f"{row}: the gradients"
         if self._variables is not None:
-            for group, parts in zip(self._variables.trainable, output.gradients, strict=True):
-                bad = ~np.isfinite(np.concatenate([memory_of(part) for part in parts]))
+            for group, flat in zip(self._variables.trainable, output.gradients, strict=True):
+                bad = ~np.isfinite(np.asarray(memoryview(flat)))
                 start = 0
                 for name, size in zip(group.names, group.sizes, strict=True):
                     if count := int(bad[start : start + size].sum()):

@@ -43,8 +43,6 @@ MASTER_DTYPES = {
     "bfloat16": "float32",
     "float64": "float64",
 }
-OWN_PART_ELEMENTS = 16_384
-"""Elements from which a copy costs more than one more part of a push does."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -78,31 +76,12 @@ class VariableGroup:
         parts = [variable.numpy().astype(self.dtype).ravel() for variable in self.variables]
         return np.concatenate(parts)
 
-    def flatten(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the flat buffer in parts, which follow each other; for compiled functions.
-
-        A large tensor is a part of its own, as joining it would copy it. Small neighbours are
-        joined: each part costs a push some microseconds. On a GPU all are joined, so that one copy
-        brings them to the host.
-
-        Args:
-            tensors: one per variable, of its shape.
-
-        Returns:
-            Tensors of shape [n] and the group's dtype.
-        """
+    def flatten(self, tensors: Sequence[Any]) -> Any:
+        """Return one tensor of shape [elements] and the group's dtype; for compiled functions."""
         import tensorflow as tf
 
-        has_gpu = bool(tf.config.list_logical_devices("GPU"))
-        parts: list[list[Any]] = []
-        was_joined = False
-        for tensor, size in zip(tensors, self.sizes, strict=True):
-            is_joined = has_gpu or size < OWN_PART_ELEMENTS
-            if not (is_joined and was_joined):
-                parts.append([])
-            parts[-1].append(tf.reshape(tf.cast(tensor, self.dtype), [-1]))
-            was_joined = is_joined
-        return [part[0] if len(part) == 1 else tf.concat(part, 0) for part in parts]
+        flat = [tf.reshape(tf.cast(tensor, self.dtype), [-1]) for tensor in tensors]
+        return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
     def assign(self, flat: Any) -> None:
         """Assign the parts of a tensor of shape [elements], which may share its memory."""
