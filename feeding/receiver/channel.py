@@ -218,11 +218,11 @@ class FeedChannel:
         with self._state.changed:
             queue = self._state.queue(feed)
             queue.count_taken(num_rows)
-            if chunk.meta.mode != "inference":
-                queue.rows(chunk.meta.epoch).taken_to = chunk.position + stop
-                self._tell_rows(queue, chunk.meta.epoch)
             if chunk.meta.mode == "inference":
                 self._state.answers_of(feed).handed_out(chunk.meta.session, num_rows)
+            else:
+                queue.rows(chunk.meta.epoch).taken_to = chunk.position + stop
+                self._tell_rows(queue, chunk.meta.epoch)
 
     def hand(self, feed: str, receipt: Receipt) -> None:
         """Note that the trainer has a batch.

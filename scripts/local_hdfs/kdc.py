@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.local_hdfs.errors import LocalHdfsError, MissingTool, last_lines
+from scripts.local_hdfs.errors import MissingTool
+from scripts.local_hdfs.short_program import run_to_end
 from scripts.local_hdfs.sites import HOST
 
 REALM = "TFOS.TEST"
-_TOOL_TIMEOUT_S = 30.0
 _KRB5_CONF = """\
 [libdefaults]
   default_realm = {realm}
@@ -105,18 +104,8 @@ class Kdc:
         self._run("kinit", "-c", str(cache), "-l", f"{life_s}s", "-kt", keytab, principal)
 
     def _run(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [tool(program), *arguments],
-            env={**os.environ, **self.environ()},
-            capture_output=True,
-            text=True,
-            timeout=_TOOL_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        if done.returncode:
-            end = last_lines(done.stdout + done.stderr)
-            raise LocalHdfsError(f"{program} {arguments[0]} ended with {done.returncode}:{end}")
+        environ = {**os.environ, **self.environ()}
+        run_to_end(f"{program} {arguments[0]}", [tool(program), *arguments], environ)
 
 
 def tool(name: str) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
 from pathlib import Path
 
 from scripts.local_hdfs.artifacts import java
-from scripts.local_hdfs.errors import LocalHdfsError, MissingTool, last_lines
-
-_TIMEOUT_S = 60.0
+from scripts.local_hdfs.errors import MissingTool
+from scripts.local_hdfs.short_program import run_to_end
 
 
 def make_keystore(directory: Path) -> tuple[Path, str]:
@@ -35,15 +33,6 @@ def make_keystore(directory: Path) -> tuple[Path, str]:
         "-storepass": password,
     }
     options = [word for pair in asked.items() for word in pair]
-    done = subprocess.run(
-        [str(keytool), "-J-XX:TieredStopAtLevel=1", "-genkeypair", *options],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    if done.returncode:
-        end = last_lines(done.stdout + done.stderr)
-        raise LocalHdfsError(f"keytool ended with {done.returncode}:{end}")
+    command = [str(keytool), "-J-XX:TieredStopAtLevel=1", "-genkeypair", *options]
+    run_to_end("keytool", command)
     return path, password

@@ -166,7 +166,7 @@ class Shutdown:
         if ended:
             return None
         names = self._coordinator.read(
-            lambda state: [f"{each.name}@{each.host} ({each.phase})" for each in state.awaited()]
+            lambda state: [f"{each.where} ({each.phase})" for each in state.awaited()]
         )
         return ShutdownTimeout(
             f"main_fun did not return within {timeout_s:.0f} s on {', '.join(names)}; the nodes "

@@ -93,9 +93,10 @@ class EpochLedger:
             untrained: dict[int, RowRanges] = {}
             read: dict[int, list[Span]] = {}
             for partition, packed in self._accepted.get(worker, ()):
-                before, behind = AcceptedRows.unpack(packed).split(last.trained_rows)
+                accepted = AcceptedRows.unpack(packed)
+                before, behind = accepted.split(last.trained_rows)
                 read.setdefault(partition, []).extend(
-                    AcceptedRows.unpack(packed).between(last.trained_rows, last.taken_rows)
+                    accepted.between(last.trained_rows, last.taken_rows)
                 )
                 if before:
                     kept.append((partition, before.pack()))
