@@ -29,6 +29,8 @@ _CLOSE_GRACE_S = 0.2
 _HANDSHAKE_S = 5.0
 """From accepting a connection to the end of its TLS handshake, as on the data plane. gRPC's own
 default is 120 s: a stranger would hold a descriptor of the driver for that long."""
+_HANDSHAKE_PER_PEER_S = 0.01
+"""Added for each peer: all of them may connect at once, and their handshakes share the cores."""
 
 
 class TlsServer:
@@ -50,12 +52,13 @@ class TlsServer:
         max_message_bytes: int,
     ) -> None:
         self._threads = DaemonThreads(2 * num_peers + _SPARE_THREADS)
+        handshake_s = _HANDSHAKE_S + _HANDSHAKE_PER_PEER_S * num_peers
         self._server = grpc.server(
             self._threads,
             handlers=[calls],
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_S)),
+                ("grpc.server_handshake_timeout_ms", int(1000 * handshake_s)),
                 # gRPC counts peers and strangers together and closes what is over the cap. A peer
                 # has one connection, and briefly two when it connects again.
                 ("grpc.max_allowed_incoming_connections", 2 * num_peers + spare_descriptors()),

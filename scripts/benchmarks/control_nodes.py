@@ -1,15 +1,13 @@
-"""What does a driver spend on 400 nodes: their start, heartbeats, the loss of 50, their end?
+"""What does a driver spend on 1,000 nodes: their start, heartbeats, the loss of 50, their end?
 
 Figures: SIM.
 Method: the driver's own control plane in this process: certificates, coordinator, gRPC server with
     mutual TLS, the wait for main_fun, shutdown. Its nodes are in other processes, "hosts" of 50
-    each: every node has the reporter and the client of a real supervisor, with the default rhythm
-    of heartbeats; nodes have no child, and there is no Spark. All register at once. After a time
-    of heartbeats one host is killed, with SIGKILL. Then main_fun returns everywhere, and the
-    driver shuts down. Per phase: seconds, and CPU milliseconds of this process per node;
-    at the peak its memory, threads and descriptors per node.
+    each (simulated_hosts.py), with the default rhythm of heartbeats; nodes have no child, and there
+    is no Spark. All register at once. After a time of heartbeats one host is killed, with SIGKILL.
+    Then main_fun returns everywhere, and the driver shuts down. Per phase: seconds, and CPU
+    milliseconds of this process per node; at the peak its memory, threads and descriptors per node.
 Caveats: all hosts share this machine's cores with the driver, so the seconds are an upper bound.
-    On two cores 1,000 nodes are too many: some are silent for longer than their limit of 20 s.
     The loss includes the 3 s in which a closed connection may return.
 Bar: none; the seconds that a user waits for, and what the driver's host must have.
 Last result: docs/guides/performance.md.
@@ -18,162 +16,33 @@ Last result: docs/guides/performance.md.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 
-from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials
-from rpc.endpoint import Endpoint
 from scripts.benchmarks.harness import Figure, parse_arguments, report
+from scripts.benchmarks.simulated_hosts import HOST, hosts_of
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
-from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
-from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
 from tfos.control.state import ClusterState
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.shutdown import Shutdown
-from tfos.failure import NodeId
-from tfos.node.supervisor.reporter import HeartbeatState, Notice, Registered, Reporter
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan, plan
 
-HOST = "127.0.0.1"
 CLUSTER_ID = "simulation"
 WAIT_S = 300.0
 BEATING_S = 20.0
 NUM_PS = 10
 PER_HOST = 50
-NUM_HOSTS = 8
+NUM_HOSTS = 20
 TOY_HOSTS, TOY_PER_HOST, TOY_PS, TOY_BEATING_S = 2, 3, 1, 0.5
-_FINISHING = 8
-"""Nodes of one host that end at the same time."""
-Node = tuple[str, int, TlsCredentials]
-
-
-class SimulatedHost:
-    """Supervisors of one host: real reporters, no children."""
-
-    def __init__(self, address: str, nodes: Sequence[Node]) -> None:
-        self._notices: queue.SimpleQueue[tuple[Reporter, Notice]] = queue.SimpleQueue()
-        self._reporters: dict[str, Reporter] = {}
-        self._ended = 0
-        for role, index, credentials in nodes:
-            self._add(address, NodeId(role, index), credentials)
-
-    def _add(self, address: str, node: NodeId, credentials: TlsCredentials) -> None:
-        register = messages.Register(node, str(node.index), HOST, 1000 + node.index)
-        reporter = Reporter(
-            lambda: ControlClient(address, CLUSTER_ID, node, credentials),
-            register,
-            vitals=_vitals,
-            post=lambda notice: self._notices.put((reporter, notice)),
-        )
-        self._reporters[node.name] = reporter
-
-    def run(self, orders: Any) -> None:
-        """Start all nodes, answer their driver until each has ended.
-
-        Args:
-            orders: pipe to the measuring process; the next thing from there ends main_fun.
-        """
-        for reporter in self._reporters.values():
-            reporter.start()
-        with ThreadPoolExecutor(_FINISHING) as finishing:
-            while self._ended < len(self._reporters):
-                with contextlib.suppress(queue.Empty):
-                    self._on_notice(*self._notices.get(timeout=0.1), finishing)
-                if orders.poll():
-                    orders.recv()
-                    self._return_from_main_fun()
-
-    def _on_notice(self, reporter: Reporter, notice: Notice, finishing: ThreadPoolExecutor) -> None:
-        match notice:
-            case Registered():
-                reporter.report(messages.Listening(Endpoint(HOST, 4242)))
-            case messages.Start():
-                reporter.report(messages.PhaseChanged("main_fun"))
-            case messages.Stop():
-                self._ended += 1
-                finishing.submit(reporter.finish, WAIT_S)
-
-    def _return_from_main_fun(self) -> None:
-        for name, reporter in self._reporters.items():
-            if name.startswith("worker:"):
-                reporter.report(messages.Done(progress={"steps": 100.0, "loss": 0.25}))
-
-
-def be_host(address: str, nodes: Sequence[Node], orders: Any) -> None:
-    """Be one host, in a process of its own; begins when the measuring process says so.
-
-    Args:
-        address: of the control server.
-        nodes: of this host, with their certificates.
-        orders: pipe to the measuring process.
-    """
-    host = SimulatedHost(address, nodes)
-    orders.send("ready")
-    orders.recv()
-    host.run(orders)
-
-
-def _vitals() -> HeartbeatState:
-    """Return what a worker that trains sends."""
-    steps = time.monotonic() * 20
-    numbers = {"steps": steps, "rows": 128 * steps, "loss": 0.25, "steps_per_s": 20.0}
-    return HeartbeatState(phase="main_fun", progress=tuple(numbers.items()))
-
-
-@dataclass
-class Hosts:
-    """The processes that are hosts, and the pipes to them."""
-
-    processes: list[Any] = field(default_factory=list)
-    pipes: list[Any] = field(default_factory=list)
-
-    def tell_all(self) -> None:
-        """Begin, or end main_fun, on every host that is left."""
-        for pipe, process in zip(self.pipes, self.processes, strict=True):
-            if process.is_alive():
-                pipe.send("go on")
-
-    def lose_last(self) -> None:
-        """Kill the last host and all of its nodes at once."""
-        self.processes[-1].kill()
-
-
-@contextlib.contextmanager
-def hosts_of(address: str, nodes: Sequence[Node], per_host: int) -> Iterator[Hosts]:
-    """Start the hosts' processes; they wait for `tell_all`."""
-    spawn = multiprocessing.get_context("spawn")
-    hosts = Hosts()
-    try:
-        for first in range(0, len(nodes), per_host):
-            ours, theirs = spawn.Pipe()
-            arguments = (address, nodes[first : first + per_host], theirs)
-            process = spawn.Process(target=be_host, args=arguments, daemon=True)
-            process.start()
-            theirs.close()  # so that its end is seen here
-            hosts.processes.append(process)
-            hosts.pipes.append(ours)
-        for pipe in hosts.pipes:
-            if not pipe.poll(WAIT_S):
-                raise RuntimeError(f"a simulated host did not begin within {WAIT_S:.0f} s")
-            pipe.recv()
-        yield hosts
-    finally:
-        for process in hosts.processes:
-            process.kill()
-            process.join()
 
 
 @dataclass
@@ -237,7 +106,7 @@ def simulate(layout: Plan, per_host: int, beating_s: float, config: ClusterConfi
     address = f"{HOST}:{coordinator.start(HOST, authority.driver())}"
     wait = MainFunWait(coordinator, console, is_fed=False)
     try:
-        with hosts_of(address, nodes, per_host) as hosts:
+        with hosts_of(address, CLUSTER_ID, nodes, per_host) as hosts:
             with measured.phase("start"):
                 hosts.tell_all()
                 _await(coordinator, lambda state: state.phase is not ClusterPhase.RESERVED)

@@ -31,7 +31,7 @@ REGISTER_TIMEOUT_S = 20.0
 _RESUBSCRIBE_S = 0.2
 _KEEPALIVE_MS = 10_000
 
-_REFUSALS = frozenset(
+REFUSALS = frozenset(
     {
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.PERMISSION_DENIED,
@@ -40,6 +40,7 @@ _REFUSALS = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
+"""The driver's answers that no repetition changes."""
 
 
 class ControlClient:
@@ -185,7 +186,7 @@ class ControlClient:
 
     def _failure(self, method: str, error: Any) -> ControlRefused | ControlUnavailable:
         text = f"{method} of {self.node.name} to the driver at {self._address}: {_reason(error)}"
-        if error.code() in _REFUSALS:
+        if error.code() in REFUSALS:
             return ControlRefused(text)
         return ControlUnavailable(text)
 
@@ -202,7 +203,7 @@ class ControlClient:
                     seen = item.seq
                     on_order(item.order)
             except grpc.RpcError as error:
-                if error.code() in _REFUSALS:
+                if error.code() in REFUSALS:
                     self._end(on_end, _reason(error))
                     return
                 self._closed.wait(_RESUBSCRIBE_S)
@@ -252,7 +253,9 @@ def channel_options(target_name: str) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", codec.MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", codec.MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),
+        # How long one attempt to connect may take. A driver whose nodes all connect at once needs
+        # seconds for their handshakes; shorter attempts would begin anew and never end.
+        ("grpc.min_reconnect_backoff_ms", int(1000 * REGISTER_TIMEOUT_S)),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
