@@ -45,6 +45,7 @@ from tfos.bench.servers import server_group
 
 NUM_WORKERS = 2
 NUM_FILES = 8
+OPTIMIZERS = ["Adagrad", "Adam"]
 REFERENCES = "scripts.benchmarks.reference.deepfm_"
 OURS = "ours"
 NAMES = {
@@ -221,7 +222,7 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true", help="only show that it still works")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seeds", type=int, default=3, help="passes of each mode for the AUC")
-    parser.add_argument("--optimizers", nargs="*", default=["Adagrad", "Adam"])
+    parser.add_argument("--optimizers", nargs="*", default=OPTIMIZERS, choices=OPTIMIZERS)
     parser.add_argument("--references", nargs="*", default=list(NAMES), choices=NAMES)
     args = parser.parse_args()
     if args.toy:  # no reference: each is one more start of TensorFlow
