@@ -35,7 +35,7 @@ class Weights(keras.Model):  # type: ignore[misc]  # Keras has no types
     """The summed weights of the rows that were trained, and by id."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(name="counted")  # a second model is that of another process
         self.rows = Embedding(1, table="user", combiner="sum", initializer="zeros", name="who")
         self.total = self.add_weight(shape=(1,), initializer="zeros", name="total")
 
@@ -177,3 +177,61 @@ def test_a_run_that_resumes_begins_in_the_epoch_that_was_interrupted():
         check(model, (x, weights), (x, weights))
         kept = fed_epochs(context.client.metadata())
         assert kept == {"input": FedEpochs(6, 4, FitPlace(1, 3))}
+
+
+def rates_seen(rates: list[float], model: keras.Model, stop: int | None = None) -> Any:
+    """A callback that halves the rate after each epoch; `stop`: the epoch of an interruption."""
+
+    def begin(epoch: int, logs: Any) -> None:
+        rates.append(float(model.optimizer.learning_rate.numpy()))
+        if epoch == stop:
+            raise KeyboardInterrupt
+
+    def halve(epoch: int, logs: Any) -> None:
+        model.optimizer.learning_rate = float(model.optimizer.learning_rate.numpy()) / 2
+
+    return keras.callbacks.LambdaCallback(on_epoch_begin=begin, on_epoch_end=halve)
+
+
+def test_a_run_that_resumes_has_the_learning_rate_that_callbacks_had_made():
+    x, y, weights = data(2)
+    options = {"sample_weight": weights, "batch_size": BATCH, "verbose": 0}
+    with serving() as cluster:
+        context = cluster.contexts[0]
+        interrupted: list[float] = []
+        resumed: list[float] = []
+        after: list[float] = []
+        model = make_model(cluster, "async")
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(x, y, epochs=4, callbacks=[rates_seen(interrupted, model, 2)], **options)
+        context.resumes_epochs = True
+        model = make_model(cluster, "async")
+        model.fit(x, y, epochs=2, callbacks=[rates_seen(resumed, model)], **options)
+        assert (interrupted, resumed) == ([1.0, 0.5, 0.25], [0.25, 0.125])
+        model = make_model(cluster, "async")
+        model.fit(x, y, callbacks=[rates_seen(after, model)], **options)
+        assert after == [1.0], "the run before has ended, so this one begins anew"
+
+
+@pytest.mark.parametrize(("program", "taken"), [(0.5, 0.5), (0.125, 0.0625)])
+def test_a_later_fit_of_a_run_that_resumes_follows_the_program(
+    program: float, taken: float, caplog
+):
+    """The first fit ended with 1/2; the program gave the second one 1/8, which became 1/16."""
+    x, y, weights = data(2)
+    options = {"sample_weight": weights, "batch_size": BATCH, "verbose": 0}
+    with serving() as cluster:
+        context = cluster.contexts[0]
+        model = make_model(cluster, "async")
+        model.fit(x, y, callbacks=[rates_seen([], model)], **options)
+        model.optimizer.learning_rate = 0.125
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(x, y, epochs=4, callbacks=[rates_seen([], model, 1)], **options)
+        context.resumes_epochs = True
+        model = make_model(cluster, "async")
+        rates: list[float] = []
+        model.fit(x, y, **options)
+        model.optimizer.learning_rate = program
+        model.fit(x, y, callbacks=[rates_seen(rates, model)], **options)
+        assert rates == [taken]
+        assert ("0.125, which had become 0.0625" in caplog.text) == (program == 0.5)

@@ -1,7 +1,7 @@
 """Callbacks: what a worker's `fit` reports to TensorBoard and to the driver.
 
 Covers: Keras' TensorBoard callback in a directory per worker.
-Does not: report progress (tfos.keras.fit.progress_report), write the servers' numbers
+Does not: report progress (tfos.keras.fit.progress), write the servers' numbers
 (tfos.keras.fit.tensorboard_scalars) or make workers agree (tfos.keras.fit.epoch_agreement does,
 unasked).
 Threads: the thread that runs `fit`. A failing callback here never stops the training.
@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 from tfos.keras.fit.epoch_report import LoneEpochReporter
-from tfos.keras.fit.progress_report import ProgressReport
+from tfos.keras.fit.progress import ProgressReport
 from tfos.keras.fit.tensorboard_scalars import ClusterScalars
 from tfos.keras.protocols import ShownContext
 

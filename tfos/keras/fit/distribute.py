@@ -36,9 +36,9 @@ from tfos.keras.fit.epoch_agreement import (
     rendezvous_prefix,
 )
 from tfos.keras.fit.epoch_report import EpochReporter
+from tfos.keras.fit.learning_rate import KeptRate
 from tfos.keras.fit.metric_states import are_built
-from tfos.keras.fit.progress_bar import EpochProgressBar
-from tfos.keras.fit.progress_report import ProgressReport
+from tfos.keras.fit.progress import EpochProgressBar, ProgressReport
 from tfos.keras.fit.table_summary import with_tables
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
@@ -177,7 +177,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
     model.train_function = None
     overrides: dict[str, Any] = {
         "make_train_function": make_train_function,
-        "fit": _fit(model, trainer),
+        "fit": _fit(model, trainer, KeptRate(trainer)),
     }
     pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     for name in (*pulling, "save", "save_weights", "export", "__reduce__"):
@@ -212,7 +212,7 @@ def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
     return logs
 
 
-def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
+def _fit(model: Any, trainer: PSTrainer, kept_rate: KeptRate) -> Callable[..., Any]:
     original = model.fit
     signature = inspect.signature(original)
     fits = iter(range(1 << 62))
@@ -230,13 +230,14 @@ def _fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         if _is_over(begins := _place(trainer.ctx, dataset), number):
             return _left_out(model, number)
         place = _joined(trainer.ctx, begins, arguments, number)
+        kept_rate.begin(number)
         name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
         before = BeforeCallbacks(trainer, dataset, passes, number, place)
         report = EpochReporter(trainer, before, dataset, arguments, number)
         joining = [] if place is None else [JoinAtFirstBatch(trainer)]
-        after = [*joining, report, AfterCallbacks(trainer, name)]
+        after = [*joining, report, AfterCallbacks(trainer, name, kept_rate)]
         _follow_positions(trainer, dataset, arguments)
         progress = ProgressReport(trainer.ctx)
         callbacks = _callback_list(model, arguments, before, progress, after)

@@ -29,6 +29,7 @@ import numpy as np
 
 from tfos.fit_place import FitPlace
 from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.fit.learning_rate import KeptRate, learning_rate
 from tfos.keras.fit.metric_states import VALIDATION, MetricStates, all_know, inexact
 from tfos.keras.fit.validation import ValidationPasses
 from tfos.keras.step import optimizers
@@ -264,12 +265,14 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     Args:
         trainer: of the model.
         name: prefix of the rendezvous' keys.
+        kept_rate: of the model.
     """
 
-    def __init__(self, trainer: PSTrainer, name: str) -> None:
+    def __init__(self, trainer: PSTrainer, name: str, kept_rate: KeptRate) -> None:
         super().__init__()
         self._trainer = trainer
         self._name = name
+        self._kept_rate = kept_rate
         self._has_run = False
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
@@ -282,6 +285,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         trainer = self._trainer
         self._has_run = True
         trainer.join()
+        self._kept_rate.record()
         self._follow(f"{self._name}/{epoch}/decision")
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
@@ -290,6 +294,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._trainer.leave()
         if self._has_run:
             self._trainer.finalize()
+        self._kept_rate.end()
         self._follow(f"{self._name}/end")
         self._trainer.pull()
 
@@ -338,12 +343,6 @@ def weighted_mean(values: list[tuple[float, int]]) -> float:
     """Return the mean of (value, weight) pairs; NaN without weight."""
     total = sum(weight for _, weight in values)
     return sum(value * weight for value, weight in values) / total if total else math.nan
-
-
-def learning_rate(optimizer: Any) -> float | None:
-    """Return the settable learning rate; None where a schedule decides."""
-    rate = optimizers.unwrap(optimizer)._learning_rate
-    return float(rate.numpy()) if isinstance(rate, keras.Variable) else None
 
 
 def numbers_in(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:

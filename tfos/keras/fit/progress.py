@@ -1,7 +1,8 @@
-"""ProgressReport: a worker's `fit` tells the driver its steps, rows, loss and epoch.
+"""Progress of a `fit`: the driver is told steps, rows, loss and epoch, and Keras' bar shows them.
 
-Covers: the callback, which a distributed `fit` adds by itself; `ctx.callbacks()` has it for others.
-Does not: send (tfos.worker.process), measure (tfos.worker.progress_meter).
+Covers: ProgressReport, which a distributed `fit` adds by itself, and `ctx.callbacks()` for others;
+the bar of epochs whose number of steps is known at their end only.
+Does not: send (tfos.worker.process), measure (tfos.worker.progress_meter), draw (Keras).
 Threads: the thread that runs `fit`.
 """
 
@@ -73,3 +74,17 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
             numbers["epochs"] = float(epochs)
         loss = (logs or {}).get("loss")
         self._ctx.report_progress(steps, rows, None if loss is None else float(loss), numbers)
+
+
+class EpochProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
+    """Forgets the number of steps of the epoch before, which Keras would show for this one."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begin an epoch of unknown length.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            logs: Keras's, unused.
+        """
+        self.target = None
+        super().on_epoch_begin(epoch, logs)
