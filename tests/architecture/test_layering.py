@@ -69,7 +69,10 @@ LEVELS = {
         ("formats.csv", "formats.parquet", "sender"),
     ),
     "tfos": (
-        ("console", "failure", "fit_place", "import_check", "metric_direction", "version"),
+        (
+            *("console", "failure", "fit_place", "import_check", "metric_direction"),
+            *("native.at_import", "version"),
+        ),
         ("errors",),
         ("files", "native.legacy_keras", "phases", "tls_server", "topology"),
         ("collectives", "config", "datasource", "keras"),

@@ -14,6 +14,7 @@ from tfos.control.messages import (
     FeedSnapshot,
     FlushReached,
     Heartbeat,
+    InCollective,
     PhaseChanged,
     Register,
     ServesShard,
@@ -67,6 +68,8 @@ class Member:
     stop_ordered: bool = False
     serves_shard: bool = False
     """It is a worker that serves a shard of the parameters."""
+    in_collective: bool = False
+    """It is a worker whose TensorFlow waits for every other worker."""
     beats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
@@ -118,7 +121,9 @@ class Member:
             self.phase, self.phase_since_s = phase, now_s
 
     def note(
-        self, event: PhaseChanged | ServesShard | FlushReached | BatchReport, now_s: float
+        self,
+        event: PhaseChanged | ServesShard | InCollective | FlushReached | BatchReport,
+        now_s: float,
     ) -> None:
         """Keep an event about what it does and how far it is.
 
@@ -131,6 +136,8 @@ class Member:
                 self._enter(phase, now_s)
             case ServesShard():
                 self.serves_shard = True
+            case InCollective():
+                self.in_collective = True
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)
                 # The threads that wait for epochs may report in another order.
@@ -156,7 +163,7 @@ class Member:
         self._enter("registered", now_s)
         self.registered_s = self.heard_s = now_s
         self.stream_lost_s = None
-        self.stop_ordered = False
+        self.stop_ordered = self.in_collective = False
         self.beats.clear()
         self.flushes = {}
         self.done = None

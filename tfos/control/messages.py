@@ -272,6 +272,10 @@ class ServesShard(msgspec.Struct, frozen=True, tag=True):
     """This worker serves a shard of the parameters, which ends with it: there are no servers."""
 
 
+class InCollective(msgspec.Struct, frozen=True, tag=True):
+    """TensorFlow in this worker sums with the other workers, in calls that wait for all of them."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The child failed or died."""
 
@@ -325,6 +329,7 @@ Event = (
     | Evaluated
     | PhaseChanged
     | ServesShard
+    | InCollective
     | Failed
     | Restarted
     | UpdatesLost

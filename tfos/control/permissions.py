@@ -22,7 +22,7 @@ _OF_CHIEF = (
     messages.BestSaved,
     messages.SavedNow,
 )
-_OF_WORKERS = (messages.FlushReached, messages.ServesShard)
+_OF_WORKERS = (messages.FlushReached, messages.ServesShard, messages.InCollective)
 _OF_SERVERS = (messages.Restarted, messages.UpdatesLost)
 _OF_EVALUATOR = (messages.Evaluated,)
 _LINES = "\t\n"

@@ -44,6 +44,7 @@ _ATTEMPTS_PER_JOB = 100
 _NOTICE_S = 60.0
 """Seconds in which main_fun notices that TensorFlow's parameter server is gone. Its coordinator
 raises within a few; a step that hangs never does."""
+_GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
 _MOST_NAMED = 8
 """Workers that a warning names; of more it has the number."""
 
@@ -445,10 +446,12 @@ class ClusterState:
             case (
                 messages.PhaseChanged()
                 | messages.ServesShard()
+                | messages.InCollective()
                 | messages.FlushReached()
                 | messages.BatchReport()
             ):
                 member.note(event, now_s)
+                return self._collective(member, now_s)
             case (
                 messages.FitReading()
                 | messages.EpochTrained()
@@ -471,7 +474,6 @@ class ClusterState:
             case messages.Done():
                 member.done = event
                 return [*self._done(member, now_s), *self._without_result(event.no_result, member)]
-        return []
 
     def on_stream_opened(self, node: NodeId, now_s: float) -> str:
         """Handle a subscription to orders; return the reason of a refusal, or an empty string.
@@ -680,7 +682,18 @@ class ClusterState:
             case Meaning.FATAL:
                 member.status = NodeStatus.FAILED
                 lost_ps = [each.name for each in self._lost_tensorflow_ps()]
-                return self.fail(explained(member, failure, self.plan, lost_ps))
+                return self.fail(explained(member, failure, around, lost_ps))
+
+    def _collective(self, member: Member, now_s: float) -> list[Action]:
+        """Fail a cluster whose workers wait for one that was lost before they could say so."""
+        gone = [*self.gone, *(each for each in self.workers if each.status in _GONE)]
+        is_running = self.phase is ClusterPhase.RUNNING and not self.is_ending
+        if not member.in_collective or not gone or not is_running:
+            return []
+        known = [each for each in self.failures if each.node == gone[0].node]
+        failure = (known or [gone[0].failure("", f"{gone[0].name} was lost")])[0]
+        self.failures = [each for each in self.failures if each is not failure]  # it comes again
+        return self.fail(explained(gone[0], failure, self._around(member, now_s), ()))
 
     def _around(self, member: Member, now_s: float) -> Surroundings:
         """Return the cluster as a node that ends leaves it behind."""
@@ -693,6 +706,7 @@ class ClusterState:
             num_training=sum(each is not member for each in self.training()),
             tensorflow_workers=[each.name for each in beside if each.planned.role != PS_ROLE],
             has_restart=self._budget_of(member).has_left(now_s),
+            needs_all_workers=self.plan.is_mirrored or any(w.in_collective for w in self.workers),
         )
 
     def not_restarted(self, name: str, reason: str, now_s: float) -> list[Action]:

@@ -164,7 +164,7 @@ def _packages(fact: Facts, beside: Beside) -> Iterator[Finding]:
     theirs = {name: version for name, version in driver.items() if name not in ("python", ERROR)}
     differences = versions.compare(theirs, mine)
     # TensorFlow and Keras have a check of their own; the driver needs neither.
-    missing = sorted(theirs.keys() - mine.keys() - {"tensorflow", "keras"})
+    missing = sorted(theirs.keys() - mine.keys() - {"tensorflow", "keras", versions.SOURCE})
     if differences:
         level = Level.PROBLEM if any(each.is_fatal for each in differences) else Level.WARNING
         yield Finding("packages", level, versions.sentence(differences), _ONE_ENVIRONMENT)

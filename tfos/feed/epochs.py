@@ -196,7 +196,7 @@ class EpochFeeder:
         what = f"epoch {report.epoch + 1} of {report.feed!r}"
         if not report.fed_rows:
             self._console.warn(f"{what}: the data has no rows, so nothing was trained")
-        elif report.dropped_rows:
+        elif untold := report.dropped_rows - report.skipped_rows:  # of the others, _without_poison
             ended = self._coordinator.read(lambda state: not state.training())
             why = (
                 "main_fun had returned on every worker; it must read the feed to its end, as "
@@ -205,7 +205,7 @@ class EpochFeeder:
                 else "main_fun stopped reading, or they were lost with a worker"
             )
             self._console.warn(
-                f"{what}: {report.dropped_rows} of {report.fed_rows} rows were not trained: {why}"
+                f"{what}: {untold} of {report.fed_rows} rows were not trained: {why}"
             )
 
     def _validate(self, validation: ValidationPlan, number: int) -> None:

@@ -34,6 +34,7 @@ class EpochLedger:
         self._epoch = epoch
         self._fed_rows = 0
         self._again_rows = 0
+        self._skipped_rows = 0
         self._partition_rows: dict[int, int] = {}
         self._given_up: set[int] = set()
         self._accepted: dict[int, list[tuple[int, bytes]]] = {}
@@ -126,6 +127,7 @@ class EpochLedger:
             )
             for partition, spans in rows.items()
         }
+        self._skipped_rows += num_rows(rows) - num_rows(kept)
         return {partition: spans for partition, spans in kept.items() if spans}
 
     def report(
@@ -154,6 +156,7 @@ class EpochLedger:
             trained_rows=trained,
             dropped_rows=self._fed_rows - trained,
             repeated_rows=repeated,
+            skipped_rows=self._skipped_rows,
             seconds=seconds,
             per_worker=dict(per_worker),
         )

@@ -41,6 +41,8 @@ class EpochReport:
     seconds: float
     per_worker: dict[str, int] = field(default_factory=dict)
     """Rows that each worker trained, repeats included; of a lost worker, its last report."""
+    skipped_rows: int = 0
+    """Those of the dropped ones that were left out because they crash workers: on_poison="skip"."""
     is_validation: bool = False
     """Whether the rows validate an epoch: `trained_rows` are then those that main_fun read."""
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import sys
-from collections.abc import Mapping, MutableMapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Mapping, MutableMapping
 from types import ModuleType
 from typing import Any
+
+from tfos.native.at_import import at_import
 
 VARIABLE = "TF_USE_LEGACY_KERAS"
 _TRUE = ("1", "true", "True")
@@ -86,34 +85,7 @@ def honour_lr() -> None:
 
     tf-keras drops it with a line in the log, and trains with 0.001.
     """
-    module = sys.modules.get(_OPTIMIZERS)
-    if module is not None:
-        _take_lr(module)
-    elif not any(isinstance(each, _AtImport) for each in sys.meta_path):
-        sys.meta_path.insert(0, _AtImport())
-
-
-class _AtImport(MetaPathFinder):
-    """Changes the optimizers' module once it is imported, and is gone then."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the module's own spec, with a loader that changes what it has loaded."""
-        if fullname != _OPTIMIZERS:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def load_and_change(module: ModuleType) -> None:
-            load(module)
-            _take_lr(module)
-
-        spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
-        return spec
+    at_import(_OPTIMIZERS, _take_lr)
 
 
 def _take_lr(module: ModuleType) -> None:

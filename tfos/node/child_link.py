@@ -56,6 +56,7 @@ FromChild = (
     messages.Listening
     | messages.PhaseChanged
     | messages.ServesShard
+    | messages.InCollective
     | messages.FlushReached
     | messages.BatchReport
     | messages.FitReading

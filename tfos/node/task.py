@@ -190,7 +190,7 @@ def refuse_skew(differences: list[versions.Difference]) -> None:
     executor_id = procfs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
     raise VersionSkew(
         f"executor {executor_id or DRIVER_EXECUTOR} on {socket.gethostname()} has other "
-        f"versions than the driver:\n{versions.table(differences)}\n"
+        f"versions than the driver:\n{versions.table(differences)}\n{versions.note(differences)}"
         f"Let both run one environment: set PYSPARK_PYTHON to the same on every host (here it is "
         f"{sys.executable}), or ship one with --archives."
     )

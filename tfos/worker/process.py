@@ -36,6 +36,7 @@ from tfos.console.printable import visible
 from tfos.control import messages, return_values
 from tfos.errors import NoResultError, RankLost
 from tfos.native import legacy_keras
+from tfos.native.collective import before_collective, may_follow_from_peer
 from tfos.native.environment import announce_to_tensorflow, tf_config
 from tfos.native.reserved_port import ReservedPort, wanted_port
 from tfos.node import failure
@@ -113,7 +114,7 @@ class WorkerProcess:
         self._activity = WorkerActivity(
             lambda phase: link.send(messages.PhaseChanged(phase)), self._meter.read
         )
-        self._in_user_code = False
+        self._in_user_code = self._in_collective = False
         self._batches = MicroBatches(link.send)
         self._epochs = EpochReports(link.send)
         self._reserved_port: ReservedPort | None = None
@@ -136,6 +137,8 @@ class WorkerProcess:
         threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
         self._activity.enter("importing")
         legacy_keras.follow(os.environ, self._spec.bundle.settings.legacy_keras)
+        if not self._spec.bundle.node.is_evaluator:  # it stands beside the training
+            before_collective(self._joins_collective)
         try:
             # Before the node counts as ready: a module that is missing here fails the start.
             with collector_paused():
@@ -249,6 +252,12 @@ class WorkerProcess:
                 self._spec.bundle.settings.config.save_on_interrupt,
             )
 
+    def _joins_collective(self) -> None:
+        """TensorFlow here will wait for every other worker from now on."""
+        if not self._in_collective:
+            self._in_collective = True
+            self._link.send(messages.InCollective())
+
     def _keep_best(self, saver: ChiefSaver) -> None:
         plan = self._spec.bundle.settings.config.checkpoints
         if plan is not None and plan.keep_best is not None:
@@ -271,7 +280,8 @@ class WorkerProcess:
         if self._stop is not None and isinstance(error, KeyboardInterrupt | FeedClosed):
             _logger.info("main_fun was interrupted: %s", self._stop.reason)
             return 0
-        if isinstance(error, RankLost):
+        is_in_collective = self._in_collective and may_follow_from_peer(error)
+        if isinstance(error, RankLost) or is_in_collective:
             self._stopped.wait(_CAUSE_S)
         name = failure.type_name(error)
         ours = frozenset({__file__, cloudpickle.__file__})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rpc.endpoint import Endpoint
-from tfos.config import ClusterConfig
+from tfos.config import ClusterConfig, Restarts
 from tfos.control import messages
 from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState, Send, Tell, Warn
@@ -167,6 +167,42 @@ def test_a_lost_worker_that_served_a_shard_fails_the_cluster_and_says_what_is_go
     (headline,) = state.fatal
     assert headline.message.startswith("worker:1 killed by SIGKILL. worker:1 served shard 2 of 3")
     assert "resume=True, or use num_ps >= 1" in headline.message
+
+
+@pytest.mark.fault("F02")
+@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize("is_told_first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("num_ps", [0, 1])
+def test_a_worker_that_tensorflow_waits_for_fails_the_cluster_with_it(
+    is_told_first, restarts, num_ps
+):
+    state = _running(3 + num_ps, num_ps, restarts=Restarts(workers=restarts))
+    if is_told_first:
+        state.on_event(_id("worker:0"), messages.InCollective(), NOW)
+        stopped = _orders(_killed(state, "worker:1"), messages.Stop)
+    else:  # it was lost before the others built their strategy
+        _killed(state, "worker:1")
+        assert state.fatal == []
+        actions = state.on_event(_id("worker:2"), messages.InCollective(), NOW)
+        stopped = _orders(actions, messages.Stop)
+    assert {"worker:0", "worker:2"} <= stopped
+    (headline,) = state.fatal
+    assert state.failures == [headline]
+    assert headline.node.name == "worker:1"
+    assert headline.message.startswith("worker:1 killed by SIGKILL. MultiWorkerMirroredStrategy")
+    assert "save in main_fun" in headline.message
+
+
+def test_a_new_attempt_does_not_help_workers_that_know_the_old_ones_address():
+    state = _running(3, 0, restarts=Restarts(workers=2))
+    _killed(state, "worker:1")
+    _register(state, "worker:1", attempt=100)
+    _listen(state, "worker:1", attempt=100)
+    assert state.fatal == []
+    state.on_event(_id("worker:0"), messages.InCollective(), NOW)
+    assert len(state.fatal) == 1
+    (headline,) = state.fatal
+    assert headline.message.startswith("worker:1 killed by SIGKILL. MultiWorkerMirroredStrategy")
 
 
 def test_a_lost_worker_is_fatal_when_the_user_wants_that():

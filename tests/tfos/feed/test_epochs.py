@@ -275,7 +275,9 @@ def test_rows_at_three_crashes_are_dropped_where_they_are_to_be_skipped():
     made._console.warn = told.append
     (epoch,) = made.train(REQUEST).epochs
     assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (ROWS, 0, ROWS)
+    assert len(told) == 1
     assert f"They are skipped: {ROWS} rows count as dropped" in told[0]
+    assert epoch.skipped_rows == ROWS
 
 
 @pytest.mark.fault("F54")

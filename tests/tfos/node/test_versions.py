@@ -9,12 +9,18 @@ from tfos.node import versions
 from tfos.node.task import NodeTask
 from tfos.spark.jobs import reason_of
 
-DRIVER = {"tfos": "1.2.0", "python": "3.11.7", "numpy": "2.4.6", "keras": "3.15.1"}
+DRIVER = {
+    "tfos": "1.2.0",
+    versions.SOURCE: "b2",
+    "python": "3.11.7",
+    "numpy": "2.4.6",
+    "keras": "3.15.1",
+}
 
 
 def test_this_environment_is_equal_to_itself():
     here = versions.installed()
-    assert {"tfos", "python", "numpy"} <= set(here)
+    assert {"tfos", versions.SOURCE, "python", "numpy"} <= set(here)
     assert versions.compare(here, here) == []
 
 
@@ -22,6 +28,7 @@ def test_this_environment_is_equal_to_itself():
     ("changed", "is_fatal"),
     [
         ({"tfos": "1.2.1"}, True),
+        ({versions.SOURCE: "a1"}, True),
         ({"python": "3.12.7"}, True),
         ({"python": "3.11.9"}, False),
         ({"numpy": "2.3.0"}, False),
@@ -56,6 +63,30 @@ def test_a_task_refuses_before_it_reads_its_bundle():
     assert "set PYSPARK_PYTHON" in lines[4]
 
 
+@pytest.mark.fault("F55")
+def test_another_commit_of_one_version_is_refused_before_its_bundle_is_read(tmp_path):
+    """Its messages may have other fields, and no number tells."""
+    for room in ("tfos", "ps"):
+        (tmp_path / room / "protocol").mkdir(parents=True)
+        (tmp_path / room / "protocol" / "messages.py").write_text("step: int\n")
+    one = versions.source_digest.__wrapped__(tmp_path)
+    assert one == versions.source_digest.__wrapped__(tmp_path) != ""
+    (tmp_path / "ps" / "protocol" / "messages.py").write_text("step: int\nrows: int\n")
+    other = versions.source_digest.__wrapped__(tmp_path)
+    assert other != one
+    here = versions.installed()
+    task = NodeTask(hold_slot=True, versions={**here, versions.SOURCE: other})
+    with pytest.raises(VersionSkew) as refused:
+        list(task(0, iter([])))
+    lines = str(refused.value).splitlines()
+    assert lines[2].split() == ["source", "of", "tfos", other, here[versions.SOURCE]]
+    assert "two commits of tfos " + here["tfos"] in lines[3]
+
+
+def test_source_that_is_in_no_files_is_not_compared(tmp_path):
+    assert versions.source_digest(tmp_path / "tfos.zip") == ""
+
+
 def test_the_reason_of_a_failed_job_is_the_whole_message_of_the_last_exception():
     text = (
         "Job aborted: Lost task 0.3: org.apache.spark.api.python.PythonException: Traceback:\n"
@@ -74,7 +105,7 @@ def test_a_package_of_which_pip_left_an_empty_directory_is_not_there(tmp_path, m
     (tmp_path / "keras-0.dist-info").mkdir()
     (tmp_path / "numpy-0.dist-info").mkdir()
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert set(versions.installed()) == {"tfos", "python"}
+    assert set(versions.installed()) == {"tfos", versions.SOURCE, "python"}
 
 
 def test_more_packages_are_looked_up_when_asked_for():

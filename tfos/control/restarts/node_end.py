@@ -25,8 +25,9 @@ from tfos.topology import PS_ROLE, Plan
 
 _FROM_OUTSIDE = frozenset({int(signal.SIGKILL), int(signal.SIGTERM)})
 _WITHOUT_WORKER = (
-    "MultiWorkerMirroredStrategy cannot go on without one of its workers, and the others would "
-    "wait for it: save in main_fun, restore when it begins, and start the cluster again"
+    "MultiWorkerMirroredStrategy cannot go on without one of its workers, nor with a new attempt "
+    "of it, and the others would wait without end: save in main_fun, restore when it begins, and "
+    "start the cluster again"
 )
 _AFTER_OWN_SHARD = (
     "Save by ClusterConfig(checkpoints=...) and start the cluster again with resume=True, or use "
@@ -64,6 +65,8 @@ class Surroundings:
     """Names of TensorFlow's workers that live beside it."""
     has_restart: bool
     """Whether the node's limit of restarts leaves one."""
+    needs_all_workers: bool
+    """Whether TensorFlow's collective calls, which wait for each worker, train the model."""
 
 
 def is_from_outside(failure: NodeFailure) -> bool:
@@ -99,18 +102,18 @@ def meaning_of(
 
 
 def explained(
-    member: Member, failure: NodeFailure, plan: Plan, lost_ps: Sequence[str]
+    member: Member, failure: NodeFailure, around: Surroundings, lost_ps: Sequence[str]
 ) -> NodeFailure:
     """Return a fatal failure with what it means beyond its node, and what to do.
 
     Args:
         member: the node.
         failure: how it ended.
-        plan: of its cluster.
+        around: its cluster.
         lost_ps: names of TensorFlow's parameter servers that were lost before.
     """
-    added = ""
-    if plan.is_mirrored and not failure.traceback:
+    added, plan = "", around.plan
+    if around.needs_all_workers and member.planned.runs_main_fun and not failure.traceback:
         added = f". {_WITHOUT_WORKER}"
     elif member.serves_shard and not failure.traceback:
         shard = f"shard {member.planned.rank + 1} of {plan.num_workers} of the parameters"
@@ -137,7 +140,7 @@ def _may_restart(member: Member, failure: NodeFailure, around: Surroundings) -> 
         member.planned.runs_main_fun
         and not member.serves_shard
         and not is_of_stream
-        and not plan.is_mirrored
+        and not around.needs_all_workers
         and not plan.tensorflow_servers
     )
 
@@ -145,7 +148,7 @@ def _may_restart(member: Member, failure: NodeFailure, around: Surroundings) -> 
 def _is_tolerable(member: Member, around: Surroundings) -> bool:
     return (
         around.config.tolerate_lost_workers
-        and not around.plan.is_mirrored
+        and not around.needs_all_workers
         and not member.serves_shard
         and around.phase is ClusterPhase.RUNNING
         and member.planned.runs_main_fun

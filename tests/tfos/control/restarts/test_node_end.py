@@ -41,6 +41,7 @@ def around(**changed: Any) -> Surroundings:
         num_training=2,
         tensorflow_workers=("worker:1",),
         has_restart=True,
+        needs_all_workers=False,
     )
     return dataclasses.replace(usual, **changed)
 
@@ -112,7 +113,8 @@ def test_no_attempt_takes_the_place_of_what_only_the_lost_process_had(how: dict[
     )
     assert ends(chief_of_stream, how, around()) is Meaning.FATAL
     assert ends(member("worker:1", serves_shard=True), how, around()) is Meaning.FATAL
-    assert ends(member("worker:1", MIRRORED), how, around(plan=MIRRORED)) is Meaning.FATAL
+    mirrored = around(plan=MIRRORED, needs_all_workers=True)
+    assert ends(member("worker:1", MIRRORED), how, mirrored) is Meaning.FATAL
 
 
 def test_nothing_is_started_again_while_the_cluster_does_not_run():
@@ -127,7 +129,8 @@ def test_nothing_is_started_again_while_the_cluster_does_not_run():
 def test_a_fatal_end_says_what_was_lost_with_the_node_and_what_to_do():
     def text(node: Member, of: Any, lost_ps: tuple[str, ...] = (), traceback: str = "") -> str:
         failure = NodeFailure(node.node, "host-b", 7, message="it ended", traceback=traceback)
-        return explained(node, failure, of, lost_ps).message
+        surroundings = around(plan=of, needs_all_workers=of is MIRRORED)
+        return explained(node, failure, surroundings, lost_ps).message
 
     assert text(member("worker:1"), PLAN) == "it ended"
     assert "restore when it begins" in text(member("worker:1", MIRRORED), MIRRORED)

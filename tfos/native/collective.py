@@ -1,0 +1,54 @@
+"""Collective group: whether TensorFlow here sums with other processes, in calls that need them all.
+
+Covers: the notice before TensorFlow joins the others, errors that their end may have caused.
+Does not: import TensorFlow, end anything (tfos.control decides).
+Threads: the notice comes on the thread that builds the strategy.
+
+MultiWorkerMirroredStrategy joins the others when it is built, and waits there, with Python's lock
+held, until they are all there: nothing in this process could tell of it afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from tfos.native.at_import import at_import
+
+_CONTEXT = "tensorflow.python.eager.context"
+_ERRORS = "tensorflow.python.framework.errors_impl"
+
+
+def before_collective(tell: Callable[[], object]) -> None:
+    """Have `tell` called before TensorFlow in this process joins others in collective calls.
+
+    Args:
+        tell: called each time a strategy of several processes is built.
+    """
+    at_import(_CONTEXT, lambda module: _tell_first(module, tell))
+
+
+def _tell_first(module: ModuleType, tell: Callable[[], object]) -> None:
+    plain = getattr(module.Context, "enable_collective_ops", None)
+    if plain is None:  # another TensorFlow: the workers count as independent
+        return
+
+    @functools.wraps(plain)
+    def enable_collective_ops(self: Any, server_def: Any) -> Any:
+        jobs = server_def.cluster.job if server_def else ()
+        if sum(len(job.tasks) for job in jobs) > 1:
+            tell()
+        return plain(self, server_def)
+
+    module.Context.enable_collective_ops = enable_collective_ops
+
+
+def may_follow_from_peer(error: BaseException) -> bool:
+    """Whether an error of main_fun may be what another worker's end has done to TensorFlow here.
+
+    Args:
+        error: of main_fun, in a worker of such a group.
+    """
+    return type(error).__module__ == _ERRORS
