@@ -91,9 +91,8 @@ def ticket(server: bytes, end_s: int, key_type: bytes = b"\0\x12") -> bytes:
     key = key_type + (32).to_bytes(4, "big") + bytes(32)
     times = END_S.to_bytes(4, "big") * 2 + end_s.to_bytes(4, "big") + bytes(4)
     address = bytes.fromhex("00000001 0002 00000004 7f000001")
-    return (
-        ALICE + server + key + times + bytes(5) + address + bytes(4) + b"\0\0\0\x03abc" + bytes(4)
-    )
+    tickets = b"\0\0\0\x03abc\0\0\0\x02de"
+    return ALICE + server + key + times + bytes(5) + address + bytes(4) + tickets
 
 
 CACHE_HEAD = bytes.fromhex("0504000c00010008") + bytes(8) + ALICE
