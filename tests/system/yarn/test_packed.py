@@ -18,7 +18,7 @@ from hdfs_native import Client
 from feeding.filesystem.registry import filesystem_for
 from tests.support.bare_hosts import BareYarn, can_be_bare
 from tests.support.marked_processes import below
-from tests.support.on_yarn import local_yarn
+from tests.support.on_yarn import local_yarn, logs
 from tests.support.spark_submit import EXAMPLES, number
 
 TIMEOUT_S = 560.0
@@ -108,6 +108,7 @@ def test_the_demo_trains_where_no_host_has_a_python(
     output = _run(
         [*command, *files, EXAMPLES / "mnist_spark.py", *flags, *outputs],
         {"HADOOP_CONF_DIR": str(yarn.conf_dir), "HADOOP_USER_NAME": SUBMITTER},
+        yarn,
     )
     if mode == "cluster":
         output = _drivers_output(yarn)
@@ -120,12 +121,12 @@ def test_the_demo_trains_where_no_host_has_a_python(
 
 def _drivers_output(yarn: BareYarn) -> str:
     """Return what the driver of the last application has printed, which ran in a container."""
-    logs = yarn.directory.glob("node-*/logs/application_*/container_*_000001/stdout")
-    (*_, last) = sorted(logs, key=lambda path: path.parents[1].name)
+    found = yarn.directory.glob("node-*/logs/application_*/container_*_000001/stdout")
+    (*_, last) = sorted(found, key=lambda path: path.parents[1].name)
     return last.read_text()
 
 
-def _run(command: list[object], places: dict[str, str]) -> str:
+def _run(command: list[object], places: dict[str, str], yarn: BareYarn | None = None) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
     done = subprocess.run(
         list(map(str, command)),
@@ -136,5 +137,5 @@ def _run(command: list[object], places: dict[str, str]) -> str:
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == 0, done.stdout[-6000:] + (logs(yarn) if yarn else "")
     return done.stdout
