@@ -20,7 +20,7 @@ _SETTINGS = "@X-CACHECONF:"
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class KerberosTicket:
     """What a KDC has given to a user."""
 
     owner: str
@@ -28,7 +28,7 @@ class Ticket:
     """Seconds since 1970."""
 
 
-def newest_ticket(path: Path) -> Ticket:
+def newest_ticket(path: Path) -> KerberosTicket:
     """Return the owner of a cache, with the end of the ticket by which others are got.
 
     Raises:
@@ -39,7 +39,7 @@ def newest_ticket(path: Path) -> Ticket:
         return newest_ticket_of(file.read(_MAX_BYTES))
 
 
-def newest_ticket_of(data: bytes) -> Ticket:
+def newest_ticket_of(data: bytes) -> KerberosTicket:
     """Return the same of a cache's content.
 
     Raises:
@@ -59,7 +59,7 @@ def newest_ticket_of(data: bytes) -> Ticket:
     if not tickets:
         raise ValueError("it has no ticket")
     granting = [end_s for server, end_s in tickets if server.startswith("krbtgt/")]
-    return Ticket(owner, max(granting or [end_s for _, end_s in tickets]))
+    return KerberosTicket(owner, max(granting or [end_s for _, end_s in tickets]))
 
 
 class _Cache:

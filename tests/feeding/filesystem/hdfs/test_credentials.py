@@ -22,7 +22,7 @@ from feeding.filesystem.hdfs.credentials import (
     unconfigured,
 )
 from feeding.filesystem.hdfs.hadoop_conf import NameNode
-from feeding.filesystem.hdfs.ticket_cache import Ticket, newest_ticket_of
+from feeding.filesystem.hdfs.ticket_cache import KerberosTicket, newest_ticket_of
 from feeding.filesystem.hdfs.token_file import DelegationToken, hdfs_tokens, hdfs_tokens_of
 from feeding.filesystem.registry import filesystem_for
 
@@ -166,7 +166,7 @@ def test_the_next_step_without_a_token_file_is_a_ticket():
 def test_a_ticket_cache_says_whose_ticket_is_in_it_and_until_when():
     granting, service = ticket(GRANTING, END_S), ticket(SERVICE, END_S + 9)
     note = ticket(NOTE, END_S + 99)
-    expected = Ticket("alice@TFOS.TEST", END_S)
+    expected = KerberosTicket("alice@TFOS.TEST", END_S)
     assert newest_ticket_of(CACHE_HEAD + note + granting + service + note) == expected
     assert newest_ticket_of(CACHE_HEAD + service).end_s == END_S + 9
     older = ticket(GRANTING, END_S, b"\0\x12\0\x12")
