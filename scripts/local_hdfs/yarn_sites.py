@@ -13,8 +13,9 @@ from scripts.local_hdfs.sites import HOST
 
 _EXPIRY_MS = 10_000
 """After so long without a heartbeat a NodeManager is lost; Hadoop's default is 600 s."""
-MASTER_EXPIRY_MS = 120_000
-"""The time an ApplicationMaster has to register, too: in cluster mode the driver starts before."""
+_MASTER_EXPIRY_MS = 600_000
+"""Hadoop's default. An ApplicationMaster registers within it: in cluster mode its host unpacks the
+environment before, and the driver starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def yarn_site(ports: YarnPorts, node_memory_mib: int) -> dict[str, str]:
         f"{manager}.webapp.address": f"{HOST}:{web}",
         f"{manager}.nodemanagers.heartbeat-interval-ms": "200",
         "yarn.nm.liveness-monitor.expiry-interval-ms": str(_EXPIRY_MS),
-        "yarn.am.liveness-monitor.expiry-interval-ms": str(MASTER_EXPIRY_MS),
+        "yarn.am.liveness-monitor.expiry-interval-ms": str(_MASTER_EXPIRY_MS),
         "yarn.scheduler.minimum-allocation-mb": "128",
         "yarn.scheduler.maximum-allocation-mb": str(node_memory_mib),
         f"{node}.resource.memory-mb": str(node_memory_mib),

@@ -49,3 +49,8 @@ def test_all_listen_on_loopback_and_node_managers_share_nothing():
     site = yarn_site(YARN_PORTS, 4096)
     assert all(site[key].startswith("127.0.0.1:") for key in site if key.endswith(".address"))
     assert site["yarn.nodemanager.resource.memory-mb"] == "4096"
+
+
+def test_an_application_master_has_hadoops_own_time_to_unpack_an_environment():
+    site = yarn_site(YARN_PORTS, 4096)
+    assert site["yarn.am.liveness-monitor.expiry-interval-ms"] == "600000"

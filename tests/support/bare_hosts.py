@@ -17,12 +17,9 @@ from pathlib import Path
 
 from scripts.local_hdfs.artifacts import class_path
 from scripts.local_hdfs.yarn import LocalYarn
-from scripts.local_hdfs.yarn_sites import MASTER_EXPIRY_MS
 from tests.support.spark_submit import ROOT
 
 NOBODY = 65534
-UNPACKING_MS = 600_000
-"""Hadoop's own time for an ApplicationMaster to register: an archive is unpacked within it."""
 HIDDEN_LIBRARIES = ("libbz2", "libffi", "libgomp", "liblzma", "libreadline", "libsqlite3", "libssl")
 """Nothing that a shell or Java uses."""
 PYTHONS = (
@@ -50,9 +47,6 @@ class BareYarn(LocalYarn):
 
     def _configure(self) -> None:
         super()._configure()
-        site = self.conf_dir / "yarn-site.xml"
-        short, own = (f"<value>{each}</value>" for each in (MASTER_EXPIRY_MS, UNPACKING_MS))
-        site.write_text(site.read_text().replace(short, own))
         self.directory.chmod(0o1777)
         (self.directory / "logs").chmod(0o1777)
 

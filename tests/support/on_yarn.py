@@ -1,7 +1,8 @@
-"""Programs that tests submit to a local YARN, and what they leave."""
+"""A local YARN for tests, programs that they submit to it, and what those leave."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,12 +10,15 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyspark
+import pytest
 
 from feeding.filesystem.registry import filesystem_for
+from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.marked_processes import below
 from tests.support.spark_submit import QUICK_JVM, ROOT
@@ -31,6 +35,25 @@ CONF = {
     "spark.yarn.appMasterEnv.PYTHONPATH": str(ROOT),
     "spark.yarn.appMasterEnv.PYSPARK_PYTHON": sys.executable,
 }
+
+Yarn = TypeVar("Yarn", bound=LocalYarn)
+
+
+@contextlib.contextmanager
+def local_yarn(directory: Path, kind: type[Yarn], *, kerberos: bool = False) -> Iterator[Yarn]:
+    """Start a YARN, and end it; a host without Java or Maven skips the test.
+
+    Args:
+        directory: for all of its files; made.
+        kind: its class.
+        kerberos: whether it asks for Kerberos.
+    """
+    try:
+        running = kind.started(directory, num_datanodes=1, with_parent=True, kerberos=kerberos)
+    except MissingTool as missing:
+        pytest.skip(str(missing))
+    with running:
+        yield running
 
 
 class Submission:

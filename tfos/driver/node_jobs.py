@@ -20,7 +20,7 @@ from typing import Any
 from rpc.auth.handshake import Identity, Role
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import NodeStatus
+from tfos.control.members import Member, NodeStatus
 from tfos.control.state import Action, ClusterState, Replace
 from tfos.node import versions
 from tfos.node.spec import NodeBundle, NodeSettings
@@ -281,7 +281,11 @@ def _after_job(
         return []
     if state.phase is ClusterPhase.RUNNING and all(node.is_evaluator for node in nodes):
         return []  # its heartbeats tell whether it lives, and nobody waits for it
-    missing = [member for member in members if member.status in _NOT_SERVING]
+    missing = [
+        member
+        for member in members
+        if member.status in _NOT_SERVING and not _is_of_another_job(member, first_attempt)
+    ]
     if missing and first_attempt:
         why = "its task ended" if job.error is None else _with_advice(reason_of(job.error))
         return state.not_restarted(missing[0].name, f"{why} before the node served", now_s)
@@ -303,6 +307,11 @@ def _after_job(
             f"its task ended before the node served: {reasons.get(blamed.name, 'no result')}",
         )
     )
+
+
+def _is_of_another_job(member: Member, first_attempt: int) -> bool:
+    """Whether Spark's own retry of the first job was there before this one, and is at work."""
+    return member.status is NodeStatus.REGISTERED and member.attempt < first_attempt
 
 
 def _is_cancelled_by_others(job: SparkJob[Any]) -> bool:

@@ -10,6 +10,7 @@ Threads: any.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import time
@@ -19,10 +20,12 @@ from pathlib import Path
 
 from feeding.filesystem.hdfs.hadoop_conf import NameNode, configuration_directory
 from feeding.filesystem.hdfs.keytab import first_principal
+from feeding.filesystem.hdfs.ticket_cache import newest_ticket
 from feeding.filesystem.hdfs.token_file import DelegationToken, hdfs_tokens
 
 TOKEN_FILE = "HADOOP_TOKEN_FILE_LOCATION"
 KEYTAB = "KRB5_CLIENT_KTNAME"
+TICKET_CACHE = "KRB5CCNAME"
 _SOON_MS = 60_000
 _GREETING_TIMEOUT_S = 5.0
 _MAX_GREETING_BYTES = 1 << 16
@@ -34,7 +37,7 @@ _NEGOTIATE = bytes.fromhex("1001")
 
 def credential_names(environ: Mapping[str, str]) -> str:
     """Return which files prove the user: connections of another file are another user's."""
-    return "\n".join(environ.get(name, "") for name in (TOKEN_FILE, "KRB5CCNAME", KEYTAB))
+    return "\n".join(environ.get(name, "") for name in (TOKEN_FILE, TICKET_CACHE, KEYTAB))
 
 
 def keytab_login(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -124,7 +127,8 @@ def next_step(namenode: NameNode, environ: Mapping[str, str]) -> str:
     if environ.get(KEYTAB):
         return _keytab_state(_keytab(environ))
     if not name:
-        return f"{_TICKET}, or let {TOKEN_FILE} name a file of delegation tokens"
+        step = f"{_TICKET}, or let {TOKEN_FILE} name a file of delegation tokens"
+        return "; ".join(filter(None, (_ticket_state(environ), step)))
     return f"{_token_state(Path(name), namenode)}; {_TOKEN}, or unset {TOKEN_FILE} and {_TICKET}"
 
 
@@ -142,6 +146,27 @@ def _keytab_state(path: Path) -> str:
     else:
         wrong = f"the keytab {path} of {whose} did not prove it; try kinit -kt with it"
     return f"{wrong}; correct or unset {KEYTAB}"
+
+
+def _ticket_state(environ: Mapping[str, str]) -> str:
+    """Return what is wrong with the user's ticket cache; "" where it is no file to look into."""
+    named = environ.get(TICKET_CACHE, "")
+    kind, colon, rest = named.partition(":")
+    if colon and kind != "FILE" and "/" not in kind:  # such as KCM:0
+        return ""
+    path = Path((rest if kind == "FILE" else named) or f"/tmp/krb5cc_{os.getuid()}")
+    if not named and not path.exists():  # krb5.conf may name another place
+        return ""
+    try:
+        ticket = newest_ticket(path)
+    except OSError as error:
+        return f"the ticket cache {path} cannot be read ({error.strerror})"
+    except ValueError as error:
+        return f"{path} is no ticket cache ({error})"
+    whose = f"the ticket of {ticket.owner} in {path}"
+    if ticket.end_s <= time.time():
+        return f"{whose} ended at {_written(ticket.end_s * 1000)}"
+    return f"{whose}, which ends at {_written(ticket.end_s * 1000)}, did not prove it"
 
 
 def _token_state(path: Path, namenode: NameNode) -> str:

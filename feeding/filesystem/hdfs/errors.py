@@ -84,8 +84,10 @@ _BY_WORDS = (
 """Texts that decide before hdfs-native's type, which is missing or wrong for them."""
 _JAVA_CLASS = re.compile(r"\b(?:org|java|javax|com)(?:\.[a-z0-9_]+)+\.([A-Z]\w*(?:\$\w+)?)")
 _CALL = re.compile(r'^\w+\("([\w.$]+)", "(.*)"\)$', re.DOTALL)
-_GSSAPI = re.compile(r'^GSSAPIError\(.*, \d+, "(?:[^:"]*: )?(.*)"\)$')
-"""MIT's own words behind the general ones of its interface."""
+_GSSAPI = re.compile(r'^GSSAPIError\(.*, \d+, "(?:([^:"]*): )?(.*)"\)$')
+"""The general words of its interface, and MIT's own behind them."""
+_SAYS_NOTHING = ("", "Success")
+"""MIT's own words where its interface has found the error, such as an ended session."""
 _USER = re.compile(r"\buser=([^,\s]+)")
 _ERRNO = {
     ErrorKind.MISSING: errno.ENOENT,
@@ -125,7 +127,8 @@ def sentence(error: BaseException) -> str:
     text = str(error).strip()
     ticket = _GSSAPI.match(text)
     if ticket is not None:
-        return ticket[1]
+        general, own = ticket.groups()
+        return general if general and own in _SAYS_NOTHING else own
     call = _CALL.match(text)
     if call is not None:
         name, words = re.split(r"[.$]", call[1])[-1], call[2]

@@ -11,13 +11,12 @@ import os
 import signal
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.marked_processes import below, kill
 from tests.support.on_yarn import (
@@ -64,24 +63,6 @@ class EnforcingYarn(LocalYarn):
             ET.SubElement(added, "name").text = name
             ET.SubElement(added, "value").text = value
         written.write(site)
-
-
-@pytest.fixture
-def kind(request: pytest.FixtureRequest) -> type[LocalYarn]:
-    """Which YARN."""
-    found: type[LocalYarn] = getattr(request, "param", LocalYarn)
-    return found
-
-
-@pytest.fixture
-def yarn(tmp_path: Path, kind: type[LocalYarn]) -> Iterator[LocalYarn]:
-    """A YARN of this test's own, with its HDFS."""
-    try:
-        running = kind.started(tmp_path / "run", num_datanodes=1, with_parent=True)
-    except MissingTool as missing:
-        pytest.skip(str(missing))
-    with running:
-        yield running
 
 
 @pytest.fixture
@@ -132,7 +113,7 @@ def test_a_training_goes_on_when_an_executor_is_killed(yarn: LocalYarn, marks: P
 
 
 @pytest.mark.fault("F14")
-@pytest.mark.parametrize("kind", [EnforcingYarn], indirect=True)
+@pytest.mark.parametrize("yarn", [EnforcingYarn], indirect=True)
 def test_a_training_goes_on_when_a_container_takes_too_much_memory(yarn: LocalYarn, marks: Path):
     directory = f"{yarn.url}/job"
     conf = {"spark.task.maxFailures": "1"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import NUM_NODES, LocalYarn
 from tests.support.marked_processes import below
 from tests.support.on_yarn import TIMEOUT_S, nodes_left, submitted
@@ -26,17 +24,6 @@ spark.range(1000).write.parquet("/rows")
 print("rows:", spark.read.parquet("/rows").count())
 spark.stop()
 """
-
-
-@pytest.fixture
-def yarn(tmp_path: Path) -> Iterator[LocalYarn]:
-    """A YARN of this test's own, with its HDFS."""
-    try:
-        running = LocalYarn.started(tmp_path / "run", with_parent=True)
-    except MissingTool as missing:
-        pytest.skip(str(missing))
-    with running:
-        yield running
 
 
 def test_spark_runs_on_it_and_nothing_is_left(yarn: LocalYarn, tmp_path: Path):

@@ -15,14 +15,17 @@ import pyspark
 import pytest
 from hdfs_native import Client
 
-from scripts.local_hdfs.errors import MissingTool
+from feeding.filesystem.registry import filesystem_for
 from tests.support.bare_hosts import BareYarn, can_be_bare
 from tests.support.marked_processes import below
+from tests.support.on_yarn import local_yarn, logs
 from tests.support.spark_submit import EXAMPLES, number
 
 TIMEOUT_S = 560.0
 SUBMITTER = "alice"
 OF_PYSPARK = Path(pyspark.__file__).parent
+OF_DEVELOPERS = ("material", "jedi", "babel", "mypy*")
+"""More than half of the files: each is a process on the nodes that unpack it."""
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(3 * TIMEOUT_S, func_only=True),
@@ -54,19 +57,16 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def archive(place: Path) -> Path:
-    """This environment."""
+    """This environment, without most of what users do not install."""
     path = place / "env.tar.gz"
-    _run([sys.executable, "-m", "tfos", "pack", "-o", path, "--level", "1"], {})
+    left_out = [f"--leave-out={name}" for name in OF_DEVELOPERS]
+    _run([sys.executable, "-m", "tfos", "pack", "-o", path, "--level", "1", *left_out], {})
     return path
 
 
 @pytest.fixture(scope="module")
 def yarn(place: Path) -> Iterator[BareYarn]:
-    try:
-        running = BareYarn.started(place / "yarn", with_parent=True)
-    except MissingTool as missing:
-        pytest.skip(str(missing))
-    with running:
+    with local_yarn(place / "yarn", BareYarn) as running:
         hdfs = Client(running.url)
         for path in ("/demo", f"/user/{SUBMITTER}"):
             hdfs.mkdirs(path, 0o755, create_parent=True)
@@ -74,8 +74,22 @@ def yarn(place: Path) -> Iterator[BareYarn]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def archive_on_hdfs(archive: Path, yarn: BareYarn) -> str:
+    """The same, where every user may read it."""
+    target = f"{yarn.url}/environments/{archive.name}"
+    with archive.open("rb") as file:
+        filesystem_for(target).write(target, file.read())
+    return target
+
+
+@pytest.mark.parametrize("lies", ["here", "on HDFS"])
 @pytest.mark.parametrize("mode", ["client", "cluster"])
-def test_the_demo_trains_where_no_host_has_a_python(mode: str, yarn: BareYarn, archive: Path):
+def test_the_demo_trains_where_no_host_has_a_python(
+    mode: str, lies: str, yarn: BareYarn, archive: Path, request: pytest.FixtureRequest
+):
+    directory = f"hdfs:///demo/{mode}-{lies.replace(' ', '-')}"
+    packed = archive if lies == "here" else request.getfixturevalue("archive_on_hdfs")
     conf = {**CONF, "spark.yarn.jars": f"local:{archive.parent}/jars/*"}
     if mode == "client":
         conf["spark.pyspark.driver.python"] = sys.executable
@@ -88,24 +102,31 @@ def test_the_demo_trains_where_no_host_has_a_python(mode: str, yarn: BareYarn, a
         mode,
         *settings,
     ]
-    files = ["--archives", f"{archive}#env", "--py-files", EXAMPLES / "digits.py"]
+    files = ["--archives", f"{packed}#env", "--py-files", EXAMPLES / "digits.py"]
     flags = ["--cluster_size", "3", "--num_ps", "1", "--epochs", "2"]
-    outputs = ["--model_dir", f"hdfs:///demo/{mode}", "--export_dir", f"hdfs:///demo/{mode}"]
+    outputs = ["--model_dir", directory, "--export_dir", directory]
     output = _run(
         [*command, *files, EXAMPLES / "mnist_spark.py", *flags, *outputs],
         {"HADOOP_CONF_DIR": str(yarn.conf_dir), "HADOOP_USER_NAME": SUBMITTER},
+        yarn,
     )
     if mode == "cluster":
-        logs = yarn.directory.glob("node-*/logs/application_*/container_*_000001/stdout")
-        output = "".join(path.read_text() for path in logs)
+        output = _drivers_output(yarn)
     assert number(output, r"test accuracy: (\d\.\d+)") > 0.85
     assert re.search(r"epoch 2 of 2: 4000 rows fed, 4000 trained, 0 dropped", output)
-    found = list(Client(yarn.url).list_status(f"/demo/{mode}", recursive=True))
+    found = list(Client(yarn.url).list_status(directory.removeprefix("hdfs://"), recursive=True))
     assert {each.owner for each in found} == {SUBMITTER}  # not of the containers' user
     assert not [line for line in below(yarn.directory).values() if "tfos" in line.split()[:1]]
 
 
-def _run(command: list[object], places: dict[str, str]) -> str:
+def _drivers_output(yarn: BareYarn) -> str:
+    """Return what the driver of the last application has printed, which ran in a container."""
+    found = yarn.directory.glob("node-*/logs/application_*/container_*_000001/stdout")
+    (*_, last) = sorted(found, key=lambda path: path.parents[1].name)
+    return last.read_text()
+
+
+def _run(command: list[object], places: dict[str, str], yarn: BareYarn | None = None) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
     done = subprocess.run(
         list(map(str, command)),
@@ -116,5 +137,5 @@ def _run(command: list[object], places: dict[str, str]) -> str:
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == 0, done.stdout[-6000:] + (logs(yarn) if yarn else "")
     return done.stdout

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ps.checkpoint.reader import steps_on_disk
-from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.on_yarn import TIMEOUT_S, logs, nodes_left, submitted, told
 from tests.support.programs.parquet_on_yarn import BATCH_ROWS, EPOCHS, NUM_ROWS, TOLD
@@ -22,27 +20,22 @@ WORKERS = 2
 ONCE = {"spark.yarn.maxAppAttempts": "1"}
 
 
-def test_a_table_is_trained_once_per_epoch_fed_and_read(tmp_path: Path):
-    try:
-        running = LocalYarn.started(tmp_path / "run", num_datanodes=1, with_parent=True)
-    except MissingTool as missing:
-        pytest.skip(str(missing))
-    with running as yarn:
-        directory = f"{yarn.url}/job"
-        submitted(yarn, PROGRAM, directory, mode="cluster", conf=ONCE)
-        found = told(f"{directory}/{TOLD}")
-        all_rows = EPOCHS * NUM_ROWS
-        assert (found["fed"], found["trained"], found["dropped"]) == (all_rows, all_rows, 0)
-        workers = found["workers"]
-        for way in ("fed", "read"):
-            times = np.sum([each["seen"][way] for each in workers], axis=0)
-            assert times.tolist() == [EPOCHS] * NUM_ROWS
-        of_share = EPOCHS * math.ceil(NUM_ROWS / WORKERS / BATCH_ROWS)
-        assert [each["steps"]["read"] for each in workers] == [of_share] * WORKERS
-        steps = [each["steps"]["fed"] + each["steps"]["read"] for each in workers]
-        assert [each["pushes"] for each in workers] == steps
-        assert sum(each["rows"] for each in workers) == 2 * all_rows
-        assert found["exported"] == -sum(steps)
-        assert max(steps_on_disk(Storages()(f"{directory}/saves"))) == sum(steps)
-        assert f"checkpoints go to {directory}/saves" in logs(yarn)
-        assert not nodes_left(yarn)
+def test_a_table_is_trained_once_per_epoch_fed_and_read(yarn: LocalYarn):
+    directory = f"{yarn.url}/job"
+    submitted(yarn, PROGRAM, directory, mode="cluster", conf=ONCE)
+    found = told(f"{directory}/{TOLD}")
+    all_rows = EPOCHS * NUM_ROWS
+    assert (found["fed"], found["trained"], found["dropped"]) == (all_rows, all_rows, 0)
+    workers = found["workers"]
+    for way in ("fed", "read"):
+        times = np.sum([each["seen"][way] for each in workers], axis=0)
+        assert times.tolist() == [EPOCHS] * NUM_ROWS
+    of_share = EPOCHS * math.ceil(NUM_ROWS / WORKERS / BATCH_ROWS)
+    assert [each["steps"]["read"] for each in workers] == [of_share] * WORKERS
+    steps = [each["steps"]["fed"] + each["steps"]["read"] for each in workers]
+    assert [each["pushes"] for each in workers] == steps
+    assert sum(each["rows"] for each in workers) == 2 * all_rows
+    assert found["exported"] == -sum(steps)
+    assert max(steps_on_disk(Storages()(f"{directory}/saves"))) == sum(steps)
+    assert f"checkpoints go to {directory}/saves" in logs(yarn)
+    assert not nodes_left(yarn)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ps.checkpoint.reader import steps_on_disk
-from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.on_yarn import logs, nodes_left, submitted, told
 from tests.support.programs.trains_on_yarn import BATCH_ROWS, EPOCHS, NUM_ROWS, TOLD
@@ -18,20 +15,15 @@ pytestmark = [pytest.mark.hdfs, pytest.mark.timeout(300, func_only=True)]
 PROGRAM = ROOT / "tests" / "support" / "programs" / "trains_on_yarn.py"
 
 
-def test_a_training_in_cluster_mode_counts_every_row_and_leaves_nothing(tmp_path: Path):
-    try:
-        running = LocalYarn.started(tmp_path / "run", num_datanodes=1, with_parent=True)
-    except MissingTool as missing:
-        pytest.skip(str(missing))
-    with running as yarn:
-        directory = f"{yarn.url}/job"
-        submitted(yarn, PROGRAM, directory, mode="cluster", executors=2)
-        found = told(f"{directory}/{TOLD}")
-        assert (found["fed"], found["trained"], found["dropped"]) == (EPOCHS * NUM_ROWS,) * 2 + (0,)
-        worker = found["worker"]
-        assert worker["rows"] == EPOCHS * NUM_ROWS
-        assert worker["sum"] == EPOCHS * sum(range(NUM_ROWS))
-        assert worker["value"] == worker["steps"] >= EPOCHS * NUM_ROWS / BATCH_ROWS
-        assert steps_on_disk(Storages()(f"{directory}/saves"))
-        assert f"checkpoints go to {directory}/saves" in logs(yarn)
-        assert not nodes_left(yarn)
+def test_a_training_in_cluster_mode_counts_every_row_and_leaves_nothing(yarn: LocalYarn):
+    directory = f"{yarn.url}/job"
+    submitted(yarn, PROGRAM, directory, mode="cluster", executors=2)
+    found = told(f"{directory}/{TOLD}")
+    assert (found["fed"], found["trained"], found["dropped"]) == (EPOCHS * NUM_ROWS,) * 2 + (0,)
+    worker = found["worker"]
+    assert worker["rows"] == EPOCHS * NUM_ROWS
+    assert worker["sum"] == EPOCHS * sum(range(NUM_ROWS))
+    assert worker["value"] == worker["steps"] >= EPOCHS * NUM_ROWS / BATCH_ROWS
+    assert steps_on_disk(Storages()(f"{directory}/saves"))
+    assert f"checkpoints go to {directory}/saves" in logs(yarn)
+    assert not nodes_left(yarn)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from scripts.local_hdfs.errors import MissingTool
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.on_yarn import TIMEOUT_S, nodes_left, submitted, told
 from tests.support.programs.two_clusters_on_yarn import EPOCHS, ROWS, TOLD
@@ -17,24 +14,19 @@ PROGRAM = ROOT / "tests" / "support" / "programs" / "two_clusters_on_yarn.py"
 TIMES = {"left": EPOCHS, "right": 2 * EPOCHS, "after": EPOCHS}
 
 
-def test_clusters_of_one_application_do_not_disturb_each_other(tmp_path: Path):
-    try:
-        running = LocalYarn.started(tmp_path / "run", num_datanodes=1, with_parent=True)
-    except MissingTool as missing:
-        pytest.skip(str(missing))
-    with running as yarn:
-        directory = f"{yarn.url}/job"
-        submitted(yarn, PROGRAM, directory, mode="cluster", executors=4)
-        found = told(f"{directory}/{TOLD}")
-        assert list(found) == list(ROWS)
-        for name, num_rows in ROWS.items():
-            times, each = TIMES[name], found[name]
-            counted = (each["fed"], each["trained"], each["dropped"], each["failures"])
-            assert counted == (times * num_rows, times * num_rows, 0, 0)
-            worker = each["worker"]
-            assert (worker["rows"], worker["sum"]) == (
-                times * num_rows,
-                times * sum(range(num_rows)),
-            )
-            assert worker["value"] == worker["steps"]
-        assert not nodes_left(yarn)
+def test_clusters_of_one_application_do_not_disturb_each_other(yarn: LocalYarn):
+    directory = f"{yarn.url}/job"
+    submitted(yarn, PROGRAM, directory, mode="cluster", executors=4)
+    found = told(f"{directory}/{TOLD}")
+    assert list(found) == list(ROWS)
+    for name, num_rows in ROWS.items():
+        times, each = TIMES[name], found[name]
+        counted = (each["fed"], each["trained"], each["dropped"], each["failures"])
+        assert counted == (times * num_rows, times * num_rows, 0, 0)
+        worker = each["worker"]
+        assert (worker["rows"], worker["sum"]) == (
+            times * num_rows,
+            times * sum(range(num_rows)),
+        )
+        assert worker["value"] == worker["steps"]
+    assert not nodes_left(yarn)

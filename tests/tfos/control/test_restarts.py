@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.control import messages
 from tfos.control.members import NodeStatus
 from tfos.control.state import Action, ClusterState, Replace, Send, Tell, Warn
+from tfos.driver.node_jobs import _after_job
 from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.fit_place import FitPlace
 from tfos.phases import ClusterPhase
@@ -231,6 +233,25 @@ def test_a_job_that_could_not_start_a_node_again_counts_as_its_loss():
     again = state.not_restarted("worker:1", "no such file before the node served", NOW + 1.0)
     assert only(again, Replace).first_attempt == 200
     assert "no such file" in only(again, Warn).text
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("name", ["ps:0", "worker:1"])
+def test_a_job_that_finds_its_node_started_by_sparks_own_retry_is_no_loss(name):
+    state = running(checkpoints=SAVES)
+    replacing = only(dies(state, name, error_type=EXECUTOR_LOST), Replace)
+    reply, _ = registers(state, name, 1)  # Spark's retry of the lost task, in the first job
+    assert reply.accepted
+    reply, _ = registers(state, name, replacing.first_attempt)
+    assert (reply.accepted, reply.reason) == (False, f"attempt 1 of {name} is at work")
+    job: Any = SimpleNamespace(is_cancelled=False, error=None, result=list)
+    nodes = (replacing.node,)
+    assert _after_job(state, nodes, job, replacing.first_attempt, NOW) == []
+    assert state.phase is ClusterPhase.RUNNING
+    assert [each.node.name for each in state.failures] == [name]
+    serves(state, name, 1)
+    assert state.members[name].status is NodeStatus.RUNNING
+    assert _after_job(state, nodes, job, replacing.first_attempt, NOW) == []
 
 
 @pytest.mark.fault("F08")

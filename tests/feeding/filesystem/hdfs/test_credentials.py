@@ -22,6 +22,7 @@ from feeding.filesystem.hdfs.credentials import (
     unconfigured,
 )
 from feeding.filesystem.hdfs.hadoop_conf import NameNode
+from feeding.filesystem.hdfs.ticket_cache import KerberosTicket, newest_ticket_of
 from feeding.filesystem.hdfs.token_file import DelegationToken, hdfs_tokens, hdfs_tokens_of
 from feeding.filesystem.registry import filesystem_for
 
@@ -42,6 +43,16 @@ ENTRY = bytes.fromhex("0001000954464f532e544553540005616c69636500000001") + byte
 """alice@TFOS.TEST, as kadmin.local has written it, but for the key."""
 REMOVED = bytes.fromhex("fffffffc") + bytes(4)
 KEYTAB = b"\x05\x02" + REMOVED + len(ENTRY).to_bytes(4, "big") + ENTRY
+ALICE = bytes.fromhex("00000001000000010000000954464f532e5445535400000005616c696365")
+GRANTING = bytes.fromhex(
+    "00000002000000020000000954464f532e54455354000000066b72627467740000000954464f532e54455354"
+)
+NOTE = bytes.fromhex(
+    "00000000000000030000000c582d4341434845434f4e463a000000156b7262355f6363616368655f636f6e665f6461"
+    "74610000000a666173745f617661696c0000001a6b72627467742f54464f532e544553544054464f532e54455354"
+)
+SERVICE = ALICE[:8] + ALICE[8:].replace(b"alice", b"nn/nn")
+END_S = 1795612598
 NAMENODE = NameNode("hdfs://127.0.0.1:13101", "from the path", is_kerberos=True)
 KERBEROS = b'"!\n\x08KERBEROS\x12\x06GSSAPI\x1a\x02nn"\tlocalhost'
 SIMPLE = b"\n\n\x06SIMPLE\x12\x00"
@@ -73,6 +84,18 @@ def until(max_date_ms: float) -> bytes:
     """Return the file with a token that ends at another time."""
     at = WRITTEN.index(MAX_DATE_MS.to_bytes(6, "big"))
     return WRITTEN[:at] + int(max_date_ms).to_bytes(6, "big") + WRITTEN[at + 6 :]
+
+
+def ticket(server: bytes, end_s: int, key_type: bytes = b"\0\x12") -> bytes:
+    """Return an entry of a ticket cache as kinit has written it, but for key and ticket."""
+    key = key_type + (32).to_bytes(4, "big") + bytes(32)
+    times = END_S.to_bytes(4, "big") * 2 + end_s.to_bytes(4, "big") + bytes(4)
+    address = bytes.fromhex("00000001 0002 00000004 7f000001")
+    tickets = b"\0\0\0\x03abc\0\0\0\x02de"
+    return ALICE + server + key + times + bytes(5) + address + bytes(4) + tickets
+
+
+CACHE_HEAD = bytes.fromhex("0504000c00010008") + bytes(8) + ALICE
 
 
 @pytest.mark.parametrize("content", [WRITTEN, protobuf(b"127.0.0.1:13101")], ids=["own", "proto"])
@@ -138,6 +161,45 @@ def test_the_token_of_a_name_service_is_found(tmp_path):
 def test_the_next_step_without_a_token_file_is_a_ticket():
     said = next_step(NAMENODE, {})
     assert all(word in said for word in ("kinit", "KRB5_CLIENT_KTNAME", "HADOOP_TOKEN_FILE"))
+
+
+def test_a_ticket_cache_says_whose_ticket_is_in_it_and_until_when():
+    granting, service = ticket(GRANTING, END_S), ticket(SERVICE, END_S + 9)
+    note = ticket(NOTE, END_S + 99)
+    expected = KerberosTicket("alice@TFOS.TEST", END_S)
+    assert newest_ticket_of(CACHE_HEAD + note + granting + service + note) == expected
+    assert newest_ticket_of(CACHE_HEAD + service).end_s == END_S + 9
+    older = ticket(GRANTING, END_S, b"\0\x12\0\x12")
+    assert newest_ticket_of(b"\x05\x03" + ALICE + older) == expected
+    for content, words in ((CACHE_HEAD + note, "it has no ticket"), (b"HDTS", "neither 0503 nor")):
+        with pytest.raises(ValueError, match=words):
+            newest_ticket_of(content)
+
+
+def test_no_cut_of_a_ticket_cache_is_taken_for_one():
+    whole = CACHE_HEAD + ticket(GRANTING, END_S)
+    for length in range(len(whole)):
+        with pytest.raises(ValueError, match=r"cut short|neither|no ticket"):
+            newest_ticket_of(whole[:length])
+
+
+@pytest.mark.fault("F62")
+def test_the_next_step_says_what_is_wrong_with_the_ticket(tmp_path):
+    path = tmp_path / "ticket"
+    environ = {"KRB5CCNAME": f"FILE:{path}"}
+    said = next_step(NAMENODE, environ)
+    assert said.startswith(f"the ticket cache {path} cannot be read (No such file")
+    assert "kinit" in said
+    path.write_bytes(b"PK")
+    assert next_step(NAMENODE, environ).startswith(f"{path} is no ticket cache (it begins")
+    now_s = int(time.time())
+    path.write_bytes(CACHE_HEAD + ticket(GRANTING, now_s - 1))
+    for named in (f"FILE:{path}", str(path)):
+        said = next_step(NAMENODE, {"KRB5CCNAME": named})
+        assert said.startswith(f"the ticket of alice@TFOS.TEST in {path} ended at 20")
+    path.write_bytes(CACHE_HEAD + ticket(GRANTING, now_s + 3600))
+    assert ", did not prove it; get a ticket" in next_step(NAMENODE, environ)
+    assert next_step(NAMENODE, {"KRB5CCNAME": "KCM:0"}).startswith("get a ticket")
 
 
 def test_a_keytab_goes_before_tokens_that_end(tmp_path):

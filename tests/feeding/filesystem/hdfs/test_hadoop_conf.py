@@ -36,6 +36,8 @@ NO_TICKET = gssapi(
     "No Kerberos credentials available (default cache: /tmp/krb5cc_0)",
 )
 OLD_TICKET = gssapi("GSS_S_FAILURE", f"{UNSPECIFIED}Ticket expired")
+ENDED_SESSION = gssapi("GSS_S_CONTEXT_EXPIRED", "The referenced context has expired: Success")
+"""A ticket that ended a second ago: the KDC still takes it, and gives one that has ended."""
 NO_KDC = gssapi("GSS_S_FAILURE", f"{UNSPECIFIED}Cannot contact any KDC for realm 'TFOS.TEST'")
 
 
@@ -58,6 +60,7 @@ def rpc(java_class: str, words: str = "words") -> RuntimeError:
         (CANCELLED, ErrorKind.UNPROVED),
         (NO_TICKET, ErrorKind.UNPROVED),
         (OLD_TICKET, ErrorKind.UNPROVED),
+        (ENDED_SESSION, ErrorKind.UNPROVED),
         (RuntimeError("NoSASLMechanism"), ErrorKind.UNPROVED),
         (NO_KDC, ErrorKind.AWAY),
         (rpc("fs.ParentNotDirectoryException"), ErrorKind.NOT_DIRECTORY),
@@ -108,6 +111,7 @@ def test_a_refusal_names_user_and_whole_path_and_holds_no_java():
     [
         (NO_TICKET, "No Kerberos credentials available (default cache: /tmp/krb5cc_0)"),
         (OLD_TICKET, "Ticket expired"),
+        (ENDED_SESSION, "The referenced context has expired"),
         (CANCELLED, "InvalidToken: Token for real user: , can't be found in cache"),
     ],
 )
