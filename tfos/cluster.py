@@ -35,7 +35,7 @@ from tfos.spark.task_secrets import give_credentials, withdraw
 from tfos.streaming.dstream import finish_stream
 from tfos.streaming.streaming import StreamCalls, Streams
 from tfos.topology import ServersOf, plan
-from tfos.watch.doors import PageRequest
+from tfos.watch.doors import PageRequest, host_names
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -164,7 +164,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
             page_port: of the job's page, 0: any; None: no page (docs/guides/watching.md).
             page_host: address of that page, which has no TLS.
-            page_hosts: further host names by which browsers ask for it, those of proxies.
+            page_hosts: names of proxies, by which browsers ask for the page and for TensorBoard.
             ps_resources: of each parameter server (docs/guides/resources.md).
             worker_resources: of each other node.
             placement: nodes of a role on many hosts or few: "spread", "pack"; None: as Spark does.
@@ -174,9 +174,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             SettingsError, NotEnoughSlots: the arguments, settings or slots cannot work; says why.
         """
         nodes = plan(cluster_size, num_ps, master_node=master_node, ps=ps, eval_node=eval_node)
-        board = TensorBoardConfig(bool(tensorboard), tensorboard_host, log_dir or "")
+        page = PageRequest(page_port, page_host, host_names(page_hosts))
+        board = TensorBoardConfig(bool(tensorboard), tensorboard_host, log_dir or "", page.hosts)
         metrics = (metrics_port, metrics_host)
-        page = PageRequest(page_port, page_host, tuple(page_hosts))
         resources = RoleResources(ps_resources, worker_resources, placement)
         request = reservation.ReservationRequest(
             nodes, input_mode, queues, board, config or ClusterConfig(), metrics, page, resources

@@ -149,6 +149,8 @@ class TensorBoardConfig:
     """Address it binds; empty: loopback on the driver's host, else the advertised one."""
     log_dir: str = ""
     """Directory or URL of the event files as the user gave it; empty: each node's own."""
+    names: tuple[str, ...] = ()
+    """Further names by which browsers ask for it, those of proxies (`page_hosts`)."""
 
 
 class InputMode(enum.IntEnum):

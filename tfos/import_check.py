@@ -92,7 +92,9 @@ def _written_over(name: str, needed: str) -> ImportError:
 
 
 def _reinstall() -> str:
-    return "Install tfos again: `pip install --force-reinstall --no-deps tfos`."
+    return (
+        "Install tfos again: `pip install --force-reinstall --no-deps` with its wheel or checkout."
+    )
 
 
 def _owners(name: str) -> list[str]:

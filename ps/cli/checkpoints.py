@@ -20,7 +20,11 @@ from ps.checkpoint.reader import Root, read_manifest
 from ps.checkpoint.restore import newest_sound
 from ps.checkpoint.storage import OpenStorage
 
-NOTHING = "no step can be restored"
+NOTHING = "no step can be restored; the reason of each is below"
+EMPTY = (
+    "no checkpoint is here, or no such directory; name the one that holds step-1, step-2, …: that "
+    "of Checkpoints(directory=…) or of --save-dir"
+)
 _METADATA_CHARS = 200
 _DIRECTORY_HELP = "The checkpoint directory; with `tfos` also a URL such as hdfs://…"
 
@@ -92,7 +96,8 @@ def export(root: Root, npz: str, *, step: int | None = None, slots: bool = False
 
 
 def _lines(report: DirectoryReport) -> Iterator[str]:
-    newest = f"newest step {report.newest}" if report.newest is not None else NOTHING
+    none = NOTHING if report.steps else EMPTY
+    newest = f"newest step {report.newest}" if report.newest is not None else none
     yield f"{report.directory}: {newest}"
     yield f"lease: {report.lease or 'nobody saves here'}"
     for step in report.steps:

@@ -110,6 +110,10 @@ class Browser:
                 "Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1
             )
 
+    def forget_cookies(self) -> None:
+        """Be nobody to every site from here on."""
+        self._ask("Network.clearBrowserCookies")
+
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:
         number = self._send(method, params)
         deadline_s = time.monotonic() + ANSWER_S

@@ -115,14 +115,14 @@ def test_a_package_that_was_installed_over_ours_is_found_by_its_contents(root):
     install(root, "ps", "their-tools")
     text = imported(root)
     assert "was installed over it. Run `pip uninstall their-tools`" in text
-    assert "pip install --force-reinstall --no-deps tfos" in text
+    assert "pip install --force-reinstall --no-deps` with its wheel" in text
 
 
 def test_what_the_removal_of_such_a_distribution_leaves_is_incomplete(root):
     (root / "ps" / "__init__.py").unlink()
     text = imported(root)
     assert "nothing is there" in text
-    assert "pip install --force-reinstall --no-deps tfos" in text
+    assert "pip install --force-reinstall --no-deps` with its wheel" in text
 
 
 def test_a_module_that_a_program_made_is_told_as_such(root):

@@ -77,6 +77,8 @@ def logs(
                     _write(_line(line, as_json))
                 last = found["last"]
                 if not follow:
+                    if not last:
+                        sys.stderr.write(f"tfos: no output of {visible(node)} is here yet\n")
                     return
                 time.sleep(FOLLOW_S)
     except KeyboardInterrupt:

@@ -44,6 +44,7 @@ app = typer.Typer(
     help="Parameter servers on Spark executors for Keras 3.",
     add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 

@@ -135,10 +135,8 @@ class EpochFeeder:
                     if report is None or report.dropped_rows:
                         self._watch.check_not_ending(call)
                     if report is None:
-                        self._console.warn(
-                            f"main_fun has returned on every worker after {number} of {num_epochs} "
-                            f"epochs of {feed!r}: the rest was not fed"
-                        )
+                        after = f"after {number} of {num_epochs} epochs of {feed!r}"
+                        self._tell_unfed(f"{after}: the rest was not fed")
                         break
                     progress.add(self._watch.sample(feed))
                     done.append(report)
@@ -191,12 +189,24 @@ class EpochFeeder:
                 f"{stall_s:g} s ago, and the epoch has not ended"
             )
 
+    def _tell_unfed(self, after: str) -> None:
+        if self._coordinator.read(lambda state: state.training_stop):
+            self._console.line(f"the training was stopped, as it was asked to, {after}")
+        else:
+            self._console.warn(f"main_fun has returned on every worker {after}")
+
     def _warn_untrained(self, report: reports.EpochReport) -> None:
         """Name what a user may have overlooked: no rows, or rows that nobody trained."""
         what = f"epoch {report.epoch + 1} of {report.feed!r}"
         if not report.fed_rows:
             self._console.warn(f"{what}: the data has no rows, so nothing was trained")
-        elif untold := report.dropped_rows - report.skipped_rows:  # of the others, _without_poison
+            return
+        untold = report.dropped_rows - report.skipped_rows  # of the others, _without_poison
+        if untold and self._coordinator.read(lambda state: state.training_stop):
+            self._console.line(
+                f"{what}: {untold} of {report.fed_rows} rows came after the stop that was asked for"
+            )
+        elif untold:
             ended = self._coordinator.read(lambda state: not state.training())
             why = (
                 "main_fun had returned on every worker; it must read the feed to its end, as "

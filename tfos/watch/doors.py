@@ -34,7 +34,7 @@ class PageRequest:
     port: object = None
     """None: there is no page."""
     host: str = "127.0.0.1"
-    hosts: Iterable[str] = ()
+    hosts: tuple[str, ...] = ()
 
     def check(self) -> int | None:
         """Return the port; None: no page is wanted.
@@ -47,11 +47,6 @@ class PageRequest:
         port = self.port
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
             raise SettingsError(f"page_port must be in 0..65535, 0 for any free one: {port!r}")
-        names: object = self.hosts
-        if isinstance(names, str) or not all(isinstance(each, str) for each in self.hosts):
-            raise SettingsError(
-                f"page_hosts must be host names, such as ['jupyter.example'], got {names!r}"
-            )
         try:
             from tfos.watch import page_server  # noqa: F401 - Starlette and uvicorn: only here
         except ModuleNotFoundError as error:
@@ -62,6 +57,20 @@ class PageRequest:
                 "'tfos[page]' at the driver, or leave page_port out; `tfos status` needs neither"
             ) from error
         return port
+
+
+def host_names(given: object) -> tuple[str, ...]:
+    """Return the names that `page_hosts` has.
+
+    Raises:
+        SettingsError: they are none.
+    """
+    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+    if not all(isinstance(each, str) for each in names):
+        raise SettingsError(
+            f"page_hosts must be host names, such as ['jupyter.example'], got {given!r}"
+        )
+    return names
 
 
 def job_info(cluster_id: str, name: str, application_id: str, spark_url: str) -> JobInfo:

@@ -94,7 +94,7 @@ def test_the_lease_is_shown_while_somebody_saves(tmp_path: Path):
 
 def test_nothing_to_restore_and_errors_have_their_own_status(tmp_path: Path, capsys):
     assert main(["inspect", str(tmp_path / "absent")]) == 1
-    assert "no step can be restored" in capsys.readouterr().out
+    assert "no checkpoint is here, or no such directory" in capsys.readouterr().out
     out = str(tmp_path / "x.npz")
     assert main(["export", str(tmp_path), "--npz", out]) == 2
     assert "ps export: no complete checkpoint in" in capsys.readouterr().err

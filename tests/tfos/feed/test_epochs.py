@@ -384,6 +384,22 @@ def test_an_epoch_that_trains_nothing_is_a_warning(num_rows, warning):
     assert warning in text
 
 
+def test_rows_after_a_stop_that_was_asked_for_are_no_warning():
+    played = Played()
+    played.state.stop_training("the operator asked for it")
+    for rank in range(3):
+        played.happens.append((f"worker:{rank}", messages.Done(())))
+    told: list[str] = []
+    made: Any = jobs(played, lambda task: [FeedReport(0, rows=30, dropped_rows=30)])
+    made._console.warn = made._console.line = told.append
+    made.train(dataclasses.replace(REQUEST, num_epochs=3))
+    assert told == [
+        "epoch 1 of 'input': 30 of 30 rows came after the stop that was asked for",
+        "the training was stopped, as it was asked to, after 1 of 3 epochs of 'input': the rest "
+        "was not fed",
+    ]
+
+
 class Frame:
     """What a user has instead of an RDD."""
 

@@ -81,13 +81,16 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
 
 
 def test_tensorboard_runs_beside_the_chief_and_ends_with_it(bed, tmp_path):
-    board = TensorBoardConfig(is_wanted=True, log_dir=str(tmp_path / "events"))
+    events = str(tmp_path / "events")
+    board = TensorBoardConfig(is_wanted=True, log_dir=events, names=("jupyter.example",))
     bundle = bed.bundle("worker:0", lambda args, ctx: None, tensorboard=board)
     bed.start(bundle)
     url = bed.event("worker:0", messages.TensorBoardUp, lambda event: event.url != "").url
     assert url.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(url, timeout=60) as page:
-        assert b"TensorBoard" in page.read()
+    by_proxy = urllib.request.Request(url, headers={"Host": "jupyter.example"})
+    for asked in (url, by_proxy):
+        with urllib.request.urlopen(asked, timeout=60) as page:
+            assert b"TensorBoard" in page.read()
     rebound = urllib.request.Request(url, headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(rebound, timeout=60)

@@ -14,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.support.watched_job import WatchedJob
+from tfos.cluster import TFCluster
 from tfos.errors import SettingsError
 from tfos.watch import page_server
 from tfos.watch.doors import PageRequest
@@ -249,7 +250,7 @@ def test_a_port_that_is_none_is_refused(port):
 
 def test_host_names_are_a_list():
     with pytest.raises(SettingsError, match="page_hosts must be host names"):
-        PageRequest(0, hosts="proxy.example").check()
+        TFCluster.reserve(None, 3, page_port=0, page_hosts="proxy.example")
 
 
 def test_a_missing_extra_names_the_command_that_installs_it(monkeypatch):

@@ -11,13 +11,13 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tests.support.browser import Browser
-from tests.support.watched_job import WatchedJob, server_stats
+from tests.support.watched_job import WatchedJob, node_id, server_stats
 from tfos.control import messages
 from tfos.watch.page_server import JobPage
 
@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.process]
 
 HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=2</script>"
 UNDER = "/user/ana/proxy/4041"
+LOGIN = "login=ana"
 
 
 @pytest.fixture
@@ -123,12 +124,20 @@ def methods(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture
-def proxied(page: JobPage, methods: list[str]) -> Iterator[str]:
-    """A path on another port, as Jupyter's and YARN's proxies serve a page; yields the URL."""
+def proxied(page: JobPage, methods: list[str], browser: Browser) -> Iterator[str]:
+    """A path on another port, as Jupyter's and YARN's proxies serve a page; yields the URL.
+
+    As Jupyter's does, it knows by a cookie who has logged in, and sends all others to its login.
+    """
     root, _, query = page.url.partition("/?")
 
     async def forward(request: Request) -> Response:
         path = request.url.path.removeprefix(UNDER)
+        if path == "/enter":
+            cookie = {"set-cookie": f"{LOGIN}; Path=/; HttpOnly; SameSite=Lax"}
+            return HTMLResponse("<link rel=icon href=data:,>", headers=cookie)
+        if request.headers.get("cookie") != LOGIN:
+            return HTMLResponse("<!DOCTYPE html><title>log in</title>")
         keep = {k: v for k, v in request.headers.items() if k not in ("connection", "host")}
         async with httpx2.AsyncClient(trust_env=False) as client:
             url = f"{root}{path}?{request.url.query}"
@@ -141,20 +150,39 @@ def proxied(page: JobPage, methods: list[str]) -> Iterator[str]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}{UNDER}/?{query}"
+    proxy = f"http://127.0.0.1:{listener.getsockname()[1]}{UNDER}"
+    browser.open(f"{proxy}/enter")
+    yield f"{proxy}/?{query}"
     server.should_exit = True
     thread.join(10.0)
 
 
 def test_the_page_works_behind_a_proxy_that_adds_a_path(bed, browser, proxied):
     trains(bed)
+    bed.coordinator.on_event(node_id("worker:0"), messages.TensorBoardUp("http://127.0.0.1:6006/"))
     browser.open(proxied)
     browser.wait("document.querySelectorAll('#nodes tr').length", lambda count: count == 4)
+    board = browser.wait("document.querySelector('#links a')?.href")
+    assert board.endswith(f"{UNDER.rpartition('/')[0]}/6006/")
     browser.click("#nodes tr:nth-child(2) button")
     browser.wait("document.getElementById('log-of').innerText", lambda text: text == "ps:0")
     browser.value("window.isOld = true; location.reload()")
     browser.wait("!window.isOld && document.getElementById('log-of')?.innerText === 'ps:0'")
+    browser.wait("!document.getElementById('stop').disabled")
+    browser.click("#stop")
+    browser.wait(
+        "document.getElementById('phase').innerText", lambda text: text == "RUNNING, stops"
+    )
     assert browser.complaints == []
+
+
+def test_a_login_that_the_proxy_asks_for_again_is_told(bed, browser, proxied):
+    browser.open(proxied)
+    browser.wait("!document.getElementById('stop').disabled")
+    browser.forget_cookies()
+    browser.click("#save")
+    said = browser.wait("document.getElementById('said').innerText", lambda text: "…" not in text)
+    assert said == "a proxy before this page answered for it: log in there, and reload this page"
 
 
 @pytest.mark.parametrize("methods", [["GET"]], indirect=True)

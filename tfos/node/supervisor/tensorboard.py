@@ -35,7 +35,7 @@ class TensorBoardSpec(msgspec.Struct, frozen=True):
 
     arguments: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """Names of this host that users were told."""
+    """Names of this host that users were told, and of proxies."""
 
 
 class TensorBoardChild:
@@ -73,7 +73,8 @@ class TensorBoardChild:
             directory = event_dir(spec.bundle.settings.tensorboard.log_dir, workspace)
             host = _host(spec)
             arguments = ("--logdir", directory, "--host", host, "--port", _port(env))
-            names = (host, self._advertised_host)
+            asked_for = spec.bundle.settings.tensorboard.names
+            names = (host, self._advertised_host, *asked_for)
             private = {
                 "TMPDIR": str(
                     workspace.subdirectory("tensorboard-tmp")

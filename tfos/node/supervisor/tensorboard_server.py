@@ -41,7 +41,10 @@ class HostCheck:
         name = host_name(str(environ.get("HTTP_HOST", "")))
         if name.lower() in self._names or _is_address(name):
             return self._application(environ, start_response)
-        body = b"ask by the address of this host, by localhost or by the name in tensorboard_host\n"
+        body = (
+            b"ask by the address of this host or by localhost, or name this host in "
+            b"tensorboard_host or a proxy in page_hosts of reserve()\n"
+        )
         start_response(
             "403 Forbidden",
             [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))],
