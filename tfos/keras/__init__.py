@@ -8,6 +8,7 @@ its modules import TensorFlow in the functions that need it.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from rpc.lazy import lazy_names
@@ -35,4 +36,10 @@ _HOMES = {
     "rows_of": "tfos.keras.embedding.keras_rows",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+_load, __dir__ = lazy_names(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Embedding", "load_model"):  # models with tables, whose `fit` begins there
+        importlib.import_module("tfos.keras.fit.local")
+    return _load(name)

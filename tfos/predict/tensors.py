@@ -215,11 +215,18 @@ def _cast(out: Collector, column: str, values: Array, name: str, info: TensorInf
         return values
     with np.errstate(invalid="ignore", over="ignore"):
         found = values.astype(info.dtype)
-    if found.dtype.kind in "iub" and (changed := found != values).any():
+    if found.dtype.kind not in "iub":
+        return found
+    changed, next_step = found != values, "cast the column"
+    if values.dtype.kind == "f" and not changed.any():
+        # From here on two integers share one float: the column may have been rounded before.
+        changed = np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
+        next_step = f"{values.dtype} rounds integers of this size: make a column of long from them"
+    if changed.any():
         item = int(np.argmax(changed.reshape(-1)))
         row = item * len(values) // max(1, values.size)
         text = f"value {values.reshape(-1)[item]} does not fit input {name!r}, {info}"
-        raise out.refuse(column, row, f"{text}; cast the column")
+        raise out.refuse(column, row, f"{text}; {next_step}")
     return found
 
 

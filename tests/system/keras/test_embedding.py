@@ -658,14 +658,41 @@ def test_too_many_rows_for_one_file_are_refused_with_both_numbers(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_early_stopping_that_restores_dense_weights_alone_is_refused():
+@pytest.mark.parametrize("is_distributed", [True, False])
+@pytest.mark.parametrize("form", ["list", "alone", "CallbackList"])
+def test_early_stopping_that_restores_dense_weights_alone_is_refused(is_distributed, form):
     x, y = data(64)
     with serving() as cluster:
         model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
-        distribute(model, cluster.contexts[0])
+        if is_distributed:
+            distribute(model, cluster.contexts[0])
         stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+        forms = {"list": [stop], "alone": stop}
+        given = forms.get(form) or keras.callbacks.CallbackList([stop], model=model)
         with pytest.raises(SettingsError, match=r"rows of the last one; .*keep_best"):
-            model.fit(x, y, verbose=0, callbacks=[stop])
+            model.fit(x, y, verbose=0, callbacks=given)
+
+
+def test_a_plain_copy_follows_each_call_of_a_layer(tmp_path):
+    some = keras.Input((3,), dtype="int64", name="some")
+    many = keras.Input((5,), dtype="int64", name="many")
+    weights = keras.Input((5,), name="weights")
+    layer = Embedding(DIM, table="user", combiner="mean", unseen=0.5)
+    one, other = layer(some), layer(many, weights)
+    model = keras.Model([some, many, weights], keras.ops.sum(one * other, axis=-1, keepdims=True))
+    layer(keras.Input((7, 2), dtype="int32"))  # of another model
+    batch = [np.arange(12).reshape(4, 3), np.arange(20).reshape(4, 5)]
+    batch.append(np.linspace(0.1, 2, 20, dtype="float32").reshape(4, 5))
+    with serving() as cluster:
+        model.compile(keras.optimizers.SGD(0.5), "mse")
+        distribute(model, cluster.contexts[0])
+        model.fit(batch, np.ones((4, 1)), verbose=0)
+        later = [batch[0], batch[1] + 8, batch[2]]
+        expected = model.predict_on_batch(later)
+        export_with_tables(model, tmp_path / "m.keras", cluster.contexts[0])
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.predict_on_batch(later), expected)
+    assert sum(isinstance(each, keras.layers.Embedding) for each in loaded.layers) == 1
 
 
 def test_any_model_is_a_saved_model_with_its_rows(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
 from ps import Admission, rules
+from ps.errors import IdError
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras import Embedding
 from tfos.keras.embedding.keys import hashed, keys_of
@@ -265,3 +267,74 @@ def test_a_gradient_outside_of_fit_is_refused():
         loss = tf.reduce_sum(layer(tf.constant([1]), training=True))
     with pytest.raises(UnsupportedModel, match="outside of fit"):
         tape.gradient(loss, layer.trainable_variables[0].value)
+
+
+def test_pad_id_of_64_bits_is_their_bits():
+    layer = bound(pad_id=2**64 - 1, id_kind="uint64")
+    found = layer(tf.constant([2**64 - 1, 5], tf.uint64))
+    np.testing.assert_array_equal(found, [[0, 0, 0], row(5)[0]])
+
+
+@pytest.mark.parametrize("pad_id", [0.5, 0.0, [0], 2**64, -(2**63) - 1])
+def test_a_pad_id_that_no_id_can_be_is_refused(pad_id):
+    with pytest.raises(SettingsError, match=r"pad_id=.* must be"):
+        Embedding(DIM, pad_id=pad_id)
+
+
+@pytest.mark.parametrize(
+    ("pad_id", "ids"), [("", [1, 2]), (b"", [1, 2]), (0, ["0", "a"]), (-1, ["0", "a"])]
+)
+def test_a_pad_id_of_another_kind_than_the_ids_is_refused(pad_id, ids):
+    with pytest.raises(UnsupportedModel, match=r"layer 'user' gets .*pad_id=.* is none of them"):
+        bound(name="user", pad_id=pad_id)(tf.constant(ids))
+
+
+def test_mask_zero_for_strings_is_refused_when_the_model_is_made():
+    with pytest.raises(UnsupportedModel, match="layer 'user' gets strings"):
+        Embedding(DIM, name="user", mask_zero=True)(keras.Input((3,), dtype="string"))
+
+
+def test_strings_after_integers_are_refused():
+    layer = bound(name="user")
+    layer(tf.constant([5]))
+    with pytest.raises(UnsupportedModel, match="gets strings, and got integers before"):
+        layer(tf.constant(["5"]))
+
+
+def test_bytes_that_are_no_text_stay_in_the_config():
+    layer = Embedding(DIM, pad_id=b"\xff\x00")
+    copy = Embedding.from_config(json.loads(json.dumps(layer.get_config())))
+    assert copy.pad_key == layer.pad_key == int(hashed(b"\xff\x00"))
+
+
+def test_settings_are_numbers_of_numpy_too():
+    given: Any = {"pad_id": 1, "seed": 3, "max_rows": 100, "max_bytes": 1 << 20, "max_id": 50}
+    of_numpy: Any = {name: np.int64(each) for name, each in {"dim": DIM, **given}.items()}
+    floats: Any = {"unseen": np.float32(0.5), "ttl_s": np.float32(9)}
+    layer = Embedding(**of_numpy)
+    other = Embedding(DIM, **floats, **given)
+    assert json.dumps(layer.get_config() | {"name": ""})
+    assert layer.settings == Embedding(DIM, name=layer.name, **given).settings
+    assert other.settings.unseen == (0.5,) * DIM
+    assert other.settings.ttl_s == 9.0
+
+
+@pytest.mark.parametrize("dim", [2.5, "4", None])
+def test_a_dim_that_is_no_integer_is_refused(dim):
+    with pytest.raises(SettingsError, match=r"dim=.* must be an integer"):
+        Embedding(dim)
+
+
+def test_rows_of_another_width_in_a_file_are_refused_by_both_widths():
+    store = {"keys": np.arange(2), "rows": np.zeros((2, 5), "float32")}
+    with pytest.raises(UnsupportedModel, match="has rows of 3 numbers, those of the file have 5"):
+        Embedding(DIM).load_own_variables(store)
+
+
+def test_rows_of_a_file_take_the_ids_of_their_table_alone():
+    layer = Embedding(DIM, name="user", max_id=9)
+    layer.load_own_variables({"keys": np.arange(2), "rows": np.ones((2, DIM), "float32")})
+    np.testing.assert_array_equal(layer(tf.constant([1, 9])), [[1] * DIM, [0] * DIM])
+    for bad in (-1, 10):
+        with pytest.raises(IdError, match=f"ids 0..9, got {bad}"):
+            layer(tf.constant([0, bad]))

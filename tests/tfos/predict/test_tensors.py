@@ -37,6 +37,14 @@ def test_a_list_is_an_image_where_the_model_takes_one():
     assert given(info, lists([1.0, 2.0, 3.0, 4.0])).shape == (1, 2, 2, 1)
 
 
+def test_whole_floats_below_the_size_at_which_they_are_rounded_are_integers():
+    found = given(TensorInfo("int64", ()), pa.array([2.0**24 - 1], pa.float32()))
+    assert found.tolist() == [2**24 - 1]
+    assert given(TensorInfo("int64", ()), pa.array([2.0**53 - 1])).tolist() == [2**53 - 1]
+    with pytest.raises(RowError, match="float64 rounds integers"):
+        given(TensorInfo("int64", ()), pa.array([2.0**53]))
+
+
 def test_lists_of_any_length_are_ragged_where_the_model_takes_them():
     info = TensorInfo("int64", (None,), is_ragged=True)
     found = given(info, lists([1, 2], [], [3], kind="int64"))
@@ -80,6 +88,11 @@ def test_texts_are_bytes(kind):
             f"row 3, column 'a': value {2**40} does not",
         ),
         (TensorInfo("int32", ()), pa.array([1.0, 1.5]), "row 3, column 'a': value 1.5 does not"),
+        (
+            TensorInfo("int32", ()),
+            pa.array([1.0, 2.0**24], pa.float32()),
+            "row 3, column 'a': value 16777216.0 does not .*float32 rounds integers of this size",
+        ),
         (
             TensorInfo("int32", (2,)),
             lists([1.0, 1.0], [1.0, 9e99]),

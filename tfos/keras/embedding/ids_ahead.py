@@ -43,8 +43,6 @@ class IdsAhead:
     calls: tuple[LayerCall, ...]
     keys: Callable[[Any], Sequence[Any]]
     """From a batch the keys, [n] int64, of the calls that are ahead."""
-    rounded: tuple[int, ...] = ()
-    """Places, among the batch's tensors, of floats that become integers on the way to the keys."""
 
 
 class _Recording:
@@ -99,7 +97,7 @@ def record(step: Callable[[Any], Any], packed: Any, trained: Sequence[Any]) -> I
         )
     pairs = zip(calls, recording.calls, strict=True)
     wanted = [keys for call, (_, keys) in pairs if call.is_ahead]
-    return IdsAhead(calls, _pruned(graph, wanted, packed), _rounded(graph, recording.calls))
+    return IdsAhead(calls, _pruned(graph, wanted, packed))
 
 
 def all_inside(layers: Sequence[Any], why: str) -> IdsAhead:
@@ -124,7 +122,7 @@ def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], S
         if definition.node[at].name not in kept:
             del definition.node[at]
     captured = [(outer, inner) for outer, inner in graph.captures if inner.op.name in kept]
-    given = _given(graph)
+    given = [each for each in graph.inputs if all(each is not inner for _, inner in graph.captures)]
 
     def keys(data: Any) -> Any:
         leaves = [
@@ -142,22 +140,6 @@ def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], S
 
     compiled = tf.function(keys, autograph=False)
     return compiled.get_concrete_function(packed)  # type: ignore[no-any-return]  # no types
-
-
-def _given(graph: Any) -> list[Any]:
-    """Return what a graph takes of the batch, in the order of the batch's tensors."""
-    return [each for each in graph.inputs if all(each is not inner for _, inner in graph.captures)]
-
-
-def _rounded(graph: Any, calls: Sequence[tuple[Any, Any]]) -> tuple[int, ...]:
-    casts = {
-        op.inputs[0].op
-        for _, keys in calls
-        if _in(keys, graph)
-        for op in _ancestors(keys.op)
-        if op.type == "Cast" and op.inputs[0].dtype.is_floating and op.outputs[0].dtype.is_integer
-    }
-    return tuple(at for at, place in enumerate(_given(graph)) if place.op in casts)
 
 
 def _changed(graph: Any, trained: Sequence[Any]) -> set[Any]:
@@ -184,7 +166,8 @@ def _why_inside(keys: Any, graph: Any, changed: set[Any]) -> str:
 
 
 def _is_constant(kind: str) -> bool:
-    return kind in ("Placeholder", "ReadVariableOp", "ResourceGather") or "LookupTable" in kind
+    constant = ("Placeholder", "ReadVariableOp", "ResourceGather", "Assert")
+    return kind in constant or "LookupTable" in kind
 
 
 def _in(tensor: Any, graph: Any) -> bool:

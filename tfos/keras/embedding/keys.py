@@ -9,11 +9,12 @@ machine and in an exported graph; ps.string_ids computes it without TensorFlow.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
 from ps.string_ids.ids import STRING_KEYS
-from tfos.errors import UnsupportedModel
+from tfos.errors import SettingsError, UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +87,49 @@ def hashed(texts: Any) -> Any:
     return tf.strings.to_hash_bucket_fast(texts, STRING_KEYS)
 
 
+def is_text(dtype: Any) -> bool:
+    """Whether ids of a dtype are strings."""
+    return bool(dtype == "string")  # of Keras; TensorFlow's compares equal to its name
+
+
+def as_text(pad_id: bytes) -> str:
+    """Return bytes as a string that `pad_key` takes for them, also those that are no UTF-8."""
+    return pad_id.decode(errors="surrogateescape")
+
+
+def pad_given(pad_id: Any) -> int | str | bytes | None:
+    """Return the id that stands for nothing from what a user may give.
+
+    Args:
+        pad_id: an integer, also numpy's, a string, bytes, or None.
+
+    Raises:
+        SettingsError: something else, or no integer of 64 bits.
+    """
+    if pad_id is None or isinstance(pad_id, str | bytes):
+        return pad_id
+    try:
+        found = operator.index(pad_id)
+    except TypeError:
+        raise SettingsError(f"pad_id={pad_id!r} must be an integer, a string or bytes") from None
+    if not -(1 << 63) <= found < 1 << 64:
+        raise SettingsError(f"pad_id={pad_id!r} must be from -2^63 to 2^64 - 1")
+    return found
+
+
 def pad_key(pad_id: int | str | bytes | None) -> int | None:
     """Return the key of the id that stands for nothing; None: there is none.
 
     Args:
-        pad_id: as the user gave it.
+        pad_id: as `pad_given` returns it.
     """
     import tensorflow as tf
 
-    if isinstance(pad_id, str | bytes):
+    if isinstance(pad_id, str):
+        pad_id = pad_id.encode(errors="surrogateescape")
+    if isinstance(pad_id, bytes):
         with tf.init_scope():  # a layer may ask while a step is traced
             return int(hashed(pad_id))
-    return None if pad_id is None else int(pad_id)
+    if pad_id is None:
+        return None
+    return pad_id - (1 << 64) if pad_id >= 1 << 63 else pad_id  # the bits, as of ids of uint64

@@ -8,7 +8,6 @@ Threads: as every Keras layer.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,10 +16,10 @@ import numpy as np
 
 from ps.manifest.table_spec import Admission
 from tfos.errors import SettingsError, UnsupportedModel
-from tfos.keras.embedding import row_flow
+from tfos.keras.embedding import cast_ids, row_flow
 from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
 from tfos.keras.embedding.graph_rows import GraphRows
-from tfos.keras.embedding.keys import Keys, keys_of, pad_key
+from tfos.keras.embedding.keys import Keys, as_text, is_text, keys_of, pad_given, pad_key
 from tfos.keras.embedding.sources import NO_ROWS, LoadedRows, RowSource, looked_up
 from tfos.keras.embedding.table_settings import (
     TableSettings,
@@ -80,8 +79,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         SettingsError: an argument that cannot work.
     """
 
+    __module__ = "tfos.keras"  # pickled by its public name, whose import lets models train
     takes_lists = True
     """Rows of differing lengths, as tf.RaggedTensor; tfos.keras.data.lists asks."""
+    _takes_text: bool | None = None
 
     def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
         self,
@@ -120,7 +121,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         self.supports_masking = mask_zero
         self.combiner = combiner
         self.mask_zero = mask_zero
-        self.pad_id = 0 if mask_zero else pad_id
+        self.pad_id = 0 if mask_zero else pad_given(pad_id)
         self._has_own_table = table is None
         self.settings = TableSettings(
             name=self.name if table is None else table,
@@ -189,6 +190,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 'combiner="sum", "mean" or "sqrtn"'
             )
         keys = keys_of(ids, self.name)
+        self._check_kind(keys.source.dtype)
         rows = self._rows(keys, training)
         if self.combiner is not None:
             rows = combined(rows, keys, weights, self.combiner, self._is_id(keys.flat))
@@ -238,6 +240,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     ) -> Any:
         """Return the result's shape and dtype; nothing is looked up."""
         ids, _ = _split(ids, weights)
+        self._check_kind(ids.dtype)
         shape = self.compute_output_shape(tuple(ids.shape))
         ragged = bool(getattr(ids, "ragged", False)) and self.combiner is None
         return keras.KerasTensor(shape, self.compute_dtype, ragged=ragged)
@@ -252,7 +255,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             **config,
             "table": None if self._has_own_table else name,
             "combiner": self.combiner,
-            "pad_id": pad_id.decode() if isinstance(pad_id, bytes) else pad_id,
+            "pad_id": as_text(pad_id) if isinstance(pad_id, bytes) else pad_id,
             "mask_zero": self.mask_zero,
         }
 
@@ -281,7 +284,29 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 "its rows begin the table, or resume from a checkpoint: reserve(checkpoints=…)"
             )
         keys, rows = (np.array(store[name]) for name in ("keys", "rows"))
-        self.bind(LoadedRows(keys, rows, self.settings.unseen_row))
+        if rows.shape[1:] != (self.dim,):
+            raise UnsupportedModel(
+                f"layer {self.name!r} has rows of {self.dim} numbers, those of the file have "
+                f"{rows.shape[1]}; make the layer with dim={rows.shape[1]}"
+            )
+        self.bind(LoadedRows(keys, rows, self.settings))
+
+    def _check_kind(self, dtype: Any) -> None:
+        """Refuse strings in the place of integers, or the reverse: equal ids get other rows."""
+        takes_text = is_text(dtype)
+        kinds = ("strings", "integers") if takes_text else ("integers", "strings")
+        if self.pad_id is not None and takes_text != isinstance(self.pad_id, str | bytes):
+            raise UnsupportedModel(
+                f"layer {self.name!r} gets {kinds[0]}, and pad_id={self.pad_id!r} is none of them, "
+                "so nothing would be padding; give pad_id as the batch has it, without mask_zero "
+                "for strings"
+            )
+        if self._takes_text not in (None, takes_text):
+            raise UnsupportedModel(
+                f"layer {self.name!r} gets {kinds[0]}, and got {kinds[1]} before: the id 5 and the "
+                "text '5' have different rows. Convert the feature to what it was in training"
+            )
+        self._takes_text = takes_text
 
     def _rows(self, keys: Keys, training: bool | None) -> Any:
         if isinstance(self.source, GraphRows):
@@ -317,7 +342,7 @@ def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def make_function(self: Any, force: bool = False) -> Any:
-        if not _has_tables(self):
+        if not has_tables(self):
             return original(self, force)
         compiled, self.jit_compile = self.jit_compile, False
         try:
@@ -328,25 +353,13 @@ def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
     return make_function
 
 
-def _has_tables(model: Any) -> bool:
+def has_tables(model: Any) -> bool:
+    """Whether a model has Embeddings."""
     return any(isinstance(layer, Embedding) for layer in model._flatten_layers())
 
 
-def _training_here(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Keras' make_train_function, which first gives a lone model's tables a place."""
-
-    @functools.wraps(original)
-    def make_train_function(self: Any, force: bool = False) -> Any:
-        if "_tfos_trainer" not in vars(self) and _has_tables(self):
-            # By name: what trains stands above the layers, which work without it.
-            importlib.import_module("tfos.keras.fit.local").train_here(self)
-            return self.make_train_function(force)
-        return original(self, force)
-
-    return make_train_function
-
-
-# A layer hears nothing of a training before its first step: Keras asks only the model.
-keras.Model.make_train_function = _training_here(keras.Model.make_train_function)
 keras.Model.make_test_function = _without_xla(keras.Model.make_test_function)
 keras.Model.make_predict_function = _without_xla(keras.Model.make_predict_function)
+_Functional = keras.src.models.functional.Functional
+_Functional.call = cast_ids.checking(_Functional.call, Embedding)
+keras.Sequential.__call__ = cast_ids.checking(keras.Sequential.__call__, Embedding)

@@ -37,21 +37,39 @@ def plain_copy(model: Any, limit_bytes: int) -> Any:
             'export it with tables="beside", or write it as a functional model'
         )
 
-    def replaced(layer: Any) -> Any:
-        if isinstance(layer, Embedding):
-            return _PlainEmbedding(layer, limit_bytes).model()
-        if isinstance(layer, keras.Model) and not _is_plain(layer):
-            return plain_copy(layer, limit_bytes)
-        if not _is_plain(layer):
-            raise UnsupportedModel(
-                f"layer {layer.name!r} ({type(layer).__name__}) has an Embedding inside; export "
-                'with tables="beside", or call the Embedding outside of it'
-            )
-        return layer  # the same object: its weights are the model's
+    _refuse_ragged(model)
+    made: dict[int, Any] = {}  # a layer that is called at two places is one
 
-    copy = keras.models.clone_model(model, clone_function=replaced, recursive=False)
-    copy.name = model.name
+    def replaced(layer: Any) -> Any:
+        if id(layer) not in made:
+            made[id(layer)] = _replaced(layer, limit_bytes)
+        return made[id(layer)]
+
+    if not isinstance(model, keras.Sequential):
+        copy = keras.models.clone_model(model, clone_function=replaced, recursive=False)
+        copy.name = model.name
+        return copy
+    given = model.inputs[0]
+    first = last = keras.Input(batch_shape=given.shape, dtype=given.dtype, name=given.name)
+    for layer in model.layers:
+        last = replaced(layer)(last)
+    copy = keras.Model(first, last, name=model.name)
+    if model.compiled:
+        copy.compile_from_config(model.get_compile_config())
     return copy
+
+
+def _replaced(layer: Any, limit_bytes: int) -> Any:
+    if isinstance(layer, Embedding):
+        return _PlainEmbedding(layer, limit_bytes)
+    if isinstance(layer, keras.Model) and not _is_plain(layer):
+        return plain_copy(layer, limit_bytes)
+    if not _is_plain(layer):
+        raise UnsupportedModel(
+            f"layer {layer.name!r} ({type(layer).__name__}) has an Embedding inside; export "
+            'with tables="beside", or call the Embedding outside of it'
+        )
+    return layer  # the same object: its weights are the model's
 
 
 def _is_functional(model: Any) -> bool:
@@ -62,11 +80,23 @@ def _is_functional(model: Any) -> bool:
 
 
 def _is_plain(layer: Any) -> bool:
-    return not any(isinstance(each, Embedding) for each in layer._flatten_layers())
+    found = layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else ()
+    return not any(isinstance(each, Embedding) for each in found)
+
+
+def _refuse_ragged(model: Any) -> None:
+    graph = model._functional if isinstance(model, keras.Sequential) else model
+    for node in (each for nodes in graph._nodes_by_depth.values() for each in nodes):
+        given = node.arguments.keras_tensors
+        if isinstance(node.operation, Embedding) and any(each.ragged for each in given):
+            raise UnsupportedModel(
+                f"layer {node.operation.name!r} takes ragged ids, which IntegerLookup does not; "
+                'export with tables="beside", or pad the ids and name the padding by pad_id'
+            )
 
 
 class _PlainEmbedding:
-    """One Embedding as a functional model; two of one table have the rows twice.
+    """One Embedding as layers of Keras; two of one table have the rows twice.
 
     Keras restores no layer that several nested models share.
 
@@ -79,31 +109,24 @@ class _PlainEmbedding:
         self._layer = layer
         self._limit_bytes = limit_bytes
         self._lookup, self._rows = self._table()
+        self._hash: Any = None
 
-    def model(self) -> Any:
-        """Return the model, called as the layer is."""
+    def __call__(self, ids: Any, weights: Any = None, training: Any = None) -> Any:  # noqa: ARG002
+        """Return the result of one call of the layer, with its arguments."""
         layer = self._layer
-        node = layer._inbound_nodes[-1]
-        given = node.arguments.keras_tensors
-        if any(getattr(tensor, "ragged", False) for tensor in given):
-            raise UnsupportedModel(
-                f"layer {layer.name!r} takes ragged ids, which IntegerLookup does not; export "
-                'with tables="beside", or pad the ids and name the padding by pad_id'
-            )
-        inputs = [keras.Input(batch_shape=each.shape, dtype=each.dtype) for each in given]
-        ids = inputs[0]
+        ids, weights = ids if isinstance(ids, list | tuple) else (ids, weights)
         keys = ids
         if ids.dtype == "string":
-            keys = keras.layers.Hashing(STRING_KEYS, name=f"{layer.name}_hash")(ids)
+            if self._hash is None:
+                self._hash = keras.layers.Hashing(STRING_KEYS, name=f"{layer.name}_hash")
+            keys = self._hash(ids)
         rows = self._rows(self._lookup(keys))
         is_id = None if layer.pad_key is None else keras.ops.not_equal(keys, layer.pad_key)
         if is_id is not None:
             rows = rows * keras.ops.expand_dims(keras.ops.cast(is_id, rows.dtype), -1)
         if layer.combiner is not None:
-            rows = _combined(rows, inputs[1] if len(inputs) > 1 else None, is_id, layer.combiner)
-        rows = keras.ops.cast(rows, layer.compute_dtype)
-        wrapped = inputs[0] if len(inputs) == 1 else inputs
-        return keras.Model(wrapped, rows, name=f"{layer.name}_plain")
+            rows = _combined(rows, weights, is_id, layer.combiner)
+        return keras.ops.cast(rows, layer.compute_dtype)
 
     def _table(self) -> tuple[Any, Any]:
         layer = self._layer

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ps.tables.ids import as_bits, from_bits
 from tfos.errors import UnsupportedModel
+from tfos.keras.embedding.table_settings import TableSettings
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,15 +64,21 @@ class LoadedRows:
     Args:
         keys: [n] int64, ascending.
         rows: [n, dim] float32.
-        unseen: [dim], of a key without a row.
+        settings: of the table: which ids it takes, and the vector of one without a row.
     """
 
-    def __init__(self, keys: Array, rows: Array, unseen: Array) -> None:
+    def __init__(self, keys: Array, rows: Array, settings: TableSettings) -> None:
         self._keys = keys
-        self._rows = np.concatenate([rows, unseen[None]])
+        self._rows = np.concatenate([rows, settings.unseen_row[None]])
+        self._spec = settings.spec(None)
 
     def rows(self, table: str, keys: Array, *, training: bool = False) -> Array:  # noqa: ARG002
-        """Return the rows of keys, [n, dim]; see RowSource."""
+        """Return the rows of keys, [n, dim]; see RowSource.
+
+        Raises:
+            IdError: a key is no id of the table, as on a server.
+        """
+        as_bits(self._spec, from_bits(self._spec, keys))
         places = np.searchsorted(self._keys, keys)
         places[places == self._keys.size] = 0
         if self._keys.size:

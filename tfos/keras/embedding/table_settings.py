@@ -8,8 +8,10 @@ Does not: hold rows, know layers (tfos.keras.embedding.layer).      Pure; no Ten
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import keras
@@ -37,6 +39,7 @@ _INITIALIZERS: dict[type, type[Initializer]] = {
     keras.initializers.TruncatedNormal: TruncatedNormal,
 }
 
+_COUNTS = ("dim", "seed", "max_rows", "max_bytes", "max_id")
 _UNIFORM = RandomUniform()
 _ALL = Admission()
 
@@ -62,6 +65,18 @@ class TableSettings:
     admission: Admission = _ALL
     unseen: tuple[float, ...] = ()
     """The vector of an id without a row, in evaluation and inference; empty: zeros."""
+
+    def __post_init__(self) -> None:
+        """Make numbers of numpy Python's own, which a config and a manifest take.
+
+        Raises:
+            SettingsError: a count that is no integer.
+        """
+        for name in _COUNTS:
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _whole(name, given))
+        if self.ttl_s is not None:
+            object.__setattr__(self, "ttl_s", float(self.ttl_s))
 
     def spec(self, default_rule: RuleConfig | None) -> TableSpec:
         """Return the table's entry in the manifest.
@@ -174,12 +189,22 @@ def unseen_given(unseen: float | Sequence[float], dim: int) -> tuple[float, ...]
     Raises:
         SettingsError: another number of numbers.
     """
-    numbers = [float(unseen)] * dim if isinstance(unseen, int | float) else list(map(float, unseen))
+    each: Any = unseen
+    numbers = (
+        [float(each)] * _whole("dim", dim) if isinstance(unseen, Real) else list(map(float, each))
+    )
     if len(numbers) not in (0, dim):
         raise SettingsError(
             f"unseen has {len(numbers)} numbers, a row has {dim}; give one number, or {dim}"
         )
     return tuple(numbers) if any(numbers) else ()
+
+
+def _whole(name: str, given: Any) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise SettingsError(f"{name}={given!r} must be an integer") from None
 
 
 def _of_keras(found: Any) -> Initializer:

@@ -333,14 +333,17 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
 
 def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     """Refuse a callback that would bring back the dense weights and leave the rows as they are."""
-    for callback in _as_list(arguments.get("callbacks")):
+    given = arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        given = given.callbacks
+    for callback in _as_list(given):
         restores = isinstance(callback, keras.callbacks.EarlyStopping)
         if restores and callback.restore_best_weights and trainer.has_tables:
             raise SettingsError(
                 "EarlyStopping(restore_best_weights=True) would bring back the dense weights of "
                 "the best epoch with the rows of the last one; drop restore_best_weights and keep "
-                "the best epoch as a checkpoint, which has both: Checkpoints(…, "
-                "keep_best='val_loss')"
+                "the best epoch with both: keras.callbacks.ModelCheckpoint('best.keras', "
+                "save_best_only=True), or on a cluster Checkpoints(…, keep_best='val_loss')"
             )
 
 

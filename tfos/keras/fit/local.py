@@ -1,6 +1,8 @@
 """Training without a cluster: a model with tables, whose parameter server is in this process.
 
-Covers: that server, when a model gets one, its worker's context.
+Covers: that server, when a model gets one, its worker's context; Keras' own `fit` and train
+function, which give a model with tables that is not distributed its server. `tfos.keras` imports
+this module with the layer, which hears nothing of a training: Keras asks only the model.
 Does not: train (tfos.keras.fit.distribute, in mode sync with one worker).
 Threads: the server's own; it ends with the model.
 
@@ -10,14 +12,18 @@ the transport is what a cluster runs.
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import keras
 
 from ps.checkpoint.storage import OpenStorage, storage_at
 from tfos.fit_place import FitPlace
+from tfos.keras.embedding.layer import has_tables
 from tfos.keras.fit.distribute import distribute
 
 logger = logging.getLogger(__name__)
@@ -134,3 +140,37 @@ def train_here(model: Any) -> Any:
         model.name,
     )
     return model
+
+
+def _is_untrained(model: Any) -> bool:
+    return "_tfos_trainer" not in vars(model) and has_tables(model)
+
+
+def _fit_here(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' fit, which first gives a lone model's tables a place."""
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.compiled and _is_untrained(self) and type(self).fit is fit:  # no fit of its own
+            train_here(self)
+            return self.fit(*args, **kwargs)  # as each later one: it checks callbacks
+        return original(self, *args, **kwargs)
+
+    return fit
+
+
+def _training_here(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' make_train_function, which does so for all else that trains."""
+
+    @functools.wraps(original)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        if _is_untrained(self):
+            train_here(self)
+            return self.make_train_function(force)
+        return original(self, force)
+
+    return make_train_function
+
+
+keras.Model.fit = _fit_here(keras.Model.fit)
+keras.Model.make_train_function = _training_here(keras.Model.make_train_function)

@@ -26,7 +26,6 @@ from tfos.keras.data.lists import explained
 from tfos.keras.embedding import dense_embeddings, row_flow
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
 from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, all_inside, record
-from tfos.keras.embedding.rounded_ids import check_no_rounding
 from tfos.keras.embedding.sources import looked_up
 from tfos.keras.step import optimizers
 from tfos.keras.step.accumulation import Accumulator
@@ -137,7 +136,6 @@ class GradientStep:
             return all_inside(self._variables.embeddings, "run_eagerly=True")
         trained = [v for group in self._variables.trainable for v in group.variables]
         ids = record(self._own_step, data, trained)
-        check_no_rounding(self._model, data, ids)
         inside = next((call for call in ids.calls if not call.is_ahead), None)
         if inside is not None and self._model.jit_compile:
             raise UnsupportedModel(
