@@ -73,6 +73,18 @@ class FedEpochRecord:
         self._feeds[feed] = FedEpochs(before + epoch + 1, before, place)
         self._set(msgspec.to_builtins(self._feeds))
 
+    def stopped(self, feed: str, number: int) -> None:
+        """Let a run that resumes begin with the next fit: this one has stopped itself.
+
+        Args:
+            feed: name of the feed that it read.
+            number: of the fit.
+        """
+        found = self._feeds.get(feed)
+        if found is not None and found.fit.number == number:
+            self._feeds[feed] = FedEpochs(found.count, found.before, FitPlace(number + 1, -1))
+            self._set(msgspec.to_builtins(self._feeds))
+
     def end(self) -> None:
         """Remove the record: main_fun has returned, and a later run goes on from no middle."""
         if self._feeds:

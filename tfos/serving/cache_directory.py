@@ -92,11 +92,21 @@ def only_builder(
 
     Raises:
         ExportError: the other process did not finish in time.
+        SettingsError: this process cannot write there.
     """
     path = directory / f".{name}.lock"
     deadline_s = time.monotonic() + timeout_s
     has_waited = False
-    with path.open("ab") as file:
+    try:
+        opened = path.open("ab")
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise SettingsError(
+            f"the index {name} is not in {directory}, and cannot be built there: {error.strerror}; "
+            "give load() a cache_dir that this process can write, or build it there before"
+        ) from error
+    with opened as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

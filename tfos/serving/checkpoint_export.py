@@ -76,13 +76,14 @@ def export_tables(  # the public surface: keywords with defaults
         storage, os.fspath(staging_dir or tempfile.gettempdir()), Console(enabled=progress)
     )
     with ExitStack() as stack:
-        writer = stack.enter_context(ExportWriter(os.fspath(path)))
+        state = None if base is None else base.state
+        writer = stack.enter_context(ExportWriter(os.fspath(path), state))
         rows_of = reading.opened(newest, base, stack)
         for spec in newest.manifest.tables:
             writer.add_table(exported_table(spec), rows_of(spec.name))
         return writer.commit(
             state=_state_of(newest),
-            base=None if base is None else base.state,
+            base=state,
             source=f"step {newest.step} of {storage.where()}",
             save_id=newest.save_id,
             step=newest.step,

@@ -38,6 +38,7 @@ from tfos.serving.export_format import (
     ExportManifest,
     encode_with_digest,
 )
+from tfos.serving.export_reader import ExportFiles
 
 FILE_BYTES = 128 << 20
 """Rows of one file, about."""
@@ -49,9 +50,10 @@ class ExportWriter:
 
     Args:
         path: a directory or URL; an export that is there is replaced by `commit`.
+        base: of a delta: the state that it adds to. The whole export of that state is not replaced.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, base: str | None = None) -> None:
         try:
             self._target = parse(path)
             self._fs: FileSystem = filesystem_for(path)
@@ -60,6 +62,8 @@ class ExportWriter:
             if isinstance(error, OSError):
                 raise
             raise SettingsError(f"cannot export to {path}: {error}") from error
+        if base is not None:
+            _refuse_own_base(self._target, base)
         self._staged = self._target.sibling(staging_name(self._target.name))
         self._tables: list[ExportedTable] = []
         self._model: ExportedFile | None = None
@@ -183,6 +187,19 @@ def refuse_other_content(fs: FileSystem, target: Location) -> None:
         raise SettingsError(
             f"{target} is a directory with {other[0]!a} in it and no export of tables alone, and "
             "an export would replace all its content; name a path below it"
+        )
+
+
+def _refuse_own_base(target: Location, base: str) -> None:
+    """Refuse a delta in the place of the whole export without which it is of no use."""
+    try:
+        found = ExportFiles(str(target)).manifest
+    except ExportError:  # there is none
+        return
+    if found.base is None and found.state == base:
+        raise SettingsError(
+            f"{target} is the whole export that this delta adds to, and the delta would replace "
+            "it; name another path for the delta"
         )
 
 

@@ -72,14 +72,15 @@ class ServerExport:
             OSError: a file system failed.
         """
         base = None if since is None else self._base(since)
-        with ExportWriter(path) as writer:
+        state = None if base is None else base.manifest.state
+        with ExportWriter(path, state) as writer:
             for spec in self._specs:
                 self._add(writer, spec, base)
             if model is not None:
                 writer.add_model(model)
             return writer.commit(
                 state=uuid.uuid4().hex,
-                base=None if base is None else base.manifest.state,
+                base=state,
                 source="running servers",
             )
 

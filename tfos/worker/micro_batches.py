@@ -178,6 +178,15 @@ class MicroBatches:
         error = self._save() if order.saves else ""
         self._finish(order, error=error)
 
+    def stopped(self, feed: str, number: int) -> None:
+        """A fit has stopped before its last epoch, by a callback.
+
+        Args:
+            feed: name of the feed that it read.
+            number: of the fit.
+        """
+        self._fed.stopped(feed, number)
+
     def flushed(self, feed: str, epoch: int) -> None:
         """Handle an epoch whose rows were read; without a `fit` on this feed it is over.
 

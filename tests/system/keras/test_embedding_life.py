@@ -426,6 +426,28 @@ def test_an_error_of_a_lookup_inside_of_tensorflow_is_raised_as_it_is():
                 use()
 
 
+def test_an_earlier_error_of_a_lookup_does_not_stand_for_another_one():
+    class Checked(FromTheMiddle):
+        def call(self, x: Any) -> Any:
+            small = tf.debugging.assert_less(x, tf.constant(100, x.dtype), "an id of its own")
+            with tf.control_dependencies([] if small is None else [small]):
+                x = tf.identity(x)
+            return self.out(self.first(x) + self.second(x))
+
+    x, y = data(2 * BATCH)
+    with serving() as cluster:
+        model = Checked()
+        model.compile("sgd", "mse", jit_compile=False)
+        distribute(model, cluster.contexts[0])
+        model.fit(x % 100, y, batch_size=BATCH, verbose=0)
+        with pytest.raises(IdError, match="got -3"):
+            model.first(tf.constant([[1, -3]]))
+        with pytest.raises(Exception, match="id") as raised:
+            model.predict(np.full_like(x, 200), verbose=0)
+        assert "an id of its own" in str(raised.value)
+        assert isinstance(raised.value, tf.errors.InvalidArgumentError)
+
+
 def test_an_error_of_a_lookup_inside_a_step_is_raised_as_it_is():
     class Shifted(FromTheMiddle):
         def call(self, x: Any) -> Any:

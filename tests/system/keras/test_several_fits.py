@@ -6,6 +6,7 @@ parameter -weight for each row of the batch, at rate 1.
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from tests.support.keras_training import Servers, feed_epochs, offer, serving
 from tests.system.keras.test_embedding_faults import MODES
+from tfos.errors import FeedEndedWarning
 from tfos.fit_place import METADATA_NAME, FedEpochs, FitPlace, fed_epochs
 from tfos.keras import Embedding
 from tfos.keras.data.dataset import FeedDataset
@@ -235,3 +237,30 @@ def test_a_later_fit_of_a_run_that_resumes_follows_the_program(
         model.fit(x, y, callbacks=[rates_seen(rates, model)], **options)
         assert rates == [taken]
         assert ("0.125, which had become 0.0625" in caplog.text) == (program == 0.5)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_run_that_resumes_does_not_go_on_in_a_fit_that_a_callback_had_stopped(*, stops: bool):
+    with serving() as cluster:
+        context, model = cluster.contexts[0], make_model(cluster, "sync")
+        x, y, weights = data(2)
+        rows = [(ids, label, weight) for ids, label, weight in zip(x, y, weights, strict=True)]
+        saver: Any = SimpleNamespace(restored_metadata=dict, release=lambda: None)
+        context.micro_batches.begin(saver, lambda: context.client, resumes=True)
+        context.micro_batches.count("input", 0)
+        feed_epochs(context.feed_channel, [rows], finish=not stops)
+
+        def stop(epoch: int, logs: Any) -> None:
+            model.stop_training = stops
+
+        fed = FeedDataset(context, BATCH)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FeedEndedWarning)
+            model.fit(
+                fed,
+                epochs=9,
+                verbose=0,
+                callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=stop)],
+            )
+        place = FitPlace(1, -1) if stops else FitPlace(0, 1)
+        assert fed_epochs(context.client.metadata())["input"].fit == place

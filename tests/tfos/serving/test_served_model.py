@@ -6,6 +6,7 @@ import errno
 import fcntl
 import gc
 import os
+import shutil
 import sys
 import threading
 import types
@@ -217,6 +218,16 @@ def test_two_that_build_at_once_build_once(tmp_path, cache, monkeypatch):
         thread.join(30)
     assert len(builds) == 1
     assert [values(each.lookup("user", [8])) for each in found] == [[8.0], [8.0]]
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path, cache):
+    write_export(tmp_path / "e", {1: 1.0})
+    for index in load(tmp_path / "e", cache, progress=False).index_dirs:
+        shutil.rmtree(index)
+        (cache / f".{index.name}.lock").unlink()
+        (cache / f".{index.name}.lock").mkdir()  # for root, whom no mode keeps out
+    with pytest.raises(SettingsError, match=r"index-.* cannot be built there: .*cache_dir"):
+        load(tmp_path / "e", cache, progress=False)
 
 
 def test_a_builder_that_hangs_is_named(cache):

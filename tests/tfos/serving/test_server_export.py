@@ -14,7 +14,7 @@ from ps.manifest.table_spec import TableSpec
 from tests.support.exports import USER, values
 from tests.tfos.serving.test_checkpoint_export import rows_at
 from tfos.console.console import Console
-from tfos.errors import ExportError
+from tfos.errors import ExportError, SettingsError
 from tfos.serving import load
 from tfos.serving.server_export import ServerExport
 
@@ -63,6 +63,16 @@ def test_a_delta_has_what_is_different_now(tmp_path, cache):
     wide = TableSpec(name="user", dim=5, rule=Add())
     with pytest.raises(ExportError, match=r"'user', 4.*servers have.*'user', 5"):
         export(table, tmp_path / "d2", wide, since=str(tmp_path / "e"))
+
+
+def test_a_delta_does_not_replace_the_export_that_it_adds_to(tmp_path, cache):
+    table = Table({1: 1.0, 2: 2.0})
+    export(table, tmp_path / "e")
+    with pytest.raises(SettingsError, match=r"/e is the whole export that this delta adds to"):
+        export(Table({1: 5.0}), tmp_path / "e", since=str(tmp_path / "e"))
+    assert values(load(tmp_path / "e", cache, progress=False).lookup("user", [1, 2])) == [1.0, 2.0]
+    for value in (5.0, 6.0):  # a delta may replace an earlier one
+        export(Table({1: value}), tmp_path / "d", since=str(tmp_path / "e"))
 
 
 def test_a_vector_for_unseen_ids_is_exported(tmp_path, cache):

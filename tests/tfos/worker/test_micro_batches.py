@@ -231,6 +231,17 @@ def test_a_chief_that_joins_counts_from_where_its_run_began():
     assert joined.noted["input"].count == 4
 
 
+def test_a_run_whose_fit_has_stopped_itself_goes_on_with_the_next_fit():
+    run = Run({})
+    run.train(0, FitPlace(0, 1))
+    run.batches.stopped("other", 0)
+    run.batches.stopped("input", 1)  # of another model's fit: the record is of fit 0
+    assert run.noted == {"input": FedEpochs(1, 0, FitPlace(0, 1))}
+    run.batches.stopped("input", 0)
+    assert run.noted == {"input": FedEpochs(1, 0, FitPlace(1, -1))}
+    assert Run(run.client.metadata).said[0].epochs == {"input": 1}
+
+
 def test_a_run_that_ends_as_it_should_leaves_no_record():
     run = Run({})
     run.train(0, PLACE)

@@ -1,6 +1,7 @@
 """Epoch reports: the chief tells the driver what each epoch of `fit` has come to.
 
-Covers: metrics after the user's callbacks, steps, rows, seconds; which feed a `fit` reads.
+Covers: metrics after the user's callbacks, steps, rows, seconds; which feed a `fit` reads, and that
+it has stopped itself.
 Does not: combine the workers' metrics (tfos.keras.fit.epoch_agreement), send or save
 (tfos.worker.epoch_reports).
 Threads: the thread that runs `fit`.
@@ -94,6 +95,12 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
             ),
             is_distributed=True,
         )
+
+    def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Note that a callback has stopped the fit: a run that resumes does not go on in it."""
+        ctx = self._ctx
+        if ctx.is_chief and self._feed and self.model.stop_training and not ctx.stop_asked:
+            ctx.micro_batches.stopped(self._feed, self._number)
 
     def close(self) -> None:
         """`fit` has ended, however it did. Idempotent."""

@@ -40,6 +40,9 @@ class _NoReports:
     def trained(self, feed: str, epoch: int, place: FitPlace) -> None:
         """Nobody asks."""
 
+    def stopped(self, feed: str, number: int) -> None:
+        """Nobody asks."""
+
     def fit_reads(self, fit: Any) -> None:
         """Nobody asks."""
 

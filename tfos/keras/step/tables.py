@@ -166,6 +166,8 @@ class TableTraining:
         """
         import tensorflow as tf
 
+        if self._source is not None:
+            self._source.take_failed()  # of a call whose error nobody asked for
         try:
             yield
         except tf.errors.OpError:
