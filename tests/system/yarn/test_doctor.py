@@ -22,7 +22,16 @@ def test_containers_hdfs_and_memory_are_examined_and_nothing_is_left(yarn: Local
     of_pyspark = Path(pyspark.__file__).parent
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tfos", "doctor", "--json", "--no-tensorflow"),
+            *(
+                sys.executable,
+                "-m",
+                "tfos",
+                "doctor",
+                "--json",
+                "--no-tensorflow",
+                "--timeout",
+                "300",
+            ),
             *("--master", "yarn", "--hdfs", "hdfs:///"),
             *("--conf", f"spark.yarn.jars=local:{of_pyspark}/jars/*"),
             *("--conf", "spark.executor.memory=512m", "--conf", "spark.yarn.am.memory=512m"),

@@ -35,7 +35,8 @@ from tests.support.spark_submit import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_S + 120, func_only=True)]
 PROGRAM = ROOT / "tests" / "support" / "programs" / "survives_on_yarn.py"
-START_S = 120.0
+START_S = 240.0
+"""A driver, its executors and TensorFlow start within it also on a host with ten times the work."""
 MANY_EPOCHS = 24
 LEASE_S = 40.0
 """A node outlives its driver by 30 s at most."""
@@ -75,7 +76,10 @@ def marks(tmp_path: Path) -> Path:
 
 def wait_for(run: Submission, yarn: LocalYarn, condition: Callable[[], bool], what: str) -> None:
     """Wait for something that happens while a program runs."""
-    wait_until(lambda: condition() or run.has_ended, what, START_S)
+    try:
+        wait_until(lambda: condition() or run.has_ended, what, START_S)
+    except AssertionError as late:
+        raise AssertionError(f"{late}: {run.output()[-4000:]}{logs(yarn)}") from None
     assert not run.has_ended, run.output()[-4000:] + logs(yarn)
 
 

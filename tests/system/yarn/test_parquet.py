@@ -36,6 +36,7 @@ def test_a_table_is_trained_once_per_epoch_fed_and_read(yarn: LocalYarn):
     assert [each["pushes"] for each in workers] == steps
     assert sum(each["rows"] for each in workers) == 2 * all_rows
     assert found["exported"] == -sum(steps)
-    assert max(steps_on_disk(Storages()(f"{directory}/saves"))) == sum(steps)
+    # A later save of the same parameters, with other positions of readers, has the next number.
+    assert sum(steps) in steps_on_disk(Storages()(f"{directory}/saves"))
     assert f"checkpoints go to {directory}/saves" in logs(yarn)
     assert not nodes_left(yarn)
