@@ -66,7 +66,7 @@ def doctor(
             with_tensorflow=tensorflow,
             timeout_s=timeout,
         )
-        reports = examine(wanted)
+        reports = examine(wanted, say=_say)
     except TFOSError as error:
         sys.stderr.write(f"tfos: {visible(str(error))}\n")
         raise typer.Exit(FAILED_STATUS) from None
@@ -76,6 +76,11 @@ def doctor(
         _show(reports)
     if any(each.has_problem for each in reports):
         raise typer.Exit(PROBLEM_STATUS)
+
+
+def _say(step: str) -> None:
+    sys.stderr.write(f"tfos doctor | {visible(step)}\n")
+    sys.stderr.flush()
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:

@@ -81,23 +81,36 @@ class PlaceReport:
         return any(each.level is Level.PROBLEM for each in self.findings)
 
 
+Say = Callable[[str], object]
+"""Tells what is waited for."""
+
+
+def _silent(_text: str) -> None:
+    """Tell nothing."""
+
+
 def examine(
-    wanted: ExaminationRequest, *, start_spark: Callable[[ExaminationRequest], Any] | None = None
+    wanted: ExaminationRequest,
+    *,
+    start_spark: Callable[[ExaminationRequest], Any] | None = None,
+    say: Say = _silent,
 ) -> list[PlaceReport]:
     """Examine all places; what cannot be reached is a finding.
 
     Args:
         wanted: what.
         start_spark: makes the SparkContext; None: pyspark's.
+        say: told each step that may take long.
 
     Raises:
         SettingsError: `wanted.hdfs` is no URL.
     """
     with _fresh_directory(wanted.hdfs) as fresh:
         if not wanted.master:
+            say("examining this host")
             reports = [_this_host(wanted, fresh)]
         else:
-            reports = _cluster(wanted, fresh, start_spark or _spark_context)
+            reports = _cluster(wanted, fresh, start_spark or _spark_context, say)
     if fresh.failures:
         reports.append(PlaceReport(fresh.parent, "", tuple(fresh.failures)))
     return reports
@@ -184,8 +197,10 @@ def _cluster(
     wanted: ExaminationRequest,
     fresh: _FreshDirectory,
     start_spark: Callable[[ExaminationRequest], Any],
+    say: Say,
 ) -> list[PlaceReport]:
     calls = BoundedCalls(2)
+    say(f"starting Spark on {wanted.master}, {wanted.timeout_s:.0f} s at most")
     try:
         sc = calls.start(lambda: start_spark(wanted), _STOP_S).result(wanted.timeout_s)
     except Exception as error:  # noqa: BLE001 - pyspark's and py4j's many; the finding has its text
@@ -193,7 +208,7 @@ def _cluster(
         driver = _own_report("driver", request, wanted.timeout_s)
         return [driver, PlaceReport("Spark", wanted.master, (_no_spark(error, wanted),))]
     try:
-        return _with_spark(sc, wanted, fresh)
+        return _with_spark(sc, wanted, fresh, say)
     except Exception as error:  # noqa: BLE001 - a Spark that ends meanwhile fails in many ways
         text = f"the examination ended early: {reason_of(error)}"
         step = "see whether the application was killed; the reason may be above, or in its log"
@@ -203,9 +218,11 @@ def _cluster(
             calls.start(sc.stop, _STOP_S).result(_STOP_S)
 
 
-def _with_spark(sc: Any, wanted: ExaminationRequest, fresh: _FreshDirectory) -> list[PlaceReport]:
+def _with_spark(
+    sc: Any, wanted: ExaminationRequest, fresh: _FreshDirectory, say: Say
+) -> list[PlaceReport]:
     facts = read_facts(sc)
-    offer, waited_s = _await_executors(sc, facts, wanted.timeout_s)
+    offer, waited_s = _await_executors(sc, facts, wanted.timeout_s, say)
     settings = (*findings.of_settings(facts), findings.of_offer(offer, waited_s))
     # On one host all is by loopback, and no name is looked up.
     executor_hosts = [] if facts.loopback else [each.host for each in offer.executors]
@@ -216,7 +233,9 @@ def _with_spark(sc: Any, wanted: ExaminationRequest, fresh: _FreshDirectory) -> 
         host=facts.driver_host,
         names=hosts,
     )
+    say("examining the driver")
     driver = _own_report("driver", asked, wanted.timeout_s)
+    say(f"examining each of {len(offer.executors)} executors, {wanted.timeout_s:.0f} s at most")
     with socket.create_server((facts.bind_host, 0), backlog=1024) as door:
         asked = replace(
             asked,
@@ -275,16 +294,18 @@ def _own_report(name: str, request: CollectRequest, timeout_s: float) -> PlaceRe
     return PlaceReport(name, host, tuple(findings.of_place(facts, Beside())), facts)
 
 
-def _await_executors(sc: Any, facts: SparkFacts, timeout_s: float) -> tuple[Offer, float]:
+def _await_executors(sc: Any, facts: SparkFacts, timeout_s: float, say: Say) -> tuple[Offer, float]:
     """Wait until all configured executors have registered, or no more come; say how long."""
     containers = YarnContainers(sc)
     began_s = changed_s = time.monotonic()
-    count = 0
+    count = -1
     while True:
         offer = read_offer(sc, facts)
         now_s = time.monotonic()
         if len(offer.executors) != count:
             count, changed_s = len(offer.executors), now_s
+            expected = "" if offer.expected is None else f" of {offer.expected}"
+            say(f"{count}{expected} executors have registered; waiting {timeout_s:.0f} s at most")
         is_settled = offer.expected is None and count and now_s - changed_s >= _SETTLE_S
         if offer.complete or is_settled or now_s - began_s >= timeout_s:
             return replace(offer, containers=containers.count()), now_s - began_s

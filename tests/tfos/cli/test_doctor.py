@@ -39,7 +39,7 @@ def test_a_problem_is_exit_status_1_and_has_a_next_step(tmp_path: Path, monkeypa
     shown = called()
     assert shown.exit_code == 1
     assert "→ install a Java 17" in shown.output
-    [report] = json.loads(called("--json").output)
+    [report] = json.loads(called("--json").stdout)
     [java] = [each for each in report["findings"] if each["check"] == "java"]
     assert (java["level"], java["next_step"][:14]) == ("problem", "install a Java")
     assert report["facts"]["python"]["version"]

@@ -94,6 +94,19 @@ def test_driver_and_executor_are_examined_and_nothing_is_left(spark, monkeypatch
     assert spark._jsc is None  # stopped
 
 
+def test_each_step_that_may_take_long_is_told_before_it(spark, monkeypatch):
+    monkeypatch.setattr(executors, "rows_at", lambda sc, executor: PlayedRows())
+    told: list[str] = []
+    asked = ExaminationRequest(master="local[8]", with_tensorflow=False)
+    examine(asked, start_spark=lambda _: spark, say=told.append)
+    assert told == [
+        "starting Spark on local[8], 120 s at most",
+        "1 of 1 executors have registered; waiting 120 s at most",
+        "examining the driver",
+        "examining each of 1 executors, 120 s at most",
+    ]
+
+
 def test_an_executor_that_does_not_answer_is_a_row(spark, monkeypatch):
     go_on = threading.Event()
     reports = examined(spark, monkeypatch, PlayedRows(go_on.wait), timeout_s=0.3)
