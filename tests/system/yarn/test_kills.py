@@ -79,6 +79,7 @@ def wait_for(run: Submission, yarn: LocalYarn, condition: Callable[[], bool], wh
     try:
         wait_until(lambda: condition() or run.has_ended, what, START_S)
     except AssertionError as late:
+        run.kill()  # it would ask for its application as long as nobody answers
         raise AssertionError(f"{late}: {run.output()[-4000:]}{logs(yarn)}") from None
     assert not run.has_ended, run.output()[-4000:] + logs(yarn)
 
