@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from typing import Any
 
 from tfos.errors import NotCompiled, SettingsError
 from tfos.predict.loading import input_names, output_names
+
+_NO_SLOTS = "the saved optimizer has 2 variables"
+"""Keras' words for an optimizer with its iterations and rate alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,10 @@ class ModelRecipe:
             SettingsError: model_fn returned no compiled Keras model.
         """
         if self.content:
-            return model_of(self.content, self.custom_objects)
+            with warnings.catch_warnings():
+                # A model that has not trained has no slots yet: nothing that could be skipped.
+                warnings.filterwarnings("ignore", f"Skipping variable loading .*{_NO_SLOTS}")
+                return model_of(self.content, self.custom_objects)
         if self.model_fn is None:
             raise SettingsError("there is neither a model nor a model_fn; pass one of them")
         model = self.model_fn()

@@ -77,3 +77,11 @@ def test_the_schedule_of_a_saved_model_is_known_without_keras():
             model.compile(optimizer, "mse")
             found.append(recipe_of(model, None).schedule)
     assert found == ["ExponentialDecay", "ExponentialDecay", "", ""]
+
+
+def test_a_model_that_has_not_trained_is_built_without_a_warning(recwarn):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    built = recipe_of(model, None).build()
+    assert isinstance(built.optimizer, keras.optimizers.Adam)
+    assert not [each for each in recwarn if "Skipping variable" in str(each.message)]
