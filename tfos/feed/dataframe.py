@@ -22,6 +22,7 @@ from feeding.sender.task import FeedReport, FeedTask
 from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.request import FeedRequest
+from tfos.feed.task_process import lasting_imports
 from tfos.spark.jobs import collect_in_order
 
 REPORT = "report"
@@ -46,9 +47,10 @@ class ArrowTask:
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("an ArrowTask runs in a Spark task")
-        for report in self.task(context.partitionId(), batches):
-            data = pa.array([msgspec.msgpack.encode(report)], pa.binary())
-            yield pa.record_batch([data], names=[REPORT])
+        with lasting_imports():
+            for report in self.task(context.partitionId(), batches):
+                data = pa.array([msgspec.msgpack.encode(report)], pa.binary())
+                yield pa.record_batch([data], names=[REPORT])
 
 
 def reports_of(rows: Iterable[Any]) -> list[FeedReport]:

@@ -20,6 +20,7 @@ from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic, with_plain_names
 from tfos.feed.request import FeedRequest
+from tfos.feed.task_process import lasting_imports
 
 _DEFAULT = ("prediction", "array<float>")
 _PLAIN = {
@@ -179,8 +180,9 @@ def _by_udf(frame: Any, positions: Sequence[int], results: Any, task: ResultTask
     def answer(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         columns = ([each] if len(sent) == 1 else list(each) for each in arrays)
         batches = (pa.RecordBatch.from_arrays(each, sent) for each in columns)
-        for found in task.results(partition_id(), batches):
-            yield found.to_struct_array()
+        with lasting_imports():
+            for found in task.results(partition_id(), batches):
+                yield found.to_struct_array()
 
     # Not deterministic: otherwise Spark may compute the same results more than once.
     answers = arrow_udf()(answer, returnType=results).asNondeterministic()(*sent)
@@ -197,7 +199,8 @@ def _by_map(frame: Any, positions: Sequence[int], results: Any, task: ResultTask
     names = tuple(frame.columns)
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return task.beside(partition_id(), batches, names, positions)
+        with lasting_imports():
+            yield from task.beside(partition_id(), batches, names, positions)
 
     schema = StructType([*frame.schema.fields, *results.fields])
     return with_plain_names(frame).mapInArrow(answer, schema)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from feeding.encode.pickled import PickledPacker
@@ -20,6 +21,7 @@ from tfos.errors import SettingsError
 from tfos.feed.dataframe import FrameSource
 from tfos.feed.dataframe_inference import answered, is_frame
 from tfos.feed.request import FeedRequest
+from tfos.feed.task_process import lasting_imports
 from tfos.spark.jobs import collect_in_order
 
 Loads: TypeAlias = Callable[[bytes], Sequence[Any]]
@@ -61,6 +63,26 @@ class FeedSource(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class RowTask:
+    """Used as `rdd.mapPartitionsWithIndex(task)`."""
+
+    task: FeedTask | InferenceTask
+
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
+        """Run the task on the rows of a partition.
+
+        Args:
+            partition: its number.
+            rows: of the partition.
+
+        Raises:
+            FeedError: as the task.
+        """
+        with lasting_imports():
+            yield from self.task(partition, rows)
+
+
 class RddSource:
     """An RDD."""
 
@@ -72,7 +94,7 @@ class RddSource:
         rdd, loads = raw_batches(self._rdd)
         if loads is not None:
             task = dataclasses.replace(task, packer=functools.partial(PickledPacker, loads=loads))
-        fed = rdd.mapPartitionsWithIndex(task)
+        fed = rdd.mapPartitionsWithIndex(RowTask(task))
         found: list[FeedReport]
         found = fed.collect() if task.feeds_all_in_order else collect_in_order(fed, task.order)
         return found
@@ -114,7 +136,7 @@ def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
             "columns=, nulls= and output= are for a DataFrame; an RDD's rows are fed whole, and "
             "their results are the elements of another RDD"
         )
-    return data.mapPartitionsWithIndex(task)
+    return data.mapPartitionsWithIndex(RowTask(task))
 
 
 def _no_data(data: Any) -> SettingsError:
