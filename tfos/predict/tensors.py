@@ -9,6 +9,7 @@ Threads: any; pure.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from feeding.arrow.arrays import plain
 from feeding.arrow.encoder import ArrowEncoder
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.builder import Collector
+from feeding.columnar.texts import unpacked
 from feeding.errors import RowError
 from tfos.errors import SettingsError
 from tfos.predict.signature import TensorInfo
@@ -114,7 +116,16 @@ class Inputs:
 def _fitted(out: Collector, place: int, name: str, info: TensorInfo, is_part: bool) -> BatchColumn:
     """Return a column in the dtype and shape of an input, or of a part of it."""
     spec, column = out.specs[place], out.columns[place]
-    if spec.kind in ("str", "bytes"):
+    if spec.value == "texts":
+        texts, offsets = _lists_of_texts(column.values, column.offsets, spec.name)
+        texts = _cast(out, spec.name, texts, name, info)
+        if info.is_ragged:
+            return Ragged(texts, offsets)
+        lengths = np.diff(offsets)
+        if (lengths != lengths[:1]).any():
+            raise _wrong_length(out, spec.name, offsets, name, info)
+        values = texts.reshape(len(lengths), -1)
+    elif spec.kind in ("str", "bytes"):
         values = _texts(column.values, column.offsets)
     elif spec.kind == "tensor":
         values = column.values
@@ -204,6 +215,15 @@ def _texts(data: Any, offsets: Any) -> Array:
         zero_copy_only=False
     )
     return found
+
+
+def _lists_of_texts(data: Any, offsets: Any, name: str) -> tuple[Array, Array]:
+    """Return the texts of all rows as object [texts] of bytes, and each row's offsets in them."""
+    view = memoryview(data.tobytes())
+    rows = [unpacked(view[low:high], name) for low, high in itertools.pairwise(offsets)]
+    found = np.array([text.encode() for row in rows for text in row] or [b""], object)
+    ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return found[: ends[-1]], ends
 
 
 def _cast(out: Collector, column: str, values: Array, name: str, info: TensorInfo) -> Array:

@@ -58,6 +58,7 @@ def test_floats_for_a_sequential_model_are_refused_too(way):
         RUNS[way](model, IDS.astype("float32")[:, None])
 
 
+@pytest.mark.fault("F49")
 @pytest.mark.parametrize("way", RUNS)
 def test_floats_for_an_input_of_integers_are_refused_in_each_way_to_run(way):
     with pytest.raises(UnsupportedModel, match=r"'user' has float32 numbers.* int64 of the model"):

@@ -54,6 +54,22 @@ def test_lists_of_any_length_are_ragged_where_the_model_takes_them():
     assert (even.values.tolist(), even.offsets.tolist()) == ([1, 2, 3, 4], [0, 2, 4])
 
 
+def test_lists_of_texts_are_the_texts():
+    rows = pa.array([["a"], [], ["bü", "zz"], ["a", "a"]])
+    found = given(TensorInfo("object", (None,), is_ragged=True), rows)
+    assert isinstance(found, Ragged)
+    assert found.values.tolist() == [b"a", "bü".encode(), b"zz", b"a", b"a"]
+    assert found.offsets.tolist() == [0, 1, 1, 3, 5]
+    empty = given(TensorInfo("object", (None,), is_ragged=True), rows.slice(1, 1))
+    assert (empty.values.tolist(), empty.offsets.tolist()) == ([], [0, 0])
+    even = given(TensorInfo("object", (2,)), rows.slice(2))
+    assert even.tolist() == [["bü".encode(), b"zz"], [b"a", b"a"]]
+    with pytest.raises(RowError, match=r"row 0, column 'a': 1 values; input 'x' is string\[2\]"):
+        given(TensorInfo("object", (2,)), rows)
+    with pytest.raises(RowError, match="text does not fit input 'x', float32"):
+        given(TensorInfo("float32", (2,)), rows.slice(2))
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
 def test_texts_are_bytes(kind):
     found = given(TensorInfo("object", ()), pa.array(["ab", "", "ü"]).cast(kind))
