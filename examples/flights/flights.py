@@ -95,9 +95,16 @@ def table(spark, args):
 
 
 def split(found, args):
-    """Return the DataFrames to train on and to test with, and print their sizes."""
+    """Return the DataFrames to train on and to test with, and print their sizes.
+
+    The table is ordered by time and randomSplit sorts its parts, so the rows to train on are mixed:
+    a model learns less from flights that come month by month. It is done once, and not per epoch.
+    """
+    from pyspark.sql import functions as F
+
     training, testing = found.randomSplit([0.9, 0.1], seed=args.seed)
-    training, testing = training.cache(), testing.cache()
+    mixed = training.orderBy(F.rand(args.seed)).repartition(2 * args.cluster_size)
+    training, testing = mixed.cache(), testing.cache()
     print(f"flights to train on: {training.count()}, to test with: {testing.count()}")
     return training, testing
 

@@ -45,7 +45,7 @@ def main(argv=None):
             sc, args.cluster_size, num_ps=args.num_ps, input_mode=InputMode.SPARK
         ) as cluster:
             cluster.start(main_fun, args)
-            fed = cluster.train(training.repartition(2 * args.cluster_size), args.epochs)
+            fed = cluster.train(training, args.epochs, seed=args.seed)
         print(f"rows trained: {fed.trained_rows} in {len(fed.epochs)} epochs")
         print(f"training, with start and export of the cluster: {time.monotonic() - started:.1f} s")
         flights.report(args, training, testing)

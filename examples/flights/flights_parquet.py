@@ -47,7 +47,7 @@ def main(argv=None):
         sc.addPyFile(str(Path(flights.__file__)))
         training, testing = flights.split(flights.table(spark, args), args)
         args.known = flights.describe(training)
-        training.repartition(2 * args.cluster_size).write.mode("overwrite").parquet(args.parquet)
+        training.write.mode("overwrite").parquet(args.parquet)
         started = time.monotonic()
         with TFCluster.reserve(
             sc, args.cluster_size, num_ps=args.num_ps, input_mode=InputMode.TENSORFLOW

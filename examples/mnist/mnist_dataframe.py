@@ -73,7 +73,7 @@ def main(argv=None):
             print(f"TensorBoard: {cluster.tensorboard_url()}", flush=True)
             with phase(f"training {args.epochs} epochs"):
                 cluster.train(
-                    training.repartition(2 * args.cluster_size),
+                    training.repartition(2 * args.cluster_size).cache(),
                     num_epochs=args.epochs,
                     validation=validation,
                 )

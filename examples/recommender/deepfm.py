@@ -43,7 +43,7 @@ def main(argv=None):
             sc, args.cluster_size, num_ps=args.num_ps, input_mode=InputMode.SPARK
         ) as cluster:
             cluster.start(main_fun, args)
-            fed = cluster.train(training.repartition(2 * args.cluster_size), args.epochs)
+            fed = cluster.train(training, args.epochs, seed=args.seed)
         print(f"rows trained: {fed.trained_rows} in {len(fed.epochs)} epochs")
         alone = flight_models.baseline(
             args, flight_models.deepfm, training.toPandas(), args.testing

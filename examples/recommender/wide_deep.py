@@ -46,7 +46,7 @@ def main(argv=None):
             sc.addPyFile(module)
         training, testing = flights.split(flights.table(spark, args), args)
         args.known, args.testing = flights.describe(training), testing.toPandas()
-        training.repartition(2 * args.cluster_size).write.mode("overwrite").parquet(args.parquet)
+        training.write.mode("overwrite").parquet(args.parquet)
         with TFCluster.reserve(
             sc, args.cluster_size, num_ps=args.num_ps, input_mode=InputMode.TENSORFLOW
         ) as cluster:

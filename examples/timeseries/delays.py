@@ -116,15 +116,17 @@ def main_fun(args, ctx):
 def one_for_all(windows, args):
     """Return the errors of one network for all planes."""
     import numpy as np
+    from pyspark.sql import functions as F
 
     from tfos import InputMode, TFCluster
 
     training = windows.where("not is_test").select("past", "future")
+    training = training.orderBy(F.rand(1)).repartition(2 * args.cluster_size).cache()
     with TFCluster.reserve(
         windows.sparkSession, args.cluster_size, num_ps=1, input_mode=InputMode.SPARK
     ) as cluster:
         cluster.start(main_fun, args)
-        cluster.train(training.repartition(2 * args.cluster_size), args.epochs)
+        cluster.train(training, args.epochs, seed=1)
     kernel, bias, last, last_bias = cluster.results()[0]
     test = windows.where("is_test").select("past", "future").toPandas()
     past, future = np.stack(test["past"]), np.stack(test["future"])
