@@ -16,6 +16,7 @@ Runs in: workers, and drivers that ask for results: it imports numpy.      Threa
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 import sys
 from collections.abc import Callable
@@ -31,8 +32,10 @@ from tfos.errors import NoResultError
 MAX_DEPTH = 50
 """Levels of nesting; a value that contains itself has no end."""
 _TUPLE, _DICT, _INT, _ARRAY, _SCALAR = range(1, 6)
-_NUMPY_KINDS = frozenset("biufcSUMm")
+_NUMPY_KINDS = "biufcSUMm"
 """Kinds of dtypes whose bytes are the whole value: no objects, no structures."""
+_DTYPE = re.compile(rf"[<>|][{_NUMPY_KINDS}]\d+(\[\d*[A-Za-zμ]+\])?")
+"""As numpy writes a dtype of these kinds. Of other texts it raises SyntaxError, among others."""
 _MAX_TEXT_CHARS = 2000
 _AS_THEY_ARE = frozenset({type(None), bool, float})
 _INT_LIMIT = 1 << 63
@@ -221,8 +224,10 @@ def _unpacked(code: int, data: memoryview) -> Any:
     if code not in (_ARRAY, _SCALAR):
         raise ValueError(f"extension {code} is unknown")
     name, shape, content = parts
+    if not _DTYPE.fullmatch(name):
+        raise ValueError(f"{name!r} is no dtype of an array that may travel")
     dtype = np.dtype(name)
-    if dtype.kind not in _NUMPY_KINDS or dtype.itemsize * math.prod(shape) != len(content):
+    if dtype.itemsize * math.prod(shape) != len(content):
         raise ValueError(f"{len(content)} bytes are no array {shape} of dtype {dtype}")
     if dtype.kind == "U":
         _check_text(content, dtype)

@@ -228,8 +228,12 @@ def test_damaged_bytes_are_a_value_or_refused(data):
         return_values._extension(4, ["<U1", [1], b"\0\0\x11\0"]),
         return_values._extension(5, [">U1", [], b"\0\x11\0\0"]),
         return_values._extension(5, ["<U1", [], b"\xff\xff\xff\xff"]),
+        return_values._extension(5, ["<08", [], b"12345678"]),
+        return_values._extension(5, ["<,8[ms]", [], b"12345678"]),
+        return_values._extension(4, ["7)4", [1], b"1234"]),
+        return_values._extension(4, ["<a2", [1], b"12"]),
     ],
-    ids=range(13),
+    ids=range(17),
 )
 def test_bytes_that_no_worker_sends_are_refused(data):
     sent = data if isinstance(data, bytes) else msgspec.msgpack.encode(data)
