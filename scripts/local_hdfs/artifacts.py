@@ -10,14 +10,14 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.local_hdfs.errors import LocalHdfsError, MissingTool, last_lines
+from scripts.local_hdfs.errors import MissingTool
+from scripts.local_hdfs.short_program import run_to_end
 
 POM = Path(__file__).with_name("pom.xml")
 MAVEN_TIMEOUT_S = 600.0
@@ -86,7 +86,9 @@ def _install(home: Path) -> None:
             goal,
             f"-DoutputDirectory={staging / 'jars'}",
         ]
-        _run_maven(command, staging)
+        run_to_end(
+            "Maven, which downloads HDFS,", command, directory=staging, timeout_s=MAVEN_TIMEOUT_S
+        )
         for jar in sorted((staging / "jars").glob("hadoop-*.jar")):
             _store(jar)
         for jar in (staging / "jars").glob("hadoop-client-minicluster-*.jar"):
@@ -109,21 +111,3 @@ def _store(jar: Path) -> None:
         for entry in source.infolist():
             target.writestr(zipfile.ZipInfo(entry.filename, entry.date_time), source.read(entry))
     plain.replace(jar)
-
-
-def _run_maven(command: list[str], directory: Path) -> None:
-    try:
-        result = subprocess.run(
-            command,
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=MAVEN_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LocalHdfsError(f"Maven did not end within {MAVEN_TIMEOUT_S:.0f} s") from error
-    if result.returncode:
-        end = last_lines(result.stdout + result.stderr)
-        raise LocalHdfsError(f"Maven could not download HDFS (exit {result.returncode}):{end}")

@@ -136,13 +136,17 @@ def _keytab(environ: Mapping[str, str]) -> Path:
     return Path(environ[KEYTAB].removeprefix("FILE:")).absolute()
 
 
+def _unusable(kind: str, path: Path, error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return f"the {kind} {path} cannot be read ({error.strerror})"
+    return f"{path} is no {kind} ({error})"
+
+
 def _keytab_state(path: Path) -> str:
     try:
         whose = first_principal(path)
-    except OSError as error:
-        wrong = f"the keytab {path} cannot be read ({error.strerror})"
-    except ValueError as error:
-        wrong = f"{path} is no keytab ({error})"
+    except (OSError, ValueError) as error:
+        wrong = _unusable("keytab", path, error)
     else:
         wrong = f"the keytab {path} of {whose} did not prove it; try kinit -kt with it"
     return f"{wrong}; correct or unset {KEYTAB}"
@@ -159,10 +163,8 @@ def _ticket_state(environ: Mapping[str, str]) -> str:
         return ""
     try:
         ticket = newest_ticket(path)
-    except OSError as error:
-        return f"the ticket cache {path} cannot be read ({error.strerror})"
-    except ValueError as error:
-        return f"{path} is no ticket cache ({error})"
+    except (OSError, ValueError) as error:
+        return _unusable("ticket cache", path, error)
     whose = f"the ticket of {ticket.owner} in {path}"
     if ticket.end_s <= time.time():
         return f"{whose} ended at {_written(ticket.end_s * 1000)}"
@@ -172,10 +174,8 @@ def _ticket_state(environ: Mapping[str, str]) -> str:
 def _token_state(path: Path, namenode: NameNode) -> str:
     try:
         tokens = hdfs_tokens(path)
-    except OSError as error:
-        return f"the token file {path} cannot be read ({error.strerror})"
-    except ValueError as error:
-        return f"{path} is no token file ({error})"
+    except (OSError, ValueError) as error:
+        return _unusable("token file", path, error)
     own = [token for token in tokens if _is_for(token, namenode)]
     if not own:
         others = ", ".join(sorted(token.service for token in tokens)) or "nobody"

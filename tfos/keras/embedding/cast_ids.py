@@ -37,14 +37,20 @@ def checking(original: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         graph = getattr(self, "_functional", self)  # of a Sequential; None: it is not built
-        if _takes_ids(graph, kind):
+        if contains(graph, kind):
             inputs = _checked(graph, inputs, kind)
         return original(self, inputs, *args, **kwargs)
 
     return call
 
 
-def _takes_ids(layer: Any, kind: Kind) -> bool:
+def contains(layer: Any, kind: Kind) -> bool:
+    """Whether a layer is, or has inside, one of a kind; an operation of keras.ops has none.
+
+    Args:
+        layer: or a model, an operation, None.
+        kind: class of the layers.
+    """
     found = layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else ()
     return any(isinstance(each, kind) for each in found)
 
@@ -73,7 +79,7 @@ def _inputs_of_ids(model: Any, kind: Kind) -> set[int]:
     for _, nodes in sorted(model._nodes_by_depth.items()):  # from the outputs to the inputs
         for node in nodes:
             reaches = any(id(each) in wanted for each in node.outputs)
-            if reaches or _takes_ids(node.operation, kind):
+            if reaches or contains(node.operation, kind):
                 wanted.update(id(each) for each in node.arguments.keras_tensors)
     return {id(own) for own in model.inputs if id(own) in wanted and "int" in str(own.dtype)}
 

@@ -353,9 +353,9 @@ def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
     return make_function
 
 
-def has_tables(model: Any) -> bool:
-    """Whether a model has Embeddings."""
-    return any(isinstance(layer, Embedding) for layer in model._flatten_layers())
+def has_tables(layer: Any) -> bool:
+    """Whether a model, or what it calls, is an Embedding or has one inside."""
+    return cast_ids.contains(layer, Embedding)
 
 
 keras.Model.make_test_function = _without_xla(keras.Model.make_test_function)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ps.string_ids.ids import STRING_KEYS
 from tfos.errors import UnsupportedModel
-from tfos.keras.embedding.layer import Embedding
+from tfos.keras.embedding.layer import Embedding, has_tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,14 +62,14 @@ def plain_copy(model: Any, limit_bytes: int) -> Any:
 def _replaced(layer: Any, limit_bytes: int) -> Any:
     if isinstance(layer, Embedding):
         return _PlainEmbedding(layer, limit_bytes)
-    if isinstance(layer, keras.Model) and not _is_plain(layer):
+    if not has_tables(layer):
+        return layer  # the same object: its weights are the model's
+    if isinstance(layer, keras.Model):
         return plain_copy(layer, limit_bytes)
-    if not _is_plain(layer):
-        raise UnsupportedModel(
-            f"layer {layer.name!r} ({type(layer).__name__}) has an Embedding inside; export "
-            'with tables="beside", or call the Embedding outside of it'
-        )
-    return layer  # the same object: its weights are the model's
+    raise UnsupportedModel(
+        f"layer {layer.name!r} ({type(layer).__name__}) has an Embedding inside; export "
+        'with tables="beside", or call the Embedding outside of it'
+    )
 
 
 def _is_functional(model: Any) -> bool:
@@ -77,11 +77,6 @@ def _is_functional(model: Any) -> bool:
         keras.Model,
         keras.src.models.functional.Functional,
     )
-
-
-def _is_plain(layer: Any) -> bool:
-    found = layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else ()
-    return not any(isinstance(each, Embedding) for each in found)
 
 
 def _refuse_ragged(model: Any) -> None:
