@@ -1,4 +1,4 @@
-"""LLVM intrinsics for kernels: flush-to-zero, floats as bits, prefetching.
+"""LLVM intrinsics for kernels: flush-to-zero, floats as bits, choosing without branches, prefetching.
 
 Flush-to-zero: denormal numbers are taken and stored as zero while a kernel runs. A momentum whose
 gradient stays zero decays into denormals and, by rounding, never leaves them; an update kernel is
@@ -7,6 +7,10 @@ this mode too, so bit equality with Keras needs it. x86-64 only; elsewhere both 
 and denormals stay denormal.
 
 Bits: float32 and its bits, half precision and back, one instruction where the processor has it.
+
+Choosing: `x[i] = new if is_finite else x[i]` becomes a masked store, which takes an AMD core ten times
+as long as a plain one, and a test of floats keeps LLVM from vectorizing at all. So the test and the
+choice work on bits.
 
 Prefetching: rows of a table lie all over the memory. A processor runs a dozen cache misses at a
 time, but only those it knows of, and it does not look beyond a branch that it predicted wrongly.
@@ -112,6 +116,62 @@ def float_of_half(_typing_context: Any, _bits: Any) -> Any:
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(types.uint16), generate
+
+
+_EXPONENT_STEP = {32: 1 << 23, 64: 1 << 52}
+_FLOATS = {32: ir.FloatType(), 64: ir.DoubleType()}
+_MASKS = {32: types.uint32, 64: types.uint64}
+
+
+def _emit_nonfinite(builder: Any, value: Any, bits: int) -> Any:
+    """An exponent of ones, and only that, carries into the bit of the sign."""
+    word = ir.IntType(bits)
+    magnitude = builder.and_(builder.bitcast(value, word), ir.Constant(word, (1 << bits - 1) - 1))
+    carried = builder.add(magnitude, ir.Constant(word, _EXPONENT_STEP[bits]))
+    return builder.ashr(carried, ir.Constant(word, bits - 1))
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba is untyped
+def nonfinite(_typing_context: Any, value: Any) -> Any:
+    """Return a mask as wide as the float: all ones if it is NaN or infinite, else zero."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return _emit_nonfinite(builder, arguments[0], value.bitwidth)
+
+    return _MASKS[value.bitwidth](value), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba is untyped
+def or_nonfinite(_typing_context: Any, mask: Any, value: Any) -> Any:
+    """Return `mask | nonfinite(value)`, which numba would widen to 64 bits."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.or_(arguments[0], _emit_nonfinite(builder, arguments[1], value.bitwidth))
+
+    return mask(mask, value), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba is untyped
+def unless(_typing_context: Any, mask: Any, new: Any, old: Any) -> Any:
+    """Return `old` where the mask is all ones, `new` where it is zero."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(new.bitwidth)
+        new_bits, old_bits = (builder.bitcast(number, word) for number in arguments[1:])
+        differing = builder.and_(builder.xor(new_bits, old_bits), arguments[0])
+        return builder.bitcast(builder.xor(new_bits, differing), _FLOATS[new.bitwidth])
+
+    return new(mask, new, new), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba is untyped
+def counted(_typing_context: Any, count: Any, mask: Any) -> Any:
+    """Return `count`, and one more if the mask is all ones; both as wide as the mask."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.sub(arguments[0], arguments[1])
+
+    return count(count, mask), generate
 
 
 _INTRINSIC = "llvm.prefetch.p0"

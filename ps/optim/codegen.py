@@ -18,16 +18,16 @@ from ps.optim.rules import Rule
 _BUCKET = """\
 def {name}(g, {values}, s):
     {scalars}
-    infinity = v.dtype.type(np.inf)
-    left = 0
+    none = nonfinite(v.dtype.type(0))
+    left = none
     mode = flush_denormals()
     for i in range(v.size):
         {new} = formula(g[i], {value}, {operands})
-        is_finite = {all_finite}
-        left += not is_finite
+        bad = {any_nonfinite}
+        left = counted(left, bad)
         {kept}
     restore(mode)
-    return left
+    return np.int64(left)
 """
 
 _ROWS = """\
@@ -36,8 +36,8 @@ def {name}(slab, rows, grads, s):
         if rows[k] < 0 or rows[k] >= slab.shape[0]:
             return -1 - k
     {scalars}
-    infinity = slab.dtype.type(np.inf)
-    left = 0
+    none = nonfinite(slab.dtype.type(0))
+    left = none
     dim = grads.shape[1]
     c = np.empty({num_computed}, slab.dtype)
     flat = slab.reshape(slab.size)
@@ -52,18 +52,28 @@ def {name}(slab, rows, grads, s):
         g = grads[k]
         {views}
         {once}
-        is_row_finite = {row_finite}
+        bad_row = {row_nonfinite}
         for i in range(dim):
             {new} = formula(g[i], {value}, {operands})
-            is_finite = is_row_finite & {all_finite}
-            left += not is_finite
+            bad = {any_nonfinite}
+            left = counted(left, bad)
             {kept}
-        if is_row_finite:
+        if bad_row == none:
             {keep_own}
     restore(mode)
-    return left
+    return np.int64(left)
 """
 
+INTRINSICS = (
+    "counted",
+    "flush_denormals",
+    "nonfinite",
+    "or_nonfinite",
+    "prefetch",
+    "restore",
+    "unless",
+)
+"""Of ps.jit.intrinsics; the loops use them by these names."""
 
 _AHEAD = 12
 """Distance of the prefetch of rows, in rows: a cache miss lasts about as long."""
@@ -107,7 +117,7 @@ class Loop:
         return len(self.rule.slots)
 
     def source(self) -> str:
-        """Return the function's text; it needs its formulas, np and three intrinsics."""
+        """Return the function's text; it needs its formulas, np and `INTRINSICS`."""
         values = ["v", *(f"slot_{k}" for k in range(self.num_slots))]
         names = list(self.rule.scalar_names)
         operands = [f"{slot}[i]" for slot in values[1:]] + list(self.rule.element_scalars)
@@ -125,12 +135,14 @@ class Loop:
             views="; ".join(views),
             once=once or "pass",
             num_computed=len(own) + (len(self.rule.row.computed) if self.rule.row else 0),
-            row_finite=_all_finite([f"c[{k}]" for k in range(len(own))]),
+            row_nonfinite=_any_nonfinite("none", [f"c[{k}]" for k in range(len(own))]),
             keep_own="; ".join(f"{number} = c[{k}]" for k, number in enumerate(own)) or "pass",
             scalars="; ".join(f"{name} = s[{k}]" for k, name in enumerate(names)) or "pass",
             new=", ".join(f"new_{array}" for array in values),
-            all_finite=_all_finite([f"new_{array}" for array in values]),
-            kept="; ".join(f"{a}[i] = new_{a} if is_finite else {a}[i]" for a in values),
+            any_nonfinite=_any_nonfinite(
+                "bad_row" if self.over_rows else "none", [f"new_{array}" for array in values]
+            ),
+            kept="; ".join(f"{a}[i] = unless(bad, new_{a}, {a}[i])" for a in values),
             value=value,
             operands=", ".join(operands),
         )
@@ -151,6 +163,8 @@ class Loop:
         return "; ".join([call, *map(" = ".join, named)]), own
 
 
-def _all_finite(names: Sequence[str]) -> str:
-    """Return the source of a test that LLVM vectorizes: no branch, and false for NaN."""
-    return " & ".join(f"(abs({name}) < infinity)" for name in names) or "True"
+def _any_nonfinite(start: str, names: Sequence[str]) -> str:
+    """Return the source of a mask; see ps.jit.intrinsics on why it is no test of floats."""
+    for name in names:
+        start = f"or_nonfinite({start}, {name})"
+    return start

@@ -22,12 +22,13 @@ import numpy as np
 from numba import types
 
 from ps.errors import ShapeError
+from ps.jit import intrinsics
 from ps.jit.cache import CACHE, inlined, kernel, kernel_of_distinct_arrays
-from ps.jit.intrinsics import flush_denormals, prefetch, restore
+from ps.jit.intrinsics import flush_denormals, restore
 from ps.manifest.manifest import Manifest
 from ps.manifest.rule_spec import Descent, RuleConfig
 from ps.optim import formulas
-from ps.optim.codegen import Loop
+from ps.optim.codegen import INTRINSICS, Loop
 from ps.optim.row_rules import counting
 from ps.optim.rules import Rule, decays, every_rule, is_averaged, rule_of
 
@@ -265,9 +266,7 @@ def _dispatcher(name: str) -> Any:
         "formula": _inlined(loop.rule.formula),
         "row_formula": _inlined(loop.rule.row.formula) if loop.rule.row is not None else None,
         "decay": _inlined(formulas.decay),
-        "flush_denormals": flush_denormals,
-        "restore": restore,
-        "prefetch": prefetch,
+        **{name: getattr(intrinsics, name) for name in INTRINSICS},
     }
     exec(compile(loop.source(), "kernels.py", "exec"), namespace)
     return kernel_of_distinct_arrays(namespace[name])

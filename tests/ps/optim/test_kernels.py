@@ -212,6 +212,7 @@ def test_compiled_code_is_vectorized_and_contracts_no_multiply_and_add():
         "for kernel in (update, update_rows._kernel):\n"
         "    asm = next(iter(kernel.inspect_asm().values()))\n"
         "    assert re.search(r'sqrtps|fsqrt\\s+v', asm), 'not vectorized'\n"
+        "    assert 'maskmov' not in asm, 'slower than scalar code on AMD'\n"
         "    assert not re.search(r'vfn?m(add|sub)|fmla|fmadd', asm)\n"
     )
     run_python(script, {}, fresh=True)
