@@ -1,4 +1,4 @@
-"""LLVM intrinsics for kernels: flush-to-zero, floats as bits, choosing without branches, prefetching.
+"""LLVM intrinsics for kernels: flush-to-zero, floats as bits, choosing by bits, prefetching.
 
 Flush-to-zero: denormal numbers are taken and stored as zero while a kernel runs. A momentum whose
 gradient stays zero decays into denormals and, by rounding, never leaves them; an update kernel is
@@ -8,9 +8,9 @@ and denormals stay denormal.
 
 Bits: float32 and its bits, half precision and back, one instruction where the processor has it.
 
-Choosing: `x[i] = new if is_finite else x[i]` becomes a masked store, which takes an AMD core ten times
-as long as a plain one, and a test of floats keeps LLVM from vectorizing at all. So the test and the
-choice work on bits.
+Choosing: `x[i] = new if is_finite else x[i]` becomes a masked store, which takes an AMD core ten
+times as long as a plain one, and a test of floats keeps LLVM from vectorizing at all. So the test
+and the choice work on bits.
 
 Prefetching: rows of a table lie all over the memory. A processor runs a dozen cache misses at a
 time, but only those it knows of, and it does not look beyond a branch that it predicted wrongly.
@@ -161,7 +161,7 @@ def unless(_typing_context: Any, mask: Any, new: Any, old: Any) -> Any:
         differing = builder.and_(builder.xor(new_bits, old_bits), arguments[0])
         return builder.bitcast(builder.xor(new_bits, differing), _FLOATS[new.bitwidth])
 
-    return new(mask, new, new), generate
+    return new(mask, new, old), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba is untyped

@@ -9,17 +9,24 @@ Each side makes one segment, which it alone writes and the other side only reads
     offset  type  field
          0  u64   bytes put into this segment's ring since the beginning
         64  u64   bytes that this side has taken out of the other side's ring
+       128  u64   how often this side was about to sleep or moved again; odd: it may sleep
       4096        the ring; byte n of the stream is at n modulo the ring's size
 
 The Unix socket becomes the doorbell: a byte on it means "read the counters again", and its end is
-the end of the stream. A writer stores a counter after the bytes that it counts, which is enough on
-x86 (see memfd). A byte is copied twice, as through a socket, but both copies stay in the cache and
-neither costs a system call. A reader copies bytes to private memory before it looks at them, so the
-peer cannot change them later.
+the end of the stream. It is rung once for each time that the peer sleeps or is about to: a system
+call that wakes nobody costs as much as copying 100 KB. Who sleeps says so first and then reads the
+counters once more; who moves bytes stores its counter first and then reads whether the peer sleeps.
+One of both sees the other's store, as each has a fence between its own two steps.
+
+A writer stores a counter after the bytes that it counts, which is enough on x86 (see memfd). A byte
+is copied twice, as through a socket, but both copies stay in the cache and neither costs a system
+call. A reader copies bytes to private memory before it looks at them, so the peer cannot change
+them later.
 
 Every use checks the peer's counters against the ring's bounds, which finds a lying peer. A peer
 that rings without need costs time, as any request does.
-Source: single-producer single-consumer ring with free-running counters (Lamport 1983).
+Source: single-producer single-consumer ring with free-running counters (Lamport 1983); the two
+fences are those of Dekker's mutual exclusion.
 """
 
 from __future__ import annotations
@@ -28,27 +35,30 @@ import contextlib
 import logging
 import os
 import struct
+import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from rpc.errors import ConnectionClosed, DeadlineExceeded, PeerGone, ProtocolError
 from rpc.limits import MAX_RING_BYTES, MIN_RING_BYTES, Limits
 from rpc.transport.memfd import SharedMemory
+from rpc.transport.spin_wait import SpinThenPoll
 from rpc.transport.stream import SocketStream
 
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
 """Bytes copied between two updates of the counters, so that both sides copy at the same time."""
-_PUT, _TAKEN = 0, 8
+_PUT, _TAKEN, _SLEEPS = 0, 8, 16
 _CONTROL_BYTES = 4096
 _SMALL_BYTES = 16 * 1024
 _RING = memoryview(b"!")
 
 _OFFER = struct.Struct("<4sIQ")
-_MAGIC = b"TFRS"
+_MAGIC = b"TFR2"
 _ANSWER_BYTES = 1
 
 
@@ -73,6 +83,10 @@ class SharedStream:
         self._their_ring = theirs.bytes[_CONTROL_BYTES:]
         self._put = 0
         self._taken = 0
+        self._sleeps = 0
+        self._rung_for = 0
+        self._poll = SpinThenPoll()
+        self._lock = threading.Lock()
         self._ended: PeerGone | None = None
         self._closed = False
         self._scratch = memoryview(bytearray(1024))
@@ -80,6 +94,8 @@ class SharedStream:
     def sendmsg(self, views: Sequence[memoryview]) -> int | None:
         """See Stream."""
         self._check_open()
+        if self._ended is not None:
+            raise self._ended
         total = self._write(views)
         # Full: check whether the peer is gone, then write again, as it may have read meanwhile.
         if total == 0:
@@ -104,7 +120,7 @@ class SharedStream:
 
     def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
         """See Stream; a stream that is ready has no descriptor to wait for."""
-        if self._closed or self._may_move(read=read, write=write):
+        if self._closed or self._goes_to_sleep(read=read, write=write):
             return [(-1, 0)]
         return self._doorbell.interest(read=True, write=False)
 
@@ -113,7 +129,14 @@ class SharedStream:
         self._check_open()
         if self._may_move(read=read, write=write):
             return True
-        return self._doorbell.wait(read=True, write=False, timeout_s=timeout_s)
+        [(descriptor, events)] = self._doorbell.interest(read=True, write=False)
+        return self._poll.wait(
+            descriptor,
+            events,
+            timeout_s,
+            looks=partial(self._may_move, read=read, write=write),
+            announces=partial(self._goes_to_sleep, read=read, write=write),
+        )
 
     def peer_closed(self) -> bool:
         """See Stream."""
@@ -161,13 +184,38 @@ class SharedStream:
                 break
         if unpublished:
             self._publish(unpublished)
+        self._wakes(total)
         return total
 
     def _publish(self, num_bytes: int) -> None:
         self._put += num_bytes
         self._our_counters[_PUT] = self._put
-        # A full socket holds rings that the peer has not drained yet, so this one may be dropped.
-        self._doorbell.sendmsg((_RING,))
+        self._ring()
+
+    def _ring(self) -> None:
+        """Wake the peer if it sleeps; this side's counter is stored."""
+        self._fence()
+        sleeps = self._their_counters[_SLEEPS]
+        if sleeps % 2 and sleeps != self._rung_for:
+            self._rung_for = sleeps
+            # A full socket holds rings that the peer has not drained yet: this one may be dropped.
+            self._doorbell.sendmsg((_RING,))
+
+    def _goes_to_sleep(self, *, read: bool, write: bool) -> bool:
+        """Let the peer ring from now on; return whether bytes can move, so that nobody may ring."""
+        self._sleeps = self._our_counters[_SLEEPS] = (self._sleeps + 1) | 1
+        self._fence()
+        return self._may_move(read=read, write=write)
+
+    def _wakes(self, num_moved: int) -> None:
+        """Spare the peer the rings, once bytes have moved."""
+        if num_moved and self._sleeps % 2:
+            self._sleeps = self._our_counters[_SLEEPS] = self._sleeps + 1
+
+    def _fence(self) -> None:
+        """Keep a load from passing an earlier store: taking a lock is one atomic instruction."""
+        self._lock.acquire()
+        self._lock.release()
 
     def _read(self, view: memoryview) -> int:
         """Copy what is there out of the peer's ring, at most one chunk."""
@@ -184,7 +232,8 @@ class SharedStream:
             # Only a peer that found its ring full waits for room, and it does so only if at least
             # half was used here. A peer that is gone is no error for a reader.
             with contextlib.suppress(PeerGone):
-                self._doorbell.sendmsg((_RING,))
+                self._ring()
+        self._wakes(count)
         return count
 
     def _may_move(self, *, read: bool, write: bool) -> bool:
@@ -230,7 +279,7 @@ def share(
 
     Both sides call it right after a handshake that agreed on HandshakeOptions.SHARE:
 
-        server -> client   4s "TFRS" | u32 0 | u64 ring_bytes, with the segment's descriptor
+        server -> client   4s "TFR2" | u32 0 | u64 ring_bytes, with the segment's descriptor
         client -> server   the same
         server -> client   u8: 1 both use the rings from now on, 0 both stay with the socket
 

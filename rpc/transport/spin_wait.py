@@ -18,6 +18,7 @@ import math
 import os
 import select
 import time
+from collections.abc import Callable
 
 SHORT_WAIT_S = 150e-6
 """A wait up to this is short; a spin takes at most this."""
@@ -27,6 +28,8 @@ MAX_SHORT_WAITS = 1024
 """Most short waits before spinning is tried again."""
 
 _MAX_POLL_S = 3600.0
+
+Look = Callable[[], bool]
 
 
 class SpinThenPoll:
@@ -39,13 +42,24 @@ class SpinThenPoll:
         self._poll = select.poll()
         self._events = 0
 
-    def wait(self, descriptor: int, events: int, timeout_s: float) -> bool:
-        """Wait for an event of a descriptor.
+    def wait(
+        self,
+        descriptor: int,
+        events: int,
+        timeout_s: float,
+        *,
+        looks: Look | None = None,
+        announces: Look | None = None,
+    ) -> bool:
+        """Wait for an event of a descriptor, or for what needs none while this side is awake.
 
         Args:
             descriptor: the same in every call.
             events: poll events to wait for.
             timeout_s: longest wait.
+            looks: returns, without a system call, whether the wait is over.
+            announces: called before this side sleeps, from then on to be woken by an event; returns
+                what `looks` does.
 
         Returns:
             False if `timeout_s` passed first.
@@ -56,22 +70,25 @@ class SpinThenPoll:
         if (
             self._num_short >= self.short_waits_before_spin
             and timeout_s > SHORT_WAIT_S
-            and self._spin()
+            and self._spin(looks)
         ):
             return True
         begun = time.monotonic()
+        if announces is not None and announces():
+            self._num_short += 1
+            return True
         ready = bool(self._poll.poll(math.ceil(min(max(timeout_s, 0.0), _MAX_POLL_S) * 1000.0)))
         is_short = ready and time.monotonic() - begun < SHORT_WAIT_S
         self._num_short = self._num_short + 1 if is_short else 0
         return ready
 
-    def _spin(self) -> bool:
+    def _spin(self, looks: Look | None) -> bool:
         """Poll without sleeping, and yield the core between polls; return whether it is ready."""
         poll, now, yield_core = self._poll.poll, time.monotonic, os.sched_yield
         ready = False
         begun = polled = now()
         while not ready and polled - begun < SHORT_WAIT_S:
-            ready = bool(poll(0))
+            ready = (looks is not None and looks()) or bool(poll(0))
             if not ready:
                 yield_core()
             before, polled = polled, now()

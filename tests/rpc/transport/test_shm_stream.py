@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -129,6 +130,7 @@ def test_a_writer_is_woken_who_fills_the_ring_during_a_look(pair, monkeypatch):
         monkeypatch.setattr(shm_stream, "_copy", copy)
         assert left.sendmsg([half]) == len(half)
         assert left.sendmsg([half]) is None
+        assert not left.wait(read=False, write=True, timeout_s=0.0)
         copy(into, data)
 
     assert left.sendmsg([half]) == len(half)
@@ -136,6 +138,69 @@ def test_a_writer_is_woken_who_fills_the_ring_during_a_look(pair, monkeypatch):
     for _ in range(2):
         assert right.recv_into(memoryview(bytearray(len(half)))) == len(half)
     assert left._doorbell.wait(read=True, write=False, timeout_s=WAIT_S)
+
+
+def bells(stream: SharedStream) -> int:
+    """Take what the peer has rung."""
+    taken = memoryview(bytearray(64))
+    return stream._doorbell.recv_into(taken) or 0
+
+
+def test_the_peer_rings_once_for_each_sleep_and_never_while_this_side_is_awake(pair):
+    left, right = pair
+    for _ in range(3):
+        right.sendmsg([memoryview(b"abc")])
+    assert bells(left) == 0
+    assert left.recv_into(memoryview(bytearray(9))) == 9
+    for _ in range(2):
+        assert not left.wait(read=True, write=False, timeout_s=0.0)
+        for _ in range(3):
+            right.sendmsg([memoryview(b"abc")])
+        assert bells(left) == 1
+        assert left.recv_into(memoryview(bytearray(9))) == 9
+
+
+def test_bytes_that_come_just_before_this_side_says_that_it_sleeps_are_seen(pair, monkeypatch):
+    """The peer did not ring for them."""
+    left, right = pair
+    look = left._may_move
+
+    def look_too_early(*, read: bool, write: bool) -> bool:
+        monkeypatch.setattr(left, "_may_move", look)
+        moves = look(read=read, write=write)
+        right.sendmsg([memoryview(b"x")])
+        return moves
+
+    monkeypatch.setattr(left, "_may_move", look_too_early)
+    assert left.wait(read=True, write=False, timeout_s=0.0)
+    assert bells(left) == 0
+
+
+def exchange_bytes(stream: SharedStream, *, first: bool, seed: int) -> list[int]:
+    """Send a byte and wait for one, in turns; return the turn in which nobody woke this side."""
+    draw, lost = random.Random(seed), list[int]()
+    byte = memoryview(bytearray(1))
+    for turn in range(4000):
+        if turn or not first:
+            while stream.recv_into(byte) is None:
+                if not stream.wait(read=True, write=False, timeout_s=WAIT_S):
+                    lost.append(turn)
+                    return lost
+        pause_until = time.monotonic() + draw.choice([0.0, 0.0, 2e-5, 1e-4, 3e-4])
+        while time.monotonic() < pause_until:  # as long as a wait spins, or longer
+            os.sched_yield()
+        stream.sendmsg([byte])
+    return lost
+
+
+@pytest.mark.slow
+def test_no_wake_up_is_lost(pair):
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        ends = [
+            threads.submit(exchange_bytes, stream, first=not seed, seed=seed)
+            for seed, stream in enumerate(pair)
+        ]
+        assert [end.result() for end in ends] == [[], []]
 
 
 @pytest.mark.fault("F29")
@@ -147,7 +212,7 @@ def test_bells_without_bytes_are_no_progress(pair):
     assert not right.wait(read=True, write=False, timeout_s=0.0)
 
 
-def offered(ring_bytes: int, *, seal: bool = True, magic: bytes = b"TFRS", pass_it: bool = True):
+def offered(ring_bytes: int, *, seal: bool = True, magic: bytes = b"TFR2", pass_it: bool = True):
     """Return (message, descriptor) of an offer; the caller closes the descriptor."""
     size = 4096 + ring_bytes
     if seal and 0 < size < 1 << 24:
@@ -210,7 +275,7 @@ def test_descriptors_that_nobody_asked_for_are_closed():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_peer_that_passes_none_leaves_both_with_the_socket(first):
     ours, theirs = ends()
-    theirs.send_with(OFFER.pack(b"TFRS", 0, 0), None)
+    theirs.send_with(OFFER.pack(b"TFR2", 0, 0), None)
     if not first:
         theirs.send_with(b"\0", None)
     assert share(ours, LIMITS, first=first, deadline=time.monotonic() + WAIT_S) is None
