@@ -9,14 +9,16 @@ Each side makes one segment, which it alone writes and the other side only reads
     offset  type  field
          0  u64   bytes put into this segment's ring since the beginning
         64  u64   bytes that this side has taken out of the other side's ring
-       128  u64   how often this side was about to sleep or moved again; odd: it may sleep
+       128  u64   odd while this side may sleep until bytes come; grows with each begin and end
+       192  u64   odd while this side may sleep until there is room; likewise
       4096        the ring; byte n of the stream is at n modulo the ring's size
 
 The Unix socket becomes the doorbell: a byte on it means "read the counters again", and its end is
 the end of the stream. It is rung once for each time that the peer sleeps or is about to: a system
 call that wakes nobody costs as much as copying 100 KB. Who sleeps says so first and then reads the
 counters once more; who moves bytes stores its counter first and then reads whether the peer sleeps.
-One of both sees the other's store, as each has a fence between its own two steps.
+One of both sees the other's store, as each has a fence between its own two steps. A writer is woken
+when half of its ring is free, and not for each chunk.
 
 A writer stores a counter after the bytes that it counts, which is enough on x86 (see memfd). A byte
 is copied twice, as through a socket, but both copies stay in the cache and neither costs a system
@@ -52,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
 """Bytes copied between two updates of the counters, so that both sides copy at the same time."""
-_PUT, _TAKEN, _SLEEPS = 0, 8, 16
+_PUT, _TAKEN, _NEEDS_BYTES, _NEEDS_ROOM = 0, 8, 16, 24
 _CONTROL_BYTES = 4096
 _SMALL_BYTES = 16 * 1024
 _RING = memoryview(b"!")
@@ -60,6 +62,40 @@ _RING = memoryview(b"!")
 _OFFER = struct.Struct("<4sIQ")
 _MAGIC = b"TFR2"
 _ANSWER_BYTES = 1
+
+
+class Sleep:
+    """One reason to sleep: what this side says of it, and what the peer says.
+
+    Args:
+        ours: counters of the segment that this side writes.
+        theirs: those of the other one.
+        at: the number's place.
+    """
+
+    def __init__(self, ours: memoryview, theirs: memoryview, at: int) -> None:
+        self._ours = ours
+        self._theirs = theirs
+        self._at = at
+        self._said = 0
+        self._rung_for = 0
+
+    def begin(self) -> None:
+        """Say that this side is about to sleep."""
+        self._said = self._ours[self._at] = (self._said + 1) | 1
+
+    def end(self) -> None:
+        """Say that this side is awake."""
+        if self._said % 2:
+            self._said = self._ours[self._at] = self._said + 1
+
+    def peer_needs_a_ring(self) -> bool:
+        """Return whether the peer sleeps and was not rung for yet; from now on it was."""
+        said = self._theirs[self._at]
+        if said % 2 == 0 or said == self._rung_for:
+            return False
+        self._rung_for = said
+        return True
 
 
 class SharedStream:
@@ -83,8 +119,9 @@ class SharedStream:
         self._their_ring = theirs.bytes[_CONTROL_BYTES:]
         self._put = 0
         self._taken = 0
-        self._sleeps = 0
-        self._rung_for = 0
+        counters = self._our_counters, self._their_counters
+        self._until_bytes = Sleep(*counters, _NEEDS_BYTES)
+        self._until_room = Sleep(*counters, _NEEDS_ROOM)
         self._poll = SpinThenPoll()
         self._lock = threading.Lock()
         self._ended: PeerGone | None = None
@@ -184,33 +221,26 @@ class SharedStream:
                 break
         if unpublished:
             self._publish(unpublished)
-        self._wakes(total)
+        if total:
+            self._until_room.end()
         return total
 
     def _publish(self, num_bytes: int) -> None:
         self._put += num_bytes
         self._our_counters[_PUT] = self._put
-        self._ring()
-
-    def _ring(self) -> None:
-        """Wake the peer if it sleeps; this side's counter is stored."""
         self._fence()
-        sleeps = self._their_counters[_SLEEPS]
-        if sleeps % 2 and sleeps != self._rung_for:
-            self._rung_for = sleeps
+        if self._until_bytes.peer_needs_a_ring():
             # A full socket holds rings that the peer has not drained yet: this one may be dropped.
             self._doorbell.sendmsg((_RING,))
 
     def _goes_to_sleep(self, *, read: bool, write: bool) -> bool:
         """Let the peer ring from now on; return whether bytes can move, so that nobody may ring."""
-        self._sleeps = self._our_counters[_SLEEPS] = (self._sleeps + 1) | 1
+        if read:
+            self._until_bytes.begin()
+        if write:
+            self._until_room.begin()
         self._fence()
         return self._may_move(read=read, write=write)
-
-    def _wakes(self, num_moved: int) -> None:
-        """Spare the peer the rings, once bytes have moved."""
-        if num_moved and self._sleeps % 2:
-            self._sleeps = self._our_counters[_SLEEPS] = self._sleeps + 1
 
     def _fence(self) -> None:
         """Keep a load from passing an earlier store: taking a lock is one atomic instruction."""
@@ -228,12 +258,12 @@ class SharedStream:
         _copy(view[:count], ring[at : at + count])
         self._taken += count
         self._our_counters[_TAKEN] = self._taken
-        if 2 * used >= size:
-            # Only a peer that found its ring full waits for room, and it does so only if at least
-            # half was used here. A peer that is gone is no error for a reader.
-            with contextlib.suppress(PeerGone):
-                self._ring()
-        self._wakes(count)
+        self._until_bytes.end()
+        self._fence()
+        is_half_free = 2 * (self._their_counters[_PUT] - self._taken) <= size
+        if is_half_free and self._until_room.peer_needs_a_ring():
+            with contextlib.suppress(PeerGone):  # no error for a reader
+                self._doorbell.sendmsg((_RING,))
         return count
 
     def _may_move(self, *, read: bool, write: bool) -> bool:

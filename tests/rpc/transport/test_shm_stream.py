@@ -160,6 +160,25 @@ def test_the_peer_rings_once_for_each_sleep_and_never_while_this_side_is_awake(p
         assert left.recv_into(memoryview(bytearray(9))) == 9
 
 
+def test_a_writer_is_woken_when_half_of_its_ring_is_free(pair):
+    left, right = pair
+    assert left.sendmsg([memoryview(bytes(RING))]) == RING
+    assert not left.wait(read=False, write=True, timeout_s=0.0)
+    quarter = memoryview(bytearray(RING // 4))
+    for woken in (0, 1, 0):
+        assert right.recv_into(quarter) == len(quarter)
+        assert bells(left) == woken
+
+
+def test_who_waits_for_bytes_is_not_woken_by_room(pair):
+    """A request that the server takes would wake the client that waits for its answer."""
+    left, right = pair
+    left.sendmsg([memoryview(b"abc")])
+    assert not left.wait(read=True, write=False, timeout_s=0.0)
+    assert right.recv_into(memoryview(bytearray(9))) == 3
+    assert bells(left) == 0
+
+
 def test_bytes_that_come_just_before_this_side_says_that_it_sleeps_are_seen(pair, monkeypatch):
     """The peer did not ring for them."""
     left, right = pair
