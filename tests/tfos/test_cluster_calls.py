@@ -15,7 +15,8 @@ from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
-from tfos.control.state import Action, ClusterState
+from tfos.control.state.actions import Action
+from tfos.control.state.cluster_state import ClusterState
 from tfos.driver import node_jobs
 from tfos.errors import SettingsError
 from tfos.feed.request import FeedRequest

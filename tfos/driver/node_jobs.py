@@ -21,7 +21,8 @@ from rpc.auth.handshake import Identity, Role
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
-from tfos.control.state import Action, ClusterState, Replace
+from tfos.control.state.actions import Action, Replace
+from tfos.control.state.cluster_state import ClusterState
 from tfos.node import versions
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask

@@ -27,7 +27,7 @@ from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
 from tfos.control.messages import FeedEpoch
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, FeedTimeout, NodeFailedError
 from tfos.feed.epoch import EpochFeed, final_line, targets_of
 from tfos.feed.ledger import num_rows
@@ -159,7 +159,7 @@ class EpochFeeder:
         if plan is None or not plan.resumes_epochs or request.is_interval:
             return 0
 
-        def is_known(state: ClusterState) -> bool:
+        def is_known(state: ClusterView) -> bool:
             return "" in state.workers[0].batches or not state.awaited()
 
         self._watch.until(is_known, call, progress, stall_s=request.feed_timeout_s)
@@ -178,7 +178,7 @@ class EpochFeeder:
     def _await_metrics(self, call: FeedCall, progress: TrainingProgress, stall_s: float) -> None:
         """Wait until `fit` has ended the last epoch, with its validation and callbacks."""
 
-        def is_told(state: ClusterState) -> bool:
+        def is_told(state: ClusterView) -> bool:
             return not state.awaited() or not state.epochs.is_awaited(call.feed, call.epoch)
 
         try:
@@ -340,7 +340,7 @@ class EpochFeeder:
     ) -> tuple[FeedTarget, ...]:
         """Return the workers that take rows; wait for one that is started again if none is left."""
 
-        def is_known(state: ClusterState) -> bool:
+        def is_known(state: ClusterView) -> bool:
             return bool(targets_of(state)) or not state.awaited()
 
         if not self._coordinator.read(is_known):
@@ -418,7 +418,7 @@ class EpochFeeder:
         The others have ended the epoch by then if they had no rows of it left.
         """
 
-        def is_known(state: ClusterState) -> bool:
+        def is_known(state: ClusterView) -> bool:
             return bool(run.takers(state)) or not state.restarting()
 
         if not self._coordinator.read(is_known):

@@ -18,7 +18,9 @@ from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
-from tfos.control.state import Action, ClusterState
+from tfos.control.state.actions import Action
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, NodeFailedError, PhaseError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.epochs import EpochFeeder
@@ -56,7 +58,7 @@ class Cluster:
             state.on_event(node, messages.Listening(Endpoint("127.0.0.1", 1)), 0.0)
         return []
 
-    def stop(self, members: Callable[[ClusterState], list[Member]]) -> None:
+    def stop(self, members: Callable[[ClusterView], list[Member]]) -> None:
         """Tell nodes to stop; they end at once."""
 
         def stop(state: ClusterState) -> list[Action]:

@@ -11,7 +11,8 @@ from rpc.endpoint import Endpoint
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.control import messages
 from tfos.control.members import NodeStatus
-from tfos.control.state import Action, ClusterState, Replace, Send, Tell, Warn
+from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
+from tfos.control.state.cluster_state import ClusterState
 from tfos.driver.node_jobs import _after_job
 from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.fit_place import FitPlace

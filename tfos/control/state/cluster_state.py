@@ -11,15 +11,13 @@ the servers. After a fatal end the cluster is FAILED, and every node receives th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from tfos.config import ClusterConfig
 from tfos.control import messages
-from tfos.control.curve import Curve, CurvePoint
-from tfos.control.epoch_log import EpochLog
+from tfos.control.curve import CurvePoint
 from tfos.control.members import Member, NodeStatus, mean_loss
 from tfos.control.messages import FeedEpoch
 from tfos.control.permissions import admitted
@@ -34,9 +32,11 @@ from tfos.control.restarts.node_end import (
     meaning_of,
 )
 from tfos.control.restarts.server_orders import kept_for_servers
-from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId, is_crash
+from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
+from tfos.control.state.cluster_view import ClusterView
+from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
-from tfos.topology import PS_ROLE, Plan, PlannedNode
+from tfos.topology import PS_ROLE
 
 _MAX_FAILURES = 100
 _ATTEMPTS_PER_JOB = 100
@@ -49,71 +49,10 @@ _MOST_NAMED = 8
 """Workers that a warning names; of more it has the number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Give this order to this attempt of a node."""
-
-    node: NodeId
-    order: messages.Order
-
-
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """Warn the user; the cluster goes on."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Inform the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Replace:
-    """Start a new attempt of a lost node in a slot that Spark has."""
-
-    node: PlannedNode
-    first_attempt: int
-    delay_s: float
-
-
-Action = Send | Warn | Tell | Replace
-
-
 @dataclass
-class ClusterState:
+class ClusterState(ClusterView):
     """All nodes of one cluster. Methods named `on_*` take an event and return actions."""
 
-    plan: Plan
-    config: ClusterConfig
-    phase: ClusterPhase = ClusterPhase.NEW
-    failures: list[NodeFailure] = field(default_factory=list)
-    """Every failure and loss, in order of arrival."""
-    fatal: list[NodeFailure] = field(default_factory=list)
-    """Those that failed the cluster; the first is the root cause."""
-    tensorboard: messages.TensorBoardUp | None = None
-    rooms_mib: Mapping[str, float] = field(default_factory=dict)
-    """By node, what its executor's container has for nodes; 0: unknown, or it has no container."""
-    is_starting: bool = False
-    """The node jobs are submitted: a node may hold a slot before it registers."""
-    is_ending: bool = False
-    """The driver stops the nodes: one that registers now is refused."""
-    members: dict[str, Member] = field(init=False)
-    epochs: EpochLog = field(default_factory=EpochLog)
-    """What the chief's fits have reported."""
-    stop_asked: str = ""
-    """Why the streams that train this cluster are to stop; empty: they go on."""
-    curve: Curve = field(default_factory=Curve)
-    """The training over time."""
-    saves_asked: int = 0
-    """Orders SaveNow so far."""
-    training_stop: str = ""
-    """Why main_fun was asked to end its training; empty: it was not."""
-    gone: list[Member] = field(default_factory=list)
-    """Lost attempts of workers that were started again, with their last counts."""
     open_epochs: OpenEpochs = field(default_factory=OpenEpochs)
     """For workers that join later."""
     _finished_feeds: tuple[str, ...] = ()
@@ -125,99 +64,6 @@ class ClusterState:
     """When TensorFlow's first lost parameter server was noticed, in monotonic seconds."""
     _told: set[str] = field(default_factory=set)
     """Warnings that are shown once, as for a whole rack of equal executors."""
-
-    def __post_init__(self) -> None:
-        self.members = {node.name: Member(node) for node in self.plan.nodes}
-
-    # ---- queries of the coordinator ----
-
-    @property
-    def servers(self) -> list[Member]:
-        """Parameter servers in rank order."""
-        return [self.members[node.name] for node in self.plan.servers]
-
-    @property
-    def workers(self) -> list[Member]:
-        """Workers in rank order, the chief first."""
-        return [self.members[node.name] for node in self.plan.workers]
-
-    @property
-    def tensorflow_servers(self) -> list[Member]:
-        """Nodes that run TensorFlow's servers."""
-        return [self.members[node.name] for node in self.plan.tensorflow_servers]
-
-    @property
-    def evaluators(self) -> list[Member]:
-        """The evaluator, if the cluster has one."""
-        return [self.members[node.name] for node in self.plan.evaluators]
-
-    def roster(self) -> tuple[messages.RosterEntry, ...]:
-        """Return every serving node, as its peers see it."""
-        return tuple(
-            messages.RosterEntry(
-                member.node,
-                member.planned.rank,
-                member.host,
-                member.executor_id,
-                member.endpoint,
-                member.free_port,
-            )
-            for member in self.members.values()
-            if member.endpoint is not None
-        )
-
-    def missing(self) -> list[Member]:
-        """Return the nodes that the roster still lacks."""
-        return [
-            member
-            for member in self.members.values()
-            if member.status in (NodeStatus.MISSING, NodeStatus.REGISTERED)
-        ]
-
-    def training(self) -> list[Member]:
-        """Return the workers whose main_fun has neither returned nor failed."""
-        return [worker for worker in self.workers if worker.status is NodeStatus.RUNNING]
-
-    def restarting(self) -> list[Member]:
-        """Return the workers of a running cluster that were lost and are started again."""
-        if self.phase is not ClusterPhase.RUNNING:
-            return []
-        again = (NodeStatus.RESTARTING, NodeStatus.REGISTERED)
-        return [worker for worker in self.workers if worker.status in again]
-
-    def awaited(self) -> list[Member]:
-        """Return the workers whose main_fun is still to return.
-
-        Nobody waits for a replacement of a worker once the others are done, but for the chief's.
-        """
-        training, again = self.training(), self.restarting()
-        return training + again if training or any(each.planned.is_chief for each in again) else []
-
-    def evaluating(self) -> list[Member]:
-        """Return the evaluator while its main_fun runs."""
-        return [each for each in self.evaluators if each.status is NodeStatus.RUNNING]
-
-    def unflushed(self, feed: str, epoch: int) -> list[Member]:
-        """Return the workers that have yet to reach the end of an epoch of a feed.
-
-        Args:
-            feed: name of the feed.
-            epoch: number of the epoch, from 0.
-        """
-        return [
-            worker
-            for worker in self.training()
-            if feed not in worker.flushes or worker.flushes[feed].epoch < epoch
-        ]
-
-    def crash_of(self, member: Member) -> NodeFailure | None:
-        """Return how this attempt crashed; None: it lives, or ended in another way."""
-        ends = (each for each in self.failures if each.node == member.node and is_crash(each))
-        return next(ends, None)
-
-    def live(self) -> list[Member]:
-        """Return the nodes whose supervisor runs."""
-        return [member for member in self.members.values() if member.is_live]
 
     # ---- orders ----
 
