@@ -161,7 +161,9 @@ class NodeJobs:
                 job.start()
             except Exception as error:  # noqa: BLE001 - py4j's many; Spark takes no job any more
                 reason, now_s = f"Spark took no job: {error}", self._coordinator.now_s()
-                self._coordinator.act(lambda state: state.not_restarted(node.name, reason, now_s))
+                self._coordinator.act(
+                    lambda state: state.on_not_restarted(node.name, reason, now_s)
+                )
             else:
                 self._jobs.append(job)
 
@@ -289,7 +291,7 @@ def _after_job(
     ]
     if missing and first_attempt:
         why = "its task ended" if job.error is None else _with_advice(reason_of(job.error))
-        return state.not_restarted(missing[0].name, f"{why} before the node served", now_s)
+        return state.on_not_restarted(missing[0].name, f"{why} before the node served", now_s)
     if job.error is not None:
         gone = [member for member in members if not member.is_live]
         blamed = (missing or gone or members)[0]

@@ -6,7 +6,7 @@ Does not: change anything (control.state.cluster_state does), lock (control.coor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tfos.config import ClusterConfig
@@ -16,7 +16,7 @@ from tfos.control.epoch_log import EpochLog
 from tfos.control.members import Member, NodeStatus
 from tfos.failure import NodeFailure, is_crash
 from tfos.phases import ClusterPhase
-from tfos.topology import Plan
+from tfos.topology import PS_ROLE, Plan
 
 
 @dataclass
@@ -73,6 +73,11 @@ class ClusterView:
     def evaluators(self) -> list[Member]:
         """The evaluator, if the cluster has one."""
         return [self.members[node.name] for node in self.plan.evaluators]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether nodes are to train and to serve."""
+        return self.phase is ClusterPhase.RUNNING and not self.is_ending
 
     def roster(self) -> tuple[messages.RosterEntry, ...]:
         """Return every serving node, as its peers see it."""
@@ -133,10 +138,25 @@ class ClusterView:
             if feed not in worker.flushes or worker.flushes[feed].epoch < epoch
         ]
 
+    def lost_tensorflow_ps(self) -> list[Member]:
+        """Return TensorFlow's parameter servers that were lost."""
+        return [
+            each
+            for each in self.tensorflow_servers
+            if each.planned.role == PS_ROLE and each.status is NodeStatus.LOST
+        ]
+
     def crash_of(self, member: Member) -> NodeFailure | None:
         """Return how this attempt crashed; None: it lives, or ended in another way."""
-        ends = (each for each in self.failures if each.node == member.node and is_crash(each))
-        return next(ends, None)
+        return next(filter(is_crash, self._failures_of(member)), None)
+
+    def failure_of(self, member: Member) -> NodeFailure:
+        """Return how this attempt ended, which is lost."""
+        lost = member.failure("", f"{member.name} was lost")  # for a record that found no room
+        return next(self._failures_of(member), lost)
+
+    def _failures_of(self, member: Member) -> Iterator[NodeFailure]:
+        return (each for each in self.failures if each.node == member.node)
 
     def live(self) -> list[Member]:
         """Return the nodes whose supervisor runs."""

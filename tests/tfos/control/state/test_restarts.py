@@ -231,7 +231,7 @@ def test_a_node_for_which_spark_has_no_slot_is_given_up_in_time():
 def test_a_job_that_could_not_start_a_node_again_counts_as_its_loss():
     state = running(workers=2)
     dies(state, "worker:1")
-    again = state.not_restarted("worker:1", "no such file before the node served", NOW + 1.0)
+    again = state.on_not_restarted("worker:1", "no such file before the node served", NOW + 1.0)
     assert only(again, Replace).first_attempt == 200
     assert "no such file" in only(again, Warn).text
 

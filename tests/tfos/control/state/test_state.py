@@ -270,9 +270,6 @@ def test_a_connection_that_comes_back_is_no_loss():
     state.on_stream_closed(_id("worker:1"), NOW)
     assert state.on_stream_opened(_id("worker:1"), NOW + 2) == ""
     assert state.on_tick(NOW + 4) == []
-    state.on_stream_closed(_id("worker:1"), NOW + 5)
-    state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 2, "x"), NOW + 7)
-    assert state.on_tick(NOW + 8.5) == []
 
 
 def test_a_node_lost_while_starting_may_come_again():
