@@ -2,7 +2,7 @@
 
 Covers: the orders to the chief, the meaning of its reports.      Pure.
 Does not: feed (tfos.feed.epochs), count or skip batches (tfos.streaming), record or save batch
-ids (tfos.worker.micro_batches).
+ids (tfos.worker.trained_feeds).
 """
 
 from __future__ import annotations

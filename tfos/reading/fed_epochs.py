@@ -67,8 +67,6 @@ class FedEpochRecord:
             epoch: number that this run's driver gave it, from 0.
             place: where `fit` goes on after it.
         """
-        if self._client is None:
-            return
         before = self.before.get(feed, 0)
         self._feeds[feed] = FedEpochs(before + epoch + 1, before, place)
         self._set(msgspec.to_builtins(self._feeds))

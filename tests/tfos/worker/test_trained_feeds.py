@@ -8,7 +8,7 @@ from ps.errors import ServerPhaseError
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.fit_place import METADATA_NAME as FED_EPOCHS
 from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
-from tfos.worker.micro_batches import METADATA_NAME, MicroBatches
+from tfos.worker.trained_feeds import METADATA_NAME, TrainedFeeds
 
 PLACE = FitPlace(0, 1)
 
@@ -51,7 +51,7 @@ class Bed:
         self.client = Client()
         self.saver = Saver(self.client, {METADATA_NAME: restored} if restored else None)
         self.said: list[BatchReport] = []
-        self.batches = MicroBatches(self.said.append)
+        self.batches = TrainedFeeds(self.said.append)
         saver: Any = self.saver
         client: Any = self.client
         self.batches.begin(saver, lambda: client)
@@ -182,7 +182,7 @@ class Run:
         self.client = Client()
         self.client.metadata = dict(metadata)
         self.said: list[BatchReport] = []
-        self.batches = MicroBatches(self.said.append)
+        self.batches = TrainedFeeds(self.said.append)
         self.batches.begin(
             Saver(self.client, dict(metadata)),  # type: ignore[arg-type]
             lambda: self.client,  # type: ignore[arg-type,return-value]
