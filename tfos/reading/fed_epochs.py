@@ -52,12 +52,16 @@ class FedEpochRecord:
             resumes: the run goes on where an interrupted one was; False: it forgets that.
         """
         self._client, self._feeds = client, fed_epochs(metadata)
-        self.before = {
-            feed: found.before if joins else found.count for feed, found in self._feeds.items()
-        }
         if not joins and not resumes:
             self.end()
-            self.before = {}
+        elif not joins and self._feeds:
+            # At once: a chief that joins before the first epoch has ended begins from this record.
+            self._feeds = {
+                feed: FedEpochs(found.count, found.count, found.fit)
+                for feed, found in self._feeds.items()
+            }
+            self._write()
+        self.before = {feed: found.before for feed, found in self._feeds.items()}
 
     def note(self, feed: str, epoch: int, place: FitPlace) -> None:
         """Record an epoch that every worker has trained.
@@ -69,7 +73,7 @@ class FedEpochRecord:
         """
         before = self.before.get(feed, 0)
         self._feeds[feed] = FedEpochs(before + epoch + 1, before, place)
-        self._set(msgspec.to_builtins(self._feeds))
+        self._write()
 
     def stopped(self, feed: str, number: int) -> None:
         """Let a run that resumes begin with the next fit: this one has stopped itself.
@@ -81,16 +85,17 @@ class FedEpochRecord:
         found = self._feeds.get(feed)
         if found is not None and found.fit.number == number:
             self._feeds[feed] = FedEpochs(found.count, found.before, FitPlace(number + 1, -1))
-            self._set(msgspec.to_builtins(self._feeds))
+            self._write()
 
     def end(self) -> None:
         """Remove the record: main_fun has returned, and a later run goes on from no middle."""
         if self._feeds:
-            self._set(None)
             self._feeds = {}
+            self._write()
 
-    def _set(self, value: dict[str, Any] | None) -> None:
+    def _write(self) -> None:
         if self._client is not None:
+            value = msgspec.to_builtins(self._feeds) or None
             # Servers without a model: no epoch had a row yet, and nothing can be saved.
             with contextlib.suppress(ServerPhaseError):
                 self._client().set_metadata(METADATA_NAME, value)

@@ -231,6 +231,14 @@ def test_a_chief_that_joins_counts_from_where_its_run_began():
     assert joined.noted["input"].count == 4
 
 
+def test_a_chief_that_was_lost_in_the_first_epoch_counts_from_where_its_run_began():
+    lost = Run({FED_EPOCHS: {"input": {"count": 2, "before": 1, "fit": {"number": 0, "epoch": 2}}}})
+    joined = Run(lost.client.metadata, joins=True)
+    assert joined.said[0].epochs == {"input": 2}
+    joined.train(0, FitPlace(0, 3))
+    assert joined.noted == {"input": FedEpochs(3, 2, FitPlace(0, 3))}
+
+
 def test_a_run_whose_fit_has_stopped_itself_goes_on_with_the_next_fit():
     run = Run({})
     run.train(0, FitPlace(0, 1))
