@@ -1,7 +1,7 @@
 """Epoch feed: one running epoch, its workers, their counts and its console lines.
 
 Covers: questions to the cluster's state.      Pure.
-Does not: feed or wait (tfos.feed.epochs), count (tfos.feed.ledger).
+Does not: feed or wait (tfos.feed.epoch_feeder), count (tfos.feed.ledger).
 """
 
 from __future__ import annotations

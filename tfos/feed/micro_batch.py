@@ -1,8 +1,8 @@
 """Micro-batch of a stream at the driver: its orders to the chief and the chief's reports.
 
 Covers: the orders to the chief, the meaning of its reports.      Pure.
-Does not: feed (tfos.feed.epochs), count or skip batches (tfos.streaming), record or save batch
-ids (tfos.worker.trained_feeds).
+Does not: feed (tfos.feed.epoch_feeder), count or skip batches (tfos.streaming), record or save
+batch ids (tfos.worker.trained_feeds).
 """
 
 from __future__ import annotations

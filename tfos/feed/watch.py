@@ -1,7 +1,7 @@
 """Watch of a running feed: what train() waits for, and the error if it does not happen.
 
 Covers: progress output, stalls, a cluster that fails or ends, the cause of a failed job.
-Does not: feed (tfos.feed.epochs), count rows (tfos.feed.ledger), draw (tfos.console).
+Does not: feed (tfos.feed.epoch_feeder), count rows (tfos.feed.ledger), draw (tfos.console).
 Runs in: the driver.
 Threads: several calls may wait at once, for different feeds.
 """

@@ -1,7 +1,8 @@
 """Resuming of fed epochs: the chief records on the servers which epochs every worker has trained.
 
 Covers: the record while `fit` follows a feed, its end when main_fun returns.
-Does not: skip epochs (tfos.feed.epochs, at the driver), begin `fit` there (tfos.keras.fit), save.
+Does not: skip epochs (tfos.feed.cluster_feeder, at the driver), begin `fit` there (tfos.keras.fit),
+save.
 Runs in: the chief's process.
 Threads: `note` comes from the thread that runs `fit`, the others from the main thread, before and
 after it.

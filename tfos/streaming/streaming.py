@@ -2,7 +2,7 @@
 
 Covers: TFCluster's calls for streams, the function of foreachBatch, batches that are repeated or
 missing, saves after batches.
-Does not: feed (tfos.feed.epochs), note or save (tfos.worker.trained_feeds in the chief's
+Does not: feed (tfos.feed.epoch_feeder), note or save (tfos.worker.trained_feeds in the chief's
 process), watch or stop a query (tfos.streaming.handle).
 Runs in: the driver.
 Threads: Spark calls `train_batch` on a thread of each query; the rest comes from the user's.

@@ -23,8 +23,8 @@ from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, NodeFailedError, PhaseError
 from tfos.failure import NodeFailure, NodeId
-from tfos.feed.epochs import EpochFeeder
-from tfos.feed.request import FeedCall, FeedRequest
+from tfos.feed.cluster_feeder import ClusterFeeder
+from tfos.feed.request import EpochNumbers, FeedCall, FeedRequest
 from tfos.feed.watch import FeedWatch
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
@@ -36,7 +36,7 @@ REQUEST = FeedRequest(
     feed_timeout_s=60.0,
     num_epochs=1,
 )
-CALL = FeedCall("input", 0.0, lambda: False)
+CALL = FeedCall("input", 0.0, lambda: False, EpochNumbers())
 CLOSED = RuntimeError("feeding.errors.FeedClosed: worker:0 takes no more rows")
 
 
@@ -88,10 +88,10 @@ class Cluster:
         self.coordinator.act(lambda state: state.fail(failure))
         self.stop(lambda state: state.live())
 
-    def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> EpochFeeder:
+    def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> ClusterFeeder:
         credentials = Credentials.generate()
-        made: Any = EpochFeeder(None, self.coordinator, credentials, self.config, self.console)
-        made._feed = lambda run, task: feed(task)
+        made: Any = ClusterFeeder(None, self.coordinator, credentials, self.config, self.console)
+        made.epochs._feed = lambda run, task: feed(task)
         return made
 
 

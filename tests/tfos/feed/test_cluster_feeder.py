@@ -22,7 +22,7 @@ from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
-from tfos.feed.epochs import EpochFeeder
+from tfos.feed.cluster_feeder import ClusterFeeder
 from tfos.feed.request import FeedRequest
 from tfos.feed.sources import source_of
 from tfos.phases import ClusterPhase
@@ -89,10 +89,10 @@ class Played:
         self.happens.append((name, messages.FlushReached("input", 0, stats)))
 
 
-def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> EpochFeeder:
+def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> ClusterFeeder:
     console = Console(enabled=False)
-    made = EpochFeeder(None, played, Credentials.generate(), played.config, console)
-    made._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
+    made = ClusterFeeder(None, played, Credentials.generate(), played.config, console)
+    made.epochs._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
     return made
 
 
