@@ -35,7 +35,8 @@ from tfos.control.restarts.silence import silence_of
 from tfos.control.state import notices
 from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
 from tfos.control.state.cluster_view import ClusterView
-from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
+from tfos.control.state.job_end import JobEnd, blame_of
+from tfos.failure import EXECUTOR_LOST, NODE_JOB_FAILED, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
 from tfos.topology import PS_ROLE
 
@@ -357,6 +358,22 @@ class ClusterState(ClusterView):
         """
         member = self.members[name]
         return self._end_of(member, member.failure("", reason), now_s, outside=True)
+
+    def on_job_ended(self, end: JobEnd, now_s: float) -> list[Action]:
+        """Handle the end of a Spark job that starts nodes.
+
+        Args:
+            end: how it ended.
+            now_s: monotonic seconds.
+        """
+        blame = blame_of(end, self)
+        if blame is None:
+            return []
+        if blame.may_restart:
+            return self.on_not_restarted(blame.member.name, blame.reason, now_s)
+        failure = blame.member.failure(NODE_JOB_FAILED, blame.reason)
+        ends_in_order = end.is_cancelled and self.phase is ClusterPhase.RUNNING
+        return self.fail(failure, stop=not ends_in_order)
 
     def on_tick(self, now_s: float) -> list[Action]:
         """Find silent nodes, and note how far the training is.
