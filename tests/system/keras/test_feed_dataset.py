@@ -18,7 +18,7 @@ from tests.support.keras_training import (
     serving,
     together,
 )
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 from tfos.control.messages import BatchReport, TrainBatch
 from tfos.errors import (
     FeedEndedWarning,
