@@ -20,7 +20,7 @@ from typing import Any
 from rpc.auth.handshake import Identity, Role
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
-from tfos.control.state.actions import Action, Replace
+from tfos.control.state.actions import Replace
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.job_end import JobEnd
 from tfos.node import versions
@@ -113,7 +113,7 @@ class NodeJobs:
             workers_hold_slots: whether a worker's task stays as long as its node.
         """
         self._main_fun, self._workers_hold_slots = main_fun, workers_hold_slots
-        self._coordinator.act(_note_start)
+        self._coordinator.act(ClusterState.begin_start)
         servers = [("ps", plan.servers)]
         if plan.servers_at_driver:
             servers = [(f"ps-{node.index}", (node,)) for node in plan.servers]
@@ -252,11 +252,6 @@ def _by_role(
         (f"tensorflow-{role}", tuple(node for node in nodes if node.role == role), True)
         for role in roles
     ]
-
-
-def _note_start(state: ClusterState) -> list[Action]:
-    state.is_starting = True
-    return []
 
 
 def _end_of(job: SparkJob[list[Any]], nodes: tuple[PlannedNode, ...], first_attempt: int) -> JobEnd:

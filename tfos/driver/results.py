@@ -146,7 +146,7 @@ def _missing(worker: Member, state: ClusterView) -> str:
         return f"{worker.name}: {reason}" if reason else ""
     if worker.status is NodeStatus.RUNNING and not worker.stop_ordered:
         return f"{worker.name} still runs main_fun; call shutdown() first, which waits for it"
-    own = [each for each in state.failures if each.node == worker.node]
+    own = state.failures_of(worker)
     if worker.status in (NodeStatus.LOST, NodeStatus.FAILED) and own:
         how = "was lost" if worker.status is NodeStatus.LOST else "failed"
         return f"{worker.name} {how}: {own[0].message.partition(chr(10))[0]}"

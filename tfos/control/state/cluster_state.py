@@ -70,6 +70,11 @@ class ClusterState(ClusterView):
         if may_move(self.phase, target):
             self.phase = target
 
+    def begin_start(self) -> list[Action]:
+        """Note that the node jobs are submitted: a node may hold a slot before it registers."""
+        self.is_starting = True
+        return []
+
     def flush(
         self,
         feed: str,

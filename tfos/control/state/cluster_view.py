@@ -6,7 +6,7 @@ Does not: change anything (control.state.cluster_state does), lock (control.coor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tfos.config import ClusterConfig
@@ -34,7 +34,7 @@ class ClusterView:
     rooms_mib: Mapping[str, float] = field(default_factory=dict)
     """By node, what its executor's container has for nodes; 0: unknown, or it has no container."""
     is_starting: bool = False
-    """The node jobs are submitted: a node may hold a slot before it registers."""
+    """The node jobs are submitted."""
     is_ending: bool = False
     """The driver stops the nodes: one that registers now is refused."""
     members: dict[str, Member] = field(init=False)
@@ -148,15 +148,16 @@ class ClusterView:
 
     def crash_of(self, member: Member) -> NodeFailure | None:
         """Return how this attempt crashed; None: it lives, or ended in another way."""
-        return next(filter(is_crash, self._failures_of(member)), None)
+        return next(filter(is_crash, self.failures_of(member)), None)
 
     def failure_of(self, member: Member) -> NodeFailure:
         """Return how this attempt ended, which is lost."""
         lost = member.failure("", f"{member.name} was lost")  # for a record that found no room
-        return next(self._failures_of(member), lost)
+        return next(iter(self.failures_of(member)), lost)
 
-    def _failures_of(self, member: Member) -> Iterator[NodeFailure]:
-        return (each for each in self.failures if each.node == member.node)
+    def failures_of(self, member: Member) -> list[NodeFailure]:
+        """Return the records of this attempt, in order of arrival."""
+        return [each for each in self.failures if each.node == member.node]
 
     def live(self) -> list[Member]:
         """Return the nodes whose supervisor runs."""
