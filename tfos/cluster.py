@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver import preflight, reservation
 from tfos.driver.ported_attributes import PortedAttributes
 from tfos.driver.reservation import Reservation
@@ -59,7 +59,7 @@ class PageCalls:
         if not self._reserved.settings.tensorboard.is_wanted:
             return None
 
-        def known(state: ClusterState) -> bool:
+        def known(state: ClusterView) -> bool:
             return state.tensorboard is not None or state.phase is not ClusterPhase.RUNNING
 
         coordinator = self._reserved.coordinator

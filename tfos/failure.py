@@ -52,6 +52,8 @@ class NodeFailure(msgspec.Struct, frozen=True):
 
 EXECUTOR_LOST = "ExecutorLost"
 """`NodeFailure.error_type`: the node's executor ended."""
+NODE_JOB_FAILED = "NodeJobFailed"
+"""`NodeFailure.error_type`: Spark gave up on the job that holds this node's task."""
 
 
 GPU_UNUSABLE = "GpuUnusable"

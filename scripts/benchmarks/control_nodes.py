@@ -30,7 +30,7 @@ from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.shutdown import Shutdown
 from tfos.phases import ClusterPhase
@@ -129,7 +129,7 @@ def simulate(layout: Plan, per_host: int, beating_s: float, config: ClusterConfi
     return measured
 
 
-def _await(coordinator: Coordinator, done: Callable[[ClusterState], bool]) -> None:
+def _await(coordinator: Coordinator, done: Callable[[ClusterView], bool]) -> None:
     reached = coordinator.wait(lambda state: bool(state.fatal) or done(state), WAIT_S)
     if error := coordinator.error():
         raise error
@@ -137,11 +137,11 @@ def _await(coordinator: Coordinator, done: Callable[[ClusterState], bool]) -> No
         raise RuntimeError(f"not reached within {WAIT_S:.0f} s: {_counts(coordinator)}")
 
 
-def _all_train(state: ClusterState) -> bool:
+def _all_train(state: ClusterView) -> bool:
     return all(worker.phase == "main_fun" for worker in state.workers)
 
 
-def _num(state: ClusterState, status: NodeStatus) -> int:
+def _num(state: ClusterView, status: NodeStatus) -> int:
     return sum(member.status is status for member in state.members.values())
 
 

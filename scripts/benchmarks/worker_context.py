@@ -26,7 +26,7 @@ class BenchWorker:
     """
 
     feed_channel: Any = None
-    micro_batches: Any = None
+    trained_feeds: Any = None
     stop_asked = False
     fit_place = None
     resumes_epochs = False

@@ -39,8 +39,8 @@ from tests.support.rpc import (
     sealed_pair,
     shared_pair,
     tls_pair,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

@@ -38,8 +38,8 @@ from tests.support.ps_cluster import (
     make_manifest,
     run_all,
     succeeded,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

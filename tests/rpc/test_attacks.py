@@ -32,8 +32,8 @@ from tests.support.rpc import (
     error_of,
     little_memory,
     num_descriptors,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

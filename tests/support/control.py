@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.server import ControlServer
+from tfos.control.state.actions import Action
+from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import NodeId
+from tfos.phases import ClusterPhase
 
 WAIT_S = 30.0
 
@@ -106,3 +110,13 @@ class ControlBed:
         for client in self.clients:
             client.close()
         self.server.close()
+
+
+def moving(phase: ClusterPhase) -> Callable[[ClusterState], list[Action]]:
+    """Return what makes a coordinator's cluster enter a phase."""
+
+    def move(state: ClusterState) -> list[Action]:
+        state.move(phase)
+        return []
+
+    return move

@@ -25,8 +25,8 @@ from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from tfos.fit_place import FitPlace
 from tfos.worker.epoch_reports import EpochReports
-from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.seen_progress import SeenProgress
+from tfos.worker.trained_feeds import TrainedFeeds
 
 DEADLINE_S = 60.0
 _names = itertools.count()
@@ -41,7 +41,7 @@ class Context:
     worker_rank: int = 0
     cluster_log_dir: str | None = None
     feed_channel: FeedChannel = field(default_factory=FeedChannel)
-    micro_batches: MicroBatches = field(default_factory=lambda: MicroBatches(lambda _: None))
+    trained_feeds: TrainedFeeds = field(default_factory=lambda: TrainedFeeds(lambda _: None))
     reported: list[Any] = field(default_factory=list)
     """What `fit` has reported of its epochs."""
     make_client: Callable[[], PSClient] = field(repr=False, kw_only=True, default=lambda: None)  # type: ignore[assignment]

@@ -12,7 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyspark
 import pytest
@@ -57,7 +57,7 @@ def local_yarn(directory: Path, kind: type[Yarn], *, kerberos: bool = False) -> 
 
 
 class Submission:
-    """A program that runs on a local YARN.
+    """A program that runs on a local YARN, until the end of the `with` block at the latest.
 
     Args:
         yarn: where.
@@ -77,7 +77,6 @@ class Submission:
         executors: int = 3,
         conf: dict[str, str] | None = None,
     ) -> None:
-        self._yarn = yarn
         of_pyspark = Path(pyspark.__file__).parent
         java = " ".join([QUICK_JVM, *yarn.java_options])
         own = {"spark.yarn.jars": f"local:{of_pyspark}/jars/*"}
@@ -100,13 +99,16 @@ class Submission:
                 start_new_session=True,  # so that driver and JVM can be ended together
             )
 
-    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
-        """Return its exit status once it has ended; kill it after so many seconds."""
-        try:
-            return self._process.wait(timeout_s)
-        except BaseException:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if not self.has_ended:  # it would ask for its application as long as nobody answers
             self.kill()
-            raise
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Return its exit status once it has ended, within so many seconds."""
+        return self._process.wait(timeout_s)
 
     @property
     def has_ended(self) -> bool:
@@ -131,9 +133,9 @@ class Submission:
 
 def submitted(yarn: LocalYarn, program: Path, *arguments: str, **options: Any) -> str:
     """Run a program to its end; return what spark-submit printed. Arguments as of Submission."""
-    run = Submission(yarn, program, *arguments, **options)
-    assert run.wait() == 0, run.output()[-6000:] + logs(yarn)
-    return run.output()
+    with Submission(yarn, program, *arguments, **options) as run:
+        assert run.wait() == 0, run.output()[-6000:] + logs(yarn)
+        return run.output()
 
 
 def logs(yarn: LocalYarn) -> str:

@@ -261,14 +261,6 @@ def raw_call(
         return messages.decode_reply(reply.meta, Ack)
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {timeout_s} s for {what}"
-        tick.wait(0.005)
-
-
 ADD = Add()
 
 

@@ -38,15 +38,6 @@ SERVER = Identity(Role.SERVER, 0)
 PART_BYTES = 64 * 1024
 
 
-def wait_until(condition: Callable[[], bool], what: str = "the condition") -> None:
-    """Poll a condition that another thread makes true."""
-    deadline = time.monotonic() + WAIT_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true within {WAIT_S} s"
-        pause.wait(0.002)
-
-
 @dataclass(frozen=True)
 class OutCall:
     """One call of `call_all`."""

@@ -20,10 +20,11 @@ from ps.manifest.manifest import Layout
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
 from tests.support.programs.soaking_worker import Counts, Job, ids_of, pushes_together
-from tests.support.ps_cluster import ADD, filled, wait_until
+from tests.support.ps_cluster import ADD, filled
 from tests.support.ps_processes import CREDENTIALS, SECRET, ServerProcess
 from tests.support.snapshot_skew import torn_by
 from tests.support.tables import table, with_tables
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SIZE = 30_000

@@ -10,6 +10,7 @@ import msgspec
 from ps.stats.server_stats import ServerStats
 from rpc.endpoint import Endpoint
 from rpc.histogram import Latency
+from tests.support.control import moving
 from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
@@ -51,7 +52,7 @@ class WatchedJob:
             clock=lambda: self.now_s,
         )
         self.job = Job(self.coordinator, INFO)
-        self.coordinator.read(lambda state: state.move(ClusterPhase.RESERVED))
+        self.coordinator.act(moving(ClusterPhase.RESERVED))
         for name in NODES:
             node = node_id(name)
             self.coordinator.on_register(messages.Register(node, "1", "host-a", 7))

@@ -14,9 +14,8 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import NodeStatus
-from tfos.control.state import Action, ClusterState
-from tfos.driver import node_jobs
+from tfos.control.state.actions import Action
+from tfos.control.state.cluster_state import ClusterState
 from tfos.errors import SettingsError
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
@@ -95,25 +94,6 @@ def test_an_rdd_is_fed_ten_times_unless_told_otherwise(cluster):
     cluster.train(dataRDD=rdd)
     assert feeding.calls == [(rdd, 10, "input")]
     cluster.abort()
-
-
-@pytest.mark.fault("F14")
-def test_a_job_that_fails_with_a_lost_node_is_blamed_on_that_node():
-    def lose(state: ClusterState) -> list[Action]:
-        for member in state.members.values():
-            member.status = NodeStatus.RUNNING
-        state.members["worker:1"].status = NodeStatus.LOST
-        return []
-
-    coordinator = Coordinator(plan(3, 0), ClusterConfig(), Console(enabled=False))
-    coordinator.act(_run)
-    coordinator.act(lose)
-    job: Any = types.SimpleNamespace(is_cancelled=False, error=RuntimeError("stage failed"))
-    nodes = coordinator.read(lambda state: state.plan.workers)
-    coordinator.act(lambda state: node_jobs._after_job(state, nodes, job, 0, 0.0))
-    error = coordinator.error()
-    assert error is not None
-    assert error.failures[0].node.name == "worker:1"
 
 
 @pytest.mark.fault("F15")

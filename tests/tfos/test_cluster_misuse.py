@@ -17,7 +17,7 @@ from tests.support.fake_spark import FakeRdd, FakeSpark
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
 from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, UnsupportedError
-from tfos.feed import epochs
+from tfos.feed import cluster_feeder
 from tfos.node.spec import NodeBundle
 from tfos.phases import ClusterPhase
 from tfos.spark import interruptible
@@ -260,15 +260,15 @@ def test_an_interrupted_train_does_not_end_the_one_of_another_thread(spark, clus
 def test_the_first_trains_of_two_threads_share_their_accounts(spark, cluster, monkeypatch):
     made = []
     both = threading.Barrier(2)
-    make = epochs.EpochFeeder.__init__
+    make = cluster_feeder.ClusterFeeder.__init__
 
-    def slowly(self: epochs.EpochFeeder, *args: Any) -> None:
+    def slowly(self: cluster_feeder.ClusterFeeder, *args: Any) -> None:
         made.append(self)
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.2)
         make(self, *args)
 
-    monkeypatch.setattr(epochs.EpochFeeder, "__init__", slowly)
+    monkeypatch.setattr(cluster_feeder.ClusterFeeder, "__init__", slowly)
     with ThreadPoolExecutor(2) as pool:
         for feed in ("input", "second"):
             pool.submit(cluster.train, FakeRdd(spark, [1]), 1, qname=feed)

@@ -26,7 +26,9 @@ from tfos.console.line_rate import LineRate
 from tfos.console.log_tail import LogTail
 from tfos.control import messages
 from tfos.control.server import ControlServer
-from tfos.control.state import Action, ClusterState, Replace, Send, Warn
+from tfos.control.state.actions import Action, Replace, Send, Warn
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import ControlError, ControlRefused, NodeFailedError
 from tfos.failure import NodeFailure, NodeId, is_symptom
 from tfos.phases import ClusterPhase
@@ -156,7 +158,7 @@ class Coordinator:
         with self._lock:
             return self._state.phase
 
-    def read(self, question: Callable[[ClusterState], Value]) -> Value:
+    def read(self, question: Callable[[ClusterView], Value]) -> Value:
         """Return the result of a function of the state, called under the lock."""
         with self._lock:
             return question(self._state)
@@ -167,7 +169,7 @@ class Coordinator:
             self._execute(decide(self._state))
             self._changed.notify_all()
 
-    def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
         """Wait until `done`; return whether it came true in time.
 
         The coordinator checks the condition after every event, so there is no polling delay.
@@ -338,6 +340,6 @@ def _not_replaced(action: Replace) -> None:
     raise ControlError(f"nobody starts {action.node.name} again")
 
 
-def _host(state: ClusterState, node: NodeId) -> str:
+def _host(state: ClusterView, node: NodeId) -> str:
     member = state.members.get(node.name)
     return member.host if member is not None and member.host else "?"

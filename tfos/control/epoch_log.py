@@ -2,7 +2,7 @@
 
 Covers: epochs with their metrics, the feeds that fits read, the best checkpoint, the evaluations of
 checkpoints.
-Does not: show them (tfos.monitor.history) or wait (tfos.feed.epochs).
+Does not: show them (tfos.monitor.history) or wait (tfos.feed.epoch_feeder).
 Runs in: the driver.      Pure; control.state owns it.
 """
 

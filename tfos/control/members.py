@@ -64,7 +64,7 @@ class Member:
     heard_s: float = 0.0
     stream_lost_s: float | None = None
     lost_s: float = 0.0
-    """When a new attempt was asked for, in monotonic seconds."""
+    """When its newest attempt was lost, in monotonic seconds."""
     stop_ordered: bool = False
     serves_shard: bool = False
     """It is a worker that serves a shard of the parameters."""

@@ -6,14 +6,16 @@ tensors (rpc).
 
 Direction and call:
     supervisor -> driver
-        Register -> RegisterReply     unary, upsert by (role, index, attempt)
-        Heartbeat -> HeartbeatReply unary, every `heartbeat_s`; carries progress EventReport ->
-        EventAck unary, at once: Listening, FlushReached, Failed, Done ... LogBatch -> EventAck
-        unary, rate-limited lines of the node's output driver -> supervisor Subscribe -> stream of
-        SequencedOrder server stream; orders arrive at once A node proves its identity by its TLS
-        certificate; the server refuses a message whose node differs.
+        Register -> RegisterReply       unary, upsert by (role, index, attempt)
+        Heartbeat -> HeartbeatReply     unary, every `heartbeat_s`; carries progress
+        EventReport -> EventAck         unary, at once: Listening, FlushReached, Failed, Done ...
+        LogBatch -> EventAck            unary, rate-limited lines of the node's output
+    driver -> supervisor
+        Subscribe -> SequencedOrder ...     server stream; orders arrive at once
     operator -> driver
-        Ask -> Answer                 unary; another process of the driver's user, see tfos.watch
+        Ask -> Answer                   unary; another process of the driver's user, see tfos.watch
+
+A node proves its identity by its TLS certificate; the server refuses a message whose node differs.
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ class FlushReached(msgspec.Struct, frozen=True, tag=True):
 
 
 class BatchReport(msgspec.Struct, frozen=True, tag=True):
-    """How far the chief is with the micro-batches of streams; see node.micro_batches."""
+    """How far the chief is with the micro-batches of streams; see worker.trained_feeds."""
 
     feed: str
     """Of the order that this answers; empty: none, the chief has begun."""

@@ -12,7 +12,7 @@ import math
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.shown_wait import shown_wait
 from tfos.monitor import training
 from tfos.phases import ClusterPhase
@@ -54,7 +54,7 @@ class MainFunWait:
         silent = self._coordinator.read(lambda state: self._silent(state, now_s))
         return silent or str(self._progress), self._progress.is_starting
 
-    def _silent(self, state: ClusterState, now_s: float) -> str:
+    def _silent(self, state: ClusterView, now_s: float) -> str:
         """Follow the numbers; return what to say of loops that report none, or an empty string."""
         self.follow(state, now_s)
         began_s = [each.phase_since_s for each in state.training() if each.phase == "main_fun"]
@@ -74,7 +74,7 @@ class MainFunWait:
             last = f"main_fun has returned on every worker: {self._progress.whole_epoch()}"
             self._console.progress(last, final=True)
 
-    def follow(self, state: ClusterState, now_s: float) -> None:
+    def follow(self, state: ClusterView, now_s: float) -> None:
         """Add what the workers report now; begin an epoch once all of them are in it.
 
         Args:
@@ -95,11 +95,11 @@ class MainFunWait:
         progress.add(sample)
 
 
-def _nobody_trains(state: ClusterState) -> bool:
+def _nobody_trains(state: ClusterView) -> bool:
     return not state.awaited() or state.phase is not ClusterPhase.RUNNING
 
 
-def _waiting(state: ClusterState, now_s: float) -> str:
+def _waiting(state: ClusterView, now_s: float) -> str:
     names = [f"{worker.name} ({worker.phase})" for worker in state.awaited()]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     since_s = now_s - min((worker.phase_since_s for worker in state.awaited()), default=now_s)

@@ -2,7 +2,7 @@
 
 Of parameter servers beside the driver (driver_ps_nodes) each has a thread in the place of a job.
 
-Covers: bundles with each node's own keys, the jobs, what their end means.
+Covers: bundles with each node's own keys, the jobs.
 Does not: run on executors (tfos.node.task), decide about nodes (tfos.control.state).
 Runs in: the driver.
 Threads: `start` and `end` from any; a start that `end` overtakes submits nothing more. Each job
@@ -20,8 +20,9 @@ from typing import Any
 from rpc.auth.handshake import Identity, Role
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import Member, NodeStatus
-from tfos.control.state import Action, ClusterState, Replace
+from tfos.control.state.actions import Replace
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.job_end import JobEnd
 from tfos.node import versions
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
@@ -30,10 +31,6 @@ from tfos.spark.jobs import SparkJob, reason_of, was_cancelled
 from tfos.spark.node_rdd import node_rdd
 from tfos.spark.profiles import NodePlaces, spark_profile
 from tfos.topology import Plan, PlannedNode
-
-NODE_JOB_FAILED = "NodeJobFailed"
-"""`NodeFailure.error_type`: Spark gave up on the job that holds this node's task."""
-_NOT_SERVING = (NodeStatus.MISSING, NodeStatus.REGISTERED, NodeStatus.RESTARTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class NodeJobs:
             workers_hold_slots: whether a worker's task stays as long as its node.
         """
         self._main_fun, self._workers_hold_slots = main_fun, workers_hold_slots
-        self._coordinator.act(_note_start)
+        self._coordinator.act(ClusterState.begin_start)
         servers = [("ps", plan.servers)]
         if plan.servers_at_driver:
             servers = [(f"ps-{node.index}", (node,)) for node in plan.servers]
@@ -160,7 +157,9 @@ class NodeJobs:
                 job.start()
             except Exception as error:  # noqa: BLE001 - py4j's many; Spark takes no job any more
                 reason, now_s = f"Spark took no job: {error}", self._coordinator.now_s()
-                self._coordinator.act(lambda state: state.not_restarted(node.name, reason, now_s))
+                self._coordinator.act(
+                    lambda state: state.on_not_restarted(node.name, reason, now_s)
+                )
             else:
                 self._jobs.append(job)
 
@@ -230,9 +229,11 @@ class NodeJobs:
             return [task.at_driver(bundle) for bundle in bundles]
 
         def ended(job: SparkJob[list[Any]]) -> None:
-            now_s = self._coordinator.now_s()
-            self._coordinator.act(lambda state: _after_job(state, nodes, job, first_attempt, now_s))
-            if _is_cancelled_by_others(job) and self._coordinator.phase is ClusterPhase.FAILED:
+            if job.is_cancelled:
+                return
+            end, now_s = _end_of(job, nodes, first_attempt), self._coordinator.now_s()
+            self._coordinator.act(lambda state: state.on_job_ended(end, now_s))
+            if end.is_cancelled and self._coordinator.phase is ClusterPhase.FAILED:
                 self._on_cancel()
 
         names = ", ".join(node.name for node in nodes)
@@ -253,69 +254,16 @@ def _by_role(
     ]
 
 
-def _note_start(state: ClusterState) -> list[Action]:
-    state.is_starting = True
-    return []
-
-
-def _after_job(
-    state: ClusterState,
-    nodes: tuple[PlannedNode, ...],
-    job: SparkJob[list[Any]],
-    first_attempt: int,
-    now_s: float,
-) -> list[Action]:
-    """Decide what the end of a node job means.
-
-    Nodes outlive the task that started them, so a job's end alone is no failure of a node that
-    serves. It is one while nodes are missing, and when Spark gave up or was told to cancel.
-    """
-    if job.is_cancelled or state.is_ending:
-        return []
-    if state.phase not in (ClusterPhase.RESERVED, ClusterPhase.RUNNING):
-        return []
-    known = [state.members[node.name] for node in nodes]
-    # A later job has started the others again.
-    members = [member for member in known if member.first_attempt == first_attempt]
-    if not members:
-        return []
-    if state.phase is ClusterPhase.RUNNING and all(node.is_evaluator for node in nodes):
-        return []  # its heartbeats tell whether it lives, and nobody waits for it
-    missing = [
-        member
-        for member in members
-        if member.status in _NOT_SERVING and not _is_of_another_job(member, first_attempt)
-    ]
-    if missing and first_attempt:
-        why = "its task ended" if job.error is None else _with_advice(reason_of(job.error))
-        return state.not_restarted(missing[0].name, f"{why} before the node served", now_s)
-    if job.error is not None:
-        gone = [member for member in members if not member.is_live]
-        blamed = (missing or gone or members)[0]
-        if all(member.stop_ordered for member in members):
-            return []
-        failure = blamed.failure(NODE_JOB_FAILED, _with_advice(reason_of(job.error)))
-        ends_in_order = state.phase is ClusterPhase.RUNNING and _is_cancelled_by_others(job)
-        return state.fail(failure, stop=not ends_in_order)
-    if not missing:
-        return []
-    reasons = {result.name: result.reason or result.outcome for result in job.result()}
-    blamed = missing[0]
-    return state.fail(
-        blamed.failure(
-            NODE_JOB_FAILED,
-            f"its task ended before the node served: {reasons.get(blamed.name, 'no result')}",
-        )
+def _end_of(job: SparkJob[list[Any]], nodes: tuple[PlannedNode, ...], first_attempt: int) -> JobEnd:
+    if job.error is None:
+        outcomes = {result.name: result.reason or result.outcome for result in job.result()}
+        return JobEnd(nodes=nodes, first_attempt=first_attempt, outcomes=outcomes)
+    return JobEnd(
+        nodes=nodes,
+        first_attempt=first_attempt,
+        error=_with_advice(reason_of(job.error)),
+        is_cancelled=was_cancelled(job.error),
     )
-
-
-def _is_of_another_job(member: Member, first_attempt: int) -> bool:
-    """Whether Spark's own retry of the first job was there before this one, and is at work."""
-    return member.status is NodeStatus.REGISTERED and member.attempt < first_attempt
-
-
-def _is_cancelled_by_others(job: SparkJob[Any]) -> bool:
-    return job.error is not None and not job.is_cancelled and was_cancelled(job.error)
 
 
 def _with_advice(reason: str) -> str:

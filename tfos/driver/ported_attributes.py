@@ -11,7 +11,7 @@ from typing import Any
 
 from tfos.config import InputMode
 from tfos.control.coordinator import Coordinator
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.preflight import RESERVED_QUEUES, VALIDATION_FEED
 from tfos.driver.reservation import Reservation
 from tfos.phases import ClusterPhase
@@ -99,7 +99,7 @@ class PortedAttributes:
         return self.cluster_meta
 
 
-def _nodes(state: ClusterState) -> list[dict[str, Any]]:
+def _nodes(state: ClusterView) -> list[dict[str, Any]]:
     up = state.tensorboard
     found = []
     for number, entry in enumerate(state.roster()):

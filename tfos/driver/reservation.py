@@ -23,7 +23,7 @@ from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.identity import OPERATOR_NAME
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver import job_settings, preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
 from tfos.driver.shown_wait import shown_wait
@@ -355,11 +355,11 @@ def _await_slots(
     raise PhaseError("reserve() was interrupted while it waited for executors")
 
 
-def _is_complete(state: ClusterState) -> bool:
+def _is_complete(state: ClusterView) -> bool:
     return state.phase is not ClusterPhase.RESERVED
 
 
-def _missing(state: ClusterState, now_s: float) -> tuple[list[str], str]:
+def _missing(state: ClusterView, now_s: float) -> tuple[list[str], str]:
     missing = state.missing()
     present = [member.name for member in state.members.values() if member not in missing]
     text = (

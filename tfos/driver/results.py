@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfos.control.members import Member, NodeStatus
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import CheckpointError, NoResultError, SettingsError
@@ -132,7 +132,7 @@ def _no_best(metric: str, history: History) -> str:
     )
 
 
-def _outcomes(state: ClusterState) -> list[tuple[bytes, str]]:
+def _outcomes(state: ClusterView) -> list[tuple[bytes, str]]:
     """Return, in rank order, each worker's encoded value and why there is none."""
     return [
         (worker.done.result if worker.done else b"", _missing(worker, state))
@@ -140,13 +140,13 @@ def _outcomes(state: ClusterState) -> list[tuple[bytes, str]]:
     ]
 
 
-def _missing(worker: Member, state: ClusterState) -> str:
+def _missing(worker: Member, state: ClusterView) -> str:
     if worker.done is not None and worker.status in (NodeStatus.DONE, NodeStatus.ENDED):
         reason = worker.done.no_result
         return f"{worker.name}: {reason}" if reason else ""
     if worker.status is NodeStatus.RUNNING and not worker.stop_ordered:
         return f"{worker.name} still runs main_fun; call shutdown() first, which waits for it"
-    own = [each for each in state.failures if each.node == worker.node]
+    own = state.failures_of(worker)
     if worker.status in (NodeStatus.LOST, NodeStatus.FAILED) and own:
         how = "was lost" if worker.status is NodeStatus.LOST else "failed"
         return f"{worker.name} {how}: {own[0].message.partition(chr(10))[0]}"

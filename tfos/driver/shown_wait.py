@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.control.coordinator import Coordinator
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 
 _LOOK_S = 1.0
 """Interval of progress; events end a wait at once."""
@@ -22,7 +22,7 @@ _LOOK_S = 1.0
 def shown_wait(
     coordinator: Coordinator,
     console: Console,
-    is_over: Callable[[ClusterState], bool],
+    is_over: Callable[[ClusterView], bool],
     timeout_s: float,
     line: Callable[[], tuple[str, bool]],
 ) -> bool:

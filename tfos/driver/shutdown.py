@@ -21,7 +21,7 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shown_wait import shown_wait
@@ -250,7 +250,7 @@ class Shutdown:
         self.abort("the driver's interpreter exits")
 
 
-def _nobody_evaluates(state: ClusterState) -> bool:
+def _nobody_evaluates(state: ClusterView) -> bool:
     return not state.evaluating() or state.phase is not ClusterPhase.RUNNING
 
 
@@ -258,7 +258,7 @@ def _last_evaluation() -> tuple[str, bool]:
     return "the training is over; waiting for the last evaluation", True
 
 
-def _has_served(state: ClusterState) -> bool:
+def _has_served(state: ClusterView) -> bool:
     """Whether training began, and no server has been told to stop, as when a node failed."""
     has_begun = all(server.status is NodeStatus.RUNNING for server in state.servers)
     return (

@@ -7,7 +7,7 @@ Runs in: the driver.
 
 from __future__ import annotations
 
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
@@ -47,5 +47,5 @@ def start_nodes(reserved: Reservation, ending: Shutdown, main_fun: bytes) -> Non
         raise
 
 
-def _executors(state: ClusterState) -> dict[str, tuple[str, str]]:
+def _executors(state: ClusterView) -> dict[str, tuple[str, str]]:
     return {each.name: (each.executor_id, each.host) for each in state.members.values()}

@@ -2,7 +2,7 @@
 
 Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
 that it does not have, a phase without feeds.
-Does not: feed (tfos.feed.epochs).
+Does not: feed (tfos.feed.cluster_feeder).
 Runs in: the driver.      Threads: any; `_making` guards the one object that feeds.
 """
 
@@ -22,7 +22,7 @@ from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.spark.task_secrets import give_credentials
 
 if TYPE_CHECKING:
-    from tfos.feed.epochs import EpochFeeder
+    from tfos.feed.cluster_feeder import ClusterFeeder
     from tfos.feed.micro_batch import MicroBatch
     from tfos.monitor.reports import EpochReport, TrainReport
 
@@ -39,7 +39,7 @@ class FeedService:
         self._reserved = reserved
         self._ending = ending
         self._making = threading.Lock()
-        self.jobs: EpochFeeder | None = None
+        self.jobs: ClusterFeeder | None = None
         """Made by the first call."""
 
     def train(self, request: FeedRequest) -> TrainReport | None:
@@ -116,7 +116,7 @@ class FeedService:
         give_credentials(self._reserved.sc, self._reserved.feeder_credentials)
         return results
 
-    def _open(self, call: str, request: FeedRequest) -> EpochFeeder:
+    def _open(self, call: str, request: FeedRequest) -> ClusterFeeder:
         """Return what feeds; `call` is the user's, for errors."""
         reserved = self._reserved
         feeds, feed = reserved.settings.feeds, request.feed
@@ -136,9 +136,9 @@ class FeedService:
         require(call, reserved.coordinator.phase, ClusterPhase.RUNNING)
         with self._making:
             if self.jobs is None:
-                from tfos.feed.epochs import EpochFeeder  # numpy: only where rows are fed
+                from tfos.feed.cluster_feeder import ClusterFeeder  # numpy: only where rows are fed
 
-                self.jobs = EpochFeeder(
+                self.jobs = ClusterFeeder(
                     reserved.sc,
                     reserved.coordinator,
                     reserved.feeder_credentials,

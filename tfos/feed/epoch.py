@@ -1,7 +1,7 @@
 """Epoch feed: one running epoch, its workers, their counts and its console lines.
 
 Covers: questions to the cluster's state.      Pure.
-Does not: feed or wait (tfos.feed.epochs), count (tfos.feed.ledger).
+Does not: feed or wait (tfos.feed.epoch_feeder), count (tfos.feed.ledger).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from feeding.sender.worker_link import process_key
 from tfos.console.progress import TrainingProgress
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import EpochRowCounts, FeedEpoch
-from tfos.control.state import Action, ClusterState
+from tfos.control.state.actions import Action
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import PoisonRows, RemoteTraceback
 from tfos.failure import is_crash
 from tfos.feed.ledger import EpochLedger
@@ -82,7 +84,7 @@ class EpochFeed:
         )
         return self.running
 
-    def take_lost(self, state: ClusterState, lost: Iterable[Member]) -> Rows:
+    def take_lost(self, state: ClusterView, lost: Iterable[Member]) -> Rows:
         """Return the rows that these workers had not trained, or that none took, each row once.
 
         Args:
@@ -94,7 +96,7 @@ class EpochFeed:
         texts = {process: crash.message for process, crash in crashes.items() if crash}
         return self.ledger.take_lost(self.last_of(lost), texts)
 
-    def take_crashes(self, state: ClusterState) -> None:
+    def take_crashes(self, state: ClusterView) -> None:
         """Note the rows of the crashes that a failed cluster ended with.
 
         Args:
@@ -111,7 +113,7 @@ class EpochFeed:
                 process = _process_of(worker)
                 self.ledger.suspects.note(process, crash.message, self.running.again)
 
-    def poison(self, state: ClusterState) -> PoisonRows | None:
+    def poison(self, state: ClusterView) -> PoisonRows | None:
         """Return the error about rows that were at too many crashes; None: there are none.
 
         Args:
@@ -129,7 +131,7 @@ class EpochFeed:
         error.__cause__ = RemoteTraceback(dumps[-1]) if dumps else None
         return error
 
-    def was_lost(self, task: FeedTask, state: ClusterState) -> bool:
+    def was_lost(self, task: FeedTask, state: ClusterView) -> bool:
         """Whether a worker that this task feeds was lost.
 
         Args:
@@ -139,7 +141,7 @@ class EpochFeed:
         lost = {_process_of(each) for each in _attempts(state) if each.status in _LOST}
         return any(target.process in lost for target in task.targets)
 
-    def takers(self, state: ClusterState) -> tuple[FeedTarget, ...]:
+    def takers(self, state: ClusterView) -> tuple[FeedTarget, ...]:
         """Return the workers that can train lost rows: those that have not ended the epoch.
 
         Args:
@@ -165,7 +167,7 @@ class EpochFeed:
         feed, epoch = self.task.feed, self.task.epoch
         return {_process_of(worker): worker.feed(feed).epoch(epoch) for worker in workers}
 
-    def new_losses(self, state: ClusterState) -> list[Member]:
+    def new_losses(self, state: ClusterView) -> list[Member]:
         """Return the lost workers whose rows of this epoch are not assigned to others yet."""
         return [
             worker
@@ -173,7 +175,7 @@ class EpochFeed:
             if worker.status in _LOST and self.ledger.counts_on(_process_of(worker))
         ]
 
-    def report(self, state: ClusterState, *, seconds: float) -> reports.EpochReport:
+    def report(self, state: ClusterView, *, seconds: float) -> reports.EpochReport:
         """Return the counts of the epoch.
 
         Args:
@@ -186,7 +188,7 @@ class EpochFeed:
         return self.ledger.report(self.last_of(attempts), names, seconds=seconds)
 
 
-def targets_of(state: ClusterState) -> tuple[FeedTarget, ...]:
+def targets_of(state: ClusterView) -> tuple[FeedTarget, ...]:
     """Return the workers that take rows."""
     return _targets_of(state.training())
 
@@ -199,7 +201,7 @@ def _targets_of(workers: Iterable[Member]) -> tuple[FeedTarget, ...]:
     )
 
 
-def _attempts(state: ClusterState) -> tuple[Member, ...]:
+def _attempts(state: ClusterView) -> tuple[Member, ...]:
     """Return all attempts of workers, the lost ones first."""
     return (*state.gone, *state.workers)
 
@@ -208,7 +210,7 @@ def _process_of(worker: Member) -> int:
     return process_key(worker.planned.rank, worker.node.attempt)
 
 
-def movement(state: ClusterState) -> tuple[float, ...]:
+def movement(state: ClusterView) -> tuple[float, ...]:
     """Return numbers that change whenever any worker does something."""
     return tuple(_marks(worker) for worker in state.workers)
 

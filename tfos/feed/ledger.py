@@ -1,7 +1,7 @@
 """Ledger of one epoch: which worker accepted which rows, what is trained, lost, repeated.
 
 Covers: EpochLedger; rows to feed again after a loss, the counts of the epoch's report.
-Does not: feed (tfos.feed.epochs), ask workers (tfos.control.members has their last counts).
+Does not: feed (tfos.feed.epoch_feeder), ask workers (tfos.control.members has their last counts).
 Runs in: the driver.      Pure.
 
 A worker trains rows in acceptance order, so one counter per epoch says which rows are trained. The

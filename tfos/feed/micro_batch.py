@@ -1,8 +1,8 @@
 """Micro-batch of a stream at the driver: its orders to the chief and the chief's reports.
 
 Covers: the orders to the chief, the meaning of its reports.      Pure.
-Does not: feed (tfos.feed.epochs), count or skip batches (tfos.streaming), record or save batch
-ids (tfos.worker.micro_batches).
+Does not: feed (tfos.feed.epoch_feeder), count or skip batches (tfos.streaming), record or save
+batch ids (tfos.worker.trained_feeds).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from tfos.control.members import NodeStatus
 from tfos.control.messages import BatchReport, LeaveBatch, TrainBatch
-from tfos.control.state import Action, ClusterState, Send
+from tfos.control.state.actions import Action, Send
+from tfos.control.state.cluster_view import ClusterView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class MicroBatch:
     saves: bool
     """Whether to save once it was trained."""
 
-    def begin(self, state: ClusterState, feed: str, epoch: int) -> list[Action]:
+    def begin(self, state: ClusterView, feed: str, epoch: int) -> list[Action]:
         """Return the order that makes this epoch the batch.
 
         Args:
@@ -41,7 +42,7 @@ class MicroBatch:
         )
         return [Send(state.workers[0].node, order)]
 
-    def leave(self, state: ClusterState, feed: str, *, in_part: bool) -> list[Action]:
+    def leave(self, state: ClusterView, feed: str, *, in_part: bool) -> list[Action]:
         """Return the order not to record this batch: it failed, or had no rows.
 
         Args:
@@ -51,7 +52,7 @@ class MicroBatch:
         """
         return [Send(state.workers[0].node, LeaveBatch(feed, self.number, in_part))]
 
-    def may_begin(self, state: ClusterState, feed: str) -> bool:
+    def may_begin(self, state: ClusterView, feed: str) -> bool:
         """Whether its rows may be fed, or never will be.
 
         Args:
@@ -60,7 +61,7 @@ class MicroBatch:
         """
         return answer_to(state, feed, self.number) is not None or not chief_trains(state)
 
-    def is_over(self, state: ClusterState, feed: str) -> bool:
+    def is_over(self, state: ClusterView, feed: str) -> bool:
         """Whether the chief has reported it as trained, and saved if due, or never will.
 
         Args:
@@ -71,7 +72,7 @@ class MicroBatch:
         return (found is not None and found.is_done) or not chief_trains(state)
 
 
-def answer_to(state: ClusterState, feed: str, number: int) -> BatchReport | None:
+def answer_to(state: ClusterView, feed: str, number: int) -> BatchReport | None:
     """Return the chief's answer to this order about a feed, or to a later one.
 
     Args:
@@ -83,6 +84,6 @@ def answer_to(state: ClusterState, feed: str, number: int) -> BatchReport | None
     return found if found is not None and found.number >= number else None
 
 
-def chief_trains(state: ClusterState) -> bool:
+def chief_trains(state: ClusterView) -> bool:
     """Whether the chief's main_fun still runs."""
     return state.workers[0].status is NodeStatus.RUNNING

@@ -1,7 +1,8 @@
 """Feed requests: the arguments of a call, and the call that uses each feed now.
 
-Covers: FeedRequest; the table of running calls, which refuses a second call for one feed.
-Does not: check or feed anything (tfos.feed.entry, tfos.feed.epochs).
+Covers: FeedRequest; the table of running calls, which refuses a second call for one feed; the
+numbers of a feed's epochs.
+Does not: check or feed anything (tfos.feed.entry, tfos.feed.cluster_feeder).
 Threads: any; `_lock` guards the table.
 """
 
@@ -19,6 +20,39 @@ from tfos.feed.micro_batch import MicroBatch
 
 
 @dataclass(slots=True)
+class EpochNumbers:
+    """Epochs of one feed, counted over all calls."""
+
+    before: int | None = None
+    """Those that the interrupted run had trained which this one resumes; None: not known yet."""
+    _next: int = 0
+    _left_out: int = 0
+    """Of those before, how many the calls of this run have not fed again."""
+
+    def take(self) -> int:
+        """Return the number of the next epoch, from 0."""
+        self._next += 1
+        return self._next - 1
+
+    def give_back(self, epoch: int) -> None:
+        """Let the next epoch have this number: it had no rows."""
+        self._next = epoch
+
+    def leave_out(self, trained_before: int, num_epochs: int) -> int:
+        """Return how many epochs of a call the interrupted run had trained.
+
+        Args:
+            trained_before: by the interrupted run, of this feed; the first answer stays.
+            num_epochs: of the call.
+        """
+        if self.before is None:
+            self.before = trained_before
+        first = min(self.before - self._left_out, num_epochs)
+        self._left_out += first
+        return first
+
+
+@dataclass(slots=True)
 class FeedCall:
     """One train() that runs."""
 
@@ -26,6 +60,7 @@ class FeedCall:
     started_s: float
     is_abandoned: Callable[[], bool]
     """Whether its user was interrupted and does not wait for it any more."""
+    epochs: EpochNumbers
     epoch: int = 0
     """Of the feed, from 0, counted over all calls."""
 
@@ -52,6 +87,7 @@ class FeedCalls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: dict[str, FeedCall] = {}
+        self._epochs: dict[str, EpochNumbers] = {}
 
     @contextlib.contextmanager
     def enter(self, feed: str, is_abandoned: Callable[[], bool]) -> Iterator[FeedCall]:
@@ -71,7 +107,8 @@ class FeedCalls:
                     f"train() on {feed!r}: {other} feeds it already, and the rows would mix. Wait "
                     "for it, or use another feed: name it in queues= of reserve() and in qname=."
                 )
-            call = self._calls[feed] = FeedCall(feed, time.monotonic(), is_abandoned)
+            epochs = self._epochs.setdefault(feed, EpochNumbers())
+            call = self._calls[feed] = FeedCall(feed, time.monotonic(), is_abandoned, epochs)
         try:
             yield call
         finally:

@@ -3,7 +3,7 @@
 Covers: which source fits the data; RDDs of rows; RDDs whose rows Spark stores as pickled batches,
 which are fed as batches.
 Does not: read DataFrames (tfos.feed.dataframe) or batches (feeding.encode.pickled), start the job,
-watch it or count (tfos.feed.epochs), carry rows (feeding.sender.task).
+watch it or count (tfos.feed.epoch_feeder), carry rows (feeding.sender.task).
 Runs in: the driver; `reports` on the job's own thread. Imports pyspark only inside functions.
 """
 

@@ -1,7 +1,8 @@
 """Validation of a train(): its rows are fed once after each epoch, to a separate feed.
 
 Covers: its feed and source, its epochs' reports.
-Does not: feed (tfos.feed.epochs), drop unread rows (feeding.receiver.feed_queue, in the workers).
+Does not: feed (tfos.feed.epoch_feeder), drop unread rows (feeding.receiver.feed_queue, in the
+workers).
 Runs in: the driver.      Threads: the call's own.
 """
 

@@ -1,7 +1,7 @@
 """Watch of a running feed: what train() waits for, and the error if it does not happen.
 
 Covers: progress output, stalls, a cluster that fails or ends, the cause of a failed job.
-Does not: feed (tfos.feed.epochs), count rows (tfos.feed.ledger), draw (tfos.console).
+Does not: feed (tfos.feed.epoch_feeder), count rows (tfos.feed.ledger), draw (tfos.console).
 Runs in: the driver.
 Threads: several calls may wait at once, for different feeds.
 """
@@ -18,7 +18,7 @@ from tfos.console.console import Console
 from tfos.console.progress import Sample, TrainingProgress
 from tfos.console.progress_lines import ProgressLines
 from tfos.control.coordinator import Coordinator
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed.epoch import movement
 from tfos.feed.request import FeedCall
@@ -50,7 +50,7 @@ class FeedWatch:
 
     def until(
         self,
-        done: Callable[[ClusterState], bool],
+        done: Callable[[ClusterView], bool],
         call: FeedCall,
         progress: TrainingProgress,
         *,
@@ -96,7 +96,7 @@ class FeedWatch:
             elif now_s - moved_s > stall_s:
                 raise self._stalled(call, stall_s, tasks)
 
-    def sees(self, happened: Callable[[ClusterState], bool]) -> bool:
+    def sees(self, happened: Callable[[ClusterView], bool]) -> bool:
         """Wait a moment for what follows from an end that feed tasks have seen; False: it does not.
 
         Args:
@@ -178,5 +178,5 @@ class FeedWatch:
         )
 
 
-def _has_ended(state: ClusterState) -> bool:
+def _has_ended(state: ClusterView) -> bool:
     return state.phase is not ClusterPhase.RUNNING

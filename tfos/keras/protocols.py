@@ -35,8 +35,8 @@ class WorkerContext(Protocol):
         """The `feeding.receiver.channel.FeedChannel` of this process."""
 
     @property
-    def micro_batches(self) -> Any:
-        """The `tfos.worker.micro_batches.MicroBatches` of this process."""
+    def trained_feeds(self) -> Any:
+        """The `tfos.worker.trained_feeds.TrainedFeeds` of this process."""
 
     @property
     def epochs(self) -> Any:

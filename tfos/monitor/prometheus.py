@@ -18,7 +18,7 @@ from rpc.errors import RpcError
 from rpc.http_page import PATH, HttpPage, is_loopback
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import SettingsError
 from tfos.monitor import stragglers
 
@@ -130,7 +130,7 @@ class ClusterPage:
         sources = self._coordinator.read(lambda state: self._sources(state, now_s))
         return Page(tuple(metric for source in sources for metric in source())).text()
 
-    def _sources(self, state: ClusterState, now_s: float) -> list[Callable[[], Iterator[Metric]]]:
+    def _sources(self, state: ClusterView, now_s: float) -> list[Callable[[], Iterator[Metric]]]:
         """Copy the needed values from the state; the metrics are rendered without its lock."""
         members = list(state.members.values())
         nodes = [((each.name,), _node(each, now_s)) for each in members]

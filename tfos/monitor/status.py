@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from tfos.control.members import Member
 from tfos.control.messages import DRIVER_EXECUTOR
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.monitor import reports, stragglers
 
 _MIB = 1 << 20
 
 
-def cluster_report(cluster_id: str, state: ClusterState, now_s: float) -> reports.ClusterReport:
+def cluster_report(cluster_id: str, state: ClusterView, now_s: float) -> reports.ClusterReport:
     """Return the report of status() at this moment.
 
     Args:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from tfos.console.progress import Sample, WorkerSample
 from tfos.control.members import Member, NodeStatus
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 
 
-def sample(state: ClusterState, feed: str | None, at_s: float) -> Sample:
+def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
     """Return how far the training is.
 
     Args:
@@ -25,7 +25,7 @@ def sample(state: ClusterState, feed: str | None, at_s: float) -> Sample:
     return Sample(at_s, workers, starting(state, at_s))
 
 
-def starting(state: ClusterState, now_s: float) -> str:
+def starting(state: ClusterView, now_s: float) -> str:
     """Return what workers without a step do, and for how long; empty once one has trained.
 
     Args:

@@ -12,22 +12,15 @@ knows its own address only: a coordinator sends the whole cluster when it connec
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import threading
 
-import msgspec
-
 from rpc import endpoint
-from rpc.auth.process_memory import forbid_reading
 from rpc.endpoint import Endpoint
 from tfos.control import messages
 from tfos.native.environment import announce_to_tensorflow
 from tfos.native.reserved_port import ReservedPort, wanted_port
-from tfos.node import failure
-from tfos.node.child_link import ChildLink, Raised, start_order_thread
-from tfos.node.child_log import start_log
-from tfos.node.process_exit import leave
+from tfos.node.child_link import ChildLink, start_order_thread
+from tfos.node.server_main import run_server
 from tfos.node.spec import ChildSpec
 
 
@@ -70,15 +63,4 @@ class TensorFlowServerProcess:
 
 def main(body: bytes) -> None:
     """Run the server that this document describes."""
-    forbid_reading()
-    spec = msgspec.msgpack.decode(body, type=ChildSpec)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    start_log()
-    link: ChildLink[messages.Order] = ChildLink(socket.socket(fileno=spec.link_fd), messages.Order)
-    try:
-        TensorFlowServerProcess(spec, link).run()
-    except BaseException as error:  # whatever it is, the driver must read it
-        text = failure.user_traceback(error, frozenset())
-        link.send(Raised(failure.type_name(error), failure.text_of(error), text))
-        raise
-    leave()
+    run_server(body, TensorFlowServerProcess)

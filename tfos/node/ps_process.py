@@ -9,7 +9,6 @@ Threads: `tfos-orders` carries out orders; the main thread reports and waits for
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import time
 
@@ -20,13 +19,10 @@ from ps.collector import StartFreeze
 from ps.manifest.manifest import WorkerRank
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
-from rpc.auth.process_memory import forbid_reading
 from tfos.control import messages
 from tfos.files.checkpoint_storage import Storages
-from tfos.node import failure
-from tfos.node.child_link import ChildLink, Progress, Raised, start_order_thread
-from tfos.node.child_log import start_log
-from tfos.node.process_exit import leave
+from tfos.node.child_link import ChildLink, Progress, start_order_thread
+from tfos.node.server_main import run_server
 from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0
@@ -117,15 +113,4 @@ class ServerProcess:
 
 def main(body: bytes) -> None:
     """Run the parameter server that this document describes."""
-    forbid_reading()  # of the cluster's secret
-    spec = msgspec.msgpack.decode(body, type=ChildSpec)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    start_log()
-    link: ChildLink[messages.Order] = ChildLink(socket.socket(fileno=spec.link_fd), messages.Order)
-    try:
-        ServerProcess(spec, link).run()
-    except BaseException as error:  # whatever it is, the driver must read it
-        text = failure.user_traceback(error, frozenset())
-        link.send(Raised(failure.type_name(error), failure.text_of(error), text))
-        raise
-    leave()
+    run_server(body, ServerProcess)

@@ -1,7 +1,8 @@
 """Resuming of fed epochs: the chief records on the servers which epochs every worker has trained.
 
 Covers: the record while `fit` follows a feed, its end when main_fun returns.
-Does not: skip epochs (tfos.feed.epochs, at the driver), begin `fit` there (tfos.keras.fit), save.
+Does not: skip epochs (tfos.feed.cluster_feeder, at the driver), begin `fit` there (tfos.keras.fit),
+save.
 Runs in: the chief's process.
 Threads: `note` comes from the thread that runs `fit`, the others from the main thread, before and
 after it.
@@ -52,12 +53,16 @@ class FedEpochRecord:
             resumes: the run goes on where an interrupted one was; False: it forgets that.
         """
         self._client, self._feeds = client, fed_epochs(metadata)
-        self.before = {
-            feed: found.before if joins else found.count for feed, found in self._feeds.items()
-        }
         if not joins and not resumes:
             self.end()
-            self.before = {}
+        elif not joins and self._feeds:
+            # At once: a chief that joins before the first epoch has ended begins from this record.
+            self._feeds = {
+                feed: FedEpochs(found.count, found.count, found.fit)
+                for feed, found in self._feeds.items()
+            }
+            self._write()
+        self.before = {feed: found.before for feed, found in self._feeds.items()}
 
     def note(self, feed: str, epoch: int, place: FitPlace) -> None:
         """Record an epoch that every worker has trained.
@@ -67,11 +72,9 @@ class FedEpochRecord:
             epoch: number that this run's driver gave it, from 0.
             place: where `fit` goes on after it.
         """
-        if self._client is None:
-            return
         before = self.before.get(feed, 0)
         self._feeds[feed] = FedEpochs(before + epoch + 1, before, place)
-        self._set(msgspec.to_builtins(self._feeds))
+        self._write()
 
     def stopped(self, feed: str, number: int) -> None:
         """Let a run that resumes begin with the next fit: this one has stopped itself.
@@ -83,16 +86,17 @@ class FedEpochRecord:
         found = self._feeds.get(feed)
         if found is not None and found.fit.number == number:
             self._feeds[feed] = FedEpochs(found.count, found.before, FitPlace(number + 1, -1))
-            self._set(msgspec.to_builtins(self._feeds))
+            self._write()
 
     def end(self) -> None:
         """Remove the record: main_fun has returned, and a later run goes on from no middle."""
         if self._feeds:
-            self._set(None)
             self._feeds = {}
+            self._write()
 
-    def _set(self, value: dict[str, Any] | None) -> None:
+    def _write(self) -> None:
         if self._client is not None:
+            value = msgspec.to_builtins(self._feeds) or None
             # Servers without a model: no epoch had a row yet, and nothing can be saved.
             with contextlib.suppress(ServerPhaseError):
                 self._client().set_metadata(METADATA_NAME, value)

@@ -20,7 +20,7 @@ from typing import Any
 
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.phases import ClusterPhase
 
 
@@ -64,7 +64,7 @@ def claims_of(spark: Any) -> SlotClaims:
         return _claims.setdefault(spark, SlotClaims())
 
 
-def _awaited(slots_by_node: Mapping[str, int], state: ClusterState) -> tuple[int, bool]:
+def _awaited(slots_by_node: Mapping[str, int], state: ClusterView) -> tuple[int, bool]:
     if state.phase not in (ClusterPhase.NEW, ClusterPhase.RESERVED) or state.is_ending:
         return 0, False
     missing = (each for each in state.members.values() if each.status is NodeStatus.MISSING)

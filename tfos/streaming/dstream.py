@@ -18,7 +18,7 @@ from typing import Any
 from tfos.console.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError
 from tfos.phases import ClusterPhase
 from tfos.spark.jobs import reason_of
@@ -79,12 +79,12 @@ def _progress(coordinator: Coordinator, left_s: float) -> str:
     )
 
 
-def _trained_rows(state: ClusterState) -> int:
+def _trained_rows(state: ClusterView) -> int:
     beats = [worker.heartbeat for worker in state.workers]
     return sum(feed.trained_rows for beat in beats if beat is not None for feed in beat.feeds)
 
 
-def _stop_reason(state: ClusterState) -> str:
+def _stop_reason(state: ClusterView) -> str:
     """Return why no further row of the stream is to be fed; empty while there is no reason."""
     if state.phase is not ClusterPhase.RUNNING:
         return f"the cluster is {state.phase.name}"

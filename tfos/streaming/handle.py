@@ -17,7 +17,7 @@ from typing import Any
 
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import mean_loss
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver import preflight
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedJobError, TFOSError
@@ -272,5 +272,5 @@ class StreamTraining:
         self.query.stop()
 
 
-def _has_ended(state: ClusterState) -> bool:
+def _has_ended(state: ClusterView) -> bool:
     return state.phase is not ClusterPhase.RUNNING

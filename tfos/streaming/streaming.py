@@ -2,7 +2,7 @@
 
 Covers: TFCluster's calls for streams, the function of foreachBatch, batches that are repeated or
 missing, saves after batches.
-Does not: feed (tfos.feed.epochs), note or save (tfos.worker.micro_batches in the chief's
+Does not: feed (tfos.feed.epoch_feeder), note or save (tfos.worker.trained_feeds in the chief's
 process), watch or stop a query (tfos.streaming.handle).
 Runs in: the driver.
 Threads: Spark calls `train_batch` on a thread of each query; the rest comes from the user's.
@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos.control.messages import BatchReport, SaveBatches
-from tfos.control.state import ClusterState, Send
+from tfos.control.state.actions import Send
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedJobError, PhaseError, SettingsError, TFOSError
@@ -223,7 +224,7 @@ class Streams:
     def _await_answer(self, feed: str, number: int) -> BatchReport:
         """Wait until the chief has carried out an order; number 0: until main_fun begins."""
 
-        def is_over(cluster: ClusterState) -> bool:
+        def is_over(cluster: ClusterView) -> bool:
             found = answer_to(cluster, feed, number)
             return (
                 (found is not None and found.is_done)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rpc.auth.certificates import TlsCredentials
 from rpc.http_page import is_loopback
 from tfos.console.console import Console
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import SettingsError
 from tfos.watch import run_history, ticket
 from tfos.watch.job import Job
@@ -170,5 +170,5 @@ def record_end(job: Job, console: Console) -> None:
         console.detail(f"`tfos history` will not have this run: {error}")
 
 
-def _has_begun(state: ClusterState) -> bool:
+def _has_begun(state: ClusterView) -> bool:
     return any(member.attempt >= 0 for member in state.members.values())

@@ -17,7 +17,8 @@ import msgspec
 
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.phases import ClusterPhase
 from tfos.watch.snapshot import NOTHING_SEEN, JobInfo, Json, Seen, snapshot
 
@@ -97,7 +98,7 @@ class Job:
         self.coordinator.act(ClusterState.save_now)
         number = self.coordinator.read(lambda state: state.saves_asked)
 
-        def is_over(state: ClusterState) -> bool:
+        def is_over(state: ClusterView) -> bool:
             saved = state.epochs.saved
             is_carried_out = saved is not None and saved.number >= number
             return is_carried_out or state.phase is not ClusterPhase.RUNNING
@@ -137,7 +138,7 @@ def whole(number: float) -> int:
     return int(number) if math.isfinite(number) and number > 0 else 0
 
 
-def _why_no_save(state: ClusterState) -> str:
+def _why_no_save(state: ClusterView) -> str:
     if state.phase is not ClusterPhase.RUNNING:
         return f"the cluster is {state.phase.name}: nothing can be saved now"
     if state.config.checkpoints is None:
@@ -150,7 +151,7 @@ def _why_no_save(state: ClusterState) -> str:
     return ""
 
 
-def _why_no_stop(state: ClusterState) -> str:
+def _why_no_stop(state: ClusterView) -> str:
     if state.phase is not ClusterPhase.RUNNING:
         return f"the cluster is {state.phase.name}: no training runs that could be stopped"
     if not state.training():

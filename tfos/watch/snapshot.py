@@ -45,7 +45,7 @@ from typing import Any, TypeAlias
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from tfos.console.printable import visible
 from tfos.control.members import Member
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
 from tfos.monitor.reports import ExecutorReport, NodeReport
 from tfos.monitor.status import cluster_report
@@ -89,7 +89,7 @@ class Seen:
 NOTHING_SEEN = Seen()
 
 
-def snapshot(info: JobInfo, state: ClusterState, now_s: float, seen: Seen = NOTHING_SEEN) -> Json:
+def snapshot(info: JobInfo, state: ClusterView, now_s: float, seen: Seen = NOTHING_SEEN) -> Json:
     """Return the job as it is now; the module's head has the schema.
 
     Args:
@@ -221,7 +221,7 @@ def _server(stats: ServerStats) -> Json:
     }
 
 
-def _epochs(state: ClusterState, seen: int) -> list[Json]:
+def _epochs(state: ClusterView, seen: int) -> list[Json]:
     return [
         {
             "fit": each.fit,
@@ -234,7 +234,7 @@ def _epochs(state: ClusterState, seen: int) -> list[Json]:
     ]
 
 
-def _evaluations(state: ClusterState, seen: int) -> list[Json]:
+def _evaluations(state: ClusterView, seen: int) -> list[Json]:
     return [
         {"step": each.step, "metrics": _metrics(each.metrics), "seconds": _number(each.seconds)}
         for each in state.epochs.evaluations_since(seen)[-_most(seen) :]
@@ -250,7 +250,7 @@ def _metrics(metrics: Mapping[str, float]) -> Json:
     return {visible(name): _number(value) for name, value in kept}
 
 
-def _checkpoints(state: ClusterState) -> Json | None:
+def _checkpoints(state: ClusterView) -> Json | None:
     plan, saved, best = state.config.checkpoints, state.epochs.saved, state.epochs.best
     if plan is None:
         return None
@@ -267,13 +267,13 @@ def _checkpoints(state: ClusterState) -> Json | None:
     }
 
 
-def _failures(state: ClusterState, seen: int) -> list[Json]:
+def _failures(state: ClusterView, seen: int) -> list[Json]:
     if seen and seen == len(state.failures):
         return []
     return [_failure(each) for each in _first(state)]
 
 
-def _first(state: ClusterState) -> list[NodeFailure]:
+def _first(state: ClusterView) -> list[NodeFailure]:
     """Return the failures, the one that failed the cluster first."""
     others = [each for each in state.failures if each not in state.fatal]
     return [*state.fatal, *others][:MOST_FAILURES]

@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from tfos.reading.reading import Reading
     from tfos.worker.epoch_reports import EpochReports
     from tfos.worker.manager import WorkerManager
-    from tfos.worker.micro_batches import MicroBatches
     from tfos.worker.own_shard import OwnShard
     from tfos.worker.saver import ChiefSaver
+    from tfos.worker.trained_feeds import TrainedFeeds
 
 RESTART_S = 50.0
 """Seconds for a restarted server to read its checkpoint, below the client's timeout; a server that
@@ -87,7 +87,7 @@ class NodeContext:
         staging_dir: a local directory for files before their transfer.
         inputs: by name of the job's inputs, the paths of this worker's files.
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
-        micro_batches: a distributed `fit` reports its trained epochs there.
+        trained_feeds: a distributed `fit` reports its trained epochs there.
         epochs: `fit` reports its epochs' metrics there.
         mgr: for `TFNode.DataFeed(ctx.mgr)`, which is `ctx.get_data_feed()`.
         seen_progress: data report there how far a `fit` is whose model is not distributed.
@@ -103,7 +103,7 @@ class NodeContext:
         reserved_port: this worker's port in `cluster_spec`; None: it holds none.
         stop_asked: whether somebody outside has asked for the end of the training.
         joining: where this worker begins among others that train; None: all begin together.
-        micro_batches: records which micro-batches of streams are trained.
+        trained_feeds: records what of the feeds is trained.
         epochs: sends epochs' metrics to the driver.
     """
 
@@ -115,7 +115,7 @@ class NodeContext:
         feed_channel: FeedChannel,
         credentials: Credentials,
         on_progress: Callable[[dict[str, float]], None],
-        micro_batches: MicroBatches,
+        trained_feeds: TrainedFeeds,
         epochs: EpochReports,
         offers: Offers,
         on_shard: Callable[[NodeContext], None] = lambda _: None,
@@ -138,7 +138,7 @@ class NodeContext:
         self.log_dir = os.path.join(
             spec.log_dir, EVALUATOR_ROLE if self._is_evaluator else f"worker-{self.rank}"
         )
-        self.feed_channel, self.micro_batches, self.epochs = feed_channel, micro_batches, epochs
+        self.feed_channel, self.trained_feeds, self.epochs = feed_channel, trained_feeds, epochs
         self._identity = Identity(Role.WORKER, bundle.node.rank, spec.attempt)
         self._has_tensorflow_servers = bundle.settings.has_tensorflow_servers
         self._workers = _workers(roster, has_tensorflow_servers=self._has_tensorflow_servers)

@@ -57,8 +57,8 @@ from tfos.worker.import_ahead import (
     will_import,
 )
 from tfos.worker.log_mirror import LogMirror
-from tfos.worker.micro_batches import MicroBatches
 from tfos.worker.progress_meter import ProgressMeter
+from tfos.worker.trained_feeds import TrainedFeeds
 
 if TYPE_CHECKING:
     from tfos.worker.saver import ChiefSaver
@@ -115,7 +115,7 @@ class WorkerProcess:
             lambda phase: link.send(messages.PhaseChanged(phase)), self._meter.read
         )
         self._in_user_code = self._in_collective = False
-        self._batches = MicroBatches(link.send)
+        self._trained_feeds = TrainedFeeds(link.send)
         self._epochs = EpochReports(link.send)
         self._reserved_port: ReservedPort | None = None
         self._saver: ChiefSaver | None = None
@@ -202,7 +202,7 @@ class WorkerProcess:
                 joins = self._joining is not None
                 resumes = context.resumes_epochs
                 client = context.ps_client
-                self._batches.begin(self._saver, client, joins=joins, resumes=resumes)
+                self._trained_feeds.begin(self._saver, client, joins=joins, resumes=resumes)
             self._activity.enter("main_fun")
             returned = _as_message(self._call(lambda: main_fun(args, context)))
             self._activity.enter("finishing")
@@ -211,7 +211,7 @@ class WorkerProcess:
             trained_rows = self._channel.train_rows()
             if trained_rows:
                 context.check_servers_seeded(f"main_fun has taken {trained_rows} rows of train()")
-            self._batches.end()
+            self._trained_feeds.end()
             if saver is not None:
                 saver.close()
             context.finish()
@@ -244,7 +244,7 @@ class WorkerProcess:
         self._link.send(messages.ServesShard())
         self._begin_saving(context)
         if self._saver is not None and self._spec.bundle.settings.feeds:
-            self._batches.begin_late(self._saver, context.ps_client)
+            self._trained_feeds.begin_late(self._saver, context.ps_client)
         if context.is_chief and self._spec.bundle.settings.config.save_on_interrupt:
             _logger.warning(
                 "save_on_interrupt=%r saves nothing with num_ps=0: the shards end with their "
@@ -316,18 +316,19 @@ class WorkerProcess:
         """Carry out an order about micro-batches."""
         match order:
             case messages.TrainBatch():
-                _aside(self._batches.expect, order)
+                _aside(self._trained_feeds.expect, order)
             case messages.LeaveBatch():
-                if self._batches.leave(order):  # now: the Flush behind it must not find the batch
-                    _aside(self._batches.release)
+                # Not aside: the Flush behind it must not find the batch.
+                if self._trained_feeds.leave(order):
+                    _aside(self._trained_feeds.release)
             case messages.SaveBatches():
-                _aside(self._batches.save, order)
+                _aside(self._trained_feeds.save, order)
 
     def _flush(self, order: messages.Flush) -> None:
         """End an epoch after the rows that were accepted."""
         feed, epoch = order.feed, order.epoch
         if order.counts:  # before its rows end
-            self._batches.count(feed, epoch)
+            self._trained_feeds.count(feed, epoch)
         self._channel.flush(feed, epoch, order.validation, order.rounds)
         _aside(self._await_flush, feed, epoch)
 
@@ -401,7 +402,7 @@ class WorkerProcess:
         numbers = self._meter.read()
         self._meter.end_epoch()
         self._link.send(messages.FlushReached(feed, epoch, stats, numbers))
-        self._batches.flushed(feed, epoch)
+        self._trained_feeds.flushed(feed, epoch)
 
     def _report_progress(self) -> None:
         while not self._stopped.wait(PROGRESS_S):
@@ -421,7 +422,7 @@ class WorkerProcess:
             feed_channel=self._channel,
             credentials=self._credentials,
             on_progress=self._meter.note,
-            micro_batches=self._batches,
+            trained_feeds=self._trained_feeds,
             epochs=self._epochs,
             offers=self._offers,
             on_shard=self._shard_served,

@@ -21,7 +21,8 @@ from ps.checkpoint.lease import (
 )
 from ps.checkpoint.storage import storage_at
 from ps.errors import CheckpointError
-from tests.support.ps_cluster import run_all, wait_until
+from tests.support.ps_cluster import run_all
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from ps.checkpoint.lease import LEASE_NAME, Beat, Lease, LeaseTiming, this_holde
 from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.errors import CheckpointError
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 
 ELSEWHERE = "another boot pid:[1]"
 NEVER = LeaseTiming(renew_s=3600.0)

@@ -14,8 +14,9 @@ from ps.cli import serve
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Identity, Role
-from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tests.support.ps_processes import CREDENTIALS, ServerProcess, server_processes
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

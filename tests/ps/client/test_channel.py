@@ -19,7 +19,7 @@ from rpc.transport.memfd import cannot_share
 from tests.support.channel_proxy import Fault
 from tests.support.proxied_cluster import proxied
 from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, make_manifest, run_all
-from tests.support.rpc import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

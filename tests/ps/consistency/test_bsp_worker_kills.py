@@ -18,8 +18,9 @@ from ps.errors import WorkerLost
 from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
-from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, succeeded, wait_until
+from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, succeeded
 from tests.support.ps_processes import CREDENTIALS, SECRET, server_processes
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -26,9 +26,9 @@ from tests.support.ps_cluster import (
     random_arrays,
     run_all,
     succeeded,
-    wait_until,
 )
 from tests.support.tables import table, with_tables
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

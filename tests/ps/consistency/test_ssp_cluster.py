@@ -28,8 +28,8 @@ from tests.support.ps_cluster import (
     raw_call,
     run_all,
     succeeded,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

@@ -21,9 +21,10 @@ from ps.manifest.manifest import Hyper, Manifest
 from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
 from tests.support.channel_proxy import FaultProxy
-from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, succeeded, wait_until
+from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, succeeded
 from tests.support.ps_processes import CREDENTIALS, ServerProcess, server_processes
 from tests.support.snapshot_skew import torn_by
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

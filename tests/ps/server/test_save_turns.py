@@ -15,7 +15,8 @@ from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Connection, connect
 from rpc.errors import DeadlineExceeded, RemoteError
-from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, wait_until
+from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

@@ -47,9 +47,9 @@ from tests.support.ps_cluster import (
     raw_call,
     run_all,
     succeeded,
-    wait_until,
 )
 from tests.support.tables import table
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from rpc.server.listener import Call

@@ -19,8 +19,9 @@ from ps.errors import RequestTimeout, ServerGone
 from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import AuthError
-from tests.support.ps_cluster import ADD, filled, make_manifest, run_all, wait_until
+from tests.support.ps_cluster import ADD, filled, make_manifest, run_all
 from tests.support.ps_processes import CREDENTIALS, SECRET, ServerProcess, server_processes
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ps.client.client import PSClient
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from rpc.auth.handshake import Identity, Role
-from tests.support.ps_cluster import wait_until
 from tests.support.ps_processes import CLUSTER_ID, CREDENTIALS, ServerProcess, server_processes
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -31,9 +31,9 @@ from tests.support.ps_cluster import (
     random_arrays,
     run_all,
     succeeded,
-    wait_until,
 )
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

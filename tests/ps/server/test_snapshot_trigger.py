@@ -21,7 +21,8 @@ from ps.exactly_once import CompletionLog, RequestId
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.protocol import messages
 from ps.server.snapshot_trigger import SnapshotRequest, SnapshotTaken, SnapshotTrigger
-from tests.support.ps_cluster import ADD, make_manifest, wait_until
+from tests.support.ps_cluster import ADD, make_manifest
+from tests.support.waiting import wait_until
 
 MANIFEST = make_manifest(100, rule=ADD)
 NOW = messages.TakeSnapshot("save")

@@ -16,7 +16,8 @@ import pytest
 from ps.manifest.manifest import Hyper
 from ps.server import receive
 from tests.support.programs.forked_workers import NUM_WORKERS
-from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, wait_until
+from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SIZE = 60_000

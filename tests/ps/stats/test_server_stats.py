@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 from ps.manifest.manifest import Hyper, WorkerRank
-from tests.support.ps_cluster import (
-    ADD,
-    cluster,
-    filled,
-    make_manifest,
-    run_all,
-    succeeded,
-    wait_until,
-)
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, run_all, succeeded
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

@@ -40,8 +40,8 @@ from tests.support.rpc import (
     bed,
     call_all,
     little_memory,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

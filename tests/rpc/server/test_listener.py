@@ -18,7 +18,8 @@ from rpc.endpoint import Endpoint, advertised_host, boot_id
 from rpc.errors import ConnectionClosed, DeadlineExceeded, PeerGone, PortInUse, TransportError
 from rpc.limits import Limits
 from rpc.server.listener import Call, Listener
-from tests.support.rpc import SERVER, WAIT_S, WORKER, RawClient, bed, wait_until
+from tests.support.rpc import SERVER, WAIT_S, WORKER, RawClient, bed
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

@@ -30,16 +30,8 @@ from rpc.transport.memfd import SharedMemory, cannot_share
 from rpc.transport.shm_stream import SharedStream, share
 from rpc.transport.stream import SocketStream
 from tests.support.named_memory import left_since, named
-from tests.support.rpc import (
-    WAIT_S,
-    WORKER,
-    Bed,
-    bed,
-    error_of,
-    num_descriptors,
-    shared_pair,
-    wait_until,
-)
+from tests.support.rpc import WAIT_S, WORKER, Bed, bed, error_of, num_descriptors, shared_pair
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.socket, pytest.mark.skipif(bool(cannot_share()), reason=cannot_share())]
 RING = 64 * 1024

@@ -13,8 +13,9 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import connect
 from rpc.errors import AuthError
 from rpc.server.listener import Listener
-from tests.support.rpc import SERVER, WAIT_S, WORKER, bed, wait_until
+from tests.support.rpc import SERVER, WAIT_S, WORKER, bed
 from tests.support.tls import CLUSTER
+from tests.support.waiting import wait_until
 from tfos.control.authority import ClusterAuthority
 
 pytestmark = pytest.mark.socket

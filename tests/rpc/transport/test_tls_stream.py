@@ -22,17 +22,9 @@ from rpc.server.listener import Listener
 from rpc.transport import tls_stream
 from rpc.transport.stream import SocketStream
 from rpc.transport.tls_stream import MAX_HANDSHAKE_BYTES, TlsStream
-from tests.support.rpc import (
-    SERVER,
-    WAIT_S,
-    WORKER,
-    RawClient,
-    bed,
-    little_memory,
-    tls_pair,
-    wait_until,
-)
+from tests.support.rpc import SERVER, WAIT_S, WORKER, RawClient, bed, little_memory, tls_pair
 from tests.support.tls import CLUSTER, Keys, first_word, raw_context
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.support.programs.trains_on_yarn import main_fun
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 from tfos import InputMode, TFCluster
 from tfos.watch.page_app import _PAGE
 

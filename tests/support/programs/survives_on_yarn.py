@@ -22,7 +22,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from feeding.filesystem.registry import filesystem_for
 from tests.support.node_children import java_of
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 from tfos import Checkpoints, ClusterConfig, InputMode, Restarts, TFCluster
 
 NUM_ROWS = 1600

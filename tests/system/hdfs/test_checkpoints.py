@@ -27,16 +27,9 @@ from scripts.local_hdfs.cluster import LocalHdfs
 from tests.support.counted_pushes import push_until_told
 from tests.support.keras_training import serving
 from tests.support.nodes import NodeBed, send_signal
-from tests.support.ps_cluster import (
-    ADD,
-    Cluster,
-    cluster,
-    filled,
-    make_manifest,
-    random_arrays,
-    wait_until,
-)
+from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, random_arrays
 from tests.support.tables import ones, table, with_tables
+from tests.support.waiting import wait_until
 from tfos.cli.main import app
 from tfos.config import Checkpoints
 from tfos.console.console import Console

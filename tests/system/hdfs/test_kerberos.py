@@ -19,9 +19,10 @@ from ps.checkpoint.reader import latest, read_manifest
 from ps.checkpoint.restore import verify
 from ps.manifest.manifest import Hyper
 from scripts.local_hdfs.cluster import LocalHdfs
-from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tests.support.secure_hdfs import cancel_token, fetch_token
 from tests.support.spark_submit import EXAMPLES, separate, submit
+from tests.support.waiting import wait_until
 from tfos.config import Checkpoints
 from tfos.files.checkpoint_storage import Storages
 from tfos.worker.saver import ChiefSaver

@@ -30,7 +30,8 @@ from ps.errors import (
 from tests.support.channel_proxy import Fault
 from tests.support.keras_training import Context, feed_epochs, serving, together
 from tests.support.proxied_cluster import ProxiedCluster, proxied
-from tests.support.ps_cluster import WAIT_S, Cluster, cluster, wait_until
+from tests.support.ps_cluster import WAIT_S, Cluster, cluster
+from tests.support.waiting import wait_until
 from tests.system.keras.test_embedding import BATCH, DIM, data, make_model
 from tfos.errors import UnsupportedModel
 from tfos.keras import Embedding

@@ -30,8 +30,9 @@ from ps.protocol import messages
 from rpc.auth.handshake import Identity, Role
 from tests.support.channel_proxy import Fault, FaultProxy
 from tests.support.proxied_cluster import ProxiedCluster, proxied
-from tests.support.ps_cluster import WAIT_S, run_all, wait_until
+from tests.support.ps_cluster import WAIT_S, run_all
 from tests.support.ps_processes import CREDENTIALS, ServerProcess, server_processes
+from tests.support.waiting import wait_until
 from tests.system.keras.test_embedding import BATCH
 from tests.system.keras.test_embedding_faults import (
     IDS,

@@ -18,7 +18,7 @@ from tests.support.keras_training import (
     serving,
     together,
 )
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 from tfos.control.messages import BatchReport, TrainBatch
 from tfos.errors import (
     FeedEndedWarning,
@@ -31,7 +31,7 @@ from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.fit.distribute import distribute
-from tfos.worker.micro_batches import MicroBatches
+from tfos.worker.trained_feeds import TrainedFeeds
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 
@@ -347,12 +347,12 @@ def test_all_epochs_of_a_stream_are_trained_and_each_is_told_of_once_every_worke
     said: list[BatchReport] = []
     with serving(2) as cluster:
         chief, other = cluster.contexts
-        chief.micro_batches = MicroBatches(said.append)
-        chief.micro_batches.begin(None, chief.ps_client)
+        chief.trained_feeds = TrainedFeeds(said.append)
+        chief.trained_feeds.begin(None, chief.ps_client)
         noted: list[tuple[int, int]] = []
 
         def expect(epoch):
-            chief.micro_batches.expect(
+            chief.trained_feeds.expect(
                 TrainBatch("input", epoch, epoch, "q", epoch + 10, holds=True, saves=False)
             )
 

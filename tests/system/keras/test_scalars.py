@@ -9,7 +9,7 @@ import pytest
 
 from ps.stats.server_stats import ServerStats, TableStats
 from rpc.histogram import Latency
-from tests.support.rpc import wait_until
+from tests.support.waiting import wait_until
 from tfos.keras.fit.tensorboard_scalars import ClusterScalars, server_scalars
 
 pytestmark = pytest.mark.tf

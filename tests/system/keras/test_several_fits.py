@@ -166,9 +166,9 @@ def test_a_run_that_resumes_begins_in_the_epoch_that_was_interrupted():
         saver: Any = SimpleNamespace(
             restored_metadata=context.client.metadata, release=lambda: None
         )
-        context.micro_batches.begin(saver, lambda: context.client, resumes=True)
+        context.trained_feeds.begin(saver, lambda: context.client, resumes=True)
         for epoch in range(2):
-            context.micro_batches.count("input", epoch)
+            context.trained_feeds.count("input", epoch)
         feed_epochs(context.feed_channel, [rows] * 2, finish=False)
 
         def fed() -> FeedDataset:
@@ -246,8 +246,8 @@ def test_a_run_that_resumes_does_not_go_on_in_a_fit_that_a_callback_had_stopped(
         x, y, weights = data(2)
         rows = [(ids, label, weight) for ids, label, weight in zip(x, y, weights, strict=True)]
         saver: Any = SimpleNamespace(restored_metadata=dict, release=lambda: None)
-        context.micro_batches.begin(saver, lambda: context.client, resumes=True)
-        context.micro_batches.count("input", 0)
+        context.trained_feeds.begin(saver, lambda: context.client, resumes=True)
+        context.trained_feeds.count("input", 0)
         feed_epochs(context.feed_channel, [rows], finish=not stops)
 
         def stop(epoch: int, logs: Any) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.ps_cluster import wait_until
 from tests.support.soak import SETTLE_S, Soak
+from tests.support.waiting import wait_until
 
 LONG_S = 600.0
 KILL_EVERY_S = 30.0

@@ -12,7 +12,7 @@ import pytest
 
 from ps.checkpoint.inspect import inspect
 from tests.support.node_children import child_of, java_of
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 from tfos import Checkpoints, ClusterConfig, InputMode, Restarts, TFCluster
 from tfos.fit_place import METADATA_NAME
 from tfos.phases import ClusterPhase

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ from tests.support.on_yarn import (
     told,
 )
 from tests.support.programs.survives_on_yarn import EPOCHS, NUM_ROWS, TOLD
-from tests.support.ps_cluster import wait_until
 from tests.support.spark_submit import ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_S + 120, func_only=True)]
 PROGRAM = ROOT / "tests" / "support" / "programs" / "survives_on_yarn.py"
+Submit = Callable[..., Submission]
 START_S = 240.0
 """A driver, its executors and TensorFlow start within it also on a host with ten times the work."""
 MANY_EPOCHS = 24
@@ -74,12 +75,23 @@ def marks(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.fixture
+def submit(yarn: LocalYarn, marks: Path) -> Iterator[Submit]:
+    """Starts the program, with a directory and further arguments, as of Submission."""
+    with contextlib.ExitStack() as runs:
+
+        def start(directory: str, *arguments: str, **options: Any) -> Submission:
+            run = Submission(yarn, PROGRAM, directory, str(marks), *arguments, **options)
+            return runs.enter_context(run)
+
+        yield start
+
+
 def wait_for(run: Submission, yarn: LocalYarn, condition: Callable[[], bool], what: str) -> None:
     """Wait for something that happens while a program runs."""
     try:
         wait_until(lambda: condition() or run.has_ended, what, START_S)
     except AssertionError as late:
-        run.kill()  # it would ask for its application as long as nobody answers
         raise AssertionError(f"{late}: {run.output()[-4000:]}{logs(yarn)}") from None
     assert not run.has_ended, run.output()[-4000:] + logs(yarn)
 
@@ -105,9 +117,11 @@ def leaves_nothing(yarn: LocalYarn, since: float) -> None:
 
 @pytest.mark.fault("F14")
 @pytest.mark.parametrize("victim", ["worker:1", "worker:0", "ps:0"])
-def test_a_training_goes_on_when_an_executor_is_killed(yarn: LocalYarn, marks: Path, victim: str):
+def test_a_training_goes_on_when_an_executor_is_killed(
+    yarn: LocalYarn, submit: Submit, victim: str
+):
     directory = f"{yarn.url}/job"
-    run = Submission(yarn, PROGRAM, directory, str(marks), victim)
+    run = submit(directory, victim)
     found = ended_well(run, yarn, directory)
     assert found["fed"] == EPOCHS * NUM_ROWS
     (failure,) = found["failures"]
@@ -119,19 +133,21 @@ def test_a_training_goes_on_when_an_executor_is_killed(yarn: LocalYarn, marks: P
 
 @pytest.mark.fault("F14")
 @pytest.mark.parametrize("yarn", [EnforcingYarn], indirect=True)
-def test_a_training_goes_on_when_a_container_takes_too_much_memory(yarn: LocalYarn, marks: Path):
+def test_a_training_goes_on_when_a_container_takes_too_much_memory(yarn: LocalYarn, submit: Submit):
     directory = f"{yarn.url}/job"
     conf = {"spark.task.maxFailures": "1"}
-    run = Submission(yarn, PROGRAM, directory, str(marks), "memory", conf=conf)
+    run = submit(directory, "memory", conf=conf)
     found = ended_well(run, yarn, directory)
     assert found["fed"] == EPOCHS * NUM_ROWS
     assert any("physical memory" in each for each in found["failures"]), found["failures"]
 
 
 @pytest.mark.fault("F14")
-def test_a_training_goes_on_when_a_node_manager_is_killed(yarn: LocalYarn, marks: Path):
+def test_a_training_goes_on_when_a_node_manager_is_killed(
+    yarn: LocalYarn, marks: Path, submit: Submit
+):
     directory = f"{yarn.url}/job"
-    run = Submission(yarn, PROGRAM, directory, str(marks))
+    run = submit(directory)
     wait_for(run, yarn, (marks / "epoch-1-1").exists, "epoch 1")
     (master,) = masters(yarn)
     of_master = _port_of(Path(f"/proc/{master}/environ").read_bytes())
@@ -143,11 +159,11 @@ def test_a_training_goes_on_when_a_node_manager_is_killed(yarn: LocalYarn, marks
 
 @pytest.mark.fault("F14")
 def test_a_program_goes_on_in_its_epoch_when_the_application_master_is_killed(
-    yarn: LocalYarn, marks: Path
+    yarn: LocalYarn, marks: Path, submit: Submit
 ):
     directory = f"{yarn.url}/job"
     conf = {"spark.yarn.maxAppAttempts": "2"}
-    run = Submission(yarn, PROGRAM, directory, str(marks), mode="cluster", conf=conf)
+    run = submit(directory, mode="cluster", conf=conf)
     wait_for(run, yarn, (marks / "epoch-1-3").exists, "epoch 3")
     (master,) = masters(yarn)
     killed_s = time.monotonic()
@@ -164,13 +180,12 @@ def test_a_program_goes_on_in_its_epoch_when_the_application_master_is_killed(
 @pytest.mark.fault("F14")
 @pytest.mark.parametrize("lost", ["its NodeManager", "its host"])
 def test_a_program_goes_on_when_the_application_master_loses(
-    yarn: LocalYarn, marks: Path, lost: str
+    yarn: LocalYarn, marks: Path, submit: Submit, lost: str
 ):
     directory = f"{yarn.url}/job"
     conf = {"spark.yarn.maxAppAttempts": "2"}
     # A lost NodeManager is noticed after 10 s: meanwhile its containers go on.
-    flags = (directory, str(marks), "", str(MANY_EPOCHS))
-    run = Submission(yarn, PROGRAM, *flags, mode="cluster", conf=conf)
+    run = submit(directory, "", str(MANY_EPOCHS), mode="cluster", conf=conf)
     wait_for(run, yarn, (marks / "epoch-1-3").exists, "epoch 3")
     (master,) = masters(yarn)
     of_master = _port_of(Path(f"/proc/{master}/environ").read_bytes())
@@ -192,8 +207,10 @@ def test_a_program_goes_on_when_the_application_master_loses(
 
 @pytest.mark.fault("F14")
 @pytest.mark.parametrize("moment", ["reserving", "epoch-1-1"])
-def test_a_killed_application_leaves_nothing(yarn: LocalYarn, marks: Path, moment: str):
-    run = Submission(yarn, PROGRAM, f"{yarn.url}/job", str(marks))
+def test_a_killed_application_leaves_nothing(
+    yarn: LocalYarn, marks: Path, submit: Submit, moment: str
+):
+    run = submit(f"{yarn.url}/job")
     wait_for(run, yarn, (marks / moment).exists, moment)
     killed_s = time.monotonic()
     kill_application(yarn)
@@ -205,8 +222,8 @@ def test_a_killed_application_leaves_nothing(yarn: LocalYarn, marks: Path, momen
 
 
 @pytest.mark.fault("F14")
-def test_the_nodes_of_a_killed_client_end(yarn: LocalYarn, marks: Path):
-    run = Submission(yarn, PROGRAM, f"{yarn.url}/job", str(marks))
+def test_the_nodes_of_a_killed_client_end(yarn: LocalYarn, marks: Path, submit: Submit):
+    run = submit(f"{yarn.url}/job")
     wait_for(run, yarn, (marks / "epoch-1-1").exists, "epoch 1")
     assert nodes_left(yarn)
     killed_s = time.monotonic()

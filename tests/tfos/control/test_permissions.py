@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_state import ClusterState
 from tfos.errors import ControlRefused, NodeFailedError
 from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase

@@ -14,7 +14,8 @@ from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages
-from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, wait_until
+from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest
+from tests.support.waiting import wait_until
 from tfos.driver.final_checkpoint import FinalCheckpoint
 
 pytestmark = [pytest.mark.socket, pytest.mark.fault("F15")]

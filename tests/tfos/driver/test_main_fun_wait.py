@@ -9,7 +9,8 @@ from typing import Any
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.failure import NodeId
 from tfos.phases import ClusterPhase
@@ -36,10 +37,10 @@ class Played:
     def now_s(self) -> float:
         return self._now_s
 
-    def read(self, question: Callable[[ClusterState], Any]) -> Any:
+    def read(self, question: Callable[[ClusterView], Any]) -> Any:
         return question(self.state)
 
-    def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
         self._now_s += 1.0
         next(self._happens)()
         return done(self.state)

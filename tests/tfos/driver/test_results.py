@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rpc.endpoint import Endpoint
+from tests.support.control import moving
 from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages, return_values
 from tfos.control.coordinator import Coordinator
-from tfos.control.state import Action, ClusterState, Warn
 from tfos.driver.results import ResultCalls
 from tfos.errors import (
     CheckpointError,
@@ -31,14 +30,6 @@ from tfos.topology import plan
 def node(name: str, attempt: int = 0) -> NodeId:
     role, index = name.split(":")
     return NodeId(role, int(index), attempt)
-
-
-def moving(phase: ClusterPhase) -> Callable[[ClusterState], list[Action]]:
-    def move(state: ClusterState) -> list[Action]:
-        state.move(phase)
-        return []
-
-    return move
 
 
 class Cluster(ResultCalls):
@@ -193,10 +184,3 @@ def test_without_a_best_checkpoint_the_error_says_what_there_was():
 def test_a_cluster_that_keeps_no_best_says_how_to_ask_for_it(plan):
     with pytest.raises(SettingsError, match="keep_best='val_loss'"):
         Cluster(plan).best_checkpoint()
-
-
-def test_the_warning_is_an_action_of_the_state():
-    cluster = Cluster()
-    done = messages.Done(no_result="main_fun returned a set")
-    actions = cluster.coordinator.read(lambda state: state.on_event(node("worker:0"), done, 0.0))
-    assert [type(each) for each in actions].count(Warn) == 1

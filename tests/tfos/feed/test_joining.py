@@ -13,7 +13,7 @@ from feeding.sender.worker_link import process_key
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig, Restarts
 from tfos.control import messages
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.epoch import EpochFeed, targets_of
 from tfos.phases import ClusterPhase

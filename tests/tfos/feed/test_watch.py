@@ -18,11 +18,13 @@ from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
-from tfos.control.state import Action, ClusterState
+from tfos.control.state.actions import Action
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, NodeFailedError, PhaseError
 from tfos.failure import NodeFailure, NodeId
-from tfos.feed.epochs import EpochFeeder
-from tfos.feed.request import FeedCall, FeedRequest
+from tfos.feed.cluster_feeder import ClusterFeeder
+from tfos.feed.request import EpochNumbers, FeedCall, FeedRequest
 from tfos.feed.watch import FeedWatch
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
@@ -34,7 +36,7 @@ REQUEST = FeedRequest(
     feed_timeout_s=60.0,
     num_epochs=1,
 )
-CALL = FeedCall("input", 0.0, lambda: False)
+CALL = FeedCall("input", 0.0, lambda: False, EpochNumbers())
 CLOSED = RuntimeError("feeding.errors.FeedClosed: worker:0 takes no more rows")
 
 
@@ -56,7 +58,7 @@ class Cluster:
             state.on_event(node, messages.Listening(Endpoint("127.0.0.1", 1)), 0.0)
         return []
 
-    def stop(self, members: Callable[[ClusterState], list[Member]]) -> None:
+    def stop(self, members: Callable[[ClusterView], list[Member]]) -> None:
         """Tell nodes to stop; they end at once."""
 
         def stop(state: ClusterState) -> list[Action]:
@@ -86,10 +88,10 @@ class Cluster:
         self.coordinator.act(lambda state: state.fail(failure))
         self.stop(lambda state: state.live())
 
-    def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> EpochFeeder:
+    def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> ClusterFeeder:
         credentials = Credentials.generate()
-        made: Any = EpochFeeder(None, self.coordinator, credentials, self.config, self.console)
-        made._feed = lambda run, task: feed(task)
+        made: Any = ClusterFeeder(None, self.coordinator, credentials, self.config, self.console)
+        made.epochs._feed = lambda run, task: feed(task)
         return made
 
 

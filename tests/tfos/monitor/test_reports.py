@@ -9,7 +9,7 @@ from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.console import html
 from tfos.control import messages
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import NodeFailure, NodeId
 from tfos.monitor.history import History, TrainedEpoch
 from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, TrainReport

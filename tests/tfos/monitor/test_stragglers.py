@@ -11,7 +11,7 @@ from rpc.histogram import Latency
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import WINDOW_BEATS
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import NodeId
 from tfos.monitor.reports import ClusterReport
 from tfos.monitor.status import cluster_report

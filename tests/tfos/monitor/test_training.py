@@ -7,7 +7,7 @@ import pytest
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
-from tfos.control.state import ClusterState
+from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import NodeId
 from tfos.monitor.training import sample, starting
 from tfos.phases import ClusterPhase

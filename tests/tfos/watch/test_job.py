@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 from tests.support.watched_job import WatchedJob, node_id, server_stats
 from tfos.console.log_tail import MOST_CHARS, PIECE_BYTES, LogTail
 from tfos.control import messages

@@ -14,7 +14,7 @@ from tests.support.page_reader import LOOK_S, PageReader
 from tests.support.watched_job import WatchedJob
 from tfos.cli.jobs import FOLLOW_S
 from tfos.control import messages
-from tfos.control.state import Send
+from tfos.control.state.actions import Send
 from tfos.watch.page_server import JobPage
 
 MOST_BYTES_PER_S = 3000

@@ -10,7 +10,8 @@ import pytest
 
 from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
-from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
+from tests.support.waiting import wait_until
 from tfos.config import Checkpoints
 from tfos.control.messages import BestSaved, EpochTrained, FitReading
 from tfos.worker.best_checkpoint import BestKeeper

@@ -27,7 +27,7 @@ from tfos.tensorflowonspark import TFNode
 from tfos.topology import PlannedNode
 from tfos.worker.context import NodeContext
 from tfos.worker.epoch_reports import EpochReports
-from tfos.worker.micro_batches import MicroBatches
+from tfos.worker.trained_feeds import TrainedFeeds
 
 ENDPOINT = Endpoint("h", 11)
 
@@ -58,7 +58,7 @@ def make_context(
         feed_channel=FeedChannel(),
         credentials=Credentials("c", b"S" * 32),
         on_progress=on_progress,
-        micro_batches=MicroBatches(lambda _: None),
+        trained_feeds=TrainedFeeds(lambda _: None),
         epochs=EpochReports(lambda _: None),
         offers=Offers(1),
         reserved_port=reserved_port,

@@ -12,7 +12,7 @@ from feeding.errors import StorageUnavailable
 from feeding.filesystem.interface import Pieces
 from feeding.filesystem.local import LocalFileSystem
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 from tfos.worker.log_mirror import LogMirror
 
 

@@ -18,7 +18,8 @@ from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import Hyper
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
-from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, wait_until
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
+from tests.support.waiting import wait_until
 from tfos.config import Checkpoints
 from tfos.errors import SettingsError
 from tfos.files.paths import OutputPlace, output_directory

@@ -1,1 +1,1 @@
-"""Ends of nodes: what each means, the restarts that are left, where a new attempt begins."""
+"""Ends of nodes: silence, what each end means, the restarts left, where a new attempt begins."""

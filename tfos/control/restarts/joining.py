@@ -2,8 +2,8 @@
 
 Covers: the epoch of each feed that it takes rows of, the ends of epochs that were ordered before it
 came.
-Does not: give orders (tfos.control.state), feed (tfos.feed.epochs), know Keras: the place in the
-chief's `fit` comes from its reports (tfos.control.epoch_log).
+Does not: give orders (tfos.control.state), feed (tfos.feed.epoch_feeder), know Keras: the place in
+the chief's `fit` comes from its reports (tfos.control.epoch_log).
 Runs in: the driver.      Pure; control.state owns it.
 """
 

@@ -1,7 +1,7 @@
 """Tensors of a batch: their rows, and building a model from one.
 
 Covers: conversion, row counts, a description of a batch that travels to workers without rows.
-Does not: read batches (tfos.keras.data.dataset), run them (tfos.keras.step.train_step).      Pure
+Does not: read batches (tfos.keras.data.dataset), run them (tfos.keras.step.gradients).      Pure
 but for building the model.
 """
 

@@ -1,7 +1,7 @@
 """Dense embeddings: `keras.layers.Embedding` in a distributed model, whose gradient is sent dense.
 
 Covers: which layer has a weight, the line that would replace it, the warning at distribution.
-Does not: refuse a step (tfos.keras.step.train_step).      Pure, but for the log.
+Does not: refuse a step (tfos.keras.step.gradients).      Pure, but for the log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ids ahead of the step: a function of the batch alone that gives the keys of each layer's call.
 
 Covers: recording the calls of a step, which of them depend on the batch alone, the pruned function.
-Does not: look rows up (batch_rows), run the step (tfos.keras.step.train_step).
+Does not: look rows up (batch_rows), run the step (tfos.keras.step.gradients).
 Threads: that of the step.
 
 The model's own step is traced once with layers that record their keys and return zeros. What the

@@ -104,7 +104,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start all workers together in modes with waits, so that none begins alone."""
         if self._feed:
-            self._trainer.ctx.micro_batches.follow(self._feed)
+            self._trainer.ctx.trained_feeds.follow(self._feed)
         if self._place is not None:
             self._join_others(self._place)
         elif self._trainer.waits:
@@ -230,7 +230,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
         if self._trainer.ctx.is_chief and self._feed and ended:
             following = FitPlace(self._number, epoch + 1)
-            self._trainer.ctx.micro_batches.trained(self._feed, min(ended), following)
+            self._trainer.ctx.trained_feeds.trained(self._feed, min(ended), following)
 
 
 class JoinAtFirstBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

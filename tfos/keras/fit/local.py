@@ -32,7 +32,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class _NoReports:
-    """The reports of epochs and of micro-batches, where there is no driver."""
+    """The reports of epochs and of what is fed, where there is no driver."""
 
     def follow(self, feed: str) -> None:
         """Nobody asks."""
@@ -96,7 +96,7 @@ class LocalContext:
     feed_channel: Any = None
 
     def __init__(self) -> None:
-        self.epochs = self.micro_batches = _NoReports()
+        self.epochs = self.trained_feeds = _NoReports()
         self._server = LocalServer()
 
     def ps_client(self) -> Any:

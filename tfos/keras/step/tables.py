@@ -23,9 +23,9 @@ from ps.tables.ids import from_bits
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.batch_rows import BatchRows, RowPlanner
 from tfos.keras.embedding.sources import check_size
+from tfos.keras.step.gradients.gradient_step import GradientStep, StepOutput
 from tfos.keras.step.lookahead import Lookahead, TrainingData
 from tfos.keras.step.table_specs import naming_layers
-from tfos.keras.step.train_step import GradientStep, StepOutput
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds

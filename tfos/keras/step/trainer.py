@@ -2,7 +2,7 @@
 
 Covers: seeding or adopting the parameters, push_pull around a step or beside the next ones, pull,
 assign, non-finite steps, membership of the sync barrier, rendezvous of the workers.
-Does not: compute (tfos.keras.step.train_step), hook into Keras (tfos.keras.fit), retry or
+Does not: compute (tfos.keras.step.gradients), hook into Keras (tfos.keras.fit), retry or
 reconnect (PSClient), own the thread that sends beside the next steps (pipeline), report times
 (tfos.keras.fit.callbacks).
 Threads: the thread that runs the model's `fit`; no locks. Another thread that reads the times may
@@ -37,6 +37,7 @@ from tfos.keras.embedding.loading import load_file_rows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers, table_specs, variables
 from tfos.keras.step.attach import adopt_frozen, check_same, with_buckets
+from tfos.keras.step.gradients.gradient_step import MAX_DENSIFIED_BYTES, GradientStep, StepOutput
 from tfos.keras.step.lookahead import Lookahead, TrainingData
 from tfos.keras.step.pipeline import InFlight
 from tfos.keras.step.positions import DataPositions
@@ -44,7 +45,6 @@ from tfos.keras.step.replica import Averages, Received, Replica
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.tables import IdCounts, TableArrays, TableTraining
-from tfos.keras.step.train_step import MAX_DENSIFIED_BYTES, GradientStep, StepOutput
 
 logger = logging.getLogger(__name__)
 

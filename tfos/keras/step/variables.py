@@ -1,7 +1,7 @@
 """Variables: which of them the servers hold, in which flat group, and compiled copies in and out.
 
 Covers: groups (trainable, statistics, frozen), names, the manifest, flatten and assign.
-Does not: push or pull (tfos.keras.step.trainer), compute gradients (tfos.keras.step.train_step).
+Does not: push or pull (tfos.keras.step.trainer), compute gradients (tfos.keras.step.gradients).
 Threads: immutable after construction.
 
 Groups, each one flat buffer in order of the model's variables:
@@ -113,6 +113,11 @@ class Variables:
         return tuple(group for group in self.groups if group.trainable)
 
     @property
+    def trained(self) -> list[Any]:
+        """The variables in those groups."""
+        return [variable for group in self.trainable for variable in group.variables]
+
+    @property
     def statistics(self) -> tuple[VariableGroup, ...]:
         """The groups whose values are pushed."""
         return tuple(group for group in self.groups if not group.trainable)
@@ -174,7 +179,7 @@ class Variables:
         Raises:
             VariablesChanged: names the new and the missing variables and Embeddings.
         """
-        bound = [v for group in self.trainable for v in group.variables]
+        bound = self.trained
         now = [v for v in model.trainable_variables if _has_values(v)]
         trained = [layer for layer in embeddings_of(model) if layer.trainable]
         if {id(v) for v in bound} == {id(v) for v in now} and trained == [*self.trained_embeddings]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.ps_cluster import wait_until
+from tests.support.waiting import wait_until
 from tfos.control import messages
 from tfos.failure import NodeId
 from tfos.node.supervisor.reporter import HeartbeatState, Reporter, Unwanted

@@ -11,8 +11,8 @@ import pytest
 from ps.checkpoint.reader import latest, read_manifest
 from tests.support.counted_pushes import push_until_told
 from tests.support.nodes import NodeBed, send_signal
-from tests.support.ps_cluster import wait_until
 from tests.support.snapshot_skew import torn_by
+from tests.support.waiting import wait_until
 from tfos.config import Checkpoints, Restarts
 from tfos.control import messages
 

@@ -8,7 +8,8 @@ from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig, Restarts
 from tfos.control import messages
 from tfos.control.members import NodeStatus
-from tfos.control.state import Action, ClusterState, Send, Tell, Warn
+from tfos.control.state.actions import Action, Send, Tell, Warn
+from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
@@ -116,6 +117,14 @@ def test_a_warning_names_a_few_workers_and_counts_many():
 
     assert told(4).endswith("killed; worker:0, worker:2, worker:3 go on")
     assert told(100).endswith("killed; 99 workers go on")
+
+
+def test_a_return_value_that_did_not_arrive_is_warned_of_once():
+    state, done = _running(), messages.Done(no_result="main_fun returned a set")
+    actions = [*state.on_event(_id("worker:0"), done, NOW)]
+    actions += state.on_event(_id("worker:1"), done, NOW)
+    (warning,) = [each for each in actions if isinstance(each, Warn)]
+    assert warning.text.startswith("worker:0: main_fun returned a set. The run goes on")
 
 
 @pytest.mark.fault("F08")
@@ -261,9 +270,6 @@ def test_a_connection_that_comes_back_is_no_loss():
     state.on_stream_closed(_id("worker:1"), NOW)
     assert state.on_stream_opened(_id("worker:1"), NOW + 2) == ""
     assert state.on_tick(NOW + 4) == []
-    state.on_stream_closed(_id("worker:1"), NOW + 5)
-    state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 2, "x"), NOW + 7)
-    assert state.on_tick(NOW + 8.5) == []
 
 
 def test_a_node_lost_while_starting_may_come_again():

@@ -17,10 +17,12 @@ from rpc.endpoint import Endpoint
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.console.console import Console
 from tfos.control import messages
-from tfos.control.state import Action, ClusterState, Send
+from tfos.control.state.actions import Action, Send
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
-from tfos.feed.epochs import EpochFeeder
+from tfos.feed.cluster_feeder import ClusterFeeder
 from tfos.feed.request import FeedRequest
 from tfos.feed.sources import source_of
 from tfos.phases import ClusterPhase
@@ -61,7 +63,7 @@ class Played:
     def now_s(self) -> float:
         return 0.0
 
-    def read(self, question: Callable[[ClusterState], Any]) -> Any:
+    def read(self, question: Callable[[ClusterView], Any]) -> Any:
         return question(self.state)
 
     def act(self, decide: Callable[[ClusterState], list[Action]]) -> None:
@@ -71,7 +73,7 @@ class Played:
             if isinstance(action, Send) and action.order == messages.FeedAgain("input", 0):
                 self.warned.append(action.node.name)
 
-    def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
         while self.happens and not done(self.state):
             name, event = self.happens.pop(0)
             self.state.on_event(self.state.members[name].node, event, 0.0)
@@ -87,10 +89,10 @@ class Played:
         self.happens.append((name, messages.FlushReached("input", 0, stats)))
 
 
-def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> EpochFeeder:
+def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> ClusterFeeder:
     console = Console(enabled=False)
-    made = EpochFeeder(None, played, Credentials.generate(), played.config, console)
-    made._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
+    made = ClusterFeeder(None, played, Credentials.generate(), played.config, console)
+    made.epochs._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
     return made
 
 
@@ -153,7 +155,7 @@ def test_rows_lost_when_every_other_main_fun_has_returned_are_dropped():
     made: Any = jobs(played, only_once)
     made._console.warn = told.append
 
-    def at_once(done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+    def at_once(done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
         for name, event in played.happens:
             played.state.on_event(node(name), event, 0.0)
         played.happens.clear()
@@ -200,7 +202,7 @@ class Crashing(Played):
     def raised_error(self) -> NodeFailedError:
         return NodeFailedError(self.state.fatal)
 
-    def wait(self, done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
         """Crash, and be started again, or train all rows; whichever is next."""
         while not done(self.state) and (self._left or self.happens):
             if not self._left:
@@ -346,7 +348,7 @@ def test_rows_that_come_again_after_the_others_have_ended_wait_for_the_worker_th
 
     first_wait = played.wait
 
-    def wait(done: Callable[[ClusterState], bool], timeout_s: float) -> bool:
+    def wait(done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
         if len(rounds) == 2 and not told:
             comes_back()
         return first_wait(done, timeout_s)

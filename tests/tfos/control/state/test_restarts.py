@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +10,9 @@ from rpc.endpoint import Endpoint
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.control import messages
 from tfos.control.members import NodeStatus
-from tfos.control.state import Action, ClusterState, Replace, Send, Tell, Warn
-from tfos.driver.node_jobs import _after_job
+from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
+from tfos.control.state.cluster_state import ClusterState
+from tfos.control.state.job_end import JobEnd
 from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.fit_place import FitPlace
 from tfos.phases import ClusterPhase
@@ -230,7 +230,7 @@ def test_a_node_for_which_spark_has_no_slot_is_given_up_in_time():
 def test_a_job_that_could_not_start_a_node_again_counts_as_its_loss():
     state = running(workers=2)
     dies(state, "worker:1")
-    again = state.not_restarted("worker:1", "no such file before the node served", NOW + 1.0)
+    again = state.on_not_restarted("worker:1", "no such file before the node served", NOW + 1.0)
     assert only(again, Replace).first_attempt == 200
     assert "no such file" in only(again, Warn).text
 
@@ -244,14 +244,13 @@ def test_a_job_that_finds_its_node_started_by_sparks_own_retry_is_no_loss(name):
     assert reply.accepted
     reply, _ = registers(state, name, replacing.first_attempt)
     assert (reply.accepted, reply.reason) == (False, f"attempt 1 of {name} is at work")
-    job: Any = SimpleNamespace(is_cancelled=False, error=None, result=list)
-    nodes = (replacing.node,)
-    assert _after_job(state, nodes, job, replacing.first_attempt, NOW) == []
+    end = JobEnd(nodes=(replacing.node,), first_attempt=replacing.first_attempt)
+    assert state.on_job_ended(end, NOW) == []
     assert state.phase is ClusterPhase.RUNNING
     assert [each.node.name for each in state.failures] == [name]
     serves(state, name, 1)
     assert state.members[name].status is NodeStatus.RUNNING
-    assert _after_job(state, nodes, job, replacing.first_attempt, NOW) == []
+    assert state.on_job_ended(end, NOW) == []
 
 
 @pytest.mark.fault("F08")

@@ -11,19 +11,16 @@ the servers. After a fatal end the cluster is FAILED, and every node receives th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from tfos.config import ClusterConfig
 from tfos.control import messages
-from tfos.control.curve import Curve, CurvePoint
-from tfos.control.epoch_log import EpochLog
+from tfos.control.curve import CurvePoint
 from tfos.control.members import Member, NodeStatus, mean_loss
 from tfos.control.messages import FeedEpoch
 from tfos.control.permissions import admitted
-from tfos.control.restarts.budget import WINDOW_S, RestartBudget
+from tfos.control.restarts.budget import RestartBudget
 from tfos.control.restarts.joining import OpenEpochs
 from tfos.control.restarts.node_end import (
     WITHOUT_PS,
@@ -34,9 +31,14 @@ from tfos.control.restarts.node_end import (
     meaning_of,
 )
 from tfos.control.restarts.server_orders import kept_for_servers
-from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId, is_crash
+from tfos.control.restarts.silence import silence_of
+from tfos.control.state import notices
+from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
+from tfos.control.state.cluster_view import ClusterView
+from tfos.control.state.job_end import JobEnd, blame_of
+from tfos.failure import EXECUTOR_LOST, NODE_JOB_FAILED, NODE_SILENT, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
-from tfos.topology import PS_ROLE, Plan, PlannedNode
+from tfos.topology import PS_ROLE
 
 _MAX_FAILURES = 100
 _ATTEMPTS_PER_JOB = 100
@@ -45,75 +47,12 @@ _NOTICE_S = 60.0
 """Seconds in which main_fun notices that TensorFlow's parameter server is gone. Its coordinator
 raises within a few; a step that hangs never does."""
 _GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
-_MOST_NAMED = 8
-"""Workers that a warning names; of more it has the number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Give this order to this attempt of a node."""
-
-    node: NodeId
-    order: messages.Order
-
-
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """Warn the user; the cluster goes on."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Inform the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Replace:
-    """Start a new attempt of a lost node in a slot that Spark has."""
-
-    node: PlannedNode
-    first_attempt: int
-    delay_s: float
-
-
-Action = Send | Warn | Tell | Replace
 
 
 @dataclass
-class ClusterState:
+class ClusterState(ClusterView):
     """All nodes of one cluster. Methods named `on_*` take an event and return actions."""
 
-    plan: Plan
-    config: ClusterConfig
-    phase: ClusterPhase = ClusterPhase.NEW
-    failures: list[NodeFailure] = field(default_factory=list)
-    """Every failure and loss, in order of arrival."""
-    fatal: list[NodeFailure] = field(default_factory=list)
-    """Those that failed the cluster; the first is the root cause."""
-    tensorboard: messages.TensorBoardUp | None = None
-    rooms_mib: Mapping[str, float] = field(default_factory=dict)
-    """By node, what its executor's container has for nodes; 0: unknown, or it has no container."""
-    is_starting: bool = False
-    """The node jobs are submitted: a node may hold a slot before it registers."""
-    is_ending: bool = False
-    """The driver stops the nodes: one that registers now is refused."""
-    members: dict[str, Member] = field(init=False)
-    epochs: EpochLog = field(default_factory=EpochLog)
-    """What the chief's fits have reported."""
-    stop_asked: str = ""
-    """Why the streams that train this cluster are to stop; empty: they go on."""
-    curve: Curve = field(default_factory=Curve)
-    """The training over time."""
-    saves_asked: int = 0
-    """Orders SaveNow so far."""
-    training_stop: str = ""
-    """Why main_fun was asked to end its training; empty: it was not."""
-    gone: list[Member] = field(default_factory=list)
-    """Lost attempts of workers that were started again, with their last counts."""
     open_epochs: OpenEpochs = field(default_factory=OpenEpochs)
     """For workers that join later."""
     _finished_feeds: tuple[str, ...] = ()
@@ -121,103 +60,8 @@ class ClusterState:
     """Orders about lost and finished workers, for servers that are started again."""
     _budgets: dict[str, RestartBudget] = field(default_factory=dict)
     """By name of a node that was started again."""
-    _ps_missed_s: float | None = None
-    """When TensorFlow's first lost parameter server was noticed, in monotonic seconds."""
     _told: set[str] = field(default_factory=set)
     """Warnings that are shown once, as for a whole rack of equal executors."""
-
-    def __post_init__(self) -> None:
-        self.members = {node.name: Member(node) for node in self.plan.nodes}
-
-    # ---- queries of the coordinator ----
-
-    @property
-    def servers(self) -> list[Member]:
-        """Parameter servers in rank order."""
-        return [self.members[node.name] for node in self.plan.servers]
-
-    @property
-    def workers(self) -> list[Member]:
-        """Workers in rank order, the chief first."""
-        return [self.members[node.name] for node in self.plan.workers]
-
-    @property
-    def tensorflow_servers(self) -> list[Member]:
-        """Nodes that run TensorFlow's servers."""
-        return [self.members[node.name] for node in self.plan.tensorflow_servers]
-
-    @property
-    def evaluators(self) -> list[Member]:
-        """The evaluator, if the cluster has one."""
-        return [self.members[node.name] for node in self.plan.evaluators]
-
-    def roster(self) -> tuple[messages.RosterEntry, ...]:
-        """Return every serving node, as its peers see it."""
-        return tuple(
-            messages.RosterEntry(
-                member.node,
-                member.planned.rank,
-                member.host,
-                member.executor_id,
-                member.endpoint,
-                member.free_port,
-            )
-            for member in self.members.values()
-            if member.endpoint is not None
-        )
-
-    def missing(self) -> list[Member]:
-        """Return the nodes that the roster still lacks."""
-        return [
-            member
-            for member in self.members.values()
-            if member.status in (NodeStatus.MISSING, NodeStatus.REGISTERED)
-        ]
-
-    def training(self) -> list[Member]:
-        """Return the workers whose main_fun has neither returned nor failed."""
-        return [worker for worker in self.workers if worker.status is NodeStatus.RUNNING]
-
-    def restarting(self) -> list[Member]:
-        """Return the workers of a running cluster that were lost and are started again."""
-        if self.phase is not ClusterPhase.RUNNING:
-            return []
-        again = (NodeStatus.RESTARTING, NodeStatus.REGISTERED)
-        return [worker for worker in self.workers if worker.status in again]
-
-    def awaited(self) -> list[Member]:
-        """Return the workers whose main_fun is still to return.
-
-        Nobody waits for a replacement of a worker once the others are done, but for the chief's.
-        """
-        training, again = self.training(), self.restarting()
-        return training + again if training or any(each.planned.is_chief for each in again) else []
-
-    def evaluating(self) -> list[Member]:
-        """Return the evaluator while its main_fun runs."""
-        return [each for each in self.evaluators if each.status is NodeStatus.RUNNING]
-
-    def unflushed(self, feed: str, epoch: int) -> list[Member]:
-        """Return the workers that have yet to reach the end of an epoch of a feed.
-
-        Args:
-            feed: name of the feed.
-            epoch: number of the epoch, from 0.
-        """
-        return [
-            worker
-            for worker in self.training()
-            if feed not in worker.flushes or worker.flushes[feed].epoch < epoch
-        ]
-
-    def crash_of(self, member: Member) -> NodeFailure | None:
-        """Return how this attempt crashed; None: it lives, or ended in another way."""
-        ends = (each for each in self.failures if each.node == member.node and is_crash(each))
-        return next(ends, None)
-
-    def live(self) -> list[Member]:
-        """Return the nodes whose supervisor runs."""
-        return [member for member in self.members.values() if member.is_live]
 
     # ---- orders ----
 
@@ -225,6 +69,11 @@ class ClusterState:
         """Enter a phase if that is legal; a failed or closed cluster stays so."""
         if may_move(self.phase, target):
             self.phase = target
+
+    def begin_start(self) -> list[Action]:
+        """Note that the node jobs are submitted: a node may hold a slot before it registers."""
+        self.is_starting = True
+        return []
 
     def flush(
         self,
@@ -377,7 +226,7 @@ class ClusterState:
             return self._refuse(
                 f"attempt {member.attempt} of {member.name} is pid {member.pid} on {member.host}"
             )
-        if self.phase is ClusterPhase.RUNNING and not self.is_ending:
+        if self.is_running:
             return self._register_again(member, register, now_s)
         if self.phase is not ClusterPhase.RESERVED or self.is_ending:
             return self._refuse(f"the cluster is {self.phase.name} and ends")
@@ -385,7 +234,7 @@ class ClusterState:
         if member.attempt >= 0:
             actions.append(Send(member.node, messages.Stop("replaced by a newer attempt")))
         member.take(register, now_s)
-        return self._accept(), [*actions, *self._skew(member, register.skew)]
+        return self._accept(), [*actions, *self._skew(member, register)]
 
     def _register_again(
         self, member: Member, register: messages.Register, now_s: float
@@ -406,7 +255,7 @@ class ClusterState:
         member.take(register, now_s)
         # This attempt is here already, so no other one has to be started.
         actions = [action for action in actions if not isinstance(action, Replace)]
-        return self._accept(), [*actions, *self._skew(member, register.skew)]
+        return self._accept(), [*actions, *self._skew(member, register)]
 
     def on_heartbeat(
         self, heartbeat: messages.Heartbeat, now_s: float
@@ -473,7 +322,8 @@ class ClusterState:
                 return self._failed(member, failure, now_s)
             case messages.Done():
                 member.done = event
-                return [*self._done(member, now_s), *self._without_result(event.no_result, member)]
+                warning = notices.no_result(member, event.no_result)
+                return [*self._done(member, now_s), *self._once(event.no_result, warning)]
 
     def on_stream_opened(self, node: NodeId, now_s: float) -> str:
         """Handle a subscription to orders; return the reason of a refusal, or an empty string.
@@ -503,6 +353,33 @@ class ClusterState:
             member.stream_lost_s = now_s
         return []
 
+    def on_not_restarted(self, name: str, reason: str, now_s: float) -> list[Action]:
+        """Handle the end of a job that was to start a node again, before the node served.
+
+        Args:
+            name: of the node.
+            reason: what Spark says.
+            now_s: monotonic seconds.
+        """
+        member = self.members[name]
+        return self._end_of(member, member.failure("", reason), now_s, outside=True)
+
+    def on_job_ended(self, end: JobEnd, now_s: float) -> list[Action]:
+        """Handle the end of a Spark job that starts nodes.
+
+        Args:
+            end: how it ended.
+            now_s: monotonic seconds.
+        """
+        blame = blame_of(end, self)
+        if blame is None:
+            return []
+        if blame.may_restart:
+            return self.on_not_restarted(blame.member.name, blame.reason, now_s)
+        failure = blame.member.failure(NODE_JOB_FAILED, blame.reason)
+        ends_in_order = end.is_cancelled and self.phase is ClusterPhase.RUNNING
+        return self.fail(failure, stop=not ends_in_order)
+
     def on_tick(self, now_s: float) -> list[Action]:
         """Find silent nodes, and note how far the training is.
 
@@ -515,23 +392,8 @@ class ClusterState:
             self.curve.add(CurvePoint(now_s, steps, rows, mean_loss(self.workers)))
         actions: list[Action] = []
         for member in self.live():
-            silent_s = now_s - member.heard_s
-            lost_s = now_s - member.stream_lost_s if member.stream_lost_s is not None else 0.0
-            if min(lost_s, silent_s) > self.config.reconnect_s:
-                actions += self._vanished(
-                    member,
-                    NODE_SILENT,
-                    f"its supervisor ended: connection closed {lost_s:.1f} s ago",
-                    now_s,
-                )
-            elif silent_s > self.config.hang_s:
-                actions += self._vanished(
-                    member,
-                    NODE_SILENT,
-                    f"no heartbeat for {silent_s:.1f} s (limit {self.config.hang_s:.0f} s): "
-                    "frozen or cut off from the driver",
-                    now_s,
-                )
+            if reason := silence_of(member, self.config, now_s):
+                actions += self._vanished(member, NODE_SILENT, reason, now_s)
         return [*actions, *self._without_slot(now_s), *self._without_tensorflow_ps(now_s)]
 
     # ---- decisions ----
@@ -543,25 +405,21 @@ class ClusterState:
             return None
         return member
 
-    def _skew(self, member: Member, skew: str) -> list[Action]:
-        if not skew or skew in self._told:
-            return []
-        self._told.add(skew)
-        where = f"executor {member.executor_id} on {member.host}"
-        return [Warn(f"{where} has {skew}: results may differ from node to node")]
+    def _skew(self, member: Member, register: messages.Register) -> list[Action]:
+        return self._once(register.skew, notices.skewed(member, register.skew))
 
-    def _without_result(self, reason: str, member: Member) -> list[Action]:
-        """Warn once that results() will refuse: main_fun may return what only it understands."""
+    def _once(self, reason: str, warning: Warn) -> list[Action]:
+        """Warn unless there is no reason, or it was warned of before."""
         if not reason or reason in self._told:
             return []
         self._told.add(reason)
-        return [Warn(f"{member.name}: {reason}. The run goes on; cluster.results() will fail")]
+        return [warning]
 
     def _listening(self, member: Member, event: messages.Listening) -> list[Action]:
         if member.status is not NodeStatus.REGISTERED:
             return []
         member.endpoint, member.free_port = event.endpoint, event.free_port
-        if self.phase is ClusterPhase.RUNNING and not self.is_ending:
+        if self.is_running:
             return self._joined(member)
         member.status = NodeStatus.READY
         if self.missing() or self.phase is not ClusterPhase.RESERVED or self.is_ending:
@@ -584,12 +442,9 @@ class ClusterState:
         orders += [messages.FinishFeed(feed) for feed in self._finished_feeds]
         if self.training_stop:
             orders.append(messages.StopTraining(self.training_stop))
-        where = f"{member.where} joins as attempt {member.attempt}"
-        if joining.fit is not None and joining.fit.epoch >= 0:
-            where += f", in epoch {joining.fit.epoch + 1} of fit"
         back = messages.WorkerJoined(member.planned.rank)
         return [
-            Tell(where),
+            notices.joins(member, joining),
             *self._to_servers(back),
             *(Send(member.node, order) for order in orders),
         ]
@@ -600,7 +455,7 @@ class ClusterState:
         moved = next(entry for entry in roster if entry.node == member.node)
         told = [each for each in self.workers if each.status is NodeStatus.RUNNING]
         return [
-            Tell(f"{member.where} serves as attempt {member.attempt}"),
+            notices.serves(member),
             Send(member.node, messages.Start(roster)),
             *(Send(member.node, order) for order in self._for_servers),
             *(Send(each.node, messages.ServerMoved(moved.rank, moved.endpoint)) for each in told),
@@ -610,17 +465,7 @@ class ClusterState:
         if event == self.tensorboard:
             return []  # a report that was sent twice
         self.tensorboard = event
-        if not event.url:
-            return [Warn(f"no TensorBoard: {event.reason}")]
-        actions: list[Action] = [Tell(f"TensorBoard: {event.url}")]
-        if not event.is_local:
-            actions.append(
-                Warn(
-                    f"TensorBoard has no login: anyone who reaches {event.url} can read it. Pass "
-                    "tensorboard_host='127.0.0.1' to reserve() to bind loopback on the chief's host"
-                )
-            )
-        return actions
+        return notices.tensorboard(event)
 
     def _done(self, member: Member, now_s: float) -> list[Action]:
         if not member.planned.runs_main_fun and not member.stop_ordered:
@@ -670,28 +515,31 @@ class ClusterState:
         match meaning_of(member, failure, around, outside=outside):
             case Meaning.SPARK_RESTARTS:
                 member.status, member.endpoint = NodeStatus.MISSING, None
-                return [Warn(f"{member.where} was lost while starting: {failure.message}")]
+                return [notices.lost_while_starting(member, failure)]
             case Meaning.EVALUATOR_LOST:
-                return self._evaluator_lost(member, failure)
+                self._lose(member, failure, now_s)
+                return [notices.evaluator_lost(member, failure)]
             case Meaning.COORDINATOR_DECIDES:
-                return self._tensorflow_lost(member, failure, around.tensorflow_workers)
+                self._lose(member, failure, now_s)
+                names = around.tensorflow_workers
+                return [notices.coordinator_decides(member, failure, names)]
             case Meaning.STARTED_AGAIN:
                 return self._replaced(member, failure, now_s)
             case Meaning.OTHERS_GO_ON:
-                return self._worker_lost(member, failure)
+                self._lose(member, failure, now_s)
+                fences = self._fence(member, failure)
+                return [*fences, notices.others_go_on(member, failure, self.training())]
             case Meaning.FATAL:
                 member.status = NodeStatus.FAILED
-                lost_ps = [each.name for each in self._lost_tensorflow_ps()]
+                lost_ps = [each.name for each in self.lost_tensorflow_ps()]
                 return self.fail(explained(member, failure, around, lost_ps))
 
     def _collective(self, member: Member, now_s: float) -> list[Action]:
         """Fail a cluster whose workers wait for one that was lost before they could say so."""
         gone = [*self.gone, *(each for each in self.workers if each.status in _GONE)]
-        is_running = self.phase is ClusterPhase.RUNNING and not self.is_ending
-        if not member.in_collective or not gone or not is_running:
+        if not member.in_collective or not gone or not self.is_running:
             return []
-        known = [each for each in self.failures if each.node == gone[0].node]
-        failure = (known or [gone[0].failure("", f"{gone[0].name} was lost")])[0]
+        failure = self.failure_of(gone[0])
         self.failures = [each for each in self.failures if each is not failure]  # it comes again
         return self.fail(explained(gone[0], failure, self._around(member, now_s), ()))
 
@@ -709,17 +557,6 @@ class ClusterState:
             needs_all_workers=self.plan.is_mirrored or any(w.in_collective for w in self.workers),
         )
 
-    def not_restarted(self, name: str, reason: str, now_s: float) -> list[Action]:
-        """Handle the end of a job that was to start a node again, before the node served.
-
-        Args:
-            name: of the node.
-            reason: what Spark says.
-            now_s: monotonic seconds.
-        """
-        member = self.members[name]
-        return self._end_of(member, member.failure("", reason), now_s, outside=True)
-
     def _budget_of(self, member: Member) -> RestartBudget:
         limits = self.config.restarts
         limit = limits.ps if member.planned.is_ps else limits.workers
@@ -734,23 +571,20 @@ class ClusterState:
             self.gone.append(member.as_lost())
         member.status, member.endpoint, member.lost_s = NodeStatus.RESTARTING, None, now_s
         member.first_attempt += _ATTEMPTS_PER_JOB
-        text = (
-            f"{member.where} was lost: {failure.message}; it is started again "
-            f"({budget.num_recent} of {budget.limit} times within {WINDOW_S / 60:.0f} minutes)"
-        )
         fences = [] if member.planned.is_ps else self._fence(member, failure)
-        return [*fences, Warn(text), Replace(member.planned, member.first_attempt, delay_s)]
+        again = Replace(member.planned, member.first_attempt, delay_s)
+        return [*fences, notices.started_again(member, failure, budget), again]
 
-    def _worker_lost(self, member: Member, failure: NodeFailure) -> list[Action]:
-        """Let the other workers go on without a lost one."""
-        member.status = NodeStatus.LOST
+    def _lose(self, member: Member, failure: NodeFailure, now_s: float) -> None:
+        """Go on without a node; the record stays among the failures.
+
+        Args:
+            member: the node.
+            failure: how it ended.
+            now_s: monotonic seconds.
+        """
+        member.status, member.lost_s = NodeStatus.LOST, now_s
         self._note(failure)
-        left = self.training()
-        remaining = ", ".join(worker.name for worker in left)
-        if len(left) > _MOST_NAMED:
-            remaining = f"{len(left)} workers"
-        text = f"{member.where} was lost: {failure.message}; {remaining} go on"
-        return [*self._fence(member, failure), Warn(text)]
 
     def _without_slot(self, now_s: float) -> list[Action]:
         """Give up the nodes for whose new attempts Spark has had no slot for too long."""
@@ -764,45 +598,14 @@ class ClusterState:
                 actions += self._end_of(member, failure, now_s, outside=True)
         return actions
 
-    def _evaluator_lost(self, member: Member, failure: NodeFailure) -> list[Action]:
-        """Let the training go on; the record stays among the failures."""
-        member.status = NodeStatus.LOST
-        self._note(failure)
-        reason = failure.message
-        if failure.error_type and failure.traceback:
-            reason = f"{failure.error_type}: {reason}"
-        text = f"{member.where} was lost: {reason}; the training goes on without it"
-        return [Warn(text)]
-
-    def _tensorflow_lost(
-        self, member: Member, failure: NodeFailure, workers: Sequence[str]
-    ) -> list[Action]:
-        """Leave the end of one of TensorFlow's servers to the coordinator in main_fun."""
-        member.status = NodeStatus.LOST
-        self._note(failure)
-        then = "the chief's strategy cannot go on without it"
-        if member.planned.role != PS_ROLE:
-            then = f"the chief's coordinator gives its work to {', '.join(workers)}"
-        return [Warn(f"{member.where} was lost: {failure.message}; {then}")]
-
-    def _lost_tensorflow_ps(self) -> list[Member]:
-        return [
-            each
-            for each in self.tensorflow_servers
-            if each.planned.role == PS_ROLE and each.status is NodeStatus.LOST
-        ]
-
     def _without_tensorflow_ps(self, now_s: float) -> list[Action]:
         """Fail a cluster whose main_fun does not notice that a parameter server is gone."""
-        lost = self._lost_tensorflow_ps()
+        lost = self.lost_tensorflow_ps()
         if not lost or not self.training() or self.phase is not ClusterPhase.RUNNING:
             return []
-        if self._ps_missed_s is None:
-            self._ps_missed_s = now_s
-        if now_s - self._ps_missed_s < _NOTICE_S:
+        if now_s - min(each.lost_s for each in lost) < _NOTICE_S:
             return []
-        known = [each for each in self.failures if each.node == lost[0].node]
-        failure = (known or [lost[0].failure("", f"{lost[0].name} was lost")])[0]
+        failure = self.failure_of(lost[0])
         text = f"{failure.message}; main_fun did not notice it for {_NOTICE_S:.0f} s. {WITHOUT_PS}"
         return self.fail(msgspec.structs.replace(failure, message=text))
 

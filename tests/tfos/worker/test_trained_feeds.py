@@ -8,7 +8,7 @@ from ps.errors import ServerPhaseError
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.fit_place import METADATA_NAME as FED_EPOCHS
 from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
-from tfos.worker.micro_batches import METADATA_NAME, MicroBatches
+from tfos.worker.trained_feeds import METADATA_NAME, TrainedFeeds
 
 PLACE = FitPlace(0, 1)
 
@@ -51,7 +51,7 @@ class Bed:
         self.client = Client()
         self.saver = Saver(self.client, {METADATA_NAME: restored} if restored else None)
         self.said: list[BatchReport] = []
-        self.batches = MicroBatches(self.said.append)
+        self.batches = TrainedFeeds(self.said.append)
         saver: Any = self.saver
         client: Any = self.client
         self.batches.begin(saver, lambda: client)
@@ -182,7 +182,7 @@ class Run:
         self.client = Client()
         self.client.metadata = dict(metadata)
         self.said: list[BatchReport] = []
-        self.batches = MicroBatches(self.said.append)
+        self.batches = TrainedFeeds(self.said.append)
         self.batches.begin(
             Saver(self.client, dict(metadata)),  # type: ignore[arg-type]
             lambda: self.client,  # type: ignore[arg-type,return-value]
@@ -229,6 +229,14 @@ def test_a_chief_that_joins_counts_from_where_its_run_began():
     assert joined.said[0].epochs == {"input": 2}
     joined.train(1, FitPlace(0, 4))
     assert joined.noted["input"].count == 4
+
+
+def test_a_chief_that_was_lost_in_the_first_epoch_counts_from_where_its_run_began():
+    lost = Run({FED_EPOCHS: {"input": {"count": 2, "before": 1, "fit": {"number": 0, "epoch": 2}}}})
+    joined = Run(lost.client.metadata, joins=True)
+    assert joined.said[0].epochs == {"input": 2}
+    joined.train(0, FitPlace(0, 3))
+    assert joined.noted == {"input": FedEpochs(3, 2, FitPlace(0, 3))}
 
 
 def test_a_run_whose_fit_has_stopped_itself_goes_on_with_the_next_fit():

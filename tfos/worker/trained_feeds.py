@@ -1,15 +1,17 @@
-"""Micro-batches at the chief: which one the parameters contain, recorded and saved.
+"""Trained feeds at the chief: what of each feed the servers' parameters contain, kept beside them.
 
-Covers: the order that an epoch is a micro-batch, its id beside the parameters once every
-worker has trained its rows, the save after it, the reports to the driver. Does not: feed (feeding),
-detect that rows were trained (tfos.keras.fit.epoch_agreement), save (tfos.worker.saver).
+Covers: micro-batches of streams: the order that an epoch is one, its id once every worker has
+trained its rows, the save after it, the reports to the driver. Other epochs: which are to be
+recorded for a run that resumes this one.
+Does not: feed (feeding), detect that rows were trained (tfos.keras.fit.epoch_agreement), save
+(tfos.worker.saver), keep the record of epochs (tfos.reading.fed_epochs).
 Runs in: the chief's process.
 Threads: orders come from `tfos-orders` and are carried out on short-lived threads; `trained` comes
 from the thread that runs `fit`; `_lock` guards the tables, not the servers' calls.
 
     TrainBatch ─► no save begins ─► "its rows may come" ─► every worker trained them ─► kept ─► save
                ─► "done"
-It is set while no worker trains: all are past the rendezvous at the end of the epoch, and
+The id is set while no worker trains: all are past the rendezvous at the end of the epoch, and
 none begins the next one before the chief. So a checkpoint holds a whole batch and its id, or
 neither. The driver revokes a batch whose feed failed (LeaveBatch) before its epoch ends, so its
 id is never recorded.
@@ -36,8 +38,8 @@ _MAX_QUERIES = 16
 """Ids of the queries trained last; metadata is small."""
 
 
-class MicroBatches:
-    """State of the micro-batches, shared by the driver's orders and the training code.
+class TrainedFeeds:
+    """What is trained of the feeds, shared by the driver's orders and the training code.
 
     Args:
         report: sends a report to the driver.

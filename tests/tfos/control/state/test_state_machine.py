@@ -19,7 +19,8 @@ from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import NodeStatus
-from tfos.control.state import Action, ClusterState, Send
+from tfos.control.state.actions import Action, Send
+from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.phases import ClusterPhase, may_move
 from tfos.topology import plan

@@ -1,0 +1,164 @@
+"""View of a cluster: what the driver knows of it, and the questions that other code asks of that.
+
+Covers: members by role and by what they do, the roster, failures so far, what was asked of workers.
+Does not: change anything (control.state.cluster_state does), lock (control.coordinator). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfos.config import ClusterConfig
+from tfos.control import messages
+from tfos.control.curve import Curve
+from tfos.control.epoch_log import EpochLog
+from tfos.control.members import Member, NodeStatus
+from tfos.failure import NodeFailure, is_crash
+from tfos.phases import ClusterPhase
+from tfos.topology import PS_ROLE, Plan
+
+
+@dataclass
+class ClusterView:
+    """All nodes of one cluster, to read."""
+
+    plan: Plan
+    config: ClusterConfig
+    phase: ClusterPhase = ClusterPhase.NEW
+    failures: list[NodeFailure] = field(default_factory=list)
+    """Every failure and loss, in order of arrival."""
+    fatal: list[NodeFailure] = field(default_factory=list)
+    """Those that failed the cluster; the first is the root cause."""
+    tensorboard: messages.TensorBoardUp | None = None
+    rooms_mib: Mapping[str, float] = field(default_factory=dict)
+    """By node, what its executor's container has for nodes; 0: unknown, or it has no container."""
+    is_starting: bool = False
+    """The node jobs are submitted."""
+    is_ending: bool = False
+    """The driver stops the nodes: one that registers now is refused."""
+    members: dict[str, Member] = field(init=False)
+    epochs: EpochLog = field(default_factory=EpochLog)
+    """What the chief's fits have reported."""
+    stop_asked: str = ""
+    """Why the streams that train this cluster are to stop; empty: they go on."""
+    curve: Curve = field(default_factory=Curve)
+    """The training over time."""
+    saves_asked: int = 0
+    """Orders SaveNow so far."""
+    training_stop: str = ""
+    """Why main_fun was asked to end its training; empty: it was not."""
+    gone: list[Member] = field(default_factory=list)
+    """Lost attempts of workers that were started again, with their last counts."""
+
+    def __post_init__(self) -> None:
+        self.members = {node.name: Member(node) for node in self.plan.nodes}
+
+    @property
+    def servers(self) -> list[Member]:
+        """Parameter servers in rank order."""
+        return [self.members[node.name] for node in self.plan.servers]
+
+    @property
+    def workers(self) -> list[Member]:
+        """Workers in rank order, the chief first."""
+        return [self.members[node.name] for node in self.plan.workers]
+
+    @property
+    def tensorflow_servers(self) -> list[Member]:
+        """Nodes that run TensorFlow's servers."""
+        return [self.members[node.name] for node in self.plan.tensorflow_servers]
+
+    @property
+    def evaluators(self) -> list[Member]:
+        """The evaluator, if the cluster has one."""
+        return [self.members[node.name] for node in self.plan.evaluators]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether nodes are to train and to serve."""
+        return self.phase is ClusterPhase.RUNNING and not self.is_ending
+
+    def roster(self) -> tuple[messages.RosterEntry, ...]:
+        """Return every serving node, as its peers see it."""
+        return tuple(
+            messages.RosterEntry(
+                member.node,
+                member.planned.rank,
+                member.host,
+                member.executor_id,
+                member.endpoint,
+                member.free_port,
+            )
+            for member in self.members.values()
+            if member.endpoint is not None
+        )
+
+    def missing(self) -> list[Member]:
+        """Return the nodes that the roster still lacks."""
+        return [
+            member
+            for member in self.members.values()
+            if member.status in (NodeStatus.MISSING, NodeStatus.REGISTERED)
+        ]
+
+    def training(self) -> list[Member]:
+        """Return the workers whose main_fun has neither returned nor failed."""
+        return [worker for worker in self.workers if worker.status is NodeStatus.RUNNING]
+
+    def restarting(self) -> list[Member]:
+        """Return the workers of a running cluster that were lost and are started again."""
+        if self.phase is not ClusterPhase.RUNNING:
+            return []
+        again = (NodeStatus.RESTARTING, NodeStatus.REGISTERED)
+        return [worker for worker in self.workers if worker.status in again]
+
+    def awaited(self) -> list[Member]:
+        """Return the workers whose main_fun is still to return.
+
+        Nobody waits for a replacement of a worker once the others are done, but for the chief's.
+        """
+        training, again = self.training(), self.restarting()
+        return training + again if training or any(each.planned.is_chief for each in again) else []
+
+    def evaluating(self) -> list[Member]:
+        """Return the evaluator while its main_fun runs."""
+        return [each for each in self.evaluators if each.status is NodeStatus.RUNNING]
+
+    def unflushed(self, feed: str, epoch: int) -> list[Member]:
+        """Return the workers that have yet to reach the end of an epoch of a feed.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+        """
+        return [
+            worker
+            for worker in self.training()
+            if feed not in worker.flushes or worker.flushes[feed].epoch < epoch
+        ]
+
+    def lost_tensorflow_ps(self) -> list[Member]:
+        """Return TensorFlow's parameter servers that were lost."""
+        return [
+            each
+            for each in self.tensorflow_servers
+            if each.planned.role == PS_ROLE and each.status is NodeStatus.LOST
+        ]
+
+    def crash_of(self, member: Member) -> NodeFailure | None:
+        """Return how this attempt crashed; None: it lives, or ended in another way."""
+        return next(filter(is_crash, self.failures_of(member)), None)
+
+    def failure_of(self, member: Member) -> NodeFailure:
+        """Return how this attempt ended, which is lost."""
+        lost = member.failure("", f"{member.name} was lost")  # for a record that found no room
+        return next(iter(self.failures_of(member)), lost)
+
+    def failures_of(self, member: Member) -> list[NodeFailure]:
+        """Return the records of this attempt, in order of arrival."""
+        return [each for each in self.failures if each.node == member.node]
+
+    def live(self) -> list[Member]:
+        """Return the nodes whose supervisor runs."""
+        return [member for member in self.members.values() if member.is_live]

@@ -1,0 +1,142 @@
+"""Notices: what the user is told of nodes that come and go.      Pure.
+
+Covers: the sentences.
+Does not: decide what happens to a node (control.restarts), show them (control.coordinator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfos.control.members import Member
+from tfos.control.messages import Joining, TensorBoardUp
+from tfos.control.restarts.budget import WINDOW_S, RestartBudget
+from tfos.control.state.actions import Action, Tell, Warn
+from tfos.failure import NodeFailure
+from tfos.topology import PS_ROLE
+
+_MOST_NAMED = 8
+"""Workers that a warning names; of more it has the number."""
+
+
+def skewed(member: Member, skew: str) -> Warn:
+    """Warn of versions that differ from the driver's.
+
+    Args:
+        member: a node that has registered.
+        skew: the versions, in one line.
+    """
+    where = f"executor {member.executor_id} on {member.host}"
+    return Warn(f"{where} has {skew}: results may differ from node to node")
+
+
+def joins(member: Member, joining: Joining) -> Tell:
+    """Tell that a new attempt of a worker works among the others.
+
+    Args:
+        member: the worker.
+        joining: where it begins.
+    """
+    where = f"{member.where} joins as attempt {member.attempt}"
+    if joining.fit is not None and joining.fit.epoch >= 0:
+        where += f", in epoch {joining.fit.epoch + 1} of fit"
+    return Tell(where)
+
+
+def serves(member: Member) -> Tell:
+    """Tell that a new attempt of a server serves."""
+    return Tell(f"{member.where} serves as attempt {member.attempt}")
+
+
+def tensorboard(event: TensorBoardUp) -> list[Action]:
+    """Tell where TensorBoard is, and warn if there is none or others can read it."""
+    if not event.url:
+        return [Warn(f"no TensorBoard: {event.reason}")]
+    actions: list[Action] = [Tell(f"TensorBoard: {event.url}")]
+    if not event.is_local:
+        actions.append(
+            Warn(
+                f"TensorBoard has no login: anyone who reaches {event.url} can read it. Pass "
+                "tensorboard_host='127.0.0.1' to reserve() to bind loopback on the chief's host"
+            )
+        )
+    return actions
+
+
+def no_result(member: Member, reason: str) -> Warn:
+    """Warn that results() will refuse: main_fun may return what only it understands.
+
+    Args:
+        member: a worker whose main_fun has returned.
+        reason: why its return value did not arrive.
+    """
+    return Warn(f"{member.name}: {reason}. The run goes on; cluster.results() will fail")
+
+
+def lost_while_starting(member: Member, failure: NodeFailure) -> Warn:
+    """Warn that Spark has to start a node again before the cluster runs.
+
+    Args:
+        member: the node.
+        failure: how it ended.
+    """
+    return Warn(f"{member.where} was lost while starting: {failure.message}")
+
+
+def started_again(member: Member, failure: NodeFailure, budget: RestartBudget) -> Warn:
+    """Warn that a new attempt takes the place of a lost node.
+
+    Args:
+        member: the node.
+        failure: how it ended.
+        budget: its restarts, this one included.
+    """
+    return Warn(
+        f"{_lost(member, failure)}; it is started again "
+        f"({budget.num_recent} of {budget.limit} times within {WINDOW_S / 60:.0f} minutes)"
+    )
+
+
+def others_go_on(member: Member, failure: NodeFailure, left: Sequence[Member]) -> Warn:
+    """Warn that a worker is gone for good.
+
+    Args:
+        member: the worker.
+        failure: how it ended.
+        left: the workers that train on.
+    """
+    remaining = ", ".join(worker.name for worker in left)
+    if len(left) > _MOST_NAMED:
+        remaining = f"{len(left)} workers"
+    return Warn(f"{_lost(member, failure)}; {remaining} go on")
+
+
+def evaluator_lost(member: Member, failure: NodeFailure) -> Warn:
+    """Warn that checkpoints are evaluated no more.
+
+    Args:
+        member: the evaluator.
+        failure: how it ended.
+    """
+    reason = failure.message
+    if failure.error_type and failure.traceback:
+        reason = f"{failure.error_type}: {reason}"
+    return Warn(f"{member.where} was lost: {reason}; the training goes on without it")
+
+
+def coordinator_decides(member: Member, failure: NodeFailure, workers: Sequence[str]) -> Warn:
+    """Warn that one of TensorFlow's servers is gone, which its coordinator in main_fun will find.
+
+    Args:
+        member: the server.
+        failure: how it ended.
+        workers: names of TensorFlow's workers that live.
+    """
+    then = "the chief's strategy cannot go on without it"
+    if member.planned.role != PS_ROLE:
+        then = f"the chief's coordinator gives its work to {', '.join(workers)}"
+    return Warn(f"{_lost(member, failure)}; {then}")
+
+
+def _lost(member: Member, failure: NodeFailure) -> str:
+    return f"{member.where} was lost: {failure.message}"

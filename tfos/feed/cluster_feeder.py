@@ -1,0 +1,228 @@
+"""Cluster feeder: the calls that feed the workers of one cluster, epoch by epoch.
+
+Covers: train(), micro-batches and inference() below the public API; the epochs that a resumed run
+leaves out; validation after each epoch; what users are told of epochs.
+Does not: feed an epoch (tfos.feed.epoch_feeder), know what is fed (tfos.feed.sources).
+Runs in: the driver.
+Threads: several calls may run at once, for different feeds; each feed has one call at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from feeding.sender.task import InferenceTask
+from rpc.auth.handshake import Credentials
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.console.progress import TrainingProgress
+from tfos.control.coordinator import Coordinator
+from tfos.control.state.cluster_view import ClusterView
+from tfos.errors import FeedJobError, FeedTimeout
+from tfos.feed.epoch import final_line, targets_of
+from tfos.feed.epoch_feeder import EpochFeeder, feed_config
+from tfos.feed.micro_batch import MicroBatch
+from tfos.feed.request import FeedCall, FeedCalls, FeedRequest
+from tfos.feed.sources import answers_of, source_of
+from tfos.feed.validation import ValidationPlan, validating
+from tfos.feed.watch import FeedWatch
+from tfos.monitor import reports
+from tfos.monitor.history import history_of
+from tfos.spark.task_secrets import TaskCredentials
+
+
+class ClusterFeeder:
+    """Feeds the workers of one cluster.
+
+    Args:
+        sc: the SparkContext.
+        coordinator: of the cluster.
+        credentials: of feed tasks; these take them from their job.
+        config: how rows travel.
+        console: where progress goes.
+    """
+
+    def __init__(
+        self,
+        sc: Any,
+        coordinator: Coordinator,
+        credentials: Credentials,
+        config: ClusterConfig,
+        console: Console,
+    ) -> None:
+        self._coordinator = coordinator
+        self._credentials = credentials
+        self._config = config
+        self._console = console
+        self._calls = FeedCalls()
+        self._watch = FeedWatch(coordinator, config, console)
+        self.epochs = EpochFeeder(sc, coordinator, credentials, config, console, self._watch)
+
+    def train(
+        self,
+        request: FeedRequest,
+        is_abandoned: Callable[[], bool] = lambda: False,
+    ) -> reports.TrainReport:
+        """Feed the data `num_epochs` times; see TFCluster.train.
+
+        Args:
+            request: what to feed.
+            is_abandoned: whether the user's thread no longer waits for this call; wake the
+                coordinator once it changes.
+        """
+        feed, num_epochs = request.feed, request.num_epochs
+        source = source_of(request)
+        progress = TrainingProgress(num_epochs)
+        count = self._coordinator.read(lambda state: state.epochs.count)
+        done: list[reports.EpochReport] = []
+        with (
+            self._calls.enter(feed, is_abandoned) as call,
+            validating(request, self._calls, is_abandoned) as validation,
+        ):
+            try:
+                first = self._resume(call, request, progress)
+                for number in range(first, num_epochs):
+                    progress.start_epoch(number, self._watch.sample(feed))
+                    self._begin_epoch(call)
+                    if validation is not None:
+                        self._begin_epoch(validation.call)
+                    report = self.epochs.feed(source, call, request, progress, validation)
+                    if report is None or report.dropped_rows:
+                        self._watch.check_not_ending(call)
+                    if report is None:
+                        after = f"after {number} of {num_epochs} epochs of {feed!r}"
+                        self._tell_unfed(f"{after}: the rest was not fed")
+                        break
+                    progress.add(self._watch.sample(feed))
+                    done.append(report)
+                    self._console.progress(final_line(report, progress), final=True)
+                    self._warn_untrained(report)
+                    if validation is not None:
+                        self._validate(validation, number)
+                if done:
+                    self._await_metrics(call, progress, request.feed_timeout_s)
+            finally:
+                self._console.end_progress()
+        trained = self._coordinator.read(lambda state: state.epochs.since(count, feed))
+        return reports.TrainReport(
+            tuple(done), tuple(validation.reports) if validation else (), history_of(trained)
+        )
+
+    def _resume(self, call: FeedCall, request: FeedRequest, progress: TrainingProgress) -> int:
+        """Return how many epochs of this call the interrupted run had trained; tell of them."""
+        plan, feed, num_epochs = self._config.checkpoints, request.feed, request.num_epochs
+        if plan is None or not plan.resumes_epochs or request.is_interval:
+            return 0
+
+        def is_known(state: ClusterView) -> bool:
+            return "" in state.workers[0].batches or not state.awaited()
+
+        self._watch.until(is_known, call, progress, stall_s=request.feed_timeout_s)
+        begun = self._coordinator.read(lambda state: state.workers[0].batches.get(""))
+        first = call.epochs.leave_out(begun.epochs.get(feed, 0) if begun else 0, num_epochs)
+        if first:
+            self._console.line(
+                f"{feed!r}: the run that this one resumes had trained {first} of {num_epochs} "
+                "epochs; they are not fed again (they are with resume_epochs=False)"
+            )
+        return first
+
+    def _await_metrics(self, call: FeedCall, progress: TrainingProgress, stall_s: float) -> None:
+        """Wait until `fit` has ended the last epoch, with its validation and callbacks."""
+
+        def is_told(state: ClusterView) -> bool:
+            return not state.awaited() or not state.epochs.is_awaited(call.feed, call.epoch)
+
+        try:
+            self._watch.until(is_told, call, progress, stall_s=stall_s)
+        except FeedTimeout:
+            self._console.warn(
+                f"the metrics of {call.title} are not in the report: fit has trained its rows "
+                f"{stall_s:g} s ago, and the epoch has not ended"
+            )
+
+    def _tell_unfed(self, after: str) -> None:
+        if self._coordinator.read(lambda state: state.training_stop):
+            self._console.line(f"the training was stopped, as it was asked to, {after}")
+        else:
+            self._console.warn(f"main_fun has returned on every worker {after}")
+
+    def _warn_untrained(self, report: reports.EpochReport) -> None:
+        """Name what a user may have overlooked: no rows, or rows that nobody trained."""
+        what = f"epoch {report.epoch + 1} of {report.feed!r}"
+        if not report.fed_rows:
+            self._console.warn(f"{what}: the data has no rows, so nothing was trained")
+            return
+        untold = report.dropped_rows - report.skipped_rows  # of the others, _without_poison
+        if untold and self._coordinator.read(lambda state: state.training_stop):
+            self._console.line(
+                f"{what}: {untold} of {report.fed_rows} rows came after the stop that was asked for"
+            )
+        elif untold:
+            ended = self._coordinator.read(lambda state: not state.training())
+            why = (
+                "main_fun had returned on every worker; it must read the feed to its end, as "
+                "fit(ctx.dataset(...), epochs=n) does for train(..., num_epochs=n)"
+                if ended
+                else "main_fun stopped reading, or they were lost with a worker"
+            )
+            self._console.warn(
+                f"{what}: {untold} of {report.fed_rows} rows were not trained: {why}"
+            )
+
+    def _validate(self, validation: ValidationPlan, number: int) -> None:
+        """Feed the rows that validate an epoch, which the workers have ended."""
+        call, progress = validation.call, validation.progress
+        progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
+        progress.start_epoch(number, self._watch.sample(call.feed))
+        report = self.epochs.feed(validation.source, call, validation.request, progress)
+        if report is not None:
+            self._console.progress(validation.add(report), final=True)
+
+    def feed_interval(self, request: FeedRequest) -> None:
+        """Feed an interval of a DStream; one without rows is no epoch."""
+        if not request.data.isEmpty():
+            self.train(request)
+
+    def train_batch(
+        self, request: FeedRequest, batch: MicroBatch, is_abandoned: Callable[[], bool]
+    ) -> reports.EpochReport | None:
+        """Feed a micro-batch of a Structured Stream; None if main_fun has returned everywhere.
+
+        Returns once the chief has reported it as trained, and saved if due, or never will.
+
+        Args:
+            request: the call's arguments.
+            batch: the micro-batch and its state.
+            is_abandoned: whether the user's call was interrupted.
+        """
+        progress = TrainingProgress(1, title=f"batch {batch.batch_id}")
+        with self._calls.enter(request.feed, is_abandoned) as call:
+            try:
+                progress.start_epoch(0, self._watch.sample(request.feed))
+                self._begin_epoch(call)
+                report = self.epochs.feed(source_of(request), call, request, progress)
+                if report is not None and report.fed_rows:
+                    progress.add(self._watch.sample(request.feed))
+                    self._console.progress(final_line(report, progress), final=True)
+                return report
+            finally:
+                self._console.end_progress()
+
+    def inference(self, request: FeedRequest) -> Any:
+        """Return a lazy collection of results; see TFCluster.inference."""
+        targets = self._coordinator.read(targets_of)
+        if not targets:
+            raise FeedJobError("no worker takes rows: main_fun has returned on every worker")
+        task = InferenceTask(
+            targets=targets,
+            credentials=TaskCredentials(self._credentials.cluster_id),
+            feed=request.feed,
+            config=feed_config(request, self._config),
+        )
+        return answers_of(request, task)
+
+    def _begin_epoch(self, call: FeedCall) -> None:
+        call.epoch = call.epochs.take()
+        self._coordinator.act(lambda state: state.come_to(call.feed, call.epoch))

@@ -1,0 +1,252 @@
+"""Gradient step, compiled: forward, backward, and one flat gradient tensor per group.
+
+Covers: running the model's own `train_step` (ordinary or overridden) with its optimizer's `apply`
+intercepted; clipping, the finite check, the step's scalars.
+Does not: send anything or touch variables of the servers (tfos.keras.step.trainer).
+Threads: one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.errors import UnsupportedModel, VariablesChanged
+from tfos.keras.data.lists import explained
+from tfos.keras.embedding import dense_embeddings, row_flow
+from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
+from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, all_inside, record
+from tfos.keras.step import optimizers
+from tfos.keras.step.gradients.accumulation import Accumulator
+from tfos.keras.step.gradients.interception import Captured, check_writes, intercepted
+from tfos.keras.step.gradients.loss_scale import LossScale
+from tfos.keras.step.gradients.missing_gradients import MissingGradients
+from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
+from tfos.keras.step.gradients.traces import Traces
+from tfos.keras.step.variables import Variables
+
+MAX_DENSIFIED_BYTES = 64 << 20
+"""Largest dense gradient made from the rows of an embedding, in bytes; every step would send it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Result of one step: tensors that are not sent yet."""
+
+    logs: Any
+    gradients: Sequence[Any]
+    """One flat tensor per trainable group."""
+    statistics: Sequence[Any]
+    """One flat tensor per group of statistics."""
+    finite: Any
+    """Scalar bool: no NaN and no infinity in any gradient."""
+    complete: Any
+    """Scalar bool: the gradients are to be pushed, not only accumulated."""
+    scalars: Any
+    """float64: the learning rate, then the scalars of `optimizers.step_scalars`."""
+    row_gradients: Sequence[RowGradient] = ()
+    """Of each trained Embedding, in the order of `GradientStep.trained_tables`."""
+
+
+class GradientStep:
+    """The compiled step of one model.
+
+    Args:
+        model: compiled.
+        variables: the model's, in the servers' groups.
+        clips_here: whether the worker clips gradients before they are pushed.
+    """
+
+    def __init__(self, model: Any, variables: Variables, *, clips_here: bool) -> None:
+        import tensorflow as tf
+
+        self._model = model
+        self._optimizer = model.optimizer
+        self._inner = optimizers.unwrap(model.optimizer)
+        self._scale = LossScale(model.optimizer)
+        self._variables = variables
+        self._clips_here = clips_here
+        self._missing = MissingGradients(variables, self._inner)
+        self._accumulator: Accumulator | None = None
+        if optimizers.batches_per_update(model.optimizer) > 1:
+            self._accumulator = Accumulator(model.optimizer, variables.trained)
+        self._trained_layers = variables.trained_embeddings
+        self._calls: Sequence[LayerCall] = ()
+        compiled = tf.function(self._run, jit_compile=bool(model.jit_compile), autograph=False)
+        self._traces = Traces(compiled.get_concrete_function)
+        self._ids_ahead = Traces(self._record)
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether non-finite steps are expected: a loss scale is being searched."""
+        return self._scale.is_searched
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a push needs several batches."""
+        return self._accumulator is not None
+
+    @property
+    def trained_tables(self) -> list[str]:
+        """The table of each Embedding whose rows are trained."""
+        return [layer.table for layer in self._trained_layers]
+
+    def ids_ahead(self, data: Any) -> IdsAhead:
+        """Return the ids that this kind of batch asks for."""
+        return self._ids_ahead.find((data,))  # type: ignore[no-any-return]  # what _record returns
+
+    @property
+    def batch_spec(self) -> Any:
+        """Nested specs of the newest kind of batch; None: none, or the model has no tables."""
+        found = self._ids_ahead.newest
+        return None if found is None else found[0]
+
+    def __call__(self, data: Any, rows: BatchRows | None = None) -> StepOutput:
+        """Run the step on one batch.
+
+        Args:
+            data: nested tensors.
+            rows: of the batch, filled; None: the model has no tables.
+        """
+        given: tuple[Any, ...] = (data, {}, [])
+        if rows is not None:
+            self._calls = rows.calls
+            given = (data, rows.tensors, rows.positions)
+        with explained(self._model, data):
+            run = self._run if self._model.run_eagerly else self._traces.find(given)
+            return StepOutput(*run(*given))
+
+    def _record(self, data: Any) -> IdsAhead:
+        if self._model.run_eagerly:
+            return all_inside(self._variables.embeddings, "run_eagerly=True")
+        ids = record(self._own_step, data, self._variables.trained)
+        inside = next((call for call in ids.calls if not call.is_ahead), None)
+        if inside is not None and self._model.jit_compile:
+            raise UnsupportedModel(
+                f"layer {inside.layer.name!r} looks its rows up inside the step, because "
+                f"{inside.why_inside}, and XLA cannot compile that; compile the model with "
+                "jit_compile=False"
+            )
+        return ids
+
+    def _own_step(self, data: Any) -> tuple[Any, Captured]:
+        with intercepted(self._optimizer) as captured:
+            return self._model.train_step(data), captured
+
+    def _run(self, data: Any, rows: dict[str, Any], positions: list[Any]) -> tuple[Any, ...]:
+        import tensorflow as tf
+
+        flow = InsideRows() if self._model.run_eagerly else GivenRows(rows, positions, self._calls)
+        with row_flow.flowing(flow):
+            logs, captured = self._own_step(data)
+        pairs, row_gradients = self._split(captured.pairs())
+        gradients = self._gradients(pairs)
+        check_writes(self._variables)
+        unscaled = self._scale.removed_from
+        gradients = {key: unscaled(gradient) for key, gradient in gradients.items()}
+        row_gradients = [(unscaled(values), indices) for values, indices in row_gradients]
+        finite = _all_finite([*gradients.values(), *(values for values, _ in row_gradients)])
+        self._scale.update(finite)
+        complete = tf.constant(value=True)
+        if self._accumulator is not None:
+            gradients, complete = self._accumulator.add(gradients, finite)
+        if self._clips_here and (
+            self._inner.clipnorm or self._inner.global_clipnorm or self._inner.clipvalue
+        ):
+            clipped = self._inner._clip_gradients(list(gradients.values()))
+            gradients = dict(zip(gradients, clipped, strict=True))
+        flats = [
+            group.flatten([_or_zero(gradients, variable) for variable in group.variables])
+            for group in self._variables.trainable
+        ]
+        statistics = [group.flatten(group.variables) for group in self._variables.statistics]
+        dtypes = [group.dtype for group in self._variables.trainable]
+        dtypes += ["float32"] if self._variables.embeddings else []  # for the tables
+        scalars = tf.stack(optimizers.step_scalars(self._optimizer, dtypes))
+        if self._accumulator is not None:
+            self._accumulator.count(finite)
+        return logs, flats, statistics, finite, complete, scalars, row_gradients
+
+    def _split(
+        self, pairs: Sequence[tuple[Any, Any]]
+    ) -> tuple[list[tuple[Any, Any]], list[RowGradient]]:
+        """Return the pairs without those of anchors, and each trained layer's row gradient."""
+        import tensorflow as tf
+
+        called = [layer for layer in self._trained_layers if layer.anchor is not None]
+        anchors = {id(layer.anchor): layer for layer in called}
+        anchors |= {id(layer.anchor.value): layer for layer in called}
+        of_layer: dict[int, Any] = {}
+        dense = []
+        for gradient, target in pairs:
+            if id(target) in anchors:
+                of_layer[id(anchors[id(target)])] = gradient
+            else:
+                dense.append((gradient, target))
+        found = []
+        for layer in self._trained_layers:
+            gradient = of_layer.get(id(layer))
+            if isinstance(gradient, tf.IndexedSlices):
+                found.append((gradient.values, gradient.indices))
+            else:  # the step does not use its rows
+                found.append((tf.zeros([0, layer.dim]), tf.zeros([0], tf.int64)))
+        return dense, found
+
+    def _gradients(self, pairs: Sequence[tuple[Any, Any]]) -> dict[int, Any]:
+        """Return the gradients by id of their Keras variable, dense, without the Nones."""
+        known = {id(v): v for v in self._variables.trained}
+        known |= {id(v.value): v for v in known.values()}
+        found: dict[int, Any] = {}
+        for gradient, target in pairs:
+            variable = known.get(id(target))
+            if variable is None:
+                raise VariablesChanged(
+                    f"train_step applies a gradient to {getattr(target, 'path', target)!r}, which "
+                    "was not trainable when ctx.distribute(model) was called; distribute after the "
+                    "model is complete"
+                )
+            if gradient is not None:
+                found[id(variable)] = self._dense(gradient, variable)
+        self._missing.check([v for v in self._variables.trained if id(v) not in found])
+        if not found and not self._trained_layers:
+            raise ValueError("No gradients provided for any variable.")
+        return found
+
+    def _dense(self, gradient: Any, variable: Any) -> Any:
+        import tensorflow as tf
+
+        if not isinstance(gradient, tf.IndexedSlices):
+            return tf.convert_to_tensor(gradient)
+        num_bytes = tf.TensorShape(variable.shape).num_elements() * gradient.dtype.size
+        if num_bytes > MAX_DENSIFIED_BYTES:
+            line = dense_embeddings.replacement(self._model, variable)
+            raise UnsupportedModel(
+                f"the gradient of {variable.path!r} {tuple(variable.shape)} is sparse and would be "
+                f"{num_bytes} bytes as a dense tensor every step, more than {MAX_DENSIFIED_BYTES}; "
+                + (f"write {line}. Or " if line else "")
+                + "map the ids to fewer rows (keras.layers.Hashing), make the rows shorter, or set "
+                "the layer's trainable=False"
+            )
+        return tf.convert_to_tensor(gradient)
+
+
+def _or_zero(gradients: dict[int, Any], variable: Any) -> Any:
+    import tensorflow as tf
+
+    found = gradients.get(id(variable))
+    return tf.zeros(variable.shape, variable.value.dtype) if found is None else found
+
+
+def _all_finite(gradients: Sequence[Any]) -> Any:
+    """Return a scalar bool, at the cost of one pass over the gradients when they are finite."""
+    import tensorflow as tf
+
+    squares = tf.add_n([tf.cast(tf.nn.l2_loss(gradient), tf.float32) for gradient in gradients])
+    return tf.cond(
+        tf.math.is_finite(squares),
+        lambda: tf.constant(value=True),
+        lambda: tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+        ),  # overflow?
+    )

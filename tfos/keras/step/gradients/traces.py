@@ -1,0 +1,81 @@
+"""Traces: what a compiled step makes once of each kind of batch.
+
+Covers: which batches are of one kind; lengths that vary, which are traced as unknown.
+Does not: know what is traced.      Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras import tree
+
+
+class Traces:
+    """What was made of each kind of batch: nesting, dtypes, shapes without the batch dimension.
+
+    Args:
+        trace: makes it from the nested specs of a batch, given one by one.
+    """
+
+    def __init__(self, trace: Callable[..., Any]) -> None:
+        self._trace = trace
+        self._found: list[tuple[Any, list[Any], Any]] = []
+
+    @property
+    def newest(self) -> Any:
+        """The nested specs of the newest kind of batch; None: there was none."""
+        if not self._found:
+            return None
+        structure, specs, _ = self._found[-1]
+        return tree.pack_sequence_as(structure, specs)
+
+    def find(self, data: tuple[Any, ...]) -> Any:
+        """Return what takes this batch; make it if there is none."""
+        structure = tree.map_structure(lambda _: None, data)
+        leaves = tree.flatten(data)
+        for known, specs, concrete in reversed(self._found):
+            if known == structure and all(map(_fits, specs, leaves)):
+                return concrete
+        wanted = list(map(_spec, leaves))
+        for known, specs, _ in reversed(self._found):
+            if known == structure and all(map(_related, specs, wanted)):
+                wanted = list(map(_relax, specs, wanted))  # lengths vary: do not trace each
+                break
+        packed = tree.pack_sequence_as(data, wanted)
+        concrete = self._trace(*packed)
+        self._found.append((structure, wanted, concrete))
+        return concrete
+
+
+def _spec(leaf: Any) -> Any:
+    import tensorflow as tf
+
+    if isinstance(leaf, tf.RaggedTensor):  # any number of rows, as for tensors
+        shape = [None, *leaf.shape[1:]]
+        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
+    if not isinstance(leaf, tf.Tensor):
+        return None if leaf is None else tf.type_spec_from_value(leaf)
+    shape = leaf.shape if leaf.shape.rank == 0 else [None, *leaf.shape[1:]]
+    return tf.TensorSpec(shape, leaf.dtype)
+
+
+def _fits(spec: Any, leaf: Any) -> bool:
+    return leaf is None if spec is None else bool(spec.is_compatible_with(leaf))
+
+
+def _related(first: Any, second: Any) -> bool:
+    if first is None or second is None or not hasattr(first, "shape"):
+        return first is second
+    same = type(first) is type(second) and first.dtype == second.dtype
+    return same and first.shape.rank == second.shape.rank
+
+
+def _relax(first: Any, second: Any) -> Any:
+    import tensorflow as tf
+
+    if not isinstance(first, tf.TensorSpec):
+        return second
+    dims = [a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)]
+    return tf.TensorSpec(dims, first.dtype)
