@@ -55,7 +55,7 @@ LEVELS = {
         ("manifest",),
         ("exactly_once", "optim", "stats"),
         ("consistency", "dense", "tables"),
-        ("config", "sorted_rows"),
+        ("config", "kernels_ahead", "sorted_rows"),
         ("checkpoint",),
         ("protocol",),
         ("client", "collector", "server"),
