@@ -74,7 +74,7 @@ LEVELS = {
             *("native.at_import", "version"),
         ),
         ("errors",),
-        ("files", "native.legacy_keras", "phases", "tls_server", "topology"),
+        ("files", "native.legacy_keras", "node_memory", "phases", "tls_server", "topology"),
         ("collectives", "config", "datasource", "keras"),
         ("control", "keras.data", "keras.embedding"),
         ("keras.step", "monitor", "node", "reading", "serving", "spark"),

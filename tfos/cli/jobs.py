@@ -220,7 +220,7 @@ def _show_history(records: list[RunRecord]) -> None:
         row = [_when(each.started_at), _duration(each.ended_at - each.started_at), each.state]
         rows.append([*row, str(each.epochs), each.cluster_id, visible(each.name)])
         below.append([shown, visible(each.failure)])
-    if width is None:
+    if width is None:  # one line for each run, as `grep` wants it
         head += ["metrics", "failure"]
         rows = [[*row, *more] for row, more in zip(rows, below, strict=True)]
         below = [[] for _ in rows]
@@ -231,7 +231,9 @@ def _show_history(records: list[RunRecord]) -> None:
         _write(line)
         for text in filter(None, more):
             _write(
-                textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT + "  ")
+                textwrap.fill(
+                    text, width or 0, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+                )
             )
 
 

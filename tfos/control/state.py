@@ -97,6 +97,8 @@ class ClusterState:
     tensorboard: messages.TensorBoardUp | None = None
     rooms_mib: Mapping[str, float] = field(default_factory=dict)
     """By node, what its executor's container has for nodes; 0: unknown, or it has no container."""
+    waits_for: str = ""
+    """What the driver waits for before it can start nodes; empty: nothing."""
     is_starting: bool = False
     """The node jobs are submitted: a node may hold a slot before it registers."""
     is_ending: bool = False
@@ -128,6 +130,11 @@ class ClusterState:
 
     def __post_init__(self) -> None:
         self.members = {node.name: Member(node) for node in self.plan.nodes}
+
+    def wait_for(self, what: str) -> list[Action]:
+        """Note what the driver waits for, for those who ask; empty: nothing any more."""
+        self.waits_for = what
+        return []
 
     # ---- queries of the coordinator ----
 

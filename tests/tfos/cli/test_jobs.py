@@ -15,7 +15,7 @@ from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.cli import main
 from tfos.control import messages
 from tfos.control.client import ControlClient
-from tfos.errors import ControlRefused, SettingsError
+from tfos.errors import ControlRefused, NotEnoughSlots, SettingsError
 from tfos.watch import ticket
 
 pytestmark = pytest.mark.socket
@@ -66,6 +66,38 @@ def test_a_job_is_shown_its_log_read_and_its_end_recorded(cluster):
     [record] = json.loads(called("history", "--json").output)
     assert (record["cluster_id"], record["state"]) == (cluster.cluster_id, "CLOSED")
     assert cluster.cluster_id in called("history").output
+
+
+def test_a_job_that_waits_for_executors_says_so_with_both_numbers():
+    spark = FakeSpark()
+    spark.busy = 6
+    seen: list[str] = []
+
+    def look() -> None:
+        """Between two looks of the driver at Spark's slots."""
+        seen.append(called("status").output)
+        if len(seen) == 3:
+            spark.busy = 0
+
+    spark.on_look = look
+    with TFCluster.reserve(spark, 3, 1, config=ClusterConfig(verbose=False)) as cluster:
+        spark.on_look = lambda: None
+        assert cluster.cluster_id in seen[0]
+        for shown in seen[1:3]:
+            assert "waiting for slots: need 3 task slots at once (1 ps + 2 workers)" in shown
+            assert "Spark offers 2 (executor driver: " in shown
+            assert "6 of them held by running tasks" in shown
+        assert "waiting for slots" not in called("status").output
+    spark.close()
+
+
+def test_a_reservation_that_fails_leaves_no_job():
+    spark = FakeSpark(slots=2)
+    with pytest.raises(NotEnoughSlots):
+        TFCluster.reserve(spark, 3, 1, config=ClusterConfig(verbose=False))
+    assert ticket.read_all() == []
+    assert "no run has ended yet" in called("history").output
+    spark.close()
 
 
 def test_two_jobs_are_told_apart(cluster):
