@@ -83,6 +83,18 @@ def test_evaluate_predict_and_saving_take_the_servers_values_first(cluster, tmp_
         assert equal(model, values)
 
 
+def test_predict_of_no_rows_is_a_sentence(cluster):
+    model = distribute(make_model(), cluster.contexts[0])
+    x, _ = blobs(8)
+    with (
+        pytest.warns(UserWarning, match="ran out of data"),  # Keras' own
+        pytest.raises(SettingsError, match=r"predict\(\) got 0 rows, .*; ask len\(x\) first"),
+    ):
+        model.predict(x[:0], verbose=0)
+    assert model.predict_on_batch(x[:0]).shape[0] == 0
+    assert len(model.predict(x, verbose=0)) == 8
+
+
 def test_train_on_batch_trains_on_the_servers(cluster):
     model = distribute(make_model(), cluster.contexts[0], pipeline=1)
     losses = [float(model.train_on_batch(X, Y, return_dict=True)["loss"]) for _ in range(5)]
