@@ -39,7 +39,8 @@ def ragged_arguments(model: Any, names: Collection[str]) -> dict[str, Any]:
         if spec.ragged_rank != 1:
             raise UnsupportedModel(
                 f"input {name!r} takes lists of lists in each row (ragged_rank="
-                f"{spec.ragged_rank}), and a column has lists; give the model an input for each level, or pad it"
+                f"{spec.ragged_rank}), and a column has lists; give the model an input for each "
+                "level, or pad it"
             )
     return found
 

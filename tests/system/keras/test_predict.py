@@ -177,7 +177,7 @@ class RowSum(keras.layers.Layer):  # type: ignore[misc]  # Keras is not checked
         return keras.KerasTensor(x.shape[:1], x.dtype)
 
 
-class Sums(tf.Module):
+class Sums(tf.Module):  # type: ignore[misc]  # TensorFlow is not checked
     """Not of Keras, whose exports have dense inputs."""
 
     @tf.function(
@@ -212,7 +212,7 @@ def test_ragged_inputs_of_a_saved_model_have_the_names_that_its_function_gave_th
     assert table.to_pydict() == {"longest": [2, 3, 1, 3, 1], "sum": [6, 0, 30, 0, 30]}
 
 
-class Nested(tf.Module):
+class Nested(tf.Module):  # type: ignore[misc]  # as Sums
     @tf.function(input_signature=[tf.RaggedTensorSpec((None, None, None), tf.int64, 2)])
     def count(self, words):
         return {"count": words.nrows() + tf.zeros(words.nrows(), tf.int64)}
