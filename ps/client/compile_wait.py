@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 LOOK_S = 10.0
 """How long a server may wait before it answers that it still compiles; also when a line says so."""
 COMPILE_TIMEOUT_S = 600.0
-"""All kernels of one model took 62 s on a core that other programs kept busy."""
+"""Ten times what the kernels of a model with a table took on two cores that others kept busy."""
 _REMEDY = (
     "`tfos warm DIR` compiles them beforehand, for servers with TFOS_KERNEL_CACHE=DIR on the same "
     "kind of processor"

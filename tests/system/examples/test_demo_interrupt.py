@@ -52,12 +52,14 @@ def test_ctrl_c_in_the_demo_is_answered_and_leaves_nothing(tmp_path: Path):
         interrupted_s = time.monotonic()
         os.killpg(demo.pid, signal.SIGINT)  # all processes of the terminal get it
         assert demo.wait(END_S) == 130, "".join(lines)[-4000:]
-        reader.join(END_S)
     finally:
         kill(below(tmp_path))
         if demo.poll() is None:
             os.killpg(demo.pid, signal.SIGKILL)
             demo.wait()
+        reader.join(END_S)
+        if demo.stdout is not None:
+            demo.stdout.close()
     output = "".join(lines)
     assert time.monotonic() - interrupted_s < END_S
     assert output.count("Ctrl-C: the nodes end, which takes some seconds\n") == 1
