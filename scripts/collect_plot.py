@@ -6,6 +6,7 @@ Needs matplotlib, which no part of tfos installs: pip install matplotlib
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable
@@ -36,6 +37,9 @@ def series(lines: Iterable[str], figure: str) -> dict[str, list[tuple[int, float
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "collect"  # the same lines give the same file

@@ -8,6 +8,7 @@ where a file names a directory of the machine that built it.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tarfile
 import zipfile
@@ -119,7 +120,12 @@ def check(directory: Path, of: Distribution) -> list[str]:
 
 def main() -> int:
     """Check the directory that the command line names."""
-    wrong = [fault for each in DISTRIBUTIONS for fault in check(Path(sys.argv[1]), each)]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, help="Where the sdists and wheels are.")
+    directory = parser.parse_args().directory
+    wrong = [fault for each in DISTRIBUTIONS for fault in check(directory, each)]
     for fault in wrong:
         print(f"error: {fault}", file=sys.stderr)
     return 1 if wrong else 0

@@ -7,6 +7,7 @@ first: this script invents no promises.
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def filled(text: str, tests: dict[str, list[str]]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     tests = marked_tests()
     text = TABLE.read_text()
     rows = {match[2] for match in ROW.finditer(text)}

@@ -9,6 +9,7 @@ done | python scripts/performance_table.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -96,6 +97,9 @@ def row(figure: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     figures = [json.loads(line) for line in sys.stdin if line.startswith("{")]
     rows = "".join(row(figure) for figure in figures if figure["id"] in BARS)
     if not rows:

@@ -25,6 +25,7 @@ from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
+from ps.client.compile_wait import wait_compiled
 from ps.client.dense import DenseClient
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
@@ -538,6 +539,7 @@ class PSClient:
             str(directory), found.step, digest, len(encoded), like.reset_optimizer
         )
         with self._lock:
+            wait_compiled(self._servers, manifest, timeout_s=timeout_s)
             calls = [OutgoingCall(link, request, [encoded]) for link in self._servers.links]
             self._servers.check_size(self._servers.answers(calls, Description, timeout_s=timeout_s))
             self._adopt(manifest)

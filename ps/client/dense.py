@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from ps.client.channel import OutgoingCall
+from ps.client.compile_wait import wait_compiled
 from ps.client.error_feedback import ErrorFeedback
 from ps.client.row_exchange import OutgoingRows
 from ps.client.server_group import ServerGroup, joined
@@ -110,6 +111,7 @@ class DenseClient:
         self._servers.check_size(
             self._servers.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
         )
+        wait_compiled(self._servers, manifest, timeout_s=self._timeout_s)
         num_servers = len(self._servers.links)
         pairs = zip(
             slice_by_server(frozen, num_servers), slice_by_server(layout, num_servers), strict=True

@@ -45,8 +45,8 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     weight_decay: float | None = None
     """Decoupled decay: before the update v -= v * weight_decay * learning_rate. None: no decay."""
     clipvalue: float | None = None
-    """Each element of the gradient is clipped to [-clipvalue, clipvalue]. None or 0: not
-    clipped."""
+    """Each element of the gradient is clipped to [-clipvalue, clipvalue]; of a table, those of a
+    row's sum over its push, by the worker. None or 0: not clipped."""
     clipnorm: float | None = None
     """Each parameter's gradient is scaled down to this norm. None or 0: not clipped."""
     global_clipnorm: float | None = None

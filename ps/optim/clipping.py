@@ -4,6 +4,7 @@
     async, ssp        the worker      the worker: norms belong to the gradient of the whole model
     sync, one worker  the server      the worker: its gradient is the mean
     sync, several     the server      the servers: norms of the mean, which no worker has
+    hybrid            as sync         as sync
 
 Gradients of a table's rows are clipped by their worker, in every mode, also where those of several
 are reduced: most are applied as they arrive. Their norm is that of the dense gradient: ids that the
@@ -255,7 +256,7 @@ _ROWS_AT_ONCE = 1 << 12
 
 
 def clipped(rule: RuleConfig, gradients: Array) -> Array:
-    """Return the gradients of one push as its table's rule clips them.
+    """Return the gradients of one push as its table's rule clips them: in every mode, per id.
 
     Args:
         rule: of the table.

@@ -7,6 +7,7 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     request        payload                          reply          payload
     Describe                                        Description
     FetchManifest                                   Description    the manifest's canonical bytes
+    Compile        manifest                         Compiled
     Seed           manifest, then values            Description
     Pull                                            Ack            values
     Push           gradient, none if `null`         Ack            fresh values if `pull`
@@ -117,6 +118,17 @@ class Describe(msgspec.Struct, frozen=True, tag="describe"):
 
 class FetchManifest(msgspec.Struct, frozen=True, tag="manifest"):
     """Ask for the manifest of a seeded shard."""
+
+
+class Compile(msgspec.Struct, frozen=True, tag="compile"):
+    """Have a server compile the kernels of a manifest before it is seeded; the payload is that.
+
+    Answered when they are there, at the latest after `wait_s`: then it goes on, and is asked again.
+    """
+
+    manifest_hash: Digest
+    manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
+    wait_s: Seconds = 0.0
 
 
 class Seed(msgspec.Struct, frozen=True, tag="seed"):
@@ -359,6 +371,7 @@ Changing = Push | Settle | LookupBatch | PushRows | Assign | Join | Leave | Fini
 Request = (
     Describe
     | FetchManifest
+    | Compile
     | Seed
     | Pull
     | PullFrozen
@@ -401,6 +414,13 @@ class Description(msgspec.Struct, frozen=True):
     """Why the shard has FAILED or stopped; empty otherwise."""
     saved_as: tuple[str, ...] = ()
     """Ids of saves that hold the shard as it is now; in the answer to Describe."""
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """How far a server is with the kernels of a manifest."""
+
+    took_s: float = 0.0
+    """Seconds for which it has compiled so far; 0: all are there."""
 
 
 @with_field_texts

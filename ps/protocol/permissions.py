@@ -97,6 +97,7 @@ _RULES: dict[type, _Rule] = {
     messages.JoinRendezvous: _Rule(_WORKERS, _FILLING),
     messages.SetMetadata: _Rule(_WORKERS_AND_DRIVER, _SERVING),
     messages.FetchMetadata: _Rule(_READERS, _ANY_PHASE, is_read=True),
+    messages.Compile: _Rule(_WORKERS_AND_DRIVER, _FILLING, chief_only=True),
     messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),
     messages.Assign: _Rule(_WORKERS, _SERVING, chief_only=True),
     messages.TakeSnapshot: _Rule(_WORKERS_AND_DRIVER | _LEADER, _SERVING, chief_only=True),

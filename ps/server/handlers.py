@@ -27,6 +27,7 @@ from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
 from ps.errors import ManifestMismatch, PSSettingsError, ServerPhaseError, ShapeError
 from ps.exactly_once import SessionRecord
+from ps.kernels_ahead import KernelsAhead
 from ps.manifest.diff import manifest_differences
 from ps.manifest.manifest import Layout, Manifest, WorkerRank
 from ps.manifest.sharding import deal
@@ -101,9 +102,11 @@ class Service:
         self._saving = ShardSaving(settings.rank, open_storage)
         self._restored: messages.Restore | None = None
         self._restore_point = RestorePoint()
+        self._kernels = KernelsAhead(settings.rank)
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
             messages.Describe: self._describe,
             messages.FetchManifest: self._fetch_manifest,
+            messages.Compile: self._compile,
             messages.Seed: self._seed,
             messages.PullFrozen: self._pull_frozen,
             messages.Join: self._change_membership,
@@ -216,6 +219,12 @@ class Service:
         manifest = self.life.loaded().manifest
         call.reply(messages.encode(self.life.describe()), [manifest.encode()])
 
+    def _compile(self, call: Call, request: messages.Compile) -> None:
+        manifest = self._read_manifest(call, request)
+        deadline_s = time.monotonic() + request.wait_s
+        took_s = self._kernels.compile(manifest, deadline_s, call.peer_gone)
+        call.reply(messages.encode(messages.Compiled(took_s)))
+
     def _seed(self, call: Call, request: messages.Seed) -> None:
         manifest = self._read_manifest(call, request)
         if self.life.shard is None:
@@ -281,7 +290,9 @@ class Service:
         )
         return ServingShard(dense, policy, self._counters, self.life.fail, sessions, tables)
 
-    def _read_manifest(self, call: Call, request: messages.Seed | messages.Restore) -> Manifest:
+    def _read_manifest(
+        self, call: Call, request: messages.Compile | messages.Seed | messages.Restore
+    ) -> Manifest:
         if call.payload_bytes < request.manifest_bytes:
             raise ShapeError(
                 f"{name_of(request)} announced a manifest of {request.manifest_bytes} "

@@ -34,6 +34,7 @@ from tfos.control.client import (
 )
 from tfos.control.identity import tls_name
 from tfos.failure import NodeId
+from tfos.tls_channel import channel_credentials
 
 HOST = "127.0.0.1"
 BEGIN_TIMEOUT_S = 300.0
@@ -65,9 +66,7 @@ class SimulatedNode:
         self._until_return = until_return
         self._channel = grpc.aio.secure_channel(
             address,
-            grpc.ssl_channel_credentials(
-                credentials.ca_pem, credentials.key_pem, credentials.cert_pem
-            ),
+            channel_credentials(credentials),
             options=channel_options(tls_name(cluster_id)),
         )
 

@@ -30,6 +30,7 @@ class BenchWorker:
     stop_asked = False
     fit_place = None
     resumes_epochs = False
+    resumes_rate = False
     epochs = EpochReports(lambda _: None)
 
     def __init__(

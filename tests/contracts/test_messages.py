@@ -39,7 +39,7 @@ def ps_reply(kind: type) -> Codec:
 
 
 PS_REPLIES = (
-    *(ps.Description, ps.Ack, ps.Scanned, ps.RowsLoaded),
+    *(ps.Description, ps.Compiled, ps.Ack, ps.Scanned, ps.RowsLoaded),
     *(ps.RendezvousValues, ps.SnapshotMade, ps.Saved),
 )
 CODECS: dict[type, Codec] = {

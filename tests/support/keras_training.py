@@ -51,6 +51,7 @@ class Context:
     stop_asked: bool = False
     fit_place: FitPlace | None = None
     resumes_epochs: bool = False
+    resumes_rate: bool = False
     seen: list[dict[str, float]] = field(default_factory=list)
     """Progress that data have seen of fits that are not distributed."""
 

@@ -11,22 +11,28 @@ import datetime
 import json
 import math
 import sys
+import textwrap
 import time
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from rpc.errors import TFOSError
+from tfos.cli import columns
 from tfos.console.printable import visible
 from tfos.watch.snapshot import Json
+
+if TYPE_CHECKING:
+    from tfos.watch.run_history import RunRecord
 
 FAILED_STATUS = 2
 FOLLOW_S = 2.0
 """Between two looks at a log: with the size of an answer it bounds the traffic."""
+_NUMBERS = ("MiB", "steps/s", "rows/s", "loss")
+_MOST_WHOLE = 1e9
+"""From here a number is shown by its power of ten."""
+_INDENT = " " * 4
 JobOption = Annotated[
     str,
     typer.Option(
@@ -122,14 +128,7 @@ def history(
     if not records:
         _write(f"no run has ended yet, as far as {run_history.directory_of_runs()} knows")
         return
-    table = _table("started", "lasted", "name", "cluster", "state", "epochs", "metrics", "failure")
-    for each in records:
-        metrics = {**({} if each.loss is None else {"loss": each.loss}), **each.metrics}
-        shown = ", ".join(f"{name} {_number(value)}" for name, value in metrics.items())
-        lasted = _duration(each.ended_at - each.started_at)
-        row = (_when(each.started_at), lasted, each.name, each.cluster_id, each.state)
-        _add(table, (*row, str(each.epochs), shown, each.failure))
-    Console().print(table)
+    _show_history(records)
 
 
 def _chosen(job: str) -> Any:
@@ -158,7 +157,6 @@ def _act(job: str, what: str, as_json: bool) -> None:
 
 
 def _show(found: Json) -> None:
-    console = Console()
     stops = f", asked to stop: {found['stop']}" if found["stop"] else ""
     _write(
         f"{visible(found['name'])} ({found['application_id']}), cluster {found['cluster_id']}: "
@@ -166,13 +164,8 @@ def _show(found: Json) -> None:
     )
     for name, url in found["links"].items():
         _write(f"{name}: {visible(url)}")
-    table = _table("node", "status", "phase", "host", "heard", "MiB", "steps/s", "rows/s", "loss")
-    for each in found["nodes"]:
-        heard = f"{each['silent_s']:.1f} s ago" if each["pid"] else "-"
-        row = (each["name"], each["status"], each["phase"] or "-", each["host"] or "-", heard)
-        rates = (_number(each["steps_per_s"]), _number(each["rows_per_s"]), _number(each["loss"]))
-        _add(table, (*row, str(each["rss_mib"]), *rates))
-    console.print(table)
+    for line in _node_lines(found["nodes"]):
+        _write(line)
     for note in found["notes"]:
         _write(visible(note))
     if found["epochs"]:
@@ -191,16 +184,57 @@ def _metrics(record: Json) -> str:
     return shown or "no metrics"
 
 
-def _table(*head: str) -> Table:
-    table = Table(box=None)
-    for name in head:
-        table.add_column(name, overflow="fold")
-    return table
+def _node_lines(nodes: list[Json]) -> list[str]:
+    """Return one line for each node; hosts lose their domain, then their middle, if need be."""
+    width = columns.width_of_output()
+    head = ("node", "status", "phase", "host", "heard ago", *_NUMBERS)
+    hosts = [visible(each["host"] or "-") for each in nodes]
+
+    def table(hosts: list[str], width: int | None) -> list[str]:
+        rows = [_node_row(each, host) for each, host in zip(nodes, hosts, strict=True)]
+        return columns.lines(
+            head, rows, width=width, numbers=("heard ago", *_NUMBERS), shrinks="host"
+        )
+
+    whole = table(hosts, None)
+    if width is None or max(map(len, whole)) <= width:
+        return whole
+    return table(columns.without_domain(hosts), width)
 
 
-def _add(table: Table, cells: tuple[str, ...]) -> None:
-    """Add a row of plain text: what nodes and users name is no markup."""
-    table.add_row(*(Text(visible(each)) for each in cells))
+def _node_row(node: Json, host: str) -> tuple[str, ...]:
+    heard = f"{node['silent_s']:.1f} s" if node["pid"] else "-"
+    rates = (_number(node["steps_per_s"]), _number(node["rows_per_s"]), _number(node["loss"]))
+    place = (node["name"], node["status"], node["phase"] or "-")
+    return (*map(visible, place), host, heard, str(node["rss_mib"]), *rates)
+
+
+def _show_history(records: list[RunRecord]) -> None:
+    """Print a line for each run; at a terminal what it has measured and why it failed below it."""
+    width = columns.width_of_output()
+    head = ["started", "lasted", "state", "epochs", "cluster", "name"]
+    rows, below = [], []
+    for each in records:
+        metrics = {**({} if each.loss is None else {"loss": each.loss}), **each.metrics}
+        shown = ", ".join(f"{visible(name)} {_number(value)}" for name, value in metrics.items())
+        row = [_when(each.started_at), _duration(each.ended_at - each.started_at), each.state]
+        rows.append([*row, str(each.epochs), each.cluster_id, visible(each.name)])
+        below.append([shown, visible(each.failure)])
+    if width is None:  # one line for each run, as `grep` wants it
+        head += ["metrics", "failure"]
+        rows = [[*row, *more] for row, more in zip(rows, below, strict=True)]
+        below = [[] for _ in rows]
+    numbers = ("lasted", "epochs")
+    first, *others = columns.lines(head, rows, width=width, numbers=numbers, shrinks="name")
+    _write(first)
+    for line, more in zip(others, below, strict=True):
+        _write(line)
+        for text in filter(None, more):
+            _write(
+                textwrap.fill(
+                    text, width or 0, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+                )
+            )
 
 
 def _line(text: str, as_json: bool) -> str:
@@ -208,7 +242,9 @@ def _line(text: str, as_json: bool) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if 1000 <= abs(value) < _MOST_WHOLE else f"{value:.4g}"
 
 
 def _duration(seconds: float) -> str:

@@ -21,6 +21,7 @@ from tfos.control import codec, messages
 from tfos.control.identity import tls_name
 from tfos.errors import ControlRefused, ControlUnavailable
 from tfos.failure import NodeId
+from tfos.tls_channel import channel_credentials
 
 Reply = TypeVar("Reply")
 
@@ -71,11 +72,7 @@ class ControlClient:
         self._orders_thread: threading.Thread | None = None
         self._channel = grpc.secure_channel(
             address,
-            grpc.ssl_channel_credentials(
-                root_certificates=credentials.ca_pem,
-                private_key=credentials.key_pem,
-                certificate_chain=credentials.cert_pem,
-            ),
+            channel_credentials(credentials),
             options=channel_options(tls_name(cluster_id)),
         )
 

@@ -16,8 +16,8 @@ from tfos.doctor.collection import ERROR, PLACE, Facts
 from tfos.driver import preflight
 from tfos.errors import ConfigError
 from tfos.node import versions
+from tfos.node_memory import NODE_MEMORY_MIB, overhead_mib
 from tfos.spark import executor_memory
-from tfos.spark.executor_memory import NODE_MEMORY_MIB
 from tfos.spark.facts import SparkFacts
 from tfos.spark.slots import Offer
 
@@ -207,7 +207,7 @@ def _memory(fact: Facts, beside: Beside) -> Iterator[Finding]:
         has = f"{has}, {_gib(limit_mib)} for this cgroup"
         total_mib, available_mib = limit_mib, min(available_mib, limit_mib)
     nodes = beside.nodes_on_host
-    needed_mib = nodes * NODE_MEMORY_MIB
+    needed_mib = overhead_mib(nodes)
     need = f"{nodes} node{'s' if nodes > 1 else ''} with TensorFlow here need{'s' * (nodes == 1)}"
     text = f"{has}; {need} {_gib(needed_mib)} before any model"
     if available_mib >= needed_mib:

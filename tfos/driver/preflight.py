@@ -15,8 +15,8 @@ from typing import Any
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
+from tfos.node_memory import NODE_MEMORY_MIB, overhead_mib
 from tfos.spark import executor_memory, task_secrets
-from tfos.spark.executor_memory import NODE_MEMORY_MIB
 from tfos.spark.facts import SparkFacts, fixed_executors, is_true
 from tfos.topology import Plan
 
@@ -72,12 +72,17 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
             f"spark.executor.pyspark.memory={limit} limits the address space (RLIMIT_AS) of every "
             f"Python worker and its children to {each:.0f} MiB ({limit} / {cores} cores); a "
             f"process with TensorFlow maps more than {NODE_MEMORY_MIB} MiB. Unset it and set "
-            f"spark.executor.memoryOverhead={cores * NODE_MEMORY_MIB}m instead."
+            f"spark.executor.memoryOverhead={overhead_mib(cores)}m instead."
         )
 
 
-def notes(facts: SparkFacts) -> list[str]:
-    """Return what the user should know about this Spark, one line each."""
+def notes(facts: SparkFacts, num_nodes: int = 1) -> list[str]:
+    """Return what the user should know about this Spark, one line each.
+
+    Args:
+        facts: of the SparkContext.
+        num_nodes: that Spark starts; of them an executor has as many as it has slots.
+    """
     lines = []
     if not facts.is_local and not facts.rpc_is_encrypted:
         lines.append(
@@ -92,7 +97,8 @@ def notes(facts: SparkFacts) -> list[str]:
         )
     if note := task_secrets.redaction_note(facts.conf):
         lines.append(note)
-    if short := executor_memory.of_settings(facts.conf, facts.master).shortage():
+    memory = executor_memory.of_settings(facts.conf, facts.master)
+    if short := memory.shortage(max(1, min(num_nodes, memory.slots))):
         lines.append(short)
     return lines
 

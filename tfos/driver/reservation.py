@@ -8,6 +8,7 @@ Runs in: the driver.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import time
@@ -23,6 +24,7 @@ from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.identity import OPERATOR_NAME
+from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver import job_settings, preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
@@ -127,7 +129,7 @@ class Reservation:
 
 
 def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Reservation:
-    """Check the request, wait for slots, make the cluster's keys, listen.
+    """Check the request, make the cluster's keys, listen, wait for slots.
 
     Args:
         spark: the user's SparkContext or session.
@@ -154,17 +156,18 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     coordinator = _coordinator(request, facts, profiles, console)
     coordinator.explain_by(ExecutorEnds(sc).explain)
     wait = SlotWait(needs, config, time.monotonic())
-    offer, fit = _await_slots(sc, facts, coordinator, wait, console, cancel)
     cluster_id = secrets.token_hex(8)
     try:
-        _warn_of_disks(console, outputs, offer)
         authority = ClusterAuthority(cluster_id)
         credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
         port = coordinator.start(facts.bind_host, authority.driver(), ports)
         metrics = _metrics(request, coordinator, cluster_id, console)
         job = _job(coordinator, cluster_id, facts)
         keys = authority.node(OPERATOR_NAME)
+        # Before the slots are there, so that `tfos status` tells what a job waits for.
         page = _open_doors(job, request, _own_address(facts.bind_host, port), keys, console)
+        offer, fit = _await_slots(sc, facts, coordinator, wait, console, cancel)
+        _warn_of_disks(console, outputs, offer)
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
@@ -253,7 +256,8 @@ def _console(
     console = Console(enabled=config.verbose, details=config.show_details)
     for what, directory in outputs.items():
         console.line(f"{what} go to {directory}")
-    for note in preflight.notes(facts):
+    of_spark = plan.nodes if not plan.servers_at_driver else plan.workers
+    for note in preflight.notes(facts, len(of_spark)):
         console.warn(note)
     if plan.tensorflow_servers:
         console.warn(preflight.OPEN_SERVERS)
@@ -342,15 +346,16 @@ def _await_slots(
             offer = replace(seen, claimed=claimed, starting=starting, containers=given)
             if (fit := wait.ready(offer, time.monotonic())) is not None:
                 claims.add(coordinator, wait.needs.slots_by_node())
+                coordinator.act(lambda state: state.wait_for(""))
                 return offer, fit
         if offer.outstanding:
             given = containers.count()
             offer = replace(offer, containers=given)
         if (len(offer.executors), offer.whereabouts) != shown:
             shown = (len(offer.executors), offer.whereabouts)
-            console.line(
-                f"waiting for slots: {slots.shortage(wait.needs, offer)}{wait.until(offer)}"
-            )
+            text = f"waiting for slots: {slots.shortage(wait.needs, offer)}{wait.until(offer)}"
+            console.line(text)
+            coordinator.act(functools.partial(ClusterState.wait_for, what=text))
         time.sleep(_OFFER_S)
     raise PhaseError("reserve() was interrupted while it waited for executors")
 

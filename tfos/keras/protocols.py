@@ -54,6 +54,10 @@ class WorkerContext(Protocol):
     def resumes_epochs(self) -> bool:
         """Whether fed epochs go on where an interrupted run was."""
 
+    @property
+    def resumes_rate(self) -> bool:
+        """Whether a fit has the learning rate that it had when an earlier run was interrupted."""
+
     def ps_client(self) -> Any:
         """The process's `ps.client.client.PSClient`, the same object on every call."""
 

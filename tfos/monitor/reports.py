@@ -11,6 +11,7 @@ from rpc.histogram import duration_text
 from tfos.console import html
 from tfos.failure import NodeFailure
 from tfos.monitor.history import History
+from tfos.node_memory import overhead_mib
 
 _EPOCH_HEAD = ("", "rows fed", "trained", "dropped", "repeated", "seconds", "rows/s")
 _MESSAGE_CHARS = 200
@@ -160,7 +161,8 @@ class ExecutorReport:
         if self.is_over:
             text += (
                 ". The host or the cluster manager may end it: raise "
-                f"spark.executor.memoryOverhead to {self.rss_mib:.0f}m or more"
+                f"spark.executor.memoryOverhead to {overhead_mib(len(self.nodes), self.rss_mib)}m "
+                "or more"
             )
         return text
 

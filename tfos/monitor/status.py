@@ -42,6 +42,7 @@ def cluster_report(cluster_id: str, state: ClusterView, now_s: float) -> reports
         tensorboard_url=board.url or None if board is not None else None,
         failures=tuple(state.failures),
         notes=(
+            *((state.waits_for,) if state.waits_for else ()),
             *(note for note in notes if note),
             *(str(each) for each in executors if each.is_over),
         ),

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from feeding.columnar.batch import check_batch_size
-from tfos.errors import SettingsError, UnsupportedError
+from tfos.errors import SettingsError, UnsupportedError, UnsupportedModel
 from tfos.feed.dataframe import check_classic
 from tfos.feed.dataframe_inference import (
     arrow_udf,
@@ -251,7 +251,7 @@ def _read(source: ModelSource) -> bytes:
     try:
         signature = loading.read_signature(source)
         found = _Tensors(signature.digest, dict(signature.inputs), dict(signature.outputs))
-    except SettingsError as error:
+    except (SettingsError, UnsupportedModel) as error:
         found = str(error)
     return msgspec.msgpack.encode(found)
 

@@ -24,6 +24,7 @@ from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError, UnsupportedModel
+from tfos.predict.ragged_arguments import parts_of, ragged_arguments, without_parts
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
 KEPT = 4
@@ -193,14 +194,21 @@ def _read_saved_model(source: ModelSource, directory: Path) -> LoadedModel:
     function = model.signatures[source.name]
     function.tfos_owner = model  # a signature alone does not keep its variables
     _, keywords = function.structured_input_signature
-    inputs = {key: _info(spec) for key, spec in keywords.items()}
+    ragged = ragged_arguments(model, keywords)
+    inputs = {
+        key: _ragged_info(ragged[key]) if key in ragged else _info(keywords[key])
+        for key in without_parts(keywords, ragged)
+    }
     outputs = {key: _info(spec) for key, spec in function.structured_outputs.items()}
     signature = ModelSignature(
         source=source, digest=_digest(directory), inputs=inputs, outputs=outputs
     )
 
     def call(tensors: list[Any]) -> list[Any]:
-        found: Mapping[str, Any] = function(**dict(zip(inputs, tensors, strict=True)))
+        given: dict[str, Any] = {}
+        for key, tensor in zip(inputs, tensors, strict=True):
+            given |= parts_of(key, tensor, ragged[key]) if key in ragged else {key: tensor}
+        found: Mapping[str, Any] = function(**given)
         return [found[name] for name in outputs]
 
     return LoadedModel(signature, call)
@@ -272,6 +280,11 @@ def _spec(info: TensorInfo) -> Any:
 def _info(spec: Any) -> TensorInfo:
     shape = spec.shape.as_list()[1:] if spec.shape.rank else []
     return TensorInfo(np.dtype(spec.dtype.as_numpy_dtype).name, tuple(shape))
+
+
+def _ragged_info(spec: Any) -> TensorInfo:
+    dtype = np.dtype(spec.dtype.as_numpy_dtype).name
+    return TensorInfo(dtype, tuple(spec.shape.as_list()[1:]), is_ragged=True)
 
 
 def _limit_threads() -> None:

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfos.errors import ConfigError
+from tfos.node_memory import overhead_mib
 
-NODE_MEMORY_MIB = 2048
-"""Address space and memory that a process with TensorFlow needs before any model."""
 _SIZE = re.compile(r"(\d+)\s*(b|[kmgtp])?(?:(?<=[kmgtp])i?b)?", re.IGNORECASE)
 _MIB = {"b": 1 / 1024**2, "k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2, "p": 1024**3}
 _CONTAINED = ("yarn", "k8s")
@@ -45,14 +44,6 @@ class ExecutorMemory:
         """What a container has for the processes of nodes; 0: there is no container."""
         return self.overhead_mib if self.is_contained else 0.0
 
-    def needed_mib(self, nodes: int = 1) -> float:
-        """Return what nodes that load TensorFlow need, before any model.
-
-        Args:
-            nodes: on this executor.
-        """
-        return nodes * NODE_MEMORY_MIB
-
     def sentence(self) -> str:
         """Return the sum that a container is asked for."""
         off_heap = f" + {self.off_heap_mib:.0f} off-heap" if self.off_heap_mib else ""
@@ -67,13 +58,13 @@ class ExecutorMemory:
         Args:
             nodes: on this executor.
         """
-        needed_mib = self.needed_mib(nodes)
+        needed_mib = overhead_mib(nodes)
         if not self.is_contained or self.overhead_mib >= needed_mib:
             return ""
         processes = "1 node needs" if nodes == 1 else f"{nodes} nodes need"
         return (
-            f"{self.sentence()}: nodes use the overhead, and {processes} {needed_mib:.0f} MiB with "
-            f"TensorFlow, before any model. Set spark.executor.memoryOverhead={needed_mib:.0f}m or "
+            f"{self.sentence()}: nodes use the overhead, and {processes} {needed_mib} MiB with "
+            f"TensorFlow, before any model. Set spark.executor.memoryOverhead={needed_mib}m or "
             "more"
         )
 

@@ -1,6 +1,6 @@
 """Doors to a job: the terminal's ticket, the page, the record at the end.
 
-Covers: opening them once a cluster is reserved, closing them with it.
+Covers: opening them while a cluster waits for its slots, closing them with it.
 Does not: answer (tfos.watch.job), serve (tfos.watch.page_server).
 Runs in: the driver.      Threads: the one that reserves; closing on that of the end.
 """

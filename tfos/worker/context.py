@@ -267,9 +267,14 @@ class NodeContext:
     @property
     def resumes_epochs(self) -> bool:
         """Whether fed epochs go on where an interrupted run was; the servers hold its record."""
-        plan = self._config.checkpoints
         has_own = self._own_shard is not None  # its record would come after the first rows
-        return plan is not None and plan.resumes_epochs and bool(self._servers) and not has_own
+        return self.resumes_rate and not has_own
+
+    @property
+    def resumes_rate(self) -> bool:
+        """Whether a fit has the learning rate that it had when an earlier run was interrupted."""
+        plan = self._config.checkpoints
+        return plan is not None and plan.resumes_epochs and bool(self._servers)
 
     def ps_client(self) -> PSClient:
         """Return this process's connection to the parameter servers, the same on every call.

@@ -245,6 +245,13 @@ class WorkerProcess:
         self._begin_saving(context)
         if self._saver is not None and self._spec.bundle.settings.feeds:
             self._trained_feeds.begin_late(self._saver, context.ps_client)
+            if context.resumes_rate and self._saver.restored_step is not None:
+                _logger.warning(
+                    "this run goes on from step %d with num_ps=0, where nothing tells in time "
+                    "which epochs that run had trained: every epoch that is fed is trained. Feed "
+                    "those that are left, or use num_ps >= 1, which leaves the others out",
+                    self._saver.restored_step,
+                )
         if context.is_chief and self._spec.bundle.settings.config.save_on_interrupt:
             _logger.warning(
                 "save_on_interrupt=%r saves nothing with num_ps=0: the shards end with their "

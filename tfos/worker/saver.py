@@ -79,6 +79,11 @@ class ChiefSaver:
             logging.getLogger("tfos").info("going on from step %d in %s", step, directory)
         self._saver.start(saved_step=step)
 
+    @property
+    def restored_step(self) -> int | None:
+        """Step that this run resumes from; None: it begins anew."""
+        return self._restored_step
+
     def restored_metadata(self) -> dict[str, Any]:
         """Return the metadata of the checkpoint that this run resumes from; none for a new run."""
         return {} if self._restored_step is None else dict(self._client.metadata())

@@ -451,6 +451,30 @@ def test_in_sync_a_push_stages_rows_within_a_limit(monkeypatch: pytest.MonkeyPat
         assert set(batch["user"].ravel()) == {1.0}
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_clipped_by_their_worker_and_dense_groups_where_the_mode_says(mode: str):
+    """Two workers push 4 and 0.1 twice for one id: sums of 8 and 0.2, clipped at 1."""
+    rule = SGD(clipvalue=1.0)
+    manifest = with_tables(table(rule=rule), rule=rule, **MODES[mode])
+    with cluster(num_workers=2) as bed:
+
+        def work(rank: int, client: PSClient) -> None:
+            rows = Rows(client, user=[5, 5]).looked_up(client)
+            value = (4.0, 0.1)[rank]
+            sums = {"user": (rows.ids["user"], np.full((1, 4), 2 * value, np.float32))}
+            exchange(client, sums, dense=value, hyper=Hyper(1.0))
+
+        clients = started(bed, manifest)
+        run = [partial(work, rank, client) for rank, client in enumerate(clients)]
+        succeeded(run_all(*run))
+        row = clients[0].tables.lookup({"user": [5]})["user"][0]
+        dense = bed.pulled(clients[0])["trainable"]
+        share = 0.5 if mode == "sync" else 1.0
+        assert row.tolist() == pytest.approx([-share * (1.0 + 0.2)] * 4)
+        has_barrier = mode in ("sync", "hybrid")
+        assert dense.tolist() == pytest.approx([-1.0 if has_barrier else -1.1] * dense.size)
+
+
 def nan_row(rows: Rows) -> dict[str, Any]:
     grads = rows.grads()
     grads["user"][1][3, 0] = np.nan

@@ -30,6 +30,7 @@ NUMBER = Number(5, 2, 1)
 SAMPLES: dict[type, Request] = {
     messages.Describe: messages.Describe(),
     messages.FetchManifest: messages.FetchManifest(),
+    messages.Compile: messages.Compile("h", 1, 2.0),
     messages.Seed: messages.Seed("h", 1),
     messages.Pull: messages.Pull("h"),
     messages.PullFrozen: messages.PullFrozen("h"),
@@ -184,7 +185,7 @@ MAY_CALL: dict[str, set[type]] = {
         messages.Describe, messages.FetchManifest, messages.FetchStats, messages.Pull,
         messages.PullFrozen,
         messages.Lookup, messages.Scan, messages.TakeSnapshot, messages.Save, messages.Restore,
-        messages.SetMetadata, messages.FetchMetadata,
+        messages.SetMetadata, messages.FetchMetadata, messages.Compile,
         messages.Fence, messages.Lose, messages.StopServer,
     },
     "supervisor:0": {
@@ -195,6 +196,7 @@ MAY_CALL: dict[str, set[type]] = {
     "server:0": {messages.Describe, messages.FetchManifest, messages.TakeSnapshot, messages.Save},
 }  # fmt: skip
 CHIEF_ONLY = {
+    messages.Compile,
     messages.LoadRows,
     messages.Seed,
     messages.Assign,
@@ -227,7 +229,8 @@ def test_a_worker_rank_that_does_not_exist_is_refused():
 
 
 LEGAL_WHEN_EMPTY = {
-    messages.Describe, messages.FetchStats, messages.FetchMetadata, messages.Seed, messages.Restore,
+    messages.Describe, messages.FetchStats, messages.FetchMetadata, messages.Compile,
+    messages.Seed, messages.Restore,
     messages.JoinRendezvous, messages.Finish, messages.Fence, messages.Lose, messages.StopServer,
 }  # fmt: skip
 

@@ -154,6 +154,9 @@ CASES: dict[type, list[Case]] = {
     messages.FetchManifest: [
         Case(lambda s: s.client.attach(), lambda s, r: r == s.manifest, is_later=True),
     ],
+    messages.Compile: [
+        Case(lambda s: s.client.seed(s.manifest, s.one()), lambda s, _: s.value() == 0.0),
+    ],
     messages.Seed: [
         Case(lambda s: s.client.seed(s.manifest, s.one()), lambda s, _: s.value() == 0.0),
     ],

@@ -66,6 +66,8 @@ REFUSED: dict[str, tuple[Any, list[bytes], str, str]] = {
     "other manifest": (push(manifest_hash="x"), [VALUES], "manifest_mismatch", HASH),
     "other pull": (messages.Pull("x"), [], "manifest_mismatch", "attach"),
     "assign too short": (messages.Assign(HASH, Number(1, 1)), [bytes(8)], "shape", "assign"),
+    "compile cut": (messages.Compile(HASH, len(ENCODED)), [ENCODED[:-1]], "shape", "announced"),
+    "compile hash": (messages.Compile("x", len(ENCODED)), [ENCODED], "manifest_mismatch", "hash"),
     "seed cut": (messages.Seed(HASH, len(ENCODED)), [ENCODED[:-1]], "shape", "announced"),
     "seed junk": (messages.Seed(HASH, 9), [b"\x80\x04junk..."], "manifest_mismatch", "manifest"),
     "seed hash": (messages.Seed("x", len(ENCODED)), [ENCODED], "manifest_mismatch", "hash"),

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps.client import channel, client, retry
+from ps.client import channel, client, dense, retry
 from ps.client.client import PSClient
 from ps.client.lookup_batch import TrainingBatch
 from ps.config import ServerSettings
@@ -218,6 +218,7 @@ class Simulation:
         patched.setattr(channel, "connect", network.connect)
         patched.setattr(retry, "wait_any", network.wait_any)
         patched.setattr(retry, "connect_together", lambda *_: {})  # threads of its own
+        patched.setattr(dense, "wait_compiled", lambda *_, **__: None)  # the same
         patched.setattr(channel, "random", SimpleNamespace(uniform=lambda _, longest: longest))
         patched.setattr(secrets, "randbits", world.random.getrandbits)
         tasks = [

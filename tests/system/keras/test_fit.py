@@ -83,6 +83,18 @@ def test_evaluate_predict_and_saving_take_the_servers_values_first(cluster, tmp_
         assert equal(model, values)
 
 
+def test_predict_of_no_rows_is_a_sentence(cluster):
+    model = distribute(make_model(), cluster.contexts[0])
+    x, _ = blobs(8)
+    with (
+        pytest.warns(UserWarning, match="ran out of data"),  # Keras' own
+        pytest.raises(SettingsError, match=r"predict\(\) got 0 rows, .*; ask len\(x\) first"),
+    ):
+        model.predict(x[:0], verbose=0)
+    assert model.predict_on_batch(x[:0]).shape[0] == 0
+    assert len(model.predict(x, verbose=0)) == 8
+
+
 def test_train_on_batch_trains_on_the_servers(cluster):
     model = distribute(make_model(), cluster.contexts[0], pipeline=1)
     losses = [float(model.train_on_batch(X, Y, return_dict=True)["loss"]) for _ in range(5)]
@@ -292,10 +304,10 @@ def test_callbacks_report_and_write_scalars(tmp_path):
         assert ctx.progress[-1][:2] == (16, 512)
         assert (ctx.progress[-1][2] or 0) > 0
         assert not any(thread.name == "tfos-scalars" for thread in threading.enumerate())
-    runs = ("ps-0", "cluster", "worker-0/train", "worker-1/train")
+    runs = ("ps-0", "cluster", "worker-0/train")
     written = {run: scalars_in(tmp_path / run) for run in runs}
     assert "epoch_loss" in written["worker-0/train"]
-    assert "epoch_loss" in written["worker-1/train"]
+    assert not (tmp_path / "worker-1").exists(), "the same curves once more"
     servers = written["ps-0"]
     assert servers["tfos/workers/pushes_of_0"] == 16.0
     assert servers["tfos/updates/clock"] == 20.0
@@ -306,6 +318,11 @@ def test_callbacks_report_and_write_scalars(tmp_path):
     shares = [value for name, value in written["cluster"].items() if "share_of" in name]
     assert sum(shares) == pytest.approx(1.0)
     assert all(k.startswith("tfos/") for run in runs[:2] for k in written[run]), "after a user's"
+    assert "tfos/chief/share_of_lookup" not in written["cluster"], "it has no tables"
+    alone = make_model()  # not distributed: its metrics are its own, on every worker
+    kept = callbacks(cluster.contexts[1])
+    alone.fit(*parts[1], batch_size=32, verbose=0, callbacks=kept)
+    assert "epoch_loss" in scalars_in(tmp_path / "worker-1" / "train")
     lone = Context(ctx.client)
     given = callbacks(lone)
     assert [type(each).__name__ for each in given] == ["ProgressReport", "LoneEpochReporter"]

@@ -177,6 +177,54 @@ class RowSum(keras.layers.Layer):  # type: ignore[misc]  # Keras is not checked
         return keras.KerasTensor(x.shape[:1], x.dtype)
 
 
+class Sums(tf.Module):  # type: ignore[misc]  # TensorFlow is not checked
+    """Not of Keras, whose exports have dense inputs."""
+
+    @tf.function(
+        input_signature=[
+            tf.RaggedTensorSpec((None, None), tf.int64, 1),
+            tf.TensorSpec((None,), tf.int64),
+            tf.RaggedTensorSpec((None, None), tf.string, 1, row_splits_dtype=tf.int32),
+        ]
+    )
+    def sums(self, words, factor, texts):
+        longest = tf.reduce_max(tf.strings.length(texts), axis=1)
+        return {"sum": factor * tf.reduce_sum(words, axis=1), "longest": longest}
+
+
+def test_ragged_inputs_of_a_saved_model_have_the_names_that_its_function_gave_them(tmp_path):
+    module = Sums()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.sums)
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    assert dict(signature.inputs) == {
+        "factor": TensorInfo("int64", ()),
+        "texts": TensorInfo("object", (None,), is_ragged=True),
+        "words": TensorInfo("int64", (None,), is_ragged=True),
+    }
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "factor": [2, 1, 10],
+            "texts": [["ab"], ["a", "abc"], ["x"]],
+            "words": [[1, 2], [], [3]],
+        }
+    )
+    table = predicted(signature, batch, batch.slice(1), batch_size=2)
+    assert table.to_pydict() == {"longest": [2, 3, 1, 3, 1], "sum": [6, 0, 30, 0, 30]}
+
+
+class Nested(tf.Module):  # type: ignore[misc]  # as Sums
+    @tf.function(input_signature=[tf.RaggedTensorSpec((None, None, None), tf.int64, 2)])
+    def count(self, words):
+        return {"count": words.nrows() + tf.zeros(words.nrows(), tf.int64)}
+
+
+def test_an_input_of_lists_of_lists_is_refused(tmp_path):
+    module = Nested()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.count)
+    with pytest.raises(UnsupportedModel, match="input 'words' takes lists of lists in each row"):
+        loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+
+
 def test_several_inputs_of_all_kinds_and_several_outputs(tmp_path):
     word = keras.Input((), dtype="string", name="word")
     number = keras.Input((), dtype="int32", name="number")

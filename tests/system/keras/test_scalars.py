@@ -10,7 +10,7 @@ import pytest
 from ps.stats.server_stats import ServerStats, TableStats
 from rpc.histogram import Latency
 from tests.support.waiting import wait_until
-from tfos.keras.fit.tensorboard_scalars import ClusterScalars, server_scalars
+from tfos.keras.fit.tensorboard_scalars import ClusterScalars, _Recorder, server_scalars
 
 pytestmark = pytest.mark.tf
 
@@ -25,6 +25,26 @@ def stats(uptime_s: float, pushes: int, push_s: float, **fields: object) -> Serv
         **fields,
     }
     return ServerStats(0, "SERVING", clock=pushes, uptime_s=uptime_s, **given)  # type: ignore[arg-type]
+
+
+def test_a_feed_without_rows_has_no_charts():
+    """As the one for validation, which is always there and seldom fed."""
+    rows = {"dropped_rows": 0, "unread_bytes": 0, "starved_s": 1.0}
+    feeds = [
+        SimpleNamespace(feed="input", fed_rows=9, trained_rows=4, **rows),
+        SimpleNamespace(feed="validation", fed_rows=0, trained_rows=0, **rows),
+    ]
+    trainer = SimpleNamespace(
+        skipped_steps=0,
+        id_counts={},
+        times=SimpleNamespace(spent=lambda: {"compute_s": 1.0, "lookup_s": 0.1, "push_s": 3.0}),
+    )
+    channel = SimpleNamespace(feeds=lambda: feeds)
+    recorder = _Recorder(SimpleNamespace(feed_channel=channel), trainer)
+    found = dict(recorder._cluster_scalars([]))
+    assert {name.split("/")[2] for name in found if name.startswith("tfos/feed/")} == {"input"}
+    shares = {name: value for name, value in found.items() if "share_of" in name}
+    assert shares == {"tfos/chief/share_of_compute": 0.25, "tfos/chief/share_of_push": 0.75}
 
 
 def test_points_tell_what_happened_since_the_last_one():

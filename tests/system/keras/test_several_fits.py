@@ -206,7 +206,7 @@ def test_a_run_that_resumes_has_the_learning_rate_that_callbacks_had_made():
         model = make_model(cluster, "async")
         with pytest.raises(KeyboardInterrupt):
             model.fit(x, y, epochs=4, callbacks=[rates_seen(interrupted, model, 2)], **options)
-        context.resumes_epochs = True
+        context.resumes_rate = True
         model = make_model(cluster, "async")
         model.fit(x, y, epochs=2, callbacks=[rates_seen(resumed, model)], **options)
         assert (interrupted, resumed) == ([1.0, 0.5, 0.25], [0.25, 0.125])
@@ -229,7 +229,7 @@ def test_a_later_fit_of_a_run_that_resumes_follows_the_program(
         model.optimizer.learning_rate = 0.125
         with pytest.raises(KeyboardInterrupt):
             model.fit(x, y, epochs=4, callbacks=[rates_seen([], model, 1)], **options)
-        context.resumes_epochs = True
+        context.resumes_rate = True
         model = make_model(cluster, "async")
         rates: list[float] = []
         model.fit(x, y, **options)

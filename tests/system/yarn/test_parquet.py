@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ps.checkpoint.reader import steps_on_disk
+from ps.checkpoint.inspect import inspect
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.on_yarn import TIMEOUT_S, logs, nodes_left, submitted, told
 from tests.support.programs.parquet_on_yarn import BATCH_ROWS, EPOCHS, NUM_ROWS, TOLD
@@ -36,7 +36,10 @@ def test_a_table_is_trained_once_per_epoch_fed_and_read(yarn: LocalYarn):
     assert [each["pushes"] for each in workers] == steps
     assert sum(each["rows"] for each in workers) == 2 * all_rows
     assert found["exported"] == -sum(steps)
-    # A later save of the same parameters, with other positions of readers, has the next number.
-    assert sum(steps) in steps_on_disk(Storages()(f"{directory}/saves"))
+    # A save of the same parameters with other positions of readers has the next step, and its
+    # number of updates is still that of the pushes.
+    newest = inspect(Storages()(f"{directory}/saves")).steps[0]
+    assert (newest.error, newest.clock) == ("", sum(steps))
+    assert newest.step >= sum(steps)
     assert f"checkpoints go to {directory}/saves" in logs(yarn)
     assert not nodes_left(yarn)

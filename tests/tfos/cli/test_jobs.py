@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -12,10 +13,11 @@ from typer.testing import CliRunner
 from tests.support.fake_spark import FakeSpark
 from tests.support.watched_job import node_id
 from tfos import ClusterConfig, InputMode, TFCluster
-from tfos.cli import main
+from tfos.cli import jobs, main
+from tfos.console.log_tail import MOST_CHARS
 from tfos.control import messages
 from tfos.control.client import ControlClient
-from tfos.errors import ControlRefused, SettingsError
+from tfos.errors import ControlRefused, NotEnoughSlots, SettingsError
 from tfos.watch import ticket
 
 pytestmark = pytest.mark.socket
@@ -66,6 +68,88 @@ def test_a_job_is_shown_its_log_read_and_its_end_recorded(cluster):
     [record] = json.loads(called("history", "--json").output)
     assert (record["cluster_id"], record["state"]) == (cluster.cluster_id, "CLOSED")
     assert cluster.cluster_id in called("history").output
+
+
+def test_a_log_without_lines_says_so_and_one_with_lines_does_not(cluster):
+    """The sentence is no line of the log: it goes to stderr, and a script reads nothing."""
+    silent = called("logs", "worker:1")
+    assert (silent.exit_code, silent.stdout) == (0, "")
+    assert silent.stderr == "tfos: no output of worker:1 is here yet\n"
+    assert called("logs", "worker:1", "--json").stdout == ""
+    cluster._coordinator.on_log(messages.LogBatch(node_id("worker:1"), ("one", "two")))
+    told = called("logs", "worker:1")
+    assert (told.exit_code, told.stdout, told.stderr) == (0, "one\ntwo\n", "")
+    as_json = called("logs", "worker:1", "--json").stdout.splitlines()
+    assert [json.loads(line) for line in as_json] == ["one", "two"]
+
+
+def test_a_node_that_does_not_exist_is_answered_with_those_that_do(cluster):
+    wrong = called("logs", "worker:9")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert wrong.stderr == (
+        "tfos: the cluster has no node 'worker:9'; it has ps:0, worker:0, worker:1\n"
+    )
+    hostile = called("logs", "\x1b[2J")
+    assert (hostile.exit_code, "\x1b" in hostile.stderr) == (2, False)
+
+
+def test_a_follower_gets_what_comes_and_what_it_missed_is_counted(
+    cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Ctrl-C ends it in order."""
+    coordinator = cluster._coordinator
+    coordinator.on_log(messages.LogBatch(node_id("worker:1"), ("first",)))
+    looks: list[float] = []
+
+    def between(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 1:
+            num_lines = 2 * MOST_CHARS // 400
+            lines = tuple(f"{number:04d}{'x' * 396}" for number in range(num_lines))
+            coordinator.on_log(messages.LogBatch(node_id("worker:1"), lines))
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=between))
+    told = called("logs", "-f", "worker:1")
+    assert (told.exit_code, told.stderr) == (0, "")
+    first, skipped, second, *_ = told.stdout.splitlines()
+    missed = int(second[:4])
+    assert missed > 0, "more came than are kept"
+    assert (first, skipped) == ("first", f"({missed} lines skipped)")
+    assert looks == [jobs.FOLLOW_S] * 2
+
+
+def test_a_job_that_waits_for_executors_says_so_with_both_numbers():
+    spark = FakeSpark()
+    spark.busy = 6
+    seen: list[str] = []
+
+    def look() -> None:
+        """Between two looks of the driver at Spark's slots."""
+        seen.append(called("status").output)
+        if len(seen) == 3:
+            spark.busy = 0
+
+    spark.on_look = look
+    with TFCluster.reserve(spark, 3, 1, config=ClusterConfig(verbose=False)) as cluster:
+        spark.on_look = lambda: None
+        assert cluster.cluster_id in seen[0]
+        for shown in seen[1:3]:
+            assert "waiting for slots: need 3 task slots at once (1 ps + 2 workers)" in shown
+            assert "Spark offers 2 (executor driver: " in shown
+            assert "6 of them held by running tasks" in shown
+        assert "waiting for slots" not in called("status").output
+    spark.close()
+
+
+def test_a_reservation_that_fails_leaves_no_job():
+    spark = FakeSpark(slots=2)
+    with pytest.raises(NotEnoughSlots):
+        TFCluster.reserve(spark, 3, 1, config=ClusterConfig(verbose=False))
+    assert ticket.read_all() == []
+    assert "no run has ended yet" in called("history").output
+    spark.close()
 
 
 def test_two_jobs_are_told_apart(cluster):

@@ -17,6 +17,7 @@ from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlRefused, ControlUnavailable
 from tfos.failure import NodeFailure, NodeId
+from tfos.tls_channel import channel_credentials
 
 pytestmark = pytest.mark.socket
 
@@ -130,7 +131,7 @@ def test_the_drivers_certificate_is_no_nodes_certificate(control):
 )
 def test_bytes_that_are_no_message_are_refused_and_run_nothing(control, body, tmp_path):
     keys = control.authority.node(NODE.name)
-    credentials = grpc.ssl_channel_credentials(keys.ca_pem, keys.key_pem, keys.cert_pem)
+    credentials = channel_credentials(keys)
     options = [("grpc.ssl_target_name_override", "test.tfos.invalid")]
     with grpc.secure_channel(control.address, credentials, options) as channel:
         for method in (codec.REGISTER, codec.HEARTBEAT, codec.REPORT, codec.LOG):
@@ -245,7 +246,7 @@ def test_no_message_in_another_nodes_name_arrives(control):
 )
 def test_a_node_that_exceeds_a_limit_is_refused(control, method, message):
     keys = control.authority.node(NODE.name)
-    credentials = grpc.ssl_channel_credentials(keys.ca_pem, keys.key_pem, keys.cert_pem)
+    credentials = channel_credentials(keys)
     options = [("grpc.ssl_target_name_override", "test.tfos.invalid")]
     with (
         grpc.secure_channel(control.address, credentials, options) as channel,

@@ -69,6 +69,18 @@ def test_yarn_users_learn_where_nodes_take_their_memory():
     assert ["spark.executor.memoryOverhead=2048m" in line for line in lines] == [True]
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "slots", "needed"), [(3, 2, 4096), (2, 4, 4096), (3, 1, 2048)]
+)
+def test_the_overhead_told_at_the_start_is_that_of_the_nodes_on_one_executor(
+    num_nodes: int, slots: int, needed: int
+):
+    conf = {"spark_network_crypto_enabled": "true", "spark_io_encryption_enabled": "true"}
+    facts = _facts("yarn", spark_executor_cores=str(slots), **conf)
+    (line,) = preflight.notes(facts, num_nodes)
+    assert f"Set spark.executor.memoryOverhead={needed}m or more" in line
+
+
 def test_every_output_of_a_cluster_gets_its_meaning_before_anything_starts():
     saves = ClusterConfig(checkpoints=Checkpoints(directory="/runs/7"), save_on_interrupt="/last")
     board = TensorBoardConfig(is_wanted=True, log_dir="/runs/7/logs")

@@ -14,6 +14,7 @@ from tfos.failure import NodeFailure, NodeId
 from tfos.monitor.history import History, TrainedEpoch
 from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, TrainReport
 from tfos.monitor.status import cluster_report
+from tfos.node_memory import NODE_MEMORY_MIB, overhead_mib
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -167,9 +168,16 @@ def test_memory_is_summed_by_executor_and_one_without_room_is_told_with_both_num
     (note,) = report.notes
     assert note == (
         "executor 3 on host-b: 1,800 MiB of 1,408 MiB beside Java's heap: ps:0, worker:0. The host "
-        "or the cluster manager may end it: raise spark.executor.memoryOverhead to 1800m or more"
+        "or the cluster manager may end it: raise spark.executor.memoryOverhead to 4096m or more"
     )
     assert str(report).count("executor 3 on host-b") == 1
+
+
+def test_what_nodes_hold_raises_the_advice_only_above_what_was_told_at_the_start():
+    assert overhead_mib(1) == overhead_mib(1, 558.0) == NODE_MEMORY_MIB
+    assert overhead_mib(2, 3000.0) == 2 * NODE_MEMORY_MIB
+    assert overhead_mib(1, 2000.0) == 2560
+    assert overhead_mib(1, 4096.0) == 5120
 
 
 def test_without_containers_the_sum_is_told_and_nobody_is_warned():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfos.errors import ConfigError
-from tfos.spark.executor_memory import NODE_MEMORY_MIB, mib, of_settings
+from tfos.node_memory import NODE_MEMORY_MIB
+from tfos.spark.executor_memory import mib, of_settings
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.support.nodes import node_settings
 from tfos.collectives.offers import Offers
+from tfos.config import Checkpoints
 from tfos.control.messages import RosterEntry
 from tfos.errors import (
     NoServersError,
@@ -67,6 +68,20 @@ def make_context(
 
 def entry(role, index, port):
     return RosterEntry(NodeId(role, index), index, "h", "1", Endpoint("h", port))
+
+
+@pytest.mark.parametrize("resume_epochs", [True, False])
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_rate_is_resumed_with_servers_and_with_own_shards_and_fed_epochs_with_servers_alone(
+    has_own: bool, resume_epochs: bool
+):
+    plan = Checkpoints(directory="/runs/7", resume=True, resume_epochs=resume_epochs)
+    ctx = make_context(checkpoints=plan)
+    assert not ctx.resumes_rate, "no servers yet"
+    ctx._servers = [ENDPOINT]
+    ctx._own_shard = object() if has_own else None
+    assert ctx.resumes_rate == resume_epochs
+    assert ctx.resumes_epochs == (resume_epochs and not has_own)
 
 
 def test_names_of_tensorflowonspark_mean_what_they_say():

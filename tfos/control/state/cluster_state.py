@@ -65,6 +65,11 @@ class ClusterState(ClusterView):
 
     # ---- orders ----
 
+    def wait_for(self, what: str) -> list[Action]:
+        """Note what the driver waits for, for those who ask; empty: nothing any more."""
+        self.waits_for = what
+        return []
+
     def move(self, target: ClusterPhase) -> None:
         """Enter a phase if that is legal; a failed or closed cluster stays so."""
         if may_move(self.phase, target):

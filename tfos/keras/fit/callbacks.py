@@ -32,16 +32,35 @@ def callbacks(ctx: ShownContext) -> list[Any]:
     """
     found: list[Any] = [ProgressReport(ctx), LoneEpochReporter(ctx)]
     if ctx.log_dir:
-        found.append(EventFiles(log_dir=ctx.log_dir))
+        found.append(EventFiles(ctx.log_dir, is_chief=ctx.is_chief))
         if ctx.is_chief:
             found.append(ClusterScalars(ctx))
     return found
 
 
 class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras has no types
-    """Keras' TensorBoard callback; if it cannot write, training goes on without it."""
+    """Keras' TensorBoard callback; if it cannot write, training goes on without it.
+
+    The metrics of a distributed fit are those of all workers together: its chief alone writes them,
+    or curves would lie one over the other.
+
+    Args:
+        log_dir: of this worker.
+        is_chief: whether this worker writes what all of them have in common.
+    """
 
     _is_broken = False
+
+    def __init__(self, log_dir: str, *, is_chief: bool = True) -> None:
+        super().__init__(log_dir=log_dir)
+        self._is_chief = is_chief
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is to be written here."""
+        model = self.__dict__.get("_model")
+        is_distributed = model is not None and "_tfos_trainer" in model.__dict__
+        return self._is_broken or (is_distributed and not self._is_chief)
 
 
 def _tolerant(name: str) -> Callable[..., Any]:
@@ -49,7 +68,9 @@ def _tolerant(name: str) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def hook(self: EventFiles, *args: Any, **kwargs: Any) -> Any:
-        if self._is_broken:
+        if name == "set_model" and args:
+            self._model = args[0]  # as Keras does, which is not asked where this is quiet
+        if self.is_quiet:
             return None
         try:
             return original(self, *args, **kwargs)

@@ -94,7 +94,7 @@ class KeptRate:
 
     def _read(self) -> RateRecord | None:
         ctx = self._trainer.ctx
-        if not ctx.resumes_epochs and ctx.fit_place is None:
+        if not ctx.resumes_rate and ctx.fit_place is None:
             return None
         kept = ctx.ps_client().metadata().get(METADATA_NAME)
         return None if kept is None else msgspec.convert(kept, RateRecord)

@@ -92,6 +92,7 @@ class LocalContext:
     stop_asked = False
     fit_place = None
     resumes_epochs = False
+    resumes_rate = False
     log_dir: str | None = None
     feed_channel: Any = None
 

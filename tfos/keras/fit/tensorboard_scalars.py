@@ -161,6 +161,8 @@ class _Recorder:
         yield from worker_rows(servers)
         if self._ctx.feed_channel is not None:
             for feed in self._ctx.feed_channel.feeds():
+                if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
+                    continue  # one that nobody feeds, as validation's often: charts of nothing
                 for field in _FEED_FIELDS:
                     yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
@@ -171,6 +173,8 @@ class _Recorder:
         spent, before = trainer.times.spent(), self._spent
         self._spent = spent
         lately = {part: seconds - before.get(part, 0.0) for part, seconds in spent.items()}
+        if not self._counted:
+            lately.pop("lookup_s", None)  # no tables
         if total_s := sum(lately.values()):
             for part, seconds in lately.items():
                 yield f"{_GROUP}chief/share_of_{part.removesuffix('_s')}", seconds / total_s

@@ -20,6 +20,7 @@ from tfos.control.identity import tls_name
 from tfos.errors import ControlUnavailable
 from tfos.many import messages
 from tfos.many.slot.specs import RunSettings
+from tfos.tls_channel import channel_credentials
 
 Reply = TypeVar("Reply")
 _DRAW_S = 15.0
@@ -38,7 +39,7 @@ class ManyClient:
     def __init__(self, settings: RunSettings, keys: TlsCredentials) -> None:
         self._channel: Any = grpc.secure_channel(
             settings.driver_address,
-            grpc.ssl_channel_credentials(keys.ca_pem, keys.key_pem, keys.cert_pem),
+            channel_credentials(keys),
             options=channel_options(tls_name(settings.run_id)),
         )
 

@@ -1,0 +1,94 @@
+"""Kernels of a shard, compiled before it is filled: no request waits for the compiler then.
+
+Covers: what a manifest needs, one thread that compiles it, waiting for that a while.
+Does not: compile (ps.optim.kernels, ps.tables.kernels, ps.compression.kernels), fill a shard.
+Runs in: PS processes.
+Threads: any; `_changed` guards what is under way. The compiler runs on `ps-compile`.
+
+Where nothing is kept on disk, compiling takes 20 s on an idle core and minutes on a loaded host:
+more than a client waits for an answer. So the chief asks for it first, and again until it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from ps.compression import kernels as packing
+from ps.consistency.waits import wait_until
+from ps.errors import ServerError
+from ps.manifest.manifest import Manifest
+from ps.optim import kernels as rules
+from ps.tables.table import warm_for as warm_table
+
+_logger = logging.getLogger(__name__)
+
+
+def compile_for(manifest: Manifest) -> None:
+    """Load or compile all that a shard of this manifest calls."""
+    rules.warm_for(manifest)
+    packing.warm_server({each.compression for each in manifest.groups} - {"none"})
+    for table in manifest.tables:
+        warm_table(table)
+
+
+class KernelsAhead:
+    """What one server compiles for manifests that it does not serve yet.
+
+    Args:
+        rank: of the server, for the message of a failure.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._changed = threading.Condition()
+        self._began_s: dict[str, float] = {}
+        """By manifest's hash, when its kernels were asked for first (monotonic)."""
+        self._ended: dict[str, str] = {}
+        """By manifest's hash, why it failed; empty if it did not."""
+
+    def compile(self, manifest: Manifest, deadline_s: float, is_gone: Callable[[], bool]) -> float:
+        """Begin unless it has begun, and wait a while; return for how many seconds it has run.
+
+        Args:
+            manifest: that will be seeded.
+            deadline_s: monotonic seconds at which to answer that it goes on.
+            is_gone: whether the caller's connection has ended.
+
+        Returns:
+            0.0 once all kernels are there.
+
+        Raises:
+            ServerError: the compiler failed.
+        """
+        name = manifest.hash()
+        with self._changed:
+            if name not in self._began_s:
+                self._began_s[name] = time.monotonic()
+                work = threading.Thread(
+                    target=self._run, args=(name, manifest), name="ps-compile", daemon=True
+                )
+                work.start()
+            wait_until(self._changed, lambda: name in self._ended, deadline_s, is_gone)
+            if name not in self._ended:
+                return max(time.monotonic() - self._began_s[name], 1e-9)
+            failed = self._ended[name]
+            if failed:
+                del self._began_s[name], self._ended[name]  # the next request tries again
+                raise ServerError(f"ps:{self._rank} cannot compile its kernels: {failed}")
+        return 0.0
+
+    def _run(self, name: str, manifest: Manifest) -> None:
+        failed = "the compiler has ended its thread"
+        try:
+            compile_for(manifest)
+            failed = ""
+        except Exception as error:  # whatever it is, the chief must get it
+            _logger.exception("compiling kernels failed")
+            failed = f"{type(error).__name__}: {error}"
+        finally:
+            with self._changed:
+                self._ended[name] = failed
+                self._changed.notify_all()
