@@ -39,6 +39,8 @@ class ModelRecipe:
     outputs: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     """Of the inputs, as Keras calls them."""
+    takes_ids: tuple[bool, ...] = ()
+    """Whether an Embedding gets the integers of each input."""
 
     @property
     def schedule(self) -> str:
@@ -111,7 +113,14 @@ def recipe_of(
         inputs=inputs,
         outputs=outputs,
         dtypes=tuple(str(each.dtype) for each in model.inputs) if inputs else (),
+        takes_ids=_takes_ids(model) if inputs else (),
     )
+
+
+def _takes_ids(model: Any) -> tuple[bool, ...]:
+    from tfos.keras.embedding.layer import takes_ids
+
+    return takes_ids(model)
 
 
 def content_of(model: Any) -> bytes:
@@ -129,7 +138,7 @@ def model_of(content: bytes, custom_objects: Mapping[str, Any] | None = None) ->
         content: of the file.
         custom_objects: classes and functions that it names.
     """
-    from tfos.keras.export import load_model
+    from tfos.keras import load_model  # from there: a model with tables trains in any worker
 
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
         file = Path(directory, "model.keras")

@@ -36,7 +36,7 @@ def checking(original: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        graph = getattr(self, "_functional", self)  # of a Sequential; None: it is not built
+        graph = _graph_of(self)
         if contains(graph, kind):
             inputs = _checked(graph, inputs, kind)
         return original(self, inputs, *args, **kwargs)
@@ -53,6 +53,23 @@ def contains(layer: Any, kind: Kind) -> bool:
     """
     found = layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else ()
     return any(isinstance(each, kind) for each in found)
+
+
+def takes_ids(model: Any, kind: Kind) -> tuple[bool, ...]:
+    """Whether layers of a kind may get the integers of each input, in the inputs' order.
+
+    Args:
+        model: functional or Sequential.
+        kind: class of the layers that take ids.
+    """
+    graph = _graph_of(model)
+    wanted = _inputs_of_ids(graph, kind) if contains(graph, kind) else set()
+    return tuple(id(own) in wanted for own in graph.inputs)
+
+
+def _graph_of(model: Any) -> Any:
+    """Return the functional model of a Sequential, None before it is built; or the model."""
+    return getattr(model, "_functional", model)
 
 
 def _checked(model: Any, inputs: Any, kind: Kind) -> Any:
