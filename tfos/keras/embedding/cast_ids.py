@@ -76,7 +76,7 @@ def _checked(model: Any, inputs: Any, kind: Kind) -> Any:
     """Return the inputs, of which integers are compared with their input's range when they run.
 
     Raises:
-        UnsupportedModel: floats; names the feature, both dtypes and the next step.
+        UnsupportedModel: floats, or no numbers; names the feature, both dtypes and the next step.
     """
     wanted = _inputs_of_ids(model, kind)
     if not wanted:
@@ -115,6 +115,12 @@ def _fitting(leaf: Any, own: Any) -> Any:
             "number above 2^24. Feed integers: df.withColumn(name, col(name).cast('long')), "
             "array.astype('int64'); or, if all ids are below 2^24, declare the input as the floats "
             "that it gets, and cast in the model"
+        )
+    if given.is_complex or given == tf.string:
+        raise UnsupportedModel(
+            f"feature {own.name!r} has {given.name} values, and the model makes ids of "
+            f"{declared.name} there; feed integers, or declare the input as "
+            "keras.Input(shape, dtype='string')"
         )
     if isinstance(leaf, keras.KerasTensor):
         return leaf  # a model is made, nothing runs
