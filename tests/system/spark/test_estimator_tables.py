@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +142,66 @@ def test_one_worker_has_the_history_and_the_answers_of_one_process(frame, tmp_pa
     trained.write().save(str(tmp_path / "m"))
     again = KerasModel.load(str(tmp_path / "m")).transform(asked).collect()
     assert [row.prediction for row in again] == found
+
+
+def train_in_turns(args, ctx):
+    """Train four epochs; the first run of two is lost within the third. Return all numbers."""
+    import keras
+
+    model = recommender()
+    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 7, 0.9)
+    model.compile(keras.optimizers.Adam(rate), "mse")
+    ctx.distribute(model, consistency="sync")
+
+    class Lost(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        epoch = 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if args["is_lost"] and (self.epoch, batch) == (2, 3):
+                raise InterruptedError("lost in the third epoch")
+
+    data = ctx.dataset(40, feature_cols={name: name for name in COLUMNS}, label_cols="label")
+    history = model.fit(data, epochs=4, callbacks=[Lost()], verbose=0)
+    numbers = {weight.path: weight.numpy().tolist() for weight in model.weights}
+    for table in ("user", "site", "item", "tag"):
+        found: dict[int, list[float]] = {}
+        for ids, rows in ctx.ps_client().tables.scan(table):
+            found.update(zip(ids.tolist(), rows.tolist(), strict=True))
+        numbers[table] = sorted(found.items())
+    numbers["steps"] = int(model.optimizer.iterations)
+    Path(args["out"]).write_text(json.dumps([history.history["loss"], numbers]))
+
+
+@pytest.mark.long
+@pytest.mark.fault("F14")
+def test_a_run_that_resumes_has_the_numbers_of_one_that_was_never_lost(frame, tmp_path):
+    """Rows, their slots, parameters, the rate of a schedule: bit for bit, from an epoch's end."""
+    from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
+    from tfos.errors import NodeFailedError
+
+    fed = frame.select(*COLUMNS, "label")
+
+    def run(name, *, is_lost=False):
+        saves = str(tmp_path / f"saves of {name}")
+        plan = Checkpoints(directory=saves, every_s=3600.0, keep_best="loss", resume=True)
+        out = tmp_path / name
+        with TFCluster.reserve(
+            frame.sparkSession.sparkContext,
+            2,
+            1,
+            input_mode=InputMode.SPARK,
+            config=ClusterConfig(checkpoints=plan),
+        ) as cluster:
+            cluster.start(train_in_turns, {"out": str(out), "is_lost": is_lost})
+            cluster.train(fed, 4)
+        return json.loads(out.read_text())
+
+    losses, numbers = run("one run")
+    with pytest.raises(NodeFailedError, match="lost in the third epoch"):
+        run("two runs", is_lost=True)
+    assert run("two runs") == [losses[2:], numbers]
+    assert numbers["steps"] == 4 * NUM_ROWS // 40
+    assert all(len(numbers[table]) > 2 for table in ("user", "site", "item", "tag"))
