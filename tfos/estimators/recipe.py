@@ -58,8 +58,12 @@ class ModelRecipe:
             optimizer = settings.get("inner_optimizer")  # of LossScaleOptimizer
         return ""
 
-    def build(self) -> Any:
+    def build(self, *, is_distributed: bool = False) -> Any:
         """Return the compiled model.
+
+        Args:
+            is_distributed: servers will train it, whose slots begin anew or come from a checkpoint:
+                the steps that its optimizer has made are left out.
 
         Raises:
             SettingsError: model_fn returned no compiled Keras model.
@@ -68,7 +72,10 @@ class ModelRecipe:
             with warnings.catch_warnings():
                 # A model that has not trained has no slots yet: nothing that could be skipped.
                 warnings.filterwarnings("ignore", f"Skipping variable loading .*{_NO_SLOTS}")
-                return model_of(self.content, self.custom_objects)
+                model = model_of(self.content, self.custom_objects)
+            if is_distributed and int(model.optimizer.iterations) > 0:
+                model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+            return model
         if self.model_fn is None:
             raise SettingsError("there is neither a model nor a model_fn; pass one of them")
         model = self.model_fn()

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.keras_training import serving
 from tfos.estimators.program import FitProgram, MadeData
-from tfos.estimators.recipe import ModelRecipe, recipe_of
+from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
 from tfos.keras import Embedding
+from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
 
 NUM_ROWS, EPOCHS = 64, 2
@@ -96,6 +98,31 @@ def test_a_recipe_knows_whose_integers_are_ids():
     stack = keras.Sequential([keras.Input((), dtype="int32"), Embedding(2), keras.layers.Dense(1)])
     stack.compile("sgd", "mse")
     assert recipe_of(stack, None).takes_ids == (True,)
+
+
+@pytest.mark.tf
+@pytest.mark.socket
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("make", [Embedding, functools.partial(keras.layers.Embedding, 5)])
+def test_a_model_that_servers_have_trained_is_trained_on_by_fresh_servers(make):
+    """As by the second fit of an estimator with servers: from its weights and rows."""
+    stack = keras.Sequential([keras.Input((), dtype="int32"), make(2), keras.layers.Dense(1)])
+    stack.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=False)
+    x, y = np.arange(4), np.ones((4, 1))
+    with serving() as cluster:
+        distribute(stack, cluster.contexts[0], consistency="sync")
+        stack.fit(x, y, batch_size=2, verbose=0)
+        answers = stack.predict(x, verbose=0)
+        content = content_of(stack)
+    recipe = ModelRecipe(content=content)
+    assert int(recipe.build().optimizer.iterations) == 2
+    again = recipe.build(is_distributed=True)
+    with serving() as cluster:
+        distribute(again, cluster.contexts[0], consistency="sync")
+        np.testing.assert_allclose(again.predict(x, verbose=0), answers, rtol=1e-6)
+        again.fit(x, y, batch_size=2, verbose=0)
+        assert again.optimizer.iterations.numpy() == 2
+        assert float(again.optimizer.learning_rate) == pytest.approx(0.1)
 
 
 class Reports:
