@@ -17,6 +17,8 @@ from tfos.feed.dataframe_columns import Leaf
 
 _TEXTS = {"string", "char", "varchar", "binary"}
 _TIMES = {"date", "timestamp", "timestamp_ntz"}
+_ROUNDED = {"float", "double", "decimal"}
+"""Two ids may share one number of these in a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,11 @@ class ColumnPlan:
             _check_flag(self.validation, kinds[self.validation])
 
     def check_model(
-        self, fields: Sequence[tuple[str, Any]], dtypes: Sequence[str], num_outputs: int
+        self,
+        fields: Sequence[tuple[str, Any]],
+        dtypes: Sequence[str],
+        num_outputs: int,
+        takes_ids: Sequence[bool] = (),
     ) -> None:
         """Refuse columns that do not fit the model.
 
@@ -73,10 +79,11 @@ class ColumnPlan:
             fields: name and type of the DataFrame's columns.
             dtypes: of the model's inputs, as Keras calls them; empty: unknown.
             num_outputs: of the model; 0: unknown.
+            takes_ids: whether integers of each input become ids of a table; empty: none do.
 
         Raises:
-            SettingsError: another number of columns than of inputs or outputs, or text where an
-                input takes numbers.
+            SettingsError: another number of columns than of inputs or outputs, text where an
+                input takes numbers, or floats where it takes ids.
         """
         if len(dtypes) > 1 and len(self.features) != len(dtypes):
             raise SettingsError(
@@ -89,13 +96,21 @@ class ColumnPlan:
                 "column per output, in the order of the outputs"
             )
         kinds = dict(fields)
-        by_column = dtypes if len(dtypes) > 1 else [*dtypes] * len(self.features)
-        for name, dtype in zip(self.features, by_column, strict=False):
+        takes_ids = takes_ids or [False] * len(dtypes)
+        inputs = list(zip(dtypes, takes_ids, strict=True))
+        by_column = inputs if len(inputs) > 1 else inputs * len(self.features)
+        for name, (dtype, is_id) in zip(self.features, by_column, strict=False):
             (leaf,) = dataframe_columns.leaves([(name, kinds[name])])
             if (leaf.kind in _TEXTS) != (dtype == "string"):
                 raise SettingsError(
                     f"feature column {leaf}: the model takes {dtype} there; StringIndexer makes "
                     "numbers of text, F.col(name).cast('string') text of numbers"
+                )
+            if is_id and leaf.kind in _ROUNDED:
+                raise SettingsError(
+                    f"feature column {leaf}: the model takes ids of {dtype} there, and a feed "
+                    f"carries {leaf.kind} as float32, which has no odd number above 2^24. Make a "
+                    "column of long from what the ids were first: F.col(name).cast('long')"
                 )
 
     def selectors(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:

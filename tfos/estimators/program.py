@@ -102,7 +102,7 @@ class FitProgram:
         data, validation = self.data.begun(), self.validation and self.validation.begun()
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed + ctx.rank)
-        model = self.recipe.build()
+        model = self.recipe.build(is_distributed=self.consistency is not None)
         if self.learning_rate is not None:
             model.optimizer.learning_rate = self.learning_rate
         if self.consistency is not None:

@@ -39,6 +39,8 @@ class ModelRecipe:
     outputs: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     """Of the inputs, as Keras calls them."""
+    takes_ids: tuple[bool, ...] = ()
+    """Whether an Embedding gets the integers of each input."""
 
     @property
     def schedule(self) -> str:
@@ -56,8 +58,12 @@ class ModelRecipe:
             optimizer = settings.get("inner_optimizer")  # of LossScaleOptimizer
         return ""
 
-    def build(self) -> Any:
+    def build(self, *, is_distributed: bool = False) -> Any:
         """Return the compiled model.
+
+        Args:
+            is_distributed: servers will train it, whose slots begin anew or come from a checkpoint:
+                the steps that its optimizer has made are left out.
 
         Raises:
             SettingsError: model_fn returned no compiled Keras model.
@@ -66,7 +72,10 @@ class ModelRecipe:
             with warnings.catch_warnings():
                 # A model that has not trained has no slots yet: nothing that could be skipped.
                 warnings.filterwarnings("ignore", f"Skipping variable loading .*{_NO_SLOTS}")
-                return model_of(self.content, self.custom_objects)
+                model = model_of(self.content, self.custom_objects)
+            if is_distributed and int(model.optimizer.iterations) > 0:
+                model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+            return model
         if self.model_fn is None:
             raise SettingsError("there is neither a model nor a model_fn; pass one of them")
         model = self.model_fn()
@@ -111,7 +120,14 @@ def recipe_of(
         inputs=inputs,
         outputs=outputs,
         dtypes=tuple(str(each.dtype) for each in model.inputs) if inputs else (),
+        takes_ids=_takes_ids(model) if inputs else (),
     )
+
+
+def _takes_ids(model: Any) -> tuple[bool, ...]:
+    from tfos.keras.embedding.layer import takes_ids
+
+    return takes_ids(model)
 
 
 def content_of(model: Any) -> bytes:
@@ -129,7 +145,7 @@ def model_of(content: bytes, custom_objects: Mapping[str, Any] | None = None) ->
         content: of the file.
         custom_objects: classes and functions that it names.
     """
-    from tfos.keras.export import load_model
+    from tfos.keras import load_model  # from there: a model with tables trains in any worker
 
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
         file = Path(directory, "model.keras")

@@ -322,7 +322,7 @@ def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
     check_classic(frame)
     fields = [(each.name, each.dataType) for each in frame.schema.fields]
     plan.check(fields)
-    plan.check_model(fields, recipe.dtypes, len(recipe.outputs))
+    plan.check_model(fields, recipe.dtypes, len(recipe.outputs), recipe.takes_ids)
 
 
 def _check_rows(frame: Any, text: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,8 @@ def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
     """
     import keras
 
+    # It replaces `fit` too, and train_fn may import the layer: its tables would train here alone.
+    importlib.import_module("tfos.keras.fit.local")
     models: list[Any] = []
     plain_fit = keras.Model.fit
 

@@ -65,6 +65,15 @@ def test_floats_for_an_input_of_integers_are_refused_in_each_way_to_run(way):
         RUNS[way](model_of(), IDS.astype("float32"))
 
 
+@pytest.mark.fault("F49")
+@pytest.mark.parametrize("way", ["predict_on_batch", "train_on_batch", "call"])
+@pytest.mark.parametrize("dtype", ["complex64", "str"])
+def test_what_no_integer_is_made_of_is_refused_by_name(way, dtype):
+    """Keras would drop the imaginary part, and complex64 rounds as float32 does."""
+    with pytest.raises(UnsupportedModel, match=r"'user' has (complex64|string) values.* of int64"):
+        RUNS[way](model_of(), IDS.astype(dtype))
+
+
 @pytest.mark.parametrize("way", ["fit", "predict", "call"])
 def test_integers_that_a_narrower_input_cannot_hold_are_refused(way):
     model = model_of("int32")

@@ -520,12 +520,17 @@ def test_a_feature_of_another_kind_or_missing_is_said_through_fit():
         distribute(model, cluster.contexts[0])
         with pytest.raises(ValueError, match=r'Missing data for input "user"'):
             model.fit({"items": x}, {"a": y}, verbose=0)
-        message = (
-            r"strings where .* \['embedding.*'items': 'string'.*'user': 'string'.*dtype='int64'"
-        )
+        message = r"feature 'items' has string values, and the model makes ids of int64"
         texts = {"items": tf.strings.as_string(x), "user": tf.strings.as_string(x[:, 0])}
         with pytest.raises(UnsupportedModel, match=message):
             model.fit(texts, {"a": y}, verbose=0)
+    with serving() as cluster:
+        text = keras.Input((), dtype="string", name="text")
+        model = keras.Model(text, keras.layers.Dense(1)(Embedding(DIM, name="of_text")(text)))
+        model.compile("sgd", "mse", jit_compile=False)
+        distribute(model, cluster.contexts[0])
+        with pytest.raises(UnsupportedModel, match=r"strings where .* \['of_text'\].*'int64'"):
+            model.fit(x[:, 0], y, verbose=0)
 
 
 def test_large_stock_embeddings_are_warned_of_once(caplog):

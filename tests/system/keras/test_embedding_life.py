@@ -15,6 +15,8 @@ import pytest
 
 from ps.errors import IdError, NonFiniteGradient
 from ps.manifest.manifest import Hyper
+from ps.manifest.table_spec import Admission
+from ps.tables.eviction import TtlClock
 from tests.support.keras_training import feed_epochs, serving
 from tests.system.keras.test_embedding import BATCH, DIM, FromTheMiddle, data, make_model
 from tfos.errors import UnsupportedModel, VariablesChanged
@@ -43,6 +45,68 @@ def user_model(optimizer=None, **settings):
 
 def tables_of(cluster):
     return {each.name: each for each in cluster.servers[0].stats().tables}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds by which tables of this process age, in a list."""
+    now, begun = [0.0], TtlClock.__init__
+    monkeypatch.setattr(
+        TtlClock, "__init__", lambda ages, ttl_s, _: begun(ages, ttl_s, lambda: now[0])
+    )
+    return now
+
+
+def test_validation_counts_no_id_keeps_no_row_young_and_drops_none(clock):
+    x, y = np.arange(12).reshape(4, 3), np.ones(4, "float32")
+    with serving() as cluster:
+        model = user_model(admission=Admission(min_count=2), ttl_s=64.0)
+        distribute(model, cluster.contexts[0])
+
+        def look(ids):
+            model.evaluate(ids, y, verbose=0)
+            model.predict(ids, verbose=0)
+            return tables_of(cluster)["user"].rows
+
+        def fit(ids):
+            model.fit(ids, y, batch_size=4, verbose=0, validation_data=(x, y))
+
+        fit(x)
+        assert look(x) == 0
+        fit(x)
+        assert look(x) == 12
+        clock[0] += 60.0
+        assert look(x) == 12
+        clock[0] += 6.0
+        assert look(x + 100) == 12
+        for _ in range(2):
+            fit(x + 100)
+        assert look(x) == 12
+        found = cluster.contexts[0].client.tables.scan("user")
+        assert sorted(np.concatenate([ids for ids, _ in found])) == list(range(100, 112))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_that_expires_between_its_lookup_and_its_push_begins_anew(clock, mode):
+    """Each push adds 1 to each of its rows, which begin with 0."""
+
+    class Wait(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_train_batch_begin(self, batch, logs=None):
+            clock[0] += 66.0 * (batch == 2)  # its rows came with the push before
+
+    x = np.zeros((8, 1), "int64")
+    with serving() as cluster:
+        ids = keras.Input((1,), dtype="int64")
+        layer = Embedding(1, table="user", combiner="sum", initializer="zeros", ttl_s=64.0)
+        model = keras.Model(ids, layer(ids))
+        model.compile(
+            keras.optimizers.SGD(1.0), lambda _, found: -tf.reduce_mean(found), jit_compile=False
+        )
+        distribute(model, cluster.contexts[0], consistency=mode)
+        model.fit(x, x, batch_size=2, shuffle=False, verbose=0, callbacks=[Wait()])
+        found = cluster.contexts[0].client.tables.scan("user")
+        values = [row for _, rows in found for row in rows.ravel().tolist()]
+    assert values == [2.0]  # the two pushes before are gone with its row
 
 
 # -- changes of the model

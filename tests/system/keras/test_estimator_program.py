@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
+from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.keras_training import serving
 from tfos.estimators.program import FitProgram, MadeData
-from tfos.estimators.recipe import ModelRecipe, recipe_of
+from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
+from tfos.keras import Embedding
+from tfos.keras.fit.distribute import distribute
+from tfos.keras.fit.epoch_report import LoneEpochReporter
 
 NUM_ROWS, EPOCHS = 64, 2
 SEEN: list[list[int]] = [[] for _ in range(EPOCHS)]
@@ -77,6 +84,78 @@ def test_the_schedule_of_a_saved_model_is_known_without_keras():
             model.compile(optimizer, "mse")
             found.append(recipe_of(model, None).schedule)
     assert found == ["ExponentialDecay", "ExponentialDecay", "", ""]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_recipe_knows_whose_integers_are_ids():
+    ids, text = keras.Input((), dtype="int64"), keras.Input((), dtype="string")
+    count = keras.Input((1,), dtype="int64")
+    vectors = [Embedding(2, table="a")(ids), Embedding(2, table="b")(text)]
+    x = keras.layers.Concatenate()([*vectors, keras.ops.cast(count, "float32")])
+    model = keras.Model([count, ids, text], keras.layers.Dense(1)(x))
+    model.compile("sgd", "mse")
+    assert recipe_of(model, None).takes_ids == (False, True, False)
+    stack = keras.Sequential([keras.Input((), dtype="int32"), Embedding(2), keras.layers.Dense(1)])
+    stack.compile("sgd", "mse")
+    assert recipe_of(stack, None).takes_ids == (True,)
+
+
+@pytest.mark.tf
+@pytest.mark.socket
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("make", [Embedding, functools.partial(keras.layers.Embedding, 5)])
+def test_a_model_that_servers_have_trained_is_trained_on_by_fresh_servers(make):
+    """As by the second fit of an estimator with servers: from its weights and rows."""
+    stack = keras.Sequential([keras.Input((), dtype="int32"), make(2), keras.layers.Dense(1)])
+    stack.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=False)
+    x, y = np.arange(4), np.ones((4, 1))
+    with serving() as cluster:
+        distribute(stack, cluster.contexts[0], consistency="sync")
+        stack.fit(x, y, batch_size=2, verbose=0)
+        answers = stack.predict(x, verbose=0)
+        content = content_of(stack)
+    recipe = ModelRecipe(content=content)
+    assert int(recipe.build().optimizer.iterations) == 2
+    again = recipe.build(is_distributed=True)
+    with serving() as cluster:
+        distribute(again, cluster.contexts[0], consistency="sync")
+        np.testing.assert_allclose(again.predict(x, verbose=0), answers, rtol=1e-6)
+        again.fit(x, y, batch_size=2, verbose=0)
+        assert again.optimizer.iterations.numpy() == 2
+        assert float(again.optimizer.learning_rate) == pytest.approx(0.1)
+
+
+class Reports:
+    """The context of a callback, which keeps what it is told."""
+
+    is_chief = True
+
+    def __init__(self):
+        self.epochs, self.metrics = self, []
+
+    def ended(self, report, *, is_distributed):
+        """Keep the metrics."""
+        self.metrics.append((is_distributed, sorted(report.metrics), report.steps))
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("make", [Embedding, functools.partial(keras.layers.Embedding, 5)])
+def test_one_worker_reports_its_epochs_with_tables_and_without(make):
+    stack = keras.Sequential([keras.Input((), dtype="int32"), make(2), keras.layers.Dense(1)])
+    stack.compile("sgd", "mse")
+    reports: Any = Reports()
+    x, y = np.arange(4), np.ones((4, 1))
+    for _ in range(2):
+        stack.fit(
+            x,
+            y,
+            batch_size=2,
+            epochs=2,
+            validation_data=(x, y),
+            callbacks=[LoneEpochReporter(reports)],
+            verbose=0,
+        )
+    assert reports.metrics == [(False, ["loss", "val_loss"], 2)] * 4
 
 
 def test_a_model_that_has_not_trained_is_built_without_a_warning(recwarn):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,3 +89,32 @@ def test_every_fit_is_distributed_and_what_trains_beside_it_is_refused():
         assert cluster.rows(0) == 2 * 2 * 32
         assert cluster.pushes == 2 * 2 * 4
     assert keras.Model.fit is plain_fit
+
+
+FIRST_IMPORT = """
+from types import SimpleNamespace
+import keras
+from tfos.runner.mirrored_rank import distributed_fits
+
+class Distributed(Exception):
+    pass
+
+def distribute(model, consistency):
+    raise Distributed
+
+with distributed_fits(SimpleNamespace(rank=0, num_workers=2, distribute=distribute)):
+    from tfos.keras import Embedding
+    model = keras.Sequential([keras.Input((), dtype="int64"), Embedding(2), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    try:
+        model.fit(keras.ops.zeros((4,), "int64"), keras.ops.zeros((4, 1)), verbose=0)
+    except Distributed:
+        print("distributed")
+"""
+
+
+def test_a_train_fn_that_imports_tables_does_not_train_them_alone():
+    found = subprocess.run(
+        [sys.executable, "-c", FIRST_IMPORT], stdout=subprocess.PIPE, text=True, timeout=100
+    )
+    assert found.stdout == "distributed\n"

@@ -105,6 +105,17 @@ def test_columns_that_do_not_fit_the_model_are_refused():
         plan.check_model(FIELDS, ("string", "string"), 1)
 
 
+@pytest.mark.fault("F49")
+@pytest.mark.parametrize("kind", [DOUBLE, Kind("float"), Kind("decimal"), Kind("array", DOUBLE)])
+def test_floats_that_would_be_ids_are_refused(kind):
+    fields = [("n", Kind("long")), ("f", kind), ("y", DOUBLE)]
+    plan = ColumnPlan(features=("n", "f"), labels=("y",))
+    plan.check_model(fields, ("int64", "int64"), 1, (True, False))
+    for dtypes, takes_ids in ((("int64", "int32"), (True, True)), (("int64",), (True,))):
+        with pytest.raises(SettingsError, match=r"column f: .*: the model takes ids of int.*long"):
+            plan.check_model(fields, dtypes, 1, takes_ids)
+
+
 def test_one_name_or_several():
     assert (named("a"), named(["a", "b"]), named(None)) == (("a",), ("a", "b"), ())
     with pytest.raises(SettingsError, match="must be a name or a list of names"):

@@ -36,7 +36,7 @@ def checking(original: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        graph = getattr(self, "_functional", self)  # of a Sequential; None: it is not built
+        graph = _graph_of(self)
         if contains(graph, kind):
             inputs = _checked(graph, inputs, kind)
         return original(self, inputs, *args, **kwargs)
@@ -55,11 +55,28 @@ def contains(layer: Any, kind: Kind) -> bool:
     return any(isinstance(each, kind) for each in found)
 
 
+def takes_ids(model: Any, kind: Kind) -> tuple[bool, ...]:
+    """Whether layers of a kind may get the integers of each input, in the inputs' order.
+
+    Args:
+        model: functional or Sequential.
+        kind: class of the layers that take ids.
+    """
+    graph = _graph_of(model)
+    wanted = _inputs_of_ids(graph, kind) if contains(graph, kind) else set()
+    return tuple(id(own) in wanted for own in graph.inputs)
+
+
+def _graph_of(model: Any) -> Any:
+    """Return the functional model of a Sequential, None before it is built; or the model."""
+    return getattr(model, "_functional", model)
+
+
 def _checked(model: Any, inputs: Any, kind: Kind) -> Any:
     """Return the inputs, of which integers are compared with their input's range when they run.
 
     Raises:
-        UnsupportedModel: floats; names the feature, both dtypes and the next step.
+        UnsupportedModel: floats, or no numbers; names the feature, both dtypes and the next step.
     """
     wanted = _inputs_of_ids(model, kind)
     if not wanted:
@@ -98,6 +115,12 @@ def _fitting(leaf: Any, own: Any) -> Any:
             "number above 2^24. Feed integers: df.withColumn(name, col(name).cast('long')), "
             "array.astype('int64'); or, if all ids are below 2^24, declare the input as the floats "
             "that it gets, and cast in the model"
+        )
+    if given.is_complex or given == tf.string:
+        raise UnsupportedModel(
+            f"feature {own.name!r} has {given.name} values, and the model makes ids of "
+            f"{declared.name} there; feed integers, or declare the input as "
+            "keras.Input(shape, dtype='string')"
         )
     if isinstance(leaf, keras.KerasTensor):
         return leaf  # a model is made, nothing runs

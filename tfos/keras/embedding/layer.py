@@ -358,6 +358,11 @@ def has_tables(layer: Any) -> bool:
     return cast_ids.contains(layer, Embedding)
 
 
+def takes_ids(model: Any) -> tuple[bool, ...]:
+    """Whether an Embedding may get the integers of each input of a functional or Sequential."""
+    return cast_ids.takes_ids(model, Embedding)
+
+
 keras.Model.make_test_function = _without_xla(keras.Model.make_test_function)
 keras.Model.make_predict_function = _without_xla(keras.Model.make_predict_function)
 _Functional = keras.src.models.functional.Functional

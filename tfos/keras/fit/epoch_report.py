@@ -132,8 +132,9 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
         self._began_s = 0.0
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Count the fits that are not distributed."""
-        self._fit = 0 if "_tfos_trainer" in vars(self.model) else next(_fits)
+        """Count the fits that are not distributed: a server in this process reports nothing."""
+        trainer = vars(self.model).get("_tfos_trainer")
+        self._fit = next(_fits) if trainer is None or trainer.is_local else 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Begin to count.
