@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 
 import keras
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -56,7 +55,7 @@ def test_texts_and_numbers_are_looked_up(tmp_path):
 
 
 def test_an_aligned_batch_is_the_tensors_memory():
-    array = aligned(1024, np.float32).reshape(4, 256)
+    array = aligned(1024, "float32").reshape(4, 256)
     given = array.view()
     given.flags.writeable = False  # as Arrow's are
     made = _tensor(given)
