@@ -29,6 +29,7 @@ from rpc.auth.handshake import Credentials, Identity
 from tfos.collectives import layout
 from tfos.collectives.fetching import PeerLinks, RankPeer, Wanted
 from tfos.collectives.layout import Array, ValueLayout
+from tfos.collectives.memory import ReusedMemory
 from tfos.collectives.messages import BROUGHT, LAYOUT, MADE, ArrayFetch, CollectiveCall
 from tfos.collectives.offers import CallOffer, Offers
 from tfos.errors import CollectiveError, SettingsError
@@ -74,6 +75,7 @@ class RankGroup:
         self._others = sorted(peers)
         self._offers = offers
         self._links = PeerLinks(identity, credentials, peers)
+        self._memory = ReusedMemory()
         self._number = 0
         self._broken: CollectiveError | None = None
         self._deadline_s = 0.0
@@ -151,6 +153,7 @@ class RankGroup:
         """Leave: ranks that make a further call are told that this one has ended."""
         self._offers.end(reason)
         self._links.close()
+        self._memory.clear()
 
     # ---- inside ----
 
@@ -176,7 +179,7 @@ class RankGroup:
         offer = CallOffer(call, self._others, layout.encode(form))
         self._offer(offer, arrays)
         forms = self._layouts(call, self._others)
-        buffers = {rank: memoryview(bytearray(forms[rank].num_bytes)) for rank in self._others}
+        buffers = {rank: self._memory.take(forms[rank].num_bytes).data for rank in self._others}
         self._fetch(
             [
                 self._wanted(call, rank, BROUGHT, 0, buffers[rank], last=True)
@@ -206,7 +209,7 @@ class RankGroup:
 
     def _receive(self, call: CollectiveCall, root: int) -> Any:
         form = self._layouts(call, [root])[root]
-        data = memoryview(bytearray(form.num_bytes))
+        data = self._memory.take(form.num_bytes).data
         bounds = layout.bounds(len(data), self.size)
         if len(data) <= FEW_BYTES:
             offer = CallOffer(call, [root])  # in its next call this rank could not answer the root
@@ -244,7 +247,7 @@ class RankGroup:
 
     def _reduce_flat(self, call: CollectiveCall, flat: Array, op: Op) -> Array:
         offer = CallOffer(call, self._others)
-        made = np.empty_like(flat)
+        made: Array = self._memory.take(flat.nbytes).view(flat.dtype)
         if flat.nbytes <= FEW_BYTES:
             self._offer(offer, [flat])
             self._reduce_slice(call, flat, (0, flat.size), op, made, is_all=True)
@@ -275,7 +278,9 @@ class RankGroup:
         step = max(1, PIECE_BYTES // flat.itemsize)
         pieces = [(at, min(at + step, stop)) for at in range(start, stop, step)] or [(start, stop)]
         # Bytes of the next piece come while one is added.
-        spare = [np.empty((self.size, min(step, stop - start)), flat.dtype) for _ in range(2)]
+        count = min(step, stop - start)
+        taken = self._memory.take(2 * self.size * count * flat.itemsize)
+        spare = taken.view(flat.dtype).reshape(2, self.size, count)
 
         def begun(number: int) -> list[Wanted]:
             first, end = pieces[number]
@@ -349,6 +354,7 @@ class RankGroup:
 
     def _wait(self, offer: CallOffer) -> None:
         self._offers.wait_fetched(offer, self._deadline_s, self._timeout_s)
+        offer.views = [(), ()]  # they would hold the memory of the result
 
 
 def _check_timeout(timeout_s: Any) -> None:

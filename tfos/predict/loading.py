@@ -174,8 +174,8 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     function = run.get_concrete_function()
     outputs = dict(zip(output_names(model), map(_info, function.structured_outputs), strict=True))
     signature = ModelSignature(source=source, digest=digest, inputs=inputs, outputs=outputs)
-    # `run` itself keeps the model's variables alive.
-    return LoadedModel(signature, lambda tensors: run(*tensors))
+    function.tfos_owner = model  # as below
+    return LoadedModel(signature, lambda tensors: function(*tensors))
 
 
 def _read_saved_model(source: ModelSource, directory: Path) -> LoadedModel:

@@ -267,4 +267,8 @@ def _tensor(column: BatchColumn) -> Any:
 
     if isinstance(column, Ragged):
         return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)
-    return tf.constant(column)
+    if column.dtype == object:
+        return tf.constant(column)
+    # An op takes an array as it is, or copies it once to where its kernels can read it. tf.constant
+    # copies it once more.
+    return tf.raw_ops.Identity(input=column)
