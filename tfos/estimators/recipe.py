@@ -41,6 +41,8 @@ class ModelRecipe:
     """Of the inputs, as Keras calls them."""
     takes_ids: tuple[bool, ...] = ()
     """Whether an Embedding gets the integers of each input."""
+    has_trained: bool = False
+    """Its optimizer has made steps, and may have a state of them."""
 
     @property
     def schedule(self) -> str:
@@ -121,6 +123,7 @@ def recipe_of(
         outputs=outputs,
         dtypes=tuple(str(each.dtype) for each in model.inputs) if inputs else (),
         takes_ids=_takes_ids(model) if inputs else (),
+        has_trained=int(model.optimizer.iterations) > 0,
     )
 
 

@@ -6,6 +6,7 @@ Does not: choose columns (estimators.columns) or run in workers (estimators.prog
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -306,6 +307,14 @@ def _check_settings(settings: FitSettings, recipe: ModelRecipe) -> None:
         raise SettingsError(
             f"learningRate={settings.learning_rate}: the model is compiled with the schedule "
             f"{schedule}; compile it with a number, or leave learningRate out"
+        )
+    if recipe.has_trained and settings.servers and not settings.resume:
+        warnings.warn(
+            "this model has trained before: its parameter servers begin with its weights and rows, "
+            "and with a fresh state of the optimizer (momentum, step count). A fit without servers "
+            "goes on with that state, and so do servers that save: set checkpointDir and resume, "
+            "or model_dir in Orca's estimator",
+            stacklevel=4,
         )
 
 

@@ -162,7 +162,9 @@ class Estimator:
             plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
             validation = None if validation_data is None else _frame(validation_data)
             found = fit(_frame(data), plan, self._recipe, settings, validation)
-        self._recipe = dataclasses.replace(self._recipe, content=found.content, model_fn=None)
+        self._recipe = dataclasses.replace(
+            self._recipe, content=found.content, model_fn=None, has_trained=True
+        )
         for name, values in found.history.items():
             self.history.setdefault(name, []).extend(values)
         self._is_behind = False
@@ -250,7 +252,9 @@ class Estimator:
             SettingsError: there is none.
         """
         content = model_files.read_model(path)
-        self._recipe = dataclasses.replace(self._recipe, content=content, model_fn=None)
+        self._recipe = dataclasses.replace(
+            self._recipe, content=content, model_fn=None, has_trained=True
+        )
         self._servers, self._is_behind = None, False
 
     def load_latest_checkpoint(self) -> None:

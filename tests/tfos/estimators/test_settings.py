@@ -101,3 +101,21 @@ def test_a_limit_of_results_that_would_lose_the_model_is_refused_before_the_trai
         training._check_results(limit_bytes)
     with pytest.raises(ConfigError, match=r"is 1048576 bytes; .* that need 33554432: set 32m or"):
         training._check_results(1 << 20)
+
+
+@pytest.mark.parametrize("has_trained", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "begins_anew"),
+    [
+        (FitSettings(cluster_size=2), True),
+        (FitSettings(cluster_size=2, checkpoint_dir="/c", resume=True), False),
+        (FitSettings(), False),
+    ],
+)
+def test_servers_of_a_trained_model_say_that_its_optimizer_begins_anew(
+    recwarn, settings, begins_anew, has_trained
+):
+    training._check_settings(settings, ModelRecipe(model_fn=object, has_trained=has_trained))
+    told = [str(each.message) for each in recwarn]
+    assert len(told) == (begins_anew and has_trained)
+    assert all("fresh state of the optimizer" in each for each in told)
