@@ -1,6 +1,7 @@
-"""Rewrite the table of docs/guides/performance.md from benchmarks' JSON lines, read from stdin.
+"""Take benchmarks' JSON lines from stdin into the table of docs/guides/performance.md.
 
-Figures without an entry in BARS only explain and are left out.
+They take the place of the rows that have the same figure's id; all others stay. Figures without an
+entry in BARS only explain and are left out.
 
 for name in dense apply small sparse feed_rdd keras_step startup accuracy; do
     scripts/bench $name
@@ -101,15 +102,36 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     figures = [json.loads(line) for line in sys.stdin if line.startswith("{")]
-    rows = "".join(row(figure) for figure in figures if figure["id"] in BARS)
+    rows = [row(figure) for figure in figures if figure["id"] in BARS]
     if not rows:
         raise SystemExit("no JSON lines on stdin")
-    text, count = re.subn(
-        r"\| id \|.*\n(?:\|.*\n)+", lambda _: HEAD + rows, PAGE.read_text(), count=1
+    table = re.compile(r"\| id \|.*\n\|.*\n((?:\|.*\n)+)")
+    text, count = table.subn(
+        lambda found: HEAD + "".join(merged(found[1].splitlines(keepends=True), rows)),
+        PAGE.read_text(),
+        count=1,
     )
     if not count:
         raise SystemExit(f"{PAGE} has no table that begins with '| id |'")
     PAGE.write_text(text)
+
+
+def merged(old: list[str], new: list[str]) -> list[str]:
+    """Return the old rows, and the new ones where their figure had rows, or at the end."""
+    by_id: dict[str, list[str]] = {}
+    for each in new:
+        by_id.setdefault(_id_of(each), []).append(each)
+    ids = set(by_id)
+    found: list[str] = []
+    for each in old:
+        found += by_id.pop(_id_of(each), [])
+        if _id_of(each) not in ids:
+            found.append(each)
+    return found + [each for left in by_id.values() for each in left]
+
+
+def _id_of(row_text: str) -> str:
+    return row_text.split("|")[1].strip()
 
 
 if __name__ == "__main__":
