@@ -638,6 +638,8 @@ def test_rows_beside_an_export_are_served_and_refreshed_with_the_same_numbers(tm
         # TensorFlow rounds a row by its place in the batch, so both have the same batches.
         np.testing.assert_array_equal(served.predict(x), model.predict_on_batch(x))
         assert served.num_rows("user") == 50
+        with pytest.raises(UnsupportedModel, match=r"has float32 numbers.* int64 of the model"):
+            served.predict(x.astype("float32"))
         model.fit(x[:BATCH], x[:BATCH, :1] % 2, batch_size=BATCH, verbose=0)
         delta = export_with_tables(model, tmp_path / "delta", context, tables="beside", since=whole)
         served.refresh(delta)
