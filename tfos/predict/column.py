@@ -120,7 +120,8 @@ def predict_column(
     Args:
         model_path: path or URL, the same for all executors, of a `.keras` file, a SavedModel or an
             export with tables beside the model.
-        inputs: names of the model's inputs in the order of the columns; None: in its own order.
+        inputs: names of the model's inputs in the order of the columns; None: in its own order, of
+            a SavedModel in that of their names.
         outputs: names of the outputs: one makes a column of its type, several make a struct; None:
             all.
         batch_size: rows that the model takes at once; only a partition's last ones are fewer.

@@ -194,12 +194,13 @@ def _read_saved_model(source: ModelSource, directory: Path) -> LoadedModel:
     function = model.signatures[source.name]
     function.tfos_owner = model  # a signature alone does not keep its variables
     _, keywords = function.structured_input_signature
+    keywords = dict(sorted(keywords.items()))  # TensorFlow has another order in each process
     ragged = ragged_arguments(model, keywords)
     inputs = {
         key: _ragged_info(ragged[key]) if key in ragged else _info(keywords[key])
         for key in without_parts(keywords, ragged)
     }
-    outputs = {key: _info(spec) for key, spec in function.structured_outputs.items()}
+    outputs = {key: _info(spec) for key, spec in sorted(function.structured_outputs.items())}
     signature = ModelSignature(
         source=source, digest=_digest(directory), inputs=inputs, outputs=outputs
     )

@@ -212,6 +212,28 @@ def test_ragged_inputs_of_a_saved_model_have_the_names_that_its_function_gave_th
     assert table.to_pydict() == {"longest": [2, 3, 1, 3, 1], "sum": [6, 0, 30, 0, 30]}
 
 
+class Digits(tf.Module):  # type: ignore[misc]  # as Sums
+    """Six inputs and outputs of one kind: whose order is mixed up answers other numbers."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), name=name) for name in "zebfac"])
+    def digits(self, z, e, b, f, a, c):
+        return {"out_c": c, "out_z": z, "out_a": a, "out_f": f, "out_b": b, "out_e": e}
+
+
+def test_inputs_of_a_saved_model_are_in_the_order_of_their_names(tmp_path):
+    """TensorFlow has another order in each process, so columns filled other inputs in each run."""
+    module = Digits()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.digits)
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    assert "".join(signature.inputs) == "abcefz"
+    assert list(signature.outputs) == [f"out_{name}" for name in "abcefz"]
+    columns = {f"column_{number}": [float(number)] for number in range(6)}
+    outputs = [OutputColumn(name, name) for name in signature.outputs]
+    answered = predictor_of(signature, list(columns), outputs, 4)
+    (found,) = answered.results(0, iter([pa.RecordBatch.from_pydict(columns)]))
+    assert [value for (value,) in found.to_pydict().values()] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
 class Nested(tf.Module):  # type: ignore[misc]  # as Sums
     @tf.function(input_signature=[tf.RaggedTensorSpec((None, None, None), tf.int64, 2)])
     def count(self, words):

@@ -62,7 +62,7 @@ def test_uneven_workers_train_within_the_bound_and_end_with_the_same_parameters(
         first, second = together(work, 2)
         assert [cluster.rows(0), cluster.rows(1)] == [320, 80]
         assert cluster.null_pushes() == 1
-        assert first.history["loss"] == second.history["loss"]
+        np.testing.assert_array_equal(first.history["loss"], second.history["loss"])  # maybe NaN
         assert max(leads[:12]) <= 3, "a step that was counted, and two ahead of the slowest"
         held = cluster.values()
         for model in models:
