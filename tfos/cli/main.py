@@ -160,10 +160,20 @@ def _run(name: str, run: Bench, json_lines: bool) -> None:
         run.on_line = _write_json
         catalogue.run(name, run)
         return
-    with Console(stderr=True).status(f"{name}: {_question(name)}") as status:
-        run.on_line = lambda line: status.update(f"{name}: measured {line['name']}")
-        catalogue.run(name, run)
-    Console().print(_table(name, run.lines))
+    progress = Console(stderr=True, soft_wrap=True)
+    try:
+        with progress.status(f"{name}: {_question(name)}") as status:
+
+            def tell(line: Line) -> None:
+                status.update(f"{name}: measured {line['name']}")
+                if not progress.is_terminal:
+                    progress.print(f"tfos bench {name} | measured {line['name']}", markup=False)
+
+            run.on_line = tell
+            catalogue.run(name, run)
+    finally:  # whoever ends a long run keeps what it has measured
+        if run.lines:
+            Console().print(_table(name, run.lines))
 
 
 def _question(name: str) -> str:

@@ -62,7 +62,7 @@ def get_gpus(
             return ",".join(chosen) if format == AS_STRING else chosen
     known = len(_all_gpus().gpus)
     raise UnsupportedError(
-        f"{num_gpu} free GPUs are needed and {len(free)} of {known} are free on this host; "
+        f"{num_gpu} free GPU(s) asked for, and {len(free)} of {known} are free on this host; "
         "nvidia-smi shows who uses them. Lower num_gpus, or end those processes"
     )
 

@@ -28,12 +28,16 @@ def measure_nothing(bench: Bench) -> None:
     bench.report(Figure("P00", "a save", "s", "lower"), [0.5])
 
 
-@pytest.fixture
-def instant(monkeypatch):
+def replace_dense(monkeypatch, run) -> None:
     """Replace what `dense` measures."""
     module = type(sys)("tfos.bench.dense")
-    module.__dict__["run"] = measure_nothing
+    module.__dict__["run"] = run
     monkeypatch.setitem(sys.modules, "tfos.bench.dense", module)
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    replace_dense(monkeypatch, measure_nothing)
 
 
 def test_it_tells_its_version():
@@ -66,6 +70,25 @@ def test_a_table_has_both_sides_and_their_ratio(instant):
     assert "0.5 s (0.5 to 0.5)" in output
 
 
+def test_a_log_names_each_figure_as_it_is_there(instant):
+    assert called("bench", "dense").stderr.splitlines() == [
+        "tfos bench dense | measured a push",
+        "tfos bench dense | measured a save",
+    ]
+
+
+def test_what_was_measured_before_a_failure_is_shown(monkeypatch):
+    def run(bench: Bench) -> None:
+        measure_nothing(bench)
+        raise OSError("no space left")
+
+    replace_dense(monkeypatch, run)
+    result = called("bench", "dense")
+    assert result.exit_code == 2
+    assert "2 GB/s (1 to 3)" in result.stdout
+    assert result.stderr.endswith("tfos: no space left\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -94,9 +117,7 @@ def test_a_missing_package_is_named(monkeypatch):
     def run(bench: Bench) -> None:
         raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
 
-    module = type(sys)("tfos.bench.dense")
-    module.__dict__["run"] = run
-    monkeypatch.setitem(sys.modules, "tfos.bench.dense", module)
+    replace_dense(monkeypatch, run)
     result = called("bench", "dense", "--json")
     assert result.exit_code == 2
     assert "tensorflow, which is not installed; pip install 'tfos[cpu]'" in result.stderr

@@ -225,7 +225,7 @@ def test_free_gpus_are_those_that_nobody_computes_on(gpus):
     assert gpu_info.is_gpu_available()
     assert gpu_info.get_gpus(2) == "0,2"
     assert gpu_info.get_gpus(1, 1, format=gpu_info.AS_LIST) == ["2"]
-    with pytest.raises(UnsupportedError, match="4 free GPUs are needed and 3 of 4 are free"):
+    with pytest.raises(UnsupportedError, match=r"4 free GPU\(s\) asked for, and 3 of 4 are free"):
         gpu_info.get_gpus(4)
     with pytest.raises(SettingsError, match="num_gpu must be >= 1"):
         gpu_info.get_gpus(0)
