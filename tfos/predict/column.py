@@ -120,8 +120,8 @@ def predict_column(
     Args:
         model_path: path or URL, the same for all executors, of a `.keras` file, a SavedModel or an
             export with tables beside the model.
-        inputs: names of the model's inputs in the order of the columns; None: in its own order, of
-            a SavedModel in that of their names.
+        inputs: names of the model's inputs in the order of the columns; None: in its own order,
+            which a SavedModel may not tell.
         outputs: names of the outputs: one makes a column of its type, several make a struct; None:
             all.
         batch_size: rows that the model takes at once; only a partition's last ones are fewer.
@@ -129,14 +129,16 @@ def predict_column(
         tags: of a SavedModel, joined by commas.
 
     Raises:
-        SettingsError: there is no such model or name, or no SparkSession.
+        SettingsError: there is no such model or name, no SparkSession, or inputs is None and the
+            model does not tell the order of several inputs.
         UnsupportedError: Spark is older than 4.1.
     """
     check_batch_size(batch_size)
     _udf()
     session = active_session()
     found = read_signature(session, ModelSource(path=model_path, tags=tags, name=signature))
-    asked = _listed(inputs, found.inputs), _listed(outputs, found.outputs)
+    own = found.ordered_inputs() if inputs is None else ()
+    asked = _listed(inputs, own), _listed(outputs, found.outputs)
     found.check(*asked)
     return PredictColumn(found, *asked, batch_size)
 
@@ -164,7 +166,11 @@ def read_signature(session: SparkSession, source: ModelSource) -> ModelSignature
     if isinstance(found, str):
         raise SettingsError(found)
     return ModelSignature(
-        source=source, digest=found.digest, inputs=found.inputs, outputs=found.outputs
+        source=source,
+        digest=found.digest,
+        inputs=found.inputs,
+        outputs=found.outputs,
+        is_ordered=found.is_ordered,
     )
 
 
@@ -221,9 +227,11 @@ def predicted_by(
         )
     signature = read_signature(frame.sparkSession, ModelSource(path=model_path))
     names = list(signature.inputs)
+    inputs = None
     if columns is None:
         only = frame.columns if len(frame.columns) == len(names) == 1 else names
         columns = names if set(names) <= set(frame.columns) else only
+        inputs = names
     asked = [columns] if isinstance(columns, str) else list(columns)
     outputs = list(signature.outputs)
     if len(outputs) > 1 and output is not None:
@@ -233,7 +241,7 @@ def predicted_by(
         )
     filled = outputs if len(outputs) > 1 else [output or PREDICTION]
     answers = map(OutputColumn, outputs, filled)
-    return predicted(frame, predictor_of(signature, asked, answers, BATCH_SIZE))
+    return predicted(frame, predictor_of(signature, asked, answers, BATCH_SIZE, inputs))
 
 
 class _Tensors(msgspec.Struct, frozen=True):
@@ -242,6 +250,7 @@ class _Tensors(msgspec.Struct, frozen=True):
     digest: str
     inputs: dict[str, TensorInfo]
     outputs: dict[str, TensorInfo]
+    is_ordered: bool
 
 
 def _read(source: ModelSource) -> bytes:
@@ -251,7 +260,8 @@ def _read(source: ModelSource) -> bytes:
     found: _Tensors | str
     try:
         signature = loading.read_signature(source)
-        found = _Tensors(signature.digest, dict(signature.inputs), dict(signature.outputs))
+        inputs, outputs = dict(signature.inputs), dict(signature.outputs)
+        found = _Tensors(signature.digest, inputs, outputs, signature.is_ordered)
     except (SettingsError, UnsupportedModel) as error:
         found = str(error)
     return msgspec.msgpack.encode(found)

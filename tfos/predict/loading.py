@@ -24,7 +24,12 @@ from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError, UnsupportedModel
-from tfos.predict.ragged_arguments import parts_of, ragged_arguments, without_parts
+from tfos.predict.saved_arguments import (
+    order_of_arguments,
+    parts_of,
+    ragged_arguments,
+    without_parts,
+)
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
 KEPT = 4
@@ -194,7 +199,9 @@ def _read_saved_model(source: ModelSource, directory: Path) -> LoadedModel:
     function = model.signatures[source.name]
     function.tfos_owner = model  # a signature alone does not keep its variables
     _, keywords = function.structured_input_signature
-    keywords = dict(sorted(keywords.items()))  # TensorFlow has another order in each process
+    order = order_of_arguments(model, keywords)
+    # TensorFlow has another order in each process.
+    keywords = {key: keywords[key] for key in order or sorted(keywords)}
     ragged = ragged_arguments(model, keywords)
     inputs = {
         key: _ragged_info(ragged[key]) if key in ragged else _info(keywords[key])
@@ -202,7 +209,11 @@ def _read_saved_model(source: ModelSource, directory: Path) -> LoadedModel:
     }
     outputs = {key: _info(spec) for key, spec in sorted(function.structured_outputs.items())}
     signature = ModelSignature(
-        source=source, digest=_digest(directory), inputs=inputs, outputs=outputs
+        source=source,
+        digest=_digest(directory),
+        inputs=inputs,
+        outputs=outputs,
+        is_ordered=order is not None,
     )
 
     def call(tensors: list[Any]) -> list[Any]:

@@ -172,9 +172,9 @@ def predictor_of(
         inputs: names of the inputs in the columns' order; None: in the model's own.
 
     Raises:
-        SettingsError: not as many columns as inputs.
+        SettingsError: not as many columns as inputs, or their order is unknown.
     """
-    names = list(signature.inputs if inputs is None else inputs)
+    names = signature.ordered_inputs() if inputs is None else list(inputs)
     return Predictor(
         signature=signature,
         columns=tuple(columns),

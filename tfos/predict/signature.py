@@ -69,6 +69,23 @@ class ModelSignature:
     """Of the model's files: another export at the same path is another model."""
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
+    is_ordered: bool = True
+    """Whether `inputs` stand in the model's own order; a SavedModel may not tell it."""
+
+    def ordered_inputs(self) -> list[str]:
+        """Return the inputs' names in the model's own order.
+
+        Raises:
+            SettingsError: nobody knows the order.
+        """
+        names = list(self.inputs)
+        if not self.is_ordered and len(names) > 1:
+            raise SettingsError(
+                f"the SavedModel {self.source} does not tell the order of its inputs "
+                f"{', '.join(names)}; name them in the order of the columns: "
+                f"predict_column(path, inputs={names})"
+            )
+        return names
 
     def check(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """Refuse names that the model lacks.

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+import tfos.keras
 from feeding.filesystem.registry import filesystem_for
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.support.keras_training import Context, blobs, serving, together
@@ -332,6 +333,17 @@ def test_callbacks_report_and_write_scalars(tmp_path):
     (epoch,) = lone.reported
     assert {name: [value] for name, value in epoch.metrics.items()} == history
     assert (epoch.epoch, epoch.steps, epoch.rows, epoch.feed) == (0, 10, 0, "")
+
+
+def test_every_worker_writes_the_curves_of_a_model_with_tables_of_its_own(tmp_path):
+    with serving(num_workers=2, log_dir=str(tmp_path)) as cluster:
+        kept = callbacks(cluster.contexts[1])
+    layers = [tfos.keras.Embedding(2, combiner="sum"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), *layers])
+    model.compile("adam", "mse")
+    ids = np.arange(64, dtype=np.int64).reshape(32, 2)
+    model.fit(ids, np.ones((32, 1), np.float32), verbose=0, callbacks=kept)
+    assert "epoch_loss" in scalars_in(tmp_path / "worker-1" / "train")
 
 
 def scalars_in(directory: Path) -> dict[str, float]:

@@ -59,7 +59,8 @@ class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras ha
     def is_quiet(self) -> bool:
         """Whether nothing is to be written here."""
         model = self.__dict__.get("_model")
-        is_distributed = model is not None and "_tfos_trainer" in model.__dict__
+        trainer = None if model is None else model.__dict__.get("_tfos_trainer")
+        is_distributed = trainer is not None and not trainer.is_local
         return self._is_broken or (is_distributed and not self._is_chief)
 
 

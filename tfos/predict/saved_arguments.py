@@ -1,23 +1,34 @@
-"""Ragged arguments of a SavedModel: its signature has their parts, under names that nobody wrote.
+"""Arguments of a SavedModel: its signature has tensors under names, without order or kind.
 
     def f(words: Ragged)   ─► signature: words (all values), words_1 (where rows end)
 
-Covers: which arguments were ragged, the parts of a ragged tensor.
+Covers: the order of arguments, which of them were ragged, the parts of a ragged tensor.
 Does not: read models (tfos.predict.loading).      Runs in: Spark's Python workers.
+
+The function that a signature was made from is mostly in the model, and tells both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tfos.errors import UnsupportedModel
 
 
+def order_of_arguments(model: Any, names: Collection[str]) -> list[str] | None:
+    """Return a signature's names in the order of its function's arguments; None: nobody knows it.
+
+    Args:
+        model: as `tf.saved_model.load` returns it.
+        names: of the signature's tensors.
+    """
+    orders = {tuple(order) for order, _ in _functions_of(model, names)}
+    return list(orders.pop()) if len(orders) == 1 else None
+
+
 def ragged_arguments(model: Any, names: Collection[str]) -> dict[str, Any]:
     """Return the specs of a signature's ragged arguments, by the name that its function gave them.
-
-    The signature does not say it; the function that it was made from is in the model and does.
 
     Args:
         model: as `tf.saved_model.load` returns it.
@@ -29,12 +40,11 @@ def ragged_arguments(model: Any, names: Collection[str]) -> dict[str, Any]:
     import tensorflow as tf
 
     found: dict[str, Any] = {}
-    for function in vars(model).values():
-        for concrete in getattr(function, "concrete_functions", ()):
-            for name, each in concrete.function_type.parameters.items():
-                spec = each.type_constraint
-                if isinstance(spec, tf.RaggedTensorSpec) and {name, _ends(name)} <= {*names}:
-                    found[name] = spec
+    for _, concrete in _functions_of(model, names):
+        for name, each in concrete.function_type.parameters.items():
+            spec = each.type_constraint
+            if isinstance(spec, tf.RaggedTensorSpec) and {name, _ends(name)} <= {*names}:
+                found[name] = spec
     for name, spec in found.items():
         if spec.ragged_rank != 1:
             raise UnsupportedModel(
@@ -67,3 +77,16 @@ def parts_of(name: str, tensor: Any, spec: Any) -> dict[str, Any]:
 
 def _ends(name: str) -> str:
     return f"{name}_1"
+
+
+def _functions_of(model: Any, names: Collection[str]) -> Iterator[tuple[list[str], Any]]:
+    """Yield the model's functions whose arguments are tensors of these names, with their order."""
+    import tensorflow as tf
+
+    for function in vars(model).values():
+        for concrete in getattr(function, "concrete_functions", ()):
+            specs = tf.nest.flatten(concrete.structured_input_signature, expand_composites=True)
+            count = sum(isinstance(each, tf.TypeSpec) for each in specs)
+            order = [each.name.partition(":")[0] for each in concrete.inputs[:count]]
+            if sorted(order) == sorted(names):
+                yield order, concrete
