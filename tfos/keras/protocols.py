@@ -40,7 +40,7 @@ class WorkerContext(Protocol):
 
     @property
     def epochs(self) -> Any:
-        """The `tfos.worker.epoch_reports.EpochReports` of this process."""
+        """The `tfos.worker.reports.epoch_reports.EpochReports` of this process."""
 
     @property
     def stop_asked(self) -> bool:
@@ -79,7 +79,7 @@ class WorkerContext(Protocol):
 
 
 class ProgressSink(Protocol):
-    """Reports of what the data of a `fit` see (tfos.worker.seen_progress)."""
+    """Reports of what the data of a `fit` see (tfos.worker.reports.seen_progress)."""
 
     def begin(self) -> None:
         """A `fit` of a model that is not distributed begins."""

@@ -15,7 +15,7 @@ from tests.support.keras_training import serving
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.fit.distribute import distribute
 from tfos.reading.reading import FileRows, Reading
-from tfos.worker.seen_progress import SeenProgress
+from tfos.worker.reports.seen_progress import SeenProgress
 
 STOPS_AFTER = 3
 UNTRAINED_LOSS = 8.0
