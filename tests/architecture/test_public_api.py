@@ -130,7 +130,7 @@ def test_public_calls_of_two_or_more_parameters_document_each():
     [
         ("tfos.worker.context.NodeContext", "dataset"),
         ("tfos.worker.context.NodeContext", "distribute"),
-        ("tfos.reading.reading.FileRows", "dataset"),
+        ("tfos.reading.file_rows.FileRows", "dataset"),
         ("tfos.cluster.TFCluster", "train"),
         ("ps.client.client.PSClient", "push"),
     ],

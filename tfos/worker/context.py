@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tfos.collectives.group import RankGroup
     from tfos.collectives.offers import Offers
     from tfos.keras.data.columns import Dtypes, Selector
-    from tfos.keras.data.dataset import FeedDataset
+    from tfos.keras.data.feed_dataset import FeedDataset
     from tfos.native.reserved_port import ReservedPort
     from tfos.reading.reading import Reading
     from tfos.worker.feeds import WorkerFeeds
@@ -334,7 +334,7 @@ class NodeContext(PortedContext):
         """
         self._feeds.check(feed)
         from tfos.keras.data.columns import ColumnRoles
-        from tfos.keras.data.dataset import FeedDataset
+        from tfos.keras.data.feed_dataset import FeedDataset
 
         columns = ColumnRoles(
             feature_cols=feature_cols,
