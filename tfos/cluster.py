@@ -102,6 +102,10 @@ Result = TypeVar("Result")
 class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttributes):
     """A cluster of parameter servers and workers; made by `reserve` or `run`.
 
+        with TFCluster.reserve(sc, cluster_size=3, num_ps=1, input_mode=InputMode.SPARK) as cluster:
+            cluster.start(main_fun, args)
+            report = cluster.train(df, num_epochs=3)
+
     A context manager: leaving the block shuts the cluster down, in order after success and at once
     after an exception.
     """

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class Reading:
     """Reader of `ctx.read`; every worker gets its own share of the files.
 
+        rows = ctx.read.parquet("hdfs:///flights", ["distance", "delay"]).shuffled(seed=1)
+        model.fit(rows.dataset(1024, feature_cols="distance", label_cols="delay"), epochs=3)
+
     Args:
         ctx: rank of this worker, and the base of relative paths.
     """
@@ -55,7 +58,7 @@ class Reading:
             on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
                 counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
-            limits: what a file may ask for.
+            limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.
@@ -102,7 +105,7 @@ class Reading:
             on_bad_data: "fail": the first damaged file or row group raises DataError. "skip": what
                 is left of it is logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
-            limits: what a file may ask for.
+            limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.
@@ -156,7 +159,7 @@ class Reading:
             on_bad_data: "fail": the first bad line raises DataError. "skip": it is logged, counted
                 and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
-            limits: what a file may ask for.
+            limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.
@@ -198,7 +201,7 @@ class Reading:
             on_bad_data: "fail": the first line that is not UTF-8 raises DataError. "skip": it is
                 logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
-            limits: what a file may ask for.
+            limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.

@@ -50,13 +50,22 @@ if TYPE_CHECKING:
 
 
 class NodeContext(PortedContext):
-    """The second argument of main_fun.
+    """The second argument of main_fun: where this worker is, its rows, servers and files.
+
+        def main_fun(args, ctx):
+            model = ...  # compiled
+            ctx.distribute(model)
+            model.fit(ctx.dataset(batch_size=64), epochs=3, callbacks=ctx.callbacks())
+            if ctx.is_chief:
+                ctx.export(model, "hdfs:///models/digits.keras")
+
+    The Keras binding uses `fit_place`, `feed_channel`, `trained_feeds`, `epochs`, `seen_progress`,
+    `resumes_epochs`, `resumes_rate`, `saver` and the `check_…` methods; programs need none of them.
 
     Attributes:
         job_name: `chief`, `master`, `worker` or `evaluator`.
-        task_index: index among the nodes of this job.
+        task_index: index among the nodes of this job, from 0.
         executor_id: Spark's id of the executor.
-        fit_place: in the fits of a distributed model, where such a node begins; None: at the start.
         rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
         num_workers: workers that train together, the chief included; 1 on the evaluator, which
             stands alone with rank 0: `ctx.read` has all rows there.
@@ -71,11 +80,11 @@ class NodeContext(PortedContext):
         cluster_log_dir: the directory above, with the runs of the cluster itself.
         staging_dir: a local directory for files before their transfer.
         inputs: by name of the job's inputs, the paths of this worker's files.
+        fit_place: where the fits of a restarted worker begin; None: at the start.
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
-        trained_feeds: a distributed `fit` reports its trained epochs there.
-        epochs: `fit` reports its epochs' metrics there.
-        mgr: for `TFNode.DataFeed(ctx.mgr)`, which is `ctx.get_data_feed()`.
-        seen_progress: data report there how far a `fit` is whose model is not distributed.
+        trained_feeds: record of the trained epochs of fed rows.
+        epochs: takes the metrics of each epoch of `fit`.
+        seen_progress: takes the progress of a `fit` whose model is not distributed.
 
     Args:
         spec: start document of this process.
@@ -349,7 +358,7 @@ class NodeContext(PortedContext):
 
     @property
     def read(self) -> Reading:
-        """Files that this worker reads itself; see tfos.reading."""
+        """Files that this worker reads itself: `ctx.read.parquet(paths).dataset(64)`."""
         from tfos.reading.reading import Reading
 
         return Reading(self)
@@ -368,8 +377,9 @@ class NodeContext(PortedContext):
     ) -> keras.Model:
         """Move a compiled model's parameters to the servers; `fit` then trains together.
 
-        Call it on every worker, with the same model; see tfos.keras.fit.distribute. With num_ps=0
-        each worker serves a part of the parameters itself, in "sync" alone.
+        Call it on every worker, with the same model, between `compile` and `fit`. All begin with
+        the chief's weights; later `set_weights` and `load_weights` take effect there alone. With
+        num_ps=0 each worker serves a part of the parameters itself, in "sync" alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -382,10 +392,11 @@ class NodeContext(PortedContext):
                 gradients. hybrid: batches of rows that a worker has under way, 1 by default.
             staleness_aware: divide a gradient's learning rate by 1 + the updates by others that its
                 worker had not seen. None: yes, except in sync and hybrid, where none is, and for
-                Adagrad and Ftrl.
+                Adagrad and Ftrl. False ruins a training of several workers with rules like Adam.
             on_nonfinite: a NaN or infinite gradient: "error" raises, "skip" leaves the step out.
-            pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight.
-                None: 1 for models with tables and Adagrad or Ftrl, else 0.
+            pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight: a
+                step's parameters lack so many of this worker's own updates. None: 1 for models with
+                tables and Adagrad or Ftrl, else 0.
             compression: of pushed float32 gradients: "bf16", "fp16": half the bytes; "int8": 1/4.
 
         Returns:
@@ -394,8 +405,7 @@ class NodeContext(PortedContext):
         Raises:
             NotCompiled: compile first.
             NoServersError: the cluster has TensorFlow's servers.
-            UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
-            UnsupportedModel: the text names the obstacle.
+            UnsupportedOptimizer, UnsupportedModel: the text names the obstacle.
             SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
             CollectiveError: num_ps=0, and another worker does not come here.
         """
@@ -515,7 +525,8 @@ class NodeContext(PortedContext):
     ) -> str:
         """Save the model with the servers' parameters as a plain Keras model or SavedModel.
 
-        Call it on one worker, usually `if ctx.is_chief:`.
+        Call it on one worker, usually `if ctx.is_chief:`. An older export at this place is replaced
+        once the new one is complete; a directory that holds anything else is refused.
 
         Args:
             model: any built Keras model, distributed or not.

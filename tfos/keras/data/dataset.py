@@ -346,7 +346,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     @property
     def num_batches(self) -> EpochLength:
-        """A number that the feed answers; see epoch_length."""
+        """Unknown before the epoch ends: compares as larger until then."""
         return EpochLength(self)
 
     @property

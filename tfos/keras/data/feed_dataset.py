@@ -19,7 +19,7 @@ from tfos.keras.protocols import DataContext
 
 
 class FeedDataset(BatchDataset):
-    """One worker's share of a feed.
+    """One worker's share of a feed, for `model.fit`; made by `ctx.dataset`.
 
     Args:
         ctx: the node's context.

@@ -43,38 +43,18 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
     pipeline: int | None = None,
     compression: Compression = "none",
 ) -> keras.Model:
-    """Move a compiled model's parameters to the servers; `fit` then trains together.
-
-    Call it on every worker, with the same model. A built model is bound at once, with the chief's
-    weights; one without input shape at its first batch. Later `set_weights` and `load_weights` take
-    effect on the chief.
+    """Move a compiled model's parameters to the servers; see NodeContext.distribute.
 
     Args:
-        model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
+        model: a compiled Keras model.
         ctx: the node's context.
-        consistency: "async" applies each gradient when it arrives; "ssp" too, and lets no worker
-            get more than `staleness_bound` steps ahead of the slowest; "sync" reduces one gradient
-            per worker, in rank order, and applies it once; "hybrid" does so with dense parameters,
-            and applies gradients of tables' rows when they arrive.
-        reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
-        staleness_bound: ssp, and needed there: in steps. 0: no worker is ahead of another.
-            Larger: less waiting for slow workers, older gradients. hybrid: batches of rows that a
-            worker has under way, from 1, the default.
-        staleness_aware: divide the learning rate of a gradient by 1 + the updates by others that
-            its worker had not seen. None: yes, except in sync and hybrid, where none is, and for
-            Adagrad and Ftrl. False ruins a training of several workers with rules like Adam.
-        on_nonfinite: a NaN or infinite gradient: "error" raises before anything is sent, "skip"
-            skips the step and counts it.
-        pipeline: async only: steps, 64 at most, that `fit` computes while a push is in flight. With
-            k, a step's parameters lack this worker's last k updates. For long round trips. None: 1
-            for models with tables and Adagrad or Ftrl, else 0.
-        compression: of pushed float32 gradients: "bf16" and "fp16" take half the bytes, "int8" a
-            quarter; the next gradient carries the rounding error. For slow networks.
-
-    Raises:
-        NotCompiled: compile first.
-        UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
-        UnsupportedModel: the text names the obstacle.
+        consistency: as of NodeContext.distribute, with all that follow.
+        reduction: of sync.
+        staleness_bound: of ssp and hybrid.
+        staleness_aware: of async and ssp.
+        on_nonfinite: what a NaN or infinite gradient does.
+        pipeline: of async.
+        compression: of pushed gradients.
     """
     settings = Settings(
         consistency=consistency,
