@@ -215,7 +215,10 @@ class ClusterFeeder:
         """Return a lazy collection of results; see TFCluster.inference."""
         targets = self._coordinator.read(targets_of)
         if not targets:
-            raise FeedJobError("no worker takes rows: main_fun has returned on every worker")
+            raise FeedJobError(
+                "no worker takes rows: main_fun has returned on every worker. It must read "
+                "the feed until feed.should_stop(), and so answer each inference()"
+            )
         task = InferenceTask(
             targets=targets,
             credentials=TaskCredentials(self._cluster_id),

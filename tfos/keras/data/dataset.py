@@ -335,8 +335,15 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """Refuse: other backends follow later."""
-        raise UnsupportedError("ctx.dataset works with the TensorFlow backend of Keras")
+        """Refuse: TensorFlow's is the only backend that works.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            f"Keras runs on the backend {keras.backend.backend()!r}, and datasets of ctx are for "
+            "TensorFlow's: set KERAS_BACKEND=tensorflow before the first import of keras"
+        )
 
     get_torch_dataloader = get_jax_iterator
 
