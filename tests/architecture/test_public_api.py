@@ -48,9 +48,7 @@ def _defaults(method):
 FACES = (*ROOMS, "tfos.keras")
 RECEIVED = {
     *("TFCluster", "NodeContext", "Reading", "FileRows", "StreamTraining", "DataFeed"),
-    *("TableClient", "TrainingBatch", "RankGroup"),
-    *("TableClient", "TrainingBatch", "PredictColumn"),
-    *("TableClient", "TrainingBatch", "ManyTrainings"),
+    *("TableClient", "TrainingBatch", "RankGroup", "PredictColumn", "ManyTrainings"),
 }
 """Classes whose objects users receive: they do not call the constructors."""
 NOT_FOR_USERS = {"tfos.NodeContext.saver"}

@@ -59,8 +59,8 @@ class NodeContext(PortedContext):
             if ctx.is_chief:
                 ctx.export(model, "hdfs:///models/digits.keras")
 
-    The Keras binding uses `fit_place`, `feed_channel`, `trained_feeds`, `epochs`, `seen_progress`,
-    `resumes_epochs`, `resumes_rate`, `saver` and the `check_…` methods; programs need none of them.
+    For tfos itself, not for programs: `fit_place`, `feed_channel`, `trained_feeds`, `epochs`,
+    `seen_progress`, `resumes_…`, `check_…`, `saver`, `new_ps_client`, `server_moved`, `finish`.
 
     Attributes:
         job_name: `chief`, `master`, `worker` or `evaluator`.
