@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     )
     from tfos.phases import ClusterPhase
     from tfos.predict.column import PredictColumn, predict_column
-    from tfos.reading.reading import FileRows, Reading
+    from tfos.reading.file_rows import FileRows
+    from tfos.reading.reading import Reading
     from tfos.runner.horovod_runner import Runner
     from tfos.runner.mirrored_runner import MirroredStrategyRunner
     from tfos.runner.spark_run import run
@@ -115,7 +116,7 @@ _HOMES = {
     "ClusterReport": "tfos.monitor.reports",
     "EpochReport": "tfos.monitor.reports",
     "ExecutorReport": "tfos.monitor.reports",
-    "FileRows": "tfos.reading.reading",
+    "FileRows": "tfos.reading.file_rows",
     "History": "tfos.monitor.history",
     "InputFiles": "tfos.files.inputs",
     "InputMode": "tfos.config",

@@ -1,8 +1,8 @@
 """TFCluster: parameter servers and workers on the executors of a running SparkContext.
 
-Covers: the public calls, their phases, the order of starting and ending, the URLs of TensorBoard
-and of the metrics page.
-Does not: decide about nodes (tfos.control.state), feed (tfos.feed), start or end (tfos.driver).
+Covers: the public calls that reserve, start, feed and end a cluster, their phases and their order.
+Does not: decide about nodes (tfos.control.state), feed (tfos.feed), start or end (tfos.driver); the
+calls about results, tables, pages and streams are in tfos.driver and tfos.streaming.
 Runs in: the driver. Never calls sc.stop(), sys.exit() or signal.signal, and cancels no job but its
 own: several clusters and other jobs may share the SparkContext.
 Threads: any; shutdown() may come from another thread than train(). A call runs on a thread of its
@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
-from tfos.control.state.cluster_view import ClusterView
 from tfos.driver import preflight, reservation
+from tfos.driver.page_calls import PageCalls
 from tfos.driver.ported_attributes import PortedAttributes
-from tfos.driver.reservation import Reservation
 from tfos.driver.results import ResultCalls
 from tfos.driver.shutdown import Shutdown
 from tfos.driver.start import start_nodes
@@ -45,53 +44,6 @@ if TYPE_CHECKING:
 
     from tfos.failure import NodeFailure
 
-_TENSORBOARD_S = 15.0
-"""Seconds after the start within which TensorBoard serves, or the reason is known."""
-
-
-class PageCalls:
-    """Methods of TFCluster for its web pages."""
-
-    _reserved: Reservation
-
-    def tensorboard_url(self) -> str | None:
-        """Return where TensorBoard answers, or None. Waits up to 15 s after the start."""
-        if not self._reserved.settings.tensorboard.is_wanted:
-            return None
-
-        def known(state: ClusterView) -> bool:
-            return state.tensorboard is not None or state.phase is not ClusterPhase.RUNNING
-
-        coordinator = self._reserved.coordinator
-        InterruptibleCall(
-            "tfos-tensorboard_url()", lambda: coordinator.wait(known, _TENSORBOARD_S)
-        ).result()
-        up = coordinator.read(lambda state: state.tensorboard)
-        return up.url or None if up is not None else None
-
-    def page_url(self) -> str | None:
-        """Return the job's page with its token, or None without `page_port`.
-
-        The token lets its reader save and stop the training: the URL is written nowhere but into
-        the user's own ticket, which `tfos page` reads.
-        """
-        page = self._reserved.page
-        return page.url if page is not None else None
-
-    def metrics_url(self) -> str | None:
-        """Return where Prometheus finds the cluster's metrics, or None without `metrics_port`."""
-        page = self._reserved.metrics
-        return page.url if page is not None else None
-
-    def metrics_token(self) -> str | None:
-        """Return the token that readers send as `Authorization: Bearer`, or None.
-
-        It is written nowhere else: not into logs, Spark's configuration or the environment.
-        """
-        page = self._reserved.metrics
-        return page.token or None if page is not None else None
-
-
 DEFAULT_SHUTDOWN_S = 259_200.0
 """Three days, as in TensorFlowOnSpark."""
 Mode: TypeAlias = InputMode
@@ -101,6 +53,10 @@ Result = TypeVar("Result")
 
 class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttributes):
     """A cluster of parameter servers and workers; made by `reserve` or `run`.
+
+        with TFCluster.reserve(sc, cluster_size=3, num_ps=1, input_mode=InputMode.SPARK) as cluster:
+            cluster.start(main_fun, args)
+            report = cluster.train(df, num_epochs=3)
 
     A context manager: leaving the block shuts the cluster down, in order after success and at once
     after an exception.

@@ -247,7 +247,9 @@ class BatchReader:
             if found is not self._source and found != self._source:
                 self._check_same(found)
         if self._schema is None:
-            raise SchemaError(f"feed {self._feed!r}: no schema")
+            raise SchemaError(
+                f"feed {self._feed!r}: no row has come, so the columns of its rows are unknown"
+            )
         arrays = tuple(
             _column(slices, index, spec, self._feed)
             for index, spec in zip(self._picked, self._schema.columns, strict=True)
@@ -261,7 +263,10 @@ class BatchReader:
         if before is None or self._schema is None:
             return
         if found.names != before.names:
-            raise SchemaError(f"feed {self._feed!r} had rows of {before}, now come {found}")
+            raise SchemaError(
+                f"feed {self._feed!r} had rows of {before}, now come {found}; feed rows of one "
+                "form, or name another feed in queues= for the others"
+            )
         for place, index in enumerate(self._picked):
             spec, first = found.columns[index], before.columns[index]
             if (spec.kind, spec.shape) != (first.kind, first.shape):
@@ -275,7 +280,7 @@ class BatchReader:
         if not (_is_row_of_items(spec) and _is_row_of_items(first)):
             raise SchemaError(
                 f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
-                f"now come rows of {spec}"
+                f"now come rows of {spec}; give all rows one form before they are fed"
             )
         if first.kind == "ragged" or self._schema is None:
             return

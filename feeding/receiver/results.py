@@ -121,7 +121,10 @@ class InferenceResults:
         """
         if self._open_results + len(results) > self._open_rows:
             total = self._open_results + len(results)
-            raise self._fail_open(f"returned {total} results for {self._open_rows} rows")
+            raise self._fail_open(
+                f"returned {total} results for {self._open_rows} rows; call batch_results with one "
+                "result per row"
+            )
         self._open_results += len(results)
         session = self._sessions.get(self._open_session)
         if session is None or not results:

@@ -53,7 +53,10 @@ class FeedState:
         queue = self.queues.get(feed)
         if queue is None:
             if len(self.queues) >= MAX_FEEDS:
-                raise FeedError(f"{self.worker} has {MAX_FEEDS} feeds, {feed!r} is one more")
+                raise FeedError(
+                    f"{self.worker} has {MAX_FEEDS} feeds, the most that a worker can have, and "
+                    f"{feed!r} is one more; name fewer in queues="
+                )
             queue = self.queues[feed] = FeedQueue(feed, self._first_epoch)
             queue.draining = self.draining
             self.answers[feed] = InferenceResults(feed, self.worker, self.config)

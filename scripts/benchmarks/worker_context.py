@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ps.client.client import PSClient
-from tfos.worker.epoch_reports import EpochReports
-from tfos.worker.seen_progress import SeenProgress
+from tfos.worker.reports.epoch_reports import EpochReports
+from tfos.worker.reports.seen_progress import SeenProgress
 
 if TYPE_CHECKING:
     from tfos.reading.reading import Reading

@@ -48,9 +48,7 @@ def _defaults(method):
 FACES = (*ROOMS, "tfos.keras")
 RECEIVED = {
     *("TFCluster", "NodeContext", "Reading", "FileRows", "StreamTraining", "DataFeed"),
-    *("TableClient", "TrainingBatch", "RankGroup"),
-    *("TableClient", "TrainingBatch", "PredictColumn"),
-    *("TableClient", "TrainingBatch", "ManyTrainings"),
+    *("TableClient", "TrainingBatch", "RankGroup", "PredictColumn", "ManyTrainings"),
 }
 """Classes whose objects users receive: they do not call the constructors."""
 NOT_FOR_USERS = {"tfos.NodeContext.saver"}
@@ -130,7 +128,7 @@ def test_public_calls_of_two_or_more_parameters_document_each():
     [
         ("tfos.worker.context.NodeContext", "dataset"),
         ("tfos.worker.context.NodeContext", "distribute"),
-        ("tfos.reading.reading.FileRows", "dataset"),
+        ("tfos.reading.file_rows.FileRows", "dataset"),
         ("tfos.cluster.TFCluster", "train"),
         ("ps.client.client.PSClient", "push"),
     ],

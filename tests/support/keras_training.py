@@ -24,8 +24,8 @@ from ps.manifest.manifest import Manifest
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from tfos.fit_place import FitPlace
-from tfos.worker.epoch_reports import EpochReports
-from tfos.worker.seen_progress import SeenProgress
+from tfos.worker.reports.epoch_reports import EpochReports
+from tfos.worker.reports.seen_progress import SeenProgress
 from tfos.worker.trained_feeds import TrainedFeeds
 
 DEADLINE_S = 60.0

@@ -82,14 +82,14 @@ def cluster(tmp_path, monkeypatch) -> TFCluster:
 
 @pytest.mark.parametrize(("given", "fed"), [(0, 1), (2, 2)])
 def test_each_batch_of_a_stream_is_fed_once_unless_told_otherwise(cluster, given, fed):
-    feeding = cluster._feed_service.jobs = Feeding()
+    feeding = cluster._feed_service.feeder = Feeding()
     assert cluster.train(Stream(), num_epochs=given) is None
     assert feeding.calls == [("first", fed, "input"), ("second", fed, "input")]
     cluster.abort()
 
 
 def test_an_rdd_is_fed_ten_times_unless_told_otherwise(cluster):
-    feeding = cluster._feed_service.jobs = Feeding()
+    feeding = cluster._feed_service.feeder = Feeding()
     rdd = types.SimpleNamespace(mapPartitionsWithIndex=None)
     cluster.train(dataRDD=rdd)
     assert feeding.calls == [(rdd, 10, "input")]

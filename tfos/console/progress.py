@@ -18,7 +18,7 @@ _WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSample:
-    """Newest numbers of one worker, which may be some seconds old; see worker.progress_meter."""
+    """Newest numbers of one worker, some seconds old; see tfos.worker.reports.progress_meter."""
 
     at_s: float
     """When it measured them, by its own clock."""

@@ -107,7 +107,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     child_pid: int = 0
     rss_bytes: int = 0
     progress: dict[str, float] = {}
-    """steps, rows, loss and whatever the training loop reported last; see worker.progress_meter."""
+    """steps, rows, loss and what else main_fun reported; see tfos.worker.reports.progress_meter."""
     feeds: tuple[FeedSnapshot, ...] = ()
     stats: bytes = b""
     """Of a parameter server: its `ps.stats.server_stats.ServerStats`, which only the driver

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from feeding.sender.task import InferenceTask
-from rpc.auth.handshake import Credentials
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
@@ -36,28 +35,30 @@ class ClusterFeeder:
     """Feeds the workers of one cluster.
 
     Args:
-        sc: the SparkContext.
+        cluster_id: of the cluster.
+        epochs: feeds one epoch after another.
+        watch: of the cluster.
         coordinator: of the cluster.
-        credentials: of feed tasks; these take them from their job.
         config: how rows travel.
         console: where progress goes.
     """
 
     def __init__(
         self,
-        sc: Any,
+        cluster_id: str,
+        epochs: EpochFeeder,
+        watch: FeedWatch,
         coordinator: Coordinator,
-        credentials: Credentials,
         config: ClusterConfig,
         console: Console,
     ) -> None:
+        self._cluster_id = cluster_id
+        self._epochs = epochs
+        self._watch = watch
         self._coordinator = coordinator
-        self._credentials = credentials
         self._config = config
         self._console = console
         self._calls = FeedCalls()
-        self._watch = FeedWatch(coordinator, config, console)
-        self.epochs = EpochFeeder(sc, coordinator, credentials, config, console, self._watch)
 
     def train(
         self,
@@ -87,7 +88,7 @@ class ClusterFeeder:
                     self._begin_epoch(call)
                     if validation is not None:
                         self._begin_epoch(validation.call)
-                    report = self.epochs.feed(source, call, request, progress, validation)
+                    report = self._epochs.feed(source, call, request, progress, validation)
                     if report is None or report.dropped_rows:
                         self._watch.check_not_ending(call)
                     if report is None:
@@ -176,7 +177,7 @@ class ClusterFeeder:
         call, progress = validation.call, validation.progress
         progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
         progress.start_epoch(number, self._watch.sample(call.feed))
-        report = self.epochs.feed(validation.source, call, validation.request, progress)
+        report = self._epochs.feed(validation.source, call, validation.request, progress)
         if report is not None:
             self._console.progress(validation.add(report), final=True)
 
@@ -202,7 +203,7 @@ class ClusterFeeder:
             try:
                 progress.start_epoch(0, self._watch.sample(request.feed))
                 self._begin_epoch(call)
-                report = self.epochs.feed(source_of(request), call, request, progress)
+                report = self._epochs.feed(source_of(request), call, request, progress)
                 if report is not None and report.fed_rows:
                     progress.add(self._watch.sample(request.feed))
                     self._console.progress(final_line(report, progress), final=True)
@@ -214,10 +215,13 @@ class ClusterFeeder:
         """Return a lazy collection of results; see TFCluster.inference."""
         targets = self._coordinator.read(targets_of)
         if not targets:
-            raise FeedJobError("no worker takes rows: main_fun has returned on every worker")
+            raise FeedJobError(
+                "no worker takes rows: main_fun has returned on every worker. It must read "
+                "the feed until feed.should_stop(), and so answer each inference()"
+            )
         task = InferenceTask(
             targets=targets,
-            credentials=TaskCredentials(self._credentials.cluster_id),
+            credentials=TaskCredentials(self._cluster_id),
             feed=request.feed,
             config=feed_config(request, self._config),
         )

@@ -82,12 +82,16 @@ def leaves(fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
     found = tuple(leaf for name, kind in fields for leaf in _leaves(name, kind, 1))
     if len(found) > MAX_COLUMNS:
         raise SettingsError(
-            f"{len(found)} columns, a feed carries {MAX_COLUMNS}; combine them by F.array()."
+            f"the DataFrame has {len(found)} columns, a feed carries {MAX_COLUMNS}; combine some "
+            "by F.array(), or name those to feed in columns=."
         )
     names = [leaf.name for leaf in found]
     for name in names:
         if len(name) > MAX_NAME:
-            raise SettingsError(f"a column name of {len(name)} characters, at most {MAX_NAME}.")
+            raise SettingsError(
+                f"column {name[:40]!r}… has a name of {len(name)} characters, a feed carries at "
+                f"most {MAX_NAME}; rename it by df.withColumnRenamed()."
+            )
     twice = next(iter(Counter(names) - Counter(set(names))), None)
     if twice is not None:
         raise SettingsError(f"column {twice!r} is also a field of a struct; rename one of them.")
@@ -101,7 +105,10 @@ def _leaves(name: str, kind: Any, depth: int) -> Iterator[Leaf]:
     type_name = kind.typeName()
     if type_name == "struct":
         if depth >= MAX_DEPTH:
-            raise SettingsError(f"column {name!r}: structs nest deeper than {MAX_DEPTH}.")
+            raise SettingsError(
+                f"column {name!r}: structs nest deeper than {MAX_DEPTH}; select the fields to feed "
+                "as columns, such as F.col('struct.field').alias('field')."
+            )
         if not kind.fields:
             raise SettingsError(f"column {name!r} is a struct without fields: drop it.")
         for field in kind.fields:

@@ -1,4 +1,4 @@
-"""Entry of train() and inference(): checks first, then the feed's jobs; loads numpy late.
+"""Entry of train() and inference(): checks first, then the cluster's feeder; loads numpy late.
 
 Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
 that it does not have, a phase without feeds.
@@ -39,7 +39,7 @@ class FeedService:
         self._reserved = reserved
         self._ending = ending
         self._making = threading.Lock()
-        self.jobs: ClusterFeeder | None = None
+        self.feeder: ClusterFeeder | None = None
         """Made by the first call."""
 
     def train(self, request: FeedRequest) -> TrainReport | None:
@@ -54,13 +54,13 @@ class FeedService:
         cancel = CancelToken()
 
         def train() -> TrainReport | None:
-            jobs = self._open("train()", request)
+            feeder = self._open("train()", request)
             if hasattr(request.data, "foreachRDD"):
                 stream_stop.publish(self._reserved)
                 times = request.num_epochs or 1
                 interval = dataclasses.replace(request, num_epochs=times, is_interval=True)
                 request.data.foreachRDD(
-                    lambda rdd: jobs.feed_interval(dataclasses.replace(interval, data=rdd))
+                    lambda rdd: feeder.feed_interval(dataclasses.replace(interval, data=rdd))
                 )
                 return None
             if request.num_epochs == 0:
@@ -68,7 +68,7 @@ class FeedService:
                     f"num_epochs=0 feeds the data {epochs} times, as in TensorFlowOnSpark; "
                     "num_epochs=1 feeds it once"
                 )
-            return jobs.train(
+            return feeder.train(
                 dataclasses.replace(request, num_epochs=epochs), lambda: cancel.is_set
             )
 
@@ -89,8 +89,8 @@ class FeedService:
         cancel = CancelToken()
 
         def train_batch() -> EpochReport | None:
-            jobs = self._open("train_batch()", request)
-            return jobs.train_batch(request, batch, lambda: cancel.is_set)
+            feeder = self._open("train_batch()", request)
+            return feeder.train_batch(request, batch, lambda: cancel.is_set)
 
         # Spark's thread, not the user's: it is not the user who sees what is raised here.
         call = InterruptibleCall(
@@ -135,14 +135,18 @@ class FeedService:
         self._ending.raise_failure()
         require(call, reserved.coordinator.phase, ClusterPhase.RUNNING)
         with self._making:
-            if self.jobs is None:
-                from tfos.feed.cluster_feeder import ClusterFeeder  # numpy: only where rows are fed
+            if self.feeder is None:
+                self.feeder = _feeder_of(reserved)
+        return self.feeder
 
-                self.jobs = ClusterFeeder(
-                    reserved.sc,
-                    reserved.coordinator,
-                    reserved.feeder_credentials,
-                    reserved.config,
-                    reserved.console,
-                )
-        return self.jobs
+
+def _feeder_of(reserved: Reservation) -> ClusterFeeder:
+    from tfos.feed.cluster_feeder import ClusterFeeder  # numpy: only where rows are fed
+    from tfos.feed.epoch_feeder import EpochFeeder
+    from tfos.feed.watch import FeedWatch
+
+    coordinator, credentials = reserved.coordinator, reserved.feeder_credentials
+    config, console = reserved.config, reserved.console
+    watch = FeedWatch(coordinator, config, console)
+    epochs = EpochFeeder(reserved.sc, coordinator, credentials, config, console, watch)
+    return ClusterFeeder(credentials.cluster_id, epochs, watch, coordinator, config, console)

@@ -74,4 +74,4 @@ def check_names(inputs: Sequence[InputFiles]) -> None:
     """Refuse two inputs of one name."""
     names = [each.name for each in inputs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SettingsError(f"inputs has the name {twice[0]!r} twice.")
+        raise SettingsError(f"inputs has the name {twice[0]!r} twice: give each its own name.")

@@ -4,7 +4,7 @@ TensorBoard reads files of its host alone and keeps them open, so a file grows h
 this host has written itself is never touched.
 
 Covers: which files to fetch, their growth, limits.
-Does not: decide when, send (tfos.worker.log_mirror).
+Does not: decide when, send (tfos.worker.reports.log_mirror).
 Runs in: the chief's process.      Threads: that of the mirror.
 """
 

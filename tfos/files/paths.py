@@ -81,7 +81,10 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
     if scheme == "file":
         return f"{root}{working_dir.rstrip('/')}/{path}"
     _logger.warning(
-        "relative path %r on unknown default file system %r: taken below its root", path, default_fs
+        "relative path %r on the default file system %r, where no user has a directory that tfos "
+        "knows: taken below its root; write a whole URL to say where",
+        path,
+        default_fs,
     )
     return f"{root}/{path}"
 

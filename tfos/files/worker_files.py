@@ -84,7 +84,8 @@ class WorkerInputs(Mapping[str, tuple[str, ...]]):
         mine = of.share_of(files, self._rank, self._num_workers)
         if not mine:
             _logger.warning(
-                "input %r has %d files for %d workers: none is this one's",
+                "input %r has %d files for %d workers: none is this one's; write more files, or "
+                "give all to each worker: share='all'",
                 *(of.name, len(files), self._num_workers),
             )
         if of.mode == "list":

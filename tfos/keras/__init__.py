@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rpc.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tfos.keras.data.dataset import FeedDataset
+    from tfos.keras.data.feed_dataset import FeedDataset
     from tfos.keras.data.file_dataset import FileDataset
     from tfos.keras.embedding.keras_rows import rows_of
     from tfos.keras.embedding.layer import Embedding
@@ -30,7 +30,7 @@ __all__ = [
 
 _HOMES = {
     "Embedding": "tfos.keras.embedding.layer",
-    "FeedDataset": "tfos.keras.data.dataset",
+    "FeedDataset": "tfos.keras.data.feed_dataset",
     "FileDataset": "tfos.keras.data.file_dataset",
     "load_model": "tfos.keras.export",
     "rows_of": "tfos.keras.embedding.keras_rows",

@@ -56,17 +56,11 @@ def export(
     ctx: PathContext,
     save: Save = save_as_it_is,
 ) -> str:
-    """Write the model with the servers' newest parameters.
-
-    Call it on one worker, usually `if ctx.is_chief:`. An existing file or SavedModel is replaced
-    once the new one is complete, and unchanged before. A directory that holds anything else is
-    refused.
+    """Write the model with the servers' newest parameters; see NodeContext.export.
 
     Args:
         model: any Keras model, distributed or not.
-        path: a path or a URL, for example `hdfs://nn:8020/models/digits.keras`. Ending in `.keras`:
-            one file for `keras.models.load_model`; otherwise a directory for TensorFlow Serving
-            (SavedModel). Relative paths mean `ctx.working_dir`.
+        path: a path or a URL.
         ctx: the node's context.
         save: writes the model to a path of this host.
 

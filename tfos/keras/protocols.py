@@ -11,7 +11,31 @@ from typing import Any, Protocol
 from tfos.fit_place import FitPlace
 
 
-class WorkerContext(Protocol):
+class ProgressReports(Protocol):
+    """The part of `NodeContext` that tells the driver how far a loop is."""
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether somebody has asked for the end of the training; on the evaluator: it is over."""
+
+    def report_progress(
+        self,
+        step: int,
+        rows: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Report training progress to the driver; cheap, never raises.
+
+        Args:
+            step: batches trained by this worker.
+            rows: rows trained by this worker.
+            loss: of the last batch; None: unknown.
+            metrics: further values by name.
+        """
+
+
+class WorkerContext(ProgressReports, Protocol):
     """The part of `NodeContext` that this package uses."""
 
     @property
@@ -40,11 +64,7 @@ class WorkerContext(Protocol):
 
     @property
     def epochs(self) -> Any:
-        """The `tfos.worker.epoch_reports.EpochReports` of this process."""
-
-    @property
-    def stop_asked(self) -> bool:
-        """Whether somebody has asked for the end of the training."""
+        """The `tfos.worker.reports.epoch_reports.EpochReports` of this process."""
 
     @property
     def fit_place(self) -> FitPlace | None:
@@ -61,25 +81,9 @@ class WorkerContext(Protocol):
     def ps_client(self) -> Any:
         """The process's `ps.client.client.PSClient`, the same object on every call."""
 
-    def report_progress(
-        self,
-        step: int,
-        rows: int,
-        loss: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
-        """Report training progress to the driver; cheap, never raises.
-
-        Args:
-            step: batches trained by this worker.
-            rows: rows trained by this worker.
-            loss: of the last batch; None: unknown.
-            metrics: further values by name.
-        """
-
 
 class ProgressSink(Protocol):
-    """Reports of what the data of a `fit` see (tfos.worker.seen_progress)."""
+    """Reports of what the data of a `fit` see (tfos.worker.reports.seen_progress)."""
 
     def begin(self) -> None:
         """A `fit` of a model that is not distributed begins."""
@@ -103,7 +107,7 @@ class DataContext(WorkerContext, RowsContext, Protocol):
     """The part of `NodeContext` that datasets of feeds use."""
 
 
-class EvaluatorContext(Protocol):
+class EvaluatorContext(ProgressReports, Protocol):
     """The part of `NodeContext` that the evaluation of checkpoints uses."""
 
     @property
@@ -113,19 +117,6 @@ class EvaluatorContext(Protocol):
     @property
     def log_dir(self) -> str:
         """Where event files go; empty: nowhere."""
-
-    @property
-    def stop_asked(self) -> bool:
-        """Whether the training is over."""
-
-    def report_progress(
-        self,
-        step: int,
-        rows: int,
-        loss: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
-        """As NodeContext.report_progress."""
 
 
 class ShownContext(WorkerContext, Protocol):

@@ -52,7 +52,8 @@ def context_of(given: Any) -> Any:
     if type(given).__module__.startswith("pyspark.sql.connect"):
         raise UnsupportedError(
             "map_train needs a classic SparkSession; this DataFrame is of Spark Connect "
-            "(spark.api.mode=connect or SPARK_REMOTE)"
+            "(spark.api.mode=connect or SPARK_REMOTE). Leave these out, and make the session "
+            "without remote()"
         )
     return given.session.sparkContext
 

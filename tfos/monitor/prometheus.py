@@ -114,7 +114,10 @@ class ClusterPage:
             bound = page.start(host, port)
         except (RpcError, OSError) as error:
             page.close()
-            raise SettingsError(f"metrics cannot be served on {host}:{port}: {error}") from error
+            raise SettingsError(
+                f"metrics cannot be served on {host}:{port}: {error}. Name another port, or 0 for "
+                "any free one, in metrics_port="
+            ) from error
         self._page = page
         shown = advertised_host() if host in ("", "0.0.0.0", "::") else host
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}{PATH}"

@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -216,3 +216,14 @@ def start_order_thread(
     thread = threading.Thread(target=carry_out, name="tfos-orders", daemon=True)
     thread.start()
     return thread
+
+
+def aside(carry_out: Callable[..., None], *args: Any) -> None:
+    """Carry out an order that waits on a thread of its own, so that the next order does not.
+
+    Args:
+        carry_out: of the order.
+        args: of the call.
+    """
+    name = f"tfos-{carry_out.__name__.strip('_')}"
+    threading.Thread(target=carry_out, args=args, name=name, daemon=True).start()

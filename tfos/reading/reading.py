@@ -1,36 +1,33 @@
-"""Direct reading: `ctx.read`, files as batches for Keras, tf.data or numpy.
+"""Direct reading: `ctx.read`, the files of each format.
 
-Covers: Reading (which format), FileRows (in which form).
-Does not: read (feeding), feed from Spark (ctx.dataset).
+Covers: what a user may say about files; making their source.
+Does not: read (feeding), say in which form the rows come (tfos.reading.file_rows), feed from Spark
+(ctx.dataset).
 Runs in: the worker's process.      Threads: main_fun's.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from tfos.errors import SettingsError, UnsupportedError
+from tfos.reading.file_rows import FileRows
 
 if TYPE_CHECKING:
-    from feeding.columnar.batch import BatchColumn
     from feeding.filesystem.interface import Path
     from feeding.formats.parquet.footer import ParquetLimits
     from feeding.formats.text.lines import LineLimits
     from feeding.formats.tfrecord.example import Feature
     from feeding.formats.tfrecord.framing import RecordLimits
-    from feeding.reading.positions import Course
-    from feeding.reading.reader import DirectReader
-    from feeding.reading.row_counts import Countable
     from feeding.reading.runs import Source
-    from tfos.keras.data.columns import Dtypes, Selector
-    from tfos.keras.data.file_dataset import FileDataset
     from tfos.reading.protocols import DatasetContext
 
 
 class Reading:
     """Reader of `ctx.read`; every worker gets its own share of the files.
+
+        rows = ctx.read.parquet("hdfs:///flights", ["distance", "delay"]).shuffled(seed=1)
+        model.fit(rows.dataset(1024, feature_cols="distance", label_cols="delay"), epochs=3)
 
     Args:
         ctx: rank of this worker, and the base of relative paths.
@@ -61,7 +58,7 @@ class Reading:
             on_bad_data: "fail": the first damaged record raises DataError. "skip": it is logged,
                 counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
-            limits: what a file may ask for.
+            limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.
@@ -108,7 +105,7 @@ class Reading:
             on_bad_data: "fail": the first damaged file or row group raises DataError. "skip": what
                 is left of it is logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
-            limits: what a file may ask for.
+            limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.
@@ -162,7 +159,7 @@ class Reading:
             on_bad_data: "fail": the first bad line raises DataError. "skip": it is logged, counted
                 and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
-            limits: what a file may ask for.
+            limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.
@@ -204,7 +201,7 @@ class Reading:
             on_bad_data: "fail": the first line that is not UTF-8 raises DataError. "skip": it is
                 logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
-            limits: what a file may ask for.
+            limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.
@@ -225,226 +222,3 @@ class Reading:
 
     def _rows(self, source: Source) -> FileRows:
         return FileRows(source, self._ctx)
-
-
-class FileRows:
-    """One worker's share of the rows of some files. Each method reads from `first_epoch` on.
-
-    Together the workers get every row of every epoch once. Shares of Parquet are even in rows,
-    others in bytes: then workers may have different numbers of batches, and `fit` does not wait for
-    a finished worker. `equal_steps` makes the shares of all formats even in rows.
-
-    Args:
-        source: the files.
-        ctx: rank of this worker, and the client of the servers that keep positions.
-    """
-
-    def __init__(self, source: Source, ctx: DatasetContext) -> None:
-        self._source = source
-        self._ctx = ctx
-        self._shuffle: dict[str, int] = {}
-        self._name = ""
-        self._course: Course | None = None
-
-    @property
-    def first_epoch(self) -> int:
-        """First epoch to read: 0, unless it resumes where a saved run stopped."""
-        return 0 if self._course is None else self._course.first_epoch
-
-    def shuffled(
-        self,
-        seed: int,
-        window_rows: int = 65_536,
-        *,
-        interleave: int = 32,
-        most_bytes: int = 512 << 20,
-    ) -> FileRows:
-        """Return the same rows in another order in each epoch, a pure function of seed and epoch.
-
-        Args:
-            seed: shuffles the order of the files' pieces (32 MiB each; row groups of Parquet), and
-                rows within windows.
-            window_rows: rows of a window, which are held in memory; 1: rows are not shuffled.
-            interleave: pieces that are read side by side, so that sorted data are mixed; 1: one
-                after the other.
-            most_bytes: bytes that pieces read side by side may hold, and four windows: where they
-                would hold more, fewer pieces are read side by side, and a window ends early.
-
-        Raises:
-            SettingsError: a number below 1.
-        """
-        if self._course is not None:
-            raise SettingsError("call shuffled(...) before resumable(...): positions depend on it")
-        rows = FileRows(self._source, self._ctx)
-        rows._shuffle = {
-            "seed": seed,
-            "shuffle_rows": window_rows,
-            "interleave": interleave,
-            "most_bytes": most_bytes,
-        }
-        rows._reader()  # raises for settings that cannot work
-        return rows
-
-    def equal_steps(self, *, timeout_s: float | None = None) -> FileRows:
-        """Return the same rows in shares of equal row counts, so that workers have equal steps.
-
-        Every worker calls it, before `resumable`. It counts the rows at once: the workers read all
-        files, each file once; without parameter servers every worker reads all of them. Parquet
-        files store their row counts, so they cost nothing.
-
-        Args:
-            timeout_s: seconds for the slowest worker to count its share; None: an hour.
-
-        Raises:
-            SettingsError: another worker reads other files, or the rows are resumable already.
-            RequestTimeout: a worker did not arrive; names it.
-            DataError: a file is damaged and the policy is to fail.
-            OSError: a file cannot be read, or its size has changed since it was listed.
-        """
-        from tfos.reading.row_counts import RENDEZVOUS_TIMEOUT_S, counted
-
-        if self._course is not None:
-            raise SettingsError("call equal_steps() before resumable(...): positions depend on it")
-        if all(file.piece_rows is not None for file in self._source.files()):
-            return self
-        limit_s = RENDEZVOUS_TIMEOUT_S if timeout_s is None else timeout_s
-        source = cast("Countable", self._source)  # all but Parquet, which knows its rows
-        rows = FileRows(counted(self._ctx, source, limit_s), self._ctx)
-        rows._shuffle = self._shuffle
-        return rows
-
-    def resumable(self, name: str = "train") -> FileRows:
-        """Return the same rows, with a position that is saved and restored with the parameters.
-
-        Every worker calls it, after `shuffled` and `equal_steps`. In a run that resumes from a
-        checkpoint (`Checkpoints(resume=True)`) reading continues where that run's workers were,
-        whatever their number, in the epoch `first_epoch`: pass
-        `fit(initial_epoch=rows.first_epoch)`.
-
-        `fit` on `dataset` moves the position. Checkpoints of a model distributed with "sync" hold
-        the matching position: no row is trained twice or missed. In other modes the batches in
-        flight at the snapshot of a checkpoint may be trained again.
-
-        Args:
-            name: name of the position; use another one for other rows of the training.
-
-        Raises:
-            SettingsError: an invalid name, or the rows were shuffled differently.
-            FileChanged: the files have changed since the position was saved.
-            NoServersError: the cluster has no parameter servers, which keep the position.
-        """
-        from tfos.reading.resume import course_of
-
-        rows = FileRows(self._source, self._ctx)
-        rows._shuffle, rows._name = self._shuffle, name
-        rows._course = course_of(self._ctx, name, self._source.files(), self._reader().position)
-        return rows
-
-    def dataset(  # noqa: PLR0913 - what a user may say about rows, all but one by keyword
-        self,
-        batch_size: int,
-        *,
-        feature_cols: Selector | None = None,
-        label_cols: Selector | None = None,
-        weight_col: Selector | None = None,
-        features: Selector | None = None,
-        labels: Selector | None = None,
-        dtypes: Dtypes = None,
-        map_fn: Callable[..., Any] | None = None,
-    ) -> FileDataset:
-        """Return data for `model.fit`: each epoch of `fit` reads the files once.
-
-        Args:
-            batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
-            feature_cols: which columns are x: a name, a list of names (numbers side by side as one
-                matrix [batch, n]; arrays and text as several inputs), or a dict from the model's
-                input names. None, without `label_cols`: rows are (x, y) or (x, y, weight).
-            label_cols: which columns are y, as for `feature_cols`.
-            weight_col: which column holds the sample weights, float[batch].
-            features: another name of `feature_cols`.
-            labels: another name of `label_cols`.
-            dtypes: numpy's names of dtypes: one for x; one each for x, y and weight (None leaves a
-                part as it is); or by column. None: float64 becomes Keras' floatx.
-            map_fn: `map_fn(x, y) -> (x, y)` (and the weight, where there is one) on numpy arrays of
-                a whole batch, [batch, …]; runs in the thread that reads ahead.
-
-        Raises:
-            SettingsError: a setting that cannot work.
-        """
-        from tfos.keras.data.columns import ColumnRoles
-        from tfos.keras.data.file_dataset import FileDataset
-        from tfos.reading.resume import files_metadata, position_name
-
-        columns = ColumnRoles(
-            feature_cols=feature_cols,
-            label_cols=label_cols,
-            weight_col=weight_col,
-            features=features,
-            labels=labels,
-            dtypes=dtypes,
-            map_fn=map_fn,
-        )
-        # A worker that joins others reads with them, from the beginning of their epoch.
-        place = self._ctx.fit_place
-        reader = self._reader(place.epoch if place is not None else 0)
-        if self._course is None:
-            return FileDataset(reader, batch_size, columns, ctx=self._ctx)
-        return FileDataset(
-            reader,
-            batch_size,
-            columns,
-            ctx=self._ctx,
-            position_name=position_name(self._name, self._ctx.rank),
-            first_metadata=dict([files_metadata(self._name, self._source.files())]),
-        )
-
-    def batches(self, batch_size: int, epochs: int = 1) -> Iterator[dict[str, BatchColumn]]:
-        """Yield batches as dicts of numpy arrays (Ragged: values and offsets), without TensorFlow.
-
-        Args:
-            batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
-            epochs: how many times all files are read.
-
-        Yields:
-            By column name an array [batch, *shape of the column], or a Ragged.
-        """
-        reader = self._reader()
-        for _ in range(epochs):
-            yield from _one_epoch(reader, batch_size)
-
-    def tf_dataset(self, batch_size: int) -> Any:
-        """Return a tf.data.Dataset of batches as dicts of tensors; one iteration is one epoch.
-
-        Each iteration begins the next epoch, also when those before it were not read to their end.
-
-        Args:
-            batch_size: rows per batch; only an epoch's last batch may be smaller.
-        """
-        from tfos.keras.data.file_dataset import tf_dataset
-
-        if self._course is not None:
-            raise UnsupportedError(
-                "tf.data reads ahead without saying how far, so its position cannot be saved: use "
-                "dataset(...), or tf_dataset(...) without resumable(...)"
-            )
-        epochs = itertools.count()
-        return tf_dataset(
-            lambda: _one_epoch(self._reader(next(epochs)), batch_size), self._source.schema
-        )
-
-    def _reader(self, first_epoch: int = 0) -> DirectReader:
-        from feeding.reading.positions import Course
-        from feeding.reading.reader import DirectReader
-
-        course = self._course or Course()
-        if first_epoch > course.first_epoch:
-            course = Course(course.run_number, first_epoch=first_epoch)
-        share = (self._ctx.rank, self._ctx.num_workers)
-        return DirectReader(self._source, *share, **self._shuffle, course=course)
-
-
-def _one_epoch(reader: DirectReader, batch_size: int) -> Iterator[dict[str, BatchColumn]]:
-    from feeding.columnar.batch import Batch
-
-    while isinstance(batch := reader.next_batch(batch_size), Batch):
-        yield batch.columns

@@ -109,7 +109,7 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
     except msgspec.ValidationError as error:
         raise SettingsError(
             f"the checkpoint's metadata {_key(name, '')}... are no positions of files: {error}. "
-            "Use another name"
+            "Use another name: resumable(name=...)"
         ) from error
     if saved and listed is not None:  # too many files to list have only their fingerprint
         refuse_changed(listed, files)

@@ -125,7 +125,7 @@ def _introduce(ranks: Sequence[_Running]) -> None:
         except TimeoutError:
             raise NodeStartError(
                 f"rank {each.rank} did not begin within {START_S:.0f} s: its imports "
-                "take longer, or this host has no processor time left"
+                "take longer, or this host has no processor time left; run fewer ranks"
             ) from None
         if listening is None:
             return

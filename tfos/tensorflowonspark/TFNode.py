@@ -73,9 +73,9 @@ def export_saved_model(sess: Any, export_dir: str, tag_set: Any, signatures: Any
     Raises:
         UnsupportedError: always; names what to write.
     """
-    from tfos.worker.context import NodeContext
+    from tfos.worker.ported_context import PortedContext
 
-    NodeContext.export_saved_model(sess, sess, export_dir, tag_set, signatures)
+    PortedContext.export_saved_model(sess, sess, export_dir, tag_set, signatures)
 
 
 def release_port(ctx: Any) -> None:

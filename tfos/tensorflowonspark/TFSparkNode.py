@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfos.tensorflowonspark import TFNode
-from tfos.worker.context import NodeContext
+from tfos.worker.ported_context import PortedContext
 
 _TRAINERS = ("chief", "master", "worker")
 
@@ -79,5 +79,5 @@ class TFNodeContext:
             self.tmp_socket.close()
             self.tmp_socket = None
 
-    start_cluster_server = NodeContext.start_cluster_server
-    export_saved_model = NodeContext.export_saved_model
+    start_cluster_server = PortedContext.start_cluster_server
+    export_saved_model = PortedContext.export_saved_model

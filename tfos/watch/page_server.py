@@ -99,7 +99,10 @@ class JobPage:
         try:
             listener = bound_tcp(host, port, DEFAULT_LIMITS)
         except (RpcError, OSError) as error:
-            raise SettingsError(f"the page cannot be served on {host}:{port}: {error}") from error
+            raise SettingsError(
+                f"the page cannot be served on {host}:{port}: {error}. Name another port, or 0 for "
+                "any free one, in page_port="
+            ) from error
         shown = advertised_host() if host in _EVERYWHERE else host
         access = PageAccess(frozenset(each.lower() for each in (shown, *hosts)))
         config = uvicorn.Config(

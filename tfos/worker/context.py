@@ -1,77 +1,71 @@
 """Context of main_fun (`ctx`): rank, roster, paths, feeds, servers.
 
-Covers: TensorFlowOnSpark's `ctx` with its names, and the entry points of feeding, ps and Keras.
-Does not: do any of their work; it only connects them.
+Covers: what main_fun calls, in one place; each call leads to what does its work: feeds
+(tfos.worker.feeds), servers (tfos.worker.server_access), files (tfos.files), the Keras binding
+(tfos.keras). TensorFlowOnSpark's other names: tfos.worker.ported_context.
+Does not: do any of that work.
 Runs in: the worker's process.      Threads: `report_progress` from any; the rest from main_fun's.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpc.auth.handshake import Identity, Role
-from rpc.endpoint import Endpoint
 from tfos.control.messages import Joining, RosterEntry
-from tfos.errors import (
-    NoServersError,
-    NotDistributed,
-    PhaseError,
-    PSError,
-    SettingsError,
-    UnsupportedError,
-)
+from tfos.errors import PhaseError
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
 from tfos.files.worker_files import WorkerInputs, WorkerOutput
-from tfos.native.environment import is_connected_to_servers
 from tfos.node import whole_files
 from tfos.node.spec import ChildSpec
-from tfos.topology import EVALUATOR_ROLE, PS_ROLE, WORKER_ROLE
-from tfos.worker.seen_progress import SeenProgress
+from tfos.topology import EVALUATOR_ROLE
+from tfos.worker.evaluator import check_trains, evaluate_checkpoints
+from tfos.worker.ported_context import PortedContext
+from tfos.worker.reports.seen_progress import SeenProgress
+from tfos.worker.roster import cluster_spec, rank_on_host, training_nodes
+from tfos.worker.server_access import ServerAccess
 
 if TYPE_CHECKING:
     import keras
 
-    from feeding.receiver.channel import FeedChannel
     from feeding.receiver.data_feed import DataFeed
     from ps.client.client import PSClient
     from ps.compression.format import Compression
     from ps.manifest.manifest import Consistency
     from rpc.auth.handshake import Credentials
+    from rpc.endpoint import Endpoint
     from tfos.collectives.group import RankGroup
     from tfos.collectives.offers import Offers
     from tfos.keras.data.columns import Dtypes, Selector
-    from tfos.keras.data.dataset import FeedDataset
+    from tfos.keras.data.feed_dataset import FeedDataset
     from tfos.native.reserved_port import ReservedPort
     from tfos.reading.reading import Reading
-    from tfos.worker.epoch_reports import EpochReports
-    from tfos.worker.manager import WorkerManager
-    from tfos.worker.own_shard import OwnShard
+    from tfos.worker.feeds import WorkerFeeds
+    from tfos.worker.reports.epoch_reports import EpochReports
     from tfos.worker.saver import ChiefSaver
-    from tfos.worker.trained_feeds import TrainedFeeds
-
-RESTART_S = 50.0
-"""Seconds for a restarted server to read its checkpoint, below the client's timeout; a server that
-does not restart ends the cluster before."""
-
-_logger = logging.getLogger(__name__)
 
 
-class NodeContext:
-    """The second argument of main_fun.
+class NodeContext(PortedContext):
+    """The second argument of main_fun: where this worker is, its rows, servers and files.
+
+        def main_fun(args, ctx):
+            model = ...  # compiled
+            ctx.distribute(model)
+            model.fit(ctx.dataset(batch_size=64), epochs=3, callbacks=ctx.callbacks())
+            if ctx.is_chief:
+                ctx.export(model, "hdfs:///models/digits.keras")
+
+    For tfos itself, not for programs: `fit_place`, `feed_channel`, `trained_feeds`, `epochs`,
+    `seen_progress`, `resumes_…`, `check_…`, `saver`, `new_ps_client`, `server_moved`, `finish`.
 
     Attributes:
         job_name: `chief`, `master`, `worker` or `evaluator`.
-        task_index: index among the nodes of this job.
+        task_index: index among the nodes of this job, from 0.
         executor_id: Spark's id of the executor.
-        fit_place: in the fits of a distributed model, where such a node begins; None: at the start.
         rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
         num_workers: workers that train together, the chief included; 1 on the evaluator, which
             stands alone with rank 0: `ctx.read` has all rows there.
@@ -86,16 +80,16 @@ class NodeContext:
         cluster_log_dir: the directory above, with the runs of the cluster itself.
         staging_dir: a local directory for files before their transfer.
         inputs: by name of the job's inputs, the paths of this worker's files.
+        fit_place: where the fits of a restarted worker begin; None: at the start.
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
-        trained_feeds: a distributed `fit` reports its trained epochs there.
-        epochs: `fit` reports its epochs' metrics there.
-        mgr: for `TFNode.DataFeed(ctx.mgr)`, which is `ctx.get_data_feed()`.
-        seen_progress: data report there how far a `fit` is whose model is not distributed.
+        trained_feeds: record of the trained epochs of fed rows.
+        epochs: takes the metrics of each epoch of `fit`.
+        seen_progress: takes the progress of a `fit` whose model is not distributed.
 
     Args:
         spec: start document of this process.
         roster: every node of the cluster with its endpoint.
-        feed_channel: receives the rows.
+        feeds: the received rows, and what is trained of them.
         credentials: credentials of the data plane.
         on_progress: called with the numbers of `report_progress`, by name.
         offers: answers the other ranks of `rank_group()`.
@@ -103,7 +97,6 @@ class NodeContext:
         reserved_port: this worker's port in `cluster_spec`; None: it holds none.
         stop_asked: whether somebody outside has asked for the end of the training.
         joining: where this worker begins among others that train; None: all begin together.
-        trained_feeds: records what of the feeds is trained.
         epochs: sends epochs' metrics to the driver.
     """
 
@@ -112,10 +105,9 @@ class NodeContext:
         spec: ChildSpec,
         roster: Sequence[RosterEntry],
         *,
-        feed_channel: FeedChannel,
+        feeds: WorkerFeeds,
         credentials: Credentials,
         on_progress: Callable[[dict[str, float]], None],
-        trained_feeds: TrainedFeeds,
         epochs: EpochReports,
         offers: Offers,
         on_shard: Callable[[NodeContext], None] = lambda _: None,
@@ -123,51 +115,48 @@ class NodeContext:
         stop_asked: Callable[[], bool] = bool,
         joining: Joining | None = None,
     ) -> None:
-        bundle = spec.bundle
+        bundle, settings = spec.bundle, spec.bundle.settings
+        self._node, self._name, self._config = bundle.node, bundle.name, settings.config
         self.job_name = bundle.node.role
         self.task_index = bundle.node.index
         self.executor_id = spec.executor.executor_id
-        self._is_evaluator = bundle.node.is_evaluator
-        self.rank = 0 if self._is_evaluator else bundle.node.rank
-        self.num_workers = 1 if self._is_evaluator else bundle.settings.num_workers
+        self.rank = 0 if self._node.is_evaluator else bundle.node.rank
+        self.num_workers = 1 if self._node.is_evaluator else settings.num_workers
         self.is_chief = bundle.node.is_chief
-        self.cluster_spec = _cluster_spec(roster)
-        self.defaultFS = bundle.settings.default_fs
-        self.working_dir = spec.executor.cwd
-        self.cluster_log_dir = spec.log_dir
-        self.log_dir = os.path.join(
-            spec.log_dir, EVALUATOR_ROLE if self._is_evaluator else f"worker-{self.rank}"
-        )
-        self.feed_channel, self.trained_feeds, self.epochs = feed_channel, trained_feeds, epochs
-        self._identity = Identity(Role.WORKER, bundle.node.rank, spec.attempt)
-        self._has_tensorflow_servers = bundle.settings.has_tensorflow_servers
-        self._workers = _workers(roster, has_tensorflow_servers=self._has_tensorflow_servers)
-        self._offers = offers
-        self._rank_group: RankGroup | None = None
-        self._value_fd = spec.value_fd
-        self._feeds, self._config = bundle.settings.feeds, bundle.settings.config
-        self.staging_dir = spec.executor.scratch_dir
-        self._storages = Storages(self.staging_dir)
-        self.inputs, self._output = self._own_files(Path(spec.files_dir))
-        self._name = bundle.name
         self.fit_place = joining.fit if joining is not None else None
-        self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
-        uses_none = self._has_tensorflow_servers or self._is_evaluator
-        self._servers = [] if uses_none else _endpoints_of_servers(roster)
-        """Of the shards in rank order; empty until a cluster without servers has its own."""
-        self._own_shard: OwnShard | None = None
-        self._on_shard, self._place = on_shard, (spec.executor.host, spec.socket_dir)
-        self._credentials = credentials
+        self.cluster_spec = cluster_spec(roster)
+        self._workers = training_nodes(
+            roster, has_tensorflow_servers=settings.has_tensorflow_servers
+        )
+        self.defaultFS = settings.default_fs
+        self.working_dir = spec.executor.cwd
+        self.staging_dir = spec.executor.scratch_dir
+        self.cluster_log_dir = spec.log_dir
+        place = EVALUATOR_ROLE if self._node.is_evaluator else f"worker-{self.rank}"
+        self.log_dir = os.path.join(spec.log_dir, place)
+        self.inputs, self._output = self._own_files(Path(spec.files_dir))
+        self._storages = Storages(self.staging_dir)
+        self._feeds = feeds
+        self.feed_channel, self.trained_feeds, self.epochs = feeds.channel, feeds.trained, epochs
         self.seen_progress = SeenProgress(on_progress)
-        self._reserved_port = reserved_port
         self._stop_asked = stop_asked
-        self._shows_port = not bundle.settings.release_port
-        self._manager: WorkerManager | None = None
-        self._client: PSClient | None = None
-        self._client_lock = threading.Lock()
+        self._reserved_port, self._shows_port = reserved_port, not settings.release_port
+        self._value_fd = spec.value_fd
+        self._credentials, self._offers = credentials, offers
+        self._identity = Identity(Role.WORKER, bundle.node.rank, spec.attempt)
+        self._rank_group: RankGroup | None = None
+        self._servers = ServerAccess(
+            spec,
+            roster,
+            identity=self._identity,
+            credentials=credentials,
+            storages=self._storages,
+            rank_group=self.rank_group,
+            on_own_shard=lambda: on_shard(self),
+        )
 
     def __repr__(self) -> str:
-        return f"NodeContext({self._name}, {self.num_workers} workers, {len(self._servers)} ps)"
+        return f"NodeContext({self._name}, {self.num_workers} workers, {self._servers.count} ps)"
 
     @property
     def attempt(self) -> int:
@@ -175,31 +164,16 @@ class NodeContext:
         return self._identity.generation
 
     @property
-    def worker_num(self) -> int:
-        """TensorFlowOnSpark's name of `rank`."""
-        return self.rank
-
-    @property
     def local_rank(self) -> int:
         """Number of this worker among those of its host, from 0; 0 on the evaluator."""
-        if self._is_evaluator:
+        if self._node.is_evaluator:
             return 0
-        host = self._workers[self.rank].host
-        return sum(each.host == host for rank, each in self._workers.items() if rank < self.rank)
+        return rank_on_host(self._workers, self.rank)
 
     @property
     def worker_rank(self) -> int:
         """`rank`, as the Keras binding calls it."""
         return self.rank
-
-    @property
-    def mgr(self) -> Any:
-        """TensorFlowOnSpark's manager: `TFNode.DataFeed(ctx.mgr)` is `ctx.get_data_feed()`."""
-        if self._manager is None:
-            from tfos.worker.manager import WorkerManager
-
-            self._manager = WorkerManager(self.get_data_feed)
-        return self._manager
 
     @property
     def stop_asked(self) -> bool:
@@ -210,15 +184,6 @@ class NodeContext:
         feed; another loop of main_fun asks here and returns.
         """
         return self._stop_asked()
-
-    @property
-    def tmp_socket(self) -> socket.socket | None:
-        """The socket that holds this worker's port after `run(release_port=False)`, else None.
-
-        It is None after `release_port()`, too.
-        """
-        port = self._reserved_port
-        return port.socket if port is not None and self._shows_port else None
 
     def absolute_path(self, path: str) -> str:
         """Return `path` with scheme and directory, resolved against `defaultFS`."""
@@ -256,25 +221,17 @@ class NodeContext:
         Raises:
             SettingsError: the cluster has no such feed.
         """
-        from feeding.receiver.data_feed import DataFeed
-
-        self._check_feed(qname_in)
-        feed = DataFeed(self.feed_channel, train_mode, qname_in, qname_out, input_mapping)
-        if train_mode:
-            feed.stop_asked = self._stop_asked
-        return feed
+        return self._feeds.open(train_mode, qname_in, qname_out, input_mapping, self._stop_asked)
 
     @property
     def resumes_epochs(self) -> bool:
         """Whether fed epochs go on where an interrupted run was; the servers hold its record."""
-        has_own = self._own_shard is not None  # its record would come after the first rows
-        return self.resumes_rate and not has_own
+        return self._servers.resumes_epochs
 
     @property
     def resumes_rate(self) -> bool:
         """Whether a fit has the learning rate that it had when an earlier run was interrupted."""
-        plan = self._config.checkpoints
-        return plan is not None and plan.resumes_epochs and bool(self._servers)
+        return self._servers.resumes_rate
 
     def ps_client(self) -> PSClient:
         """Return this process's connection to the parameter servers, the same on every call.
@@ -282,23 +239,7 @@ class NodeContext:
         Raises:
             NoServersError: the cluster has none.
         """
-        self._check_trains("parameter servers")
-        if self._has_tensorflow_servers:
-            raise NoServersError(
-                f"{self._name}: this cluster's servers are TensorFlow's (ps='tensorflow'), and "
-                "ctx.distribute, tables and checkpoints of tfos need those of tfos: leave "
-                "ps='tensorflow' out of reserve(), or train by ParameterServerStrategy"
-            )
-        if not self._servers:
-            raise NoServersError(
-                f"{self._name}: this cluster has num_ps=0, so no parameters are shared before "
-                'ctx.distribute(model, consistency="sync"), which keeps them in the workers; call '
-                "that first, use TFCluster.reserve(..., num_ps=1), or train without them"
-            )
-        with self._client_lock:
-            if self._client is None:
-                self._client = self.new_ps_client()
-            return self._client
+        return self._servers.client()
 
     def check_servers_used(self, what: str) -> None:
         """Refuse a training that leaves the cluster's servers out.
@@ -309,31 +250,11 @@ class NodeContext:
         Raises:
             NotDistributed: there are servers, and this process has not asked for their client.
         """
-        if self._leaves_tensorflow_out:
-            raise NotDistributed(
-                f"{what} on {self._name} alone: the other nodes run TensorFlow's servers, and "
-                "main_fun has built no strategy that uses them. Build strategy = "
-                "tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver."
-                "TFConfigClusterResolver()) first, or leave ps='tensorflow' out of reserve() and "
-                "add the line model = ctx.distribute(model) after model.compile(...)"
-            )
-        if not self._leaves_servers_out:
-            return
-        count = len(self._servers)
-        raise NotDistributed(
-            f"{what} on {self._name} alone: the cluster has {count} parameter "
-            f"server{'s' if count > 1 else ''} and this worker does not use "
-            f"{'them' if count > 1 else 'it'}, so each worker has a model of its own, of its part "
-            "of the rows. Add the line model = ctx.distribute(model) between model.compile(...) "
-            "and model.fit(...); call ctx.ps_client() first if main_fun pushes by itself; or make "
-            "the cluster with num_ps=0 if every worker trains a model of its own"
-        )
+        self._servers.check_used(what)
 
     def check_servers_seeded(self, what: str) -> None:
         """Refuse what check_servers_used refuses, unless another worker has seeded the servers."""
-        is_empty = self._leaves_servers_out and self._are_servers_empty()
-        if is_empty or self._leaves_tensorflow_out:
-            self.check_servers_used(what)
+        self._servers.check_seeded(what)
 
     def rank_group(self) -> RankGroup:
         """Return the collective calls of this cluster's workers, the same on every call.
@@ -341,7 +262,7 @@ class NodeContext:
         They are for clusters whose workers all run to the end: a rank that was lost is not
         replaced.
         """
-        self._check_trains("ranks")
+        check_trains(self._node, "ranks")
         if self._rank_group is None:
             from tfos.collectives.group import RankGroup, RankPeer
 
@@ -371,29 +292,11 @@ class NodeContext:
 
     def saver(self) -> ChiefSaver | None:
         """Return the saver of the cluster's checkpoints; None on workers that do not save."""
-        from tfos.worker.saver import ChiefSaver
-
-        plan, joins = self._config.checkpoints, self.attempt > 0
-        if plan is None or not self.is_chief or not self._servers:
-            return None
-        return ChiefSaver(plan, self.new_ps_client, self._storages, joins=joins)
+        return self._servers.saver()
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
-        from ps.client.client import DEFAULT_RECONNECT_S, PSClient
-
-        may_restart = self._config.checkpoints is not None and self._config.restarts.ps > 0
-        restarts = may_restart and self._own_shard is None
-        client = PSClient(
-            self._servers,
-            self._credentials,
-            self._identity,
-            num_workers=self.num_workers,
-            reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
-            open_storage=self._storages,
-        )
-        self._clients.add(client)
-        return client
+        return self._servers.new_client()
 
     def server_moved(self, rank: int, endpoint: Endpoint) -> None:
         """Reach a server at another place from now on: it was lost and started again.
@@ -402,9 +305,7 @@ class NodeContext:
             rank: of the server.
             endpoint: where it listens.
         """
-        self._servers[rank] = endpoint
-        for client in list(self._clients):
-            client.server_moved(rank, endpoint)
+        self._servers.moved(rank, endpoint)
 
     def dataset(  # noqa: PLR0913 - what a user may say about rows, all but one by keyword
         self,
@@ -440,9 +341,9 @@ class NodeContext:
         Raises:
             SettingsError: the cluster has no such feed, or an argument cannot work.
         """
-        self._check_feed(feed)
+        self._feeds.check(feed)
         from tfos.keras.data.columns import ColumnRoles
-        from tfos.keras.data.dataset import FeedDataset
+        from tfos.keras.data.feed_dataset import FeedDataset
 
         columns = ColumnRoles(
             feature_cols=feature_cols,
@@ -457,7 +358,7 @@ class NodeContext:
 
     @property
     def read(self) -> Reading:
-        """Files that this worker reads itself; see tfos.reading."""
+        """Files that this worker reads itself: `ctx.read.parquet(paths).dataset(64)`."""
         from tfos.reading.reading import Reading
 
         return Reading(self)
@@ -476,8 +377,9 @@ class NodeContext:
     ) -> keras.Model:
         """Move a compiled model's parameters to the servers; `fit` then trains together.
 
-        Call it on every worker, with the same model; see tfos.keras.fit.distribute. With num_ps=0
-        each worker serves a part of the parameters itself, in "sync" alone.
+        Call it on every worker, with the same model, between `compile` and `fit`. All begin with
+        the chief's weights; later `set_weights` and `load_weights` take effect there alone. With
+        num_ps=0 each worker serves a part of the parameters itself, in "sync" alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -490,10 +392,11 @@ class NodeContext:
                 gradients. hybrid: batches of rows that a worker has under way, 1 by default.
             staleness_aware: divide a gradient's learning rate by 1 + the updates by others that its
                 worker had not seen. None: yes, except in sync and hybrid, where none is, and for
-                Adagrad and Ftrl.
+                Adagrad and Ftrl. False ruins a training of several workers with rules like Adam.
             on_nonfinite: a NaN or infinite gradient: "error" raises, "skip" leaves the step out.
-            pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight.
-                None: 1 for models with tables and Adagrad or Ftrl, else 0.
+            pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight: a
+                step's parameters lack so many of this worker's own updates. None: 1 for models with
+                tables and Adagrad or Ftrl, else 0.
             compression: of pushed float32 gradients: "bf16", "fp16": half the bytes; "int8": 1/4.
 
         Returns:
@@ -502,13 +405,11 @@ class NodeContext:
         Raises:
             NotCompiled: compile first.
             NoServersError: the cluster has TensorFlow's servers.
-            UnsupportedOptimizer: the servers have no rule for it; the text lists those they have.
-            UnsupportedModel: the text names the obstacle.
+            UnsupportedOptimizer, UnsupportedModel: the text names the obstacle.
             SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
             CollectiveError: num_ps=0, and another worker does not come here.
         """
-        if not self._servers and not self._has_tensorflow_servers:
-            self._serve_own_shard(model, consistency)
+        self._servers.serve_where_none_are(model, consistency)
         from tfos.keras.fit.distribute import distribute
 
         return distribute(
@@ -602,26 +503,17 @@ class NodeContext:
             PhaseError: this node is no evaluator.
             NotCompiled, UnsupportedModel, SettingsError: the text says what does not fit.
         """
-        if not self._is_evaluator:
-            raise PhaseError(
-                f"{self._name}: evaluate_checkpoints() waits until the training is over, so it is "
-                'for the evaluator: if ctx.job_name == "evaluator", with reserve(eval_node=True)'
-            )
-        plan = self._config.checkpoints
-        place = directory or (plan.directory if plan else None)
-        if place is None:
-            raise SettingsError(
-                f"{self._name}: evaluate_checkpoints() needs a directory of checkpoints: pass "
-                "config=ClusterConfig(checkpoints=Checkpoints(directory)) to reserve(), which also "
-                "lets the chief save there"
-            )
-        from tfos.keras.fit.checkpoint_evaluation import CheckpointEvaluation
-        from tfos.keras.fit.saved_parameters import SavedParameters
-
-        saved = SavedParameters(model, self.absolute_path(place), self._storages)
-        sizes = {"batch_size": batch_size, "steps": steps}
         data = {"x": x, "y": y, "sample_weight": sample_weight}
-        return CheckpointEvaluation(saved, self, {**data, **sizes}, poll_s).run()
+        return evaluate_checkpoints(
+            self,
+            model,
+            {**data, "batch_size": batch_size, "steps": steps},
+            node=self._node,
+            directory=directory,
+            plan=self._config.checkpoints,
+            storages=self._storages,
+            poll_s=poll_s,
+        )
 
     def export(
         self,
@@ -633,7 +525,8 @@ class NodeContext:
     ) -> str:
         """Save the model with the servers' parameters as a plain Keras model or SavedModel.
 
-        Call it on one worker, usually `if ctx.is_chief:`.
+        Call it on one worker, usually `if ctx.is_chief:`. An older export at this place is replaced
+        once the new one is complete; a directory that holds anything else is refused.
 
         Args:
             model: any built Keras model, distributed or not.
@@ -674,61 +567,7 @@ class NodeContext:
             loss: the newest loss; None: not known.
             metrics: further numbers by name, shown by `cluster.status()`.
         """
-        values: dict[str, Any] = {"steps": step, "rows": rows, "loss": loss}
-        try:
-            values = {**(metrics or {}), **values}
-            numbers = {name: float(value) for name, value in values.items() if value is not None}
-        except (TypeError, ValueError) as error:
-            _logger.warning("report_progress ignored %r: %s", values, error)
-            return
-        self.seen_progress.report(numbers)
-
-    def release_port(self) -> None:
-        """Give up this worker's port in `cluster_spec`, for a server that binds it exclusively.
-
-        TensorFlow's server needs no call: TF_GRPC_REUSE_PORT lets it bind the reserved port.
-        """
-        if self._reserved_port is not None:
-            self._reserved_port.release()
-
-    def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> None:
-        """Refuse TensorFlow 1's server; TensorFlow 2 starts its own from TF_CONFIG.
-
-        Args:
-            num_gpus: of the server, in TensorFlowOnSpark.
-            rdma: of the server, in TensorFlowOnSpark.
-
-        Raises:
-            UnsupportedError: always; names what to write.
-        """
-        del num_gpus, rdma
-        raise UnsupportedError(
-            "start_cluster_server() starts TensorFlow 1's server, and main_fun runs on no "
-            "parameter server here. Write ctx.distribute(model) after model.compile(...), which "
-            "trains through the parameter servers; or, with num_ps=0, "
-            "tf.distribute.MultiWorkerMirroredStrategy(), which starts its server from TF_CONFIG"
-        )
-
-    def export_saved_model(
-        self, sess: object, export_dir: str, tag_set: object, signatures: object
-    ) -> None:
-        """Refuse the export of a session, which TensorFlow 2 does not have.
-
-        Args:
-            sess: TensorFlow 1's session.
-            export_dir: directory of the SavedModel.
-            tag_set: its tags.
-            signatures: its signatures.
-
-        Raises:
-            UnsupportedError: always; names what to write.
-        """
-        del sess, tag_set, signatures
-        raise UnsupportedError(
-            "export_saved_model() exports TensorFlow 1's session. Write "
-            f"ctx.export(model, {export_dir!r}) on the chief, or "
-            f"compat.export_saved_model(model, {export_dir!r}, ctx.is_chief) on every worker"
-        )
+        self.seen_progress.report({**(metrics or {}), "steps": step, "rows": rows, "loss": loss})
 
     def _own_files(self, directory: Path) -> tuple[WorkerInputs, WorkerOutput]:
         """Return this worker's part of the job's inputs and output, with copies in `directory`."""
@@ -738,123 +577,9 @@ class NodeContext:
         )
         return inputs, WorkerOutput(config.output or "", name, directory / "output")
 
-    def _serve_own_shard(self, model: keras.Model, consistency: Consistency) -> None:
-        """Serve one shard per worker, in the workers, for a model that can be distributed."""
-        self._check_trains("parameter servers")
-        if consistency != "sync":
-            raise SettingsError(
-                f"{self._name}: this cluster has num_ps=0, so its workers keep the parameters, "
-                f'which is for consistency="sync"; got {consistency!r}. Write ctx.distribute('
-                f'model, consistency="sync"), or TFCluster.reserve(..., num_ps=1) for '
-                f"{consistency!r}"
-            )
-        from tfos.keras.fit.distribute import check_model
-        from tfos.worker.own_shard import OwnShard
-
-        check_model(model)
-        self._own_shard = OwnShard(
-            self.rank_group(),
-            self._credentials,
-            generation=self._identity.generation,
-            open_storage=self._storages,
-        )
-        self._servers = self._own_shard.serve(*self._place)
-        self._on_shard(self)
-
-    def _check_trains(self, what: str) -> None:
-        """Refuse on the evaluator what only nodes that train have."""
-        if self._is_evaluator:
-            raise NoServersError(
-                f"{self._name} has no {what}: it stands beside the training and reads its "
-                "checkpoints. Call ctx.evaluate_checkpoints(model, x, y) there, and train where "
-                'ctx.job_name != "evaluator"'
-            )
-
-    @property
-    def _leaves_servers_out(self) -> bool:
-        return bool(self._servers) and self._client is None
-
-    @property
-    def _leaves_tensorflow_out(self) -> bool:
-        return self._has_tensorflow_servers and not is_connected_to_servers()
-
-    def _are_servers_empty(self) -> bool:
-        from ps.protocol.permissions import ServerPhase
-
-        try:
-            with self.new_ps_client() as client:
-                return all(server.phase == ServerPhase.EMPTY for server in client.describe())
-        except PSError as error:  # a server that is gone fails the cluster by itself
-            _logger.info("%s does not know whether the servers were seeded: %s", self._name, error)
-            return False
-
-    def _check_feed(self, name: str) -> None:
-        """Refuse a feed that will never be fed or ended: reading it would wait for ever."""
-        self._check_trains("fed rows")
-        if not self._feeds:
-            raise SettingsError(
-                "no rows are fed to this cluster: it was made with InputMode.TENSORFLOW, where "
-                "main_fun reads its own data. Pass input_mode=InputMode.SPARK to reserve() or run()"
-            )
-        if name not in self._feeds:
-            raise SettingsError(
-                f"{name!r} is no feed of this cluster: {list(self._feeds)}. Name it in queues= of "
-                "reserve() or run()"
-            )
-
     def finish(self) -> None:
         """Leave the training finally: barriers no longer wait for this worker.
 
         A worker that never used the servers also sends this: the others' epochs wait for it.
         """
-        if self._leaves_tensorflow_out:
-            _logger.warning(
-                "%s ends, and main_fun has built no strategy that uses TensorFlow's servers: what "
-                "it trained is a model of its own. tf.distribute.ParameterServerStrategy trains on "
-                "them; without ps='tensorflow' ctx.distribute(model) trains on servers of tfos",
-                self._name,
-            )
-        if not self._servers:
-            return
-        was_used = self._client is not None
-        if not was_used and not self._feeds and self._are_servers_empty():
-            _logger.warning(
-                "%s ends, and no worker has put parameters on the cluster's servers so far: what "
-                "it trained is a model of its own. ctx.distribute(model) after model.compile(...) "
-                "trains one model together; num_ps=0 saves the servers",
-                self._name,
-            )
-        client = self.ps_client()
-        with self._client_lock:
-            self._client = None
-        try:
-            client.finish()
-        except Exception as error:
-            if was_used:
-                raise
-            _logger.info("%s leaves without a message to the servers: %s", self._name, error)
-        finally:
-            client.close()
-        if self._own_shard is not None:
-            self._own_shard.end()
-
-
-def _endpoints_of_servers(roster: Sequence[RosterEntry]) -> list[Endpoint]:
-    servers = (entry for entry in roster if entry.node.role == PS_ROLE)
-    return [entry.endpoint for entry in sorted(servers, key=lambda entry: entry.rank)]
-
-
-def _workers(
-    roster: Sequence[RosterEntry], *, has_tensorflow_servers: bool
-) -> dict[int, RosterEntry]:
-    """Return by rank the nodes that train in main_fun."""
-    others = {PS_ROLE, EVALUATOR_ROLE} | ({WORKER_ROLE} if has_tensorflow_servers else set())
-    return {each.rank: each for each in roster if each.node.role not in others}
-
-
-def _cluster_spec(roster: Sequence[RosterEntry]) -> dict[str, list[str]]:
-    spec: dict[str, list[str]] = {}
-    for entry in sorted(roster, key=lambda entry: (entry.node.role, entry.node.index)):
-        address = f"{entry.endpoint.host}:{entry.free_port or entry.endpoint.port}"
-        spec.setdefault(entry.node.role, []).append(address)
-    return spec
+        self._servers.finish()

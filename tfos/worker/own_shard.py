@@ -1,7 +1,7 @@
 """One worker's shard of the parameters, in a cluster without servers of its own.
 
 Covers: the parameter server inside this worker's process, where the others' are, its end.
-Does not: decide when to start it (tfos.worker.context), update parameters (ps.server).
+Does not: decide when to start it (tfos.worker.server_access), update parameters (ps.server).
 Runs in: every worker's process, from the first `ctx.distribute(model, consistency="sync")` on.
 Threads: the server's own; the rest is main_fun's.
 

@@ -20,7 +20,7 @@ from tfos.keras import Embedding
 from tfos.keras.fit.checkpoint_evaluation import CheckpointEvaluation
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.saved_parameters import SavedParameters
-from tfos.worker.epoch_reports import EpochReports
+from tfos.worker.reports.epoch_reports import EpochReports
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 

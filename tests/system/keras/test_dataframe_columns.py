@@ -12,7 +12,7 @@ from feeding.arrow.packer import ArrowPacker
 from feeding.config import FeedConfig
 from tests.support.keras_training import Context, serving
 from tfos.keras.data.columns import ColumnRoles
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.keras_training import blobs, feed_epochs, rows_of, serving, together
 from tfos.errors import FeedEndedWarning
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
 pytest.importorskip("tensorflow")

@@ -35,7 +35,7 @@ from tests.support.waiting import wait_until
 from tests.system.keras.test_embedding import BATCH, DIM, data, make_model
 from tfos.errors import UnsupportedModel
 from tfos.keras import Embedding
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")

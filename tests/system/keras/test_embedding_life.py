@@ -22,7 +22,7 @@ from tests.system.keras.test_embedding import BATCH, DIM, FromTheMiddle, data, m
 from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras import Embedding
 from tfos.keras.data.columns import ColumnRoles
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")

@@ -28,8 +28,8 @@ from tfos.errors import (
     SortedRowsWarning,
 )
 from tfos.keras.data.columns import ColumnRoles
-from tfos.keras.data.dataset import FeedDataset
 from tfos.keras.data.epoch_length import AllEpochs
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 from tfos.worker.trained_feeds import TrainedFeeds
 

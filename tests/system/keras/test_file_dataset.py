@@ -22,8 +22,9 @@ from tfos.fit_place import FitPlace
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.running_fit import RunningFit
 from tfos.keras.fit.distribute import distribute
-from tfos.reading.reading import FileRows, Reading
-from tfos.worker.seen_progress import SeenProgress
+from tfos.reading.file_rows import FileRows
+from tfos.reading.reading import Reading
+from tfos.worker.reports.seen_progress import SeenProgress
 
 tf = pytest.importorskip("tensorflow")
 

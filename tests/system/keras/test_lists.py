@@ -13,7 +13,7 @@ from feeding.config import FeedConfig
 from tests.support.keras_training import feed_epochs, serving
 from tfos.errors import UnsupportedModel
 from tfos.keras.data.columns import ColumnRoles
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.embedding.layer import Embedding
 from tfos.keras.fit.distribute import distribute
 

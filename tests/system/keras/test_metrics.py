@@ -13,7 +13,7 @@ from keras.src.trainers.compile_utils import CompileMetrics
 
 from tests.support.keras_training import blobs, serving
 from tests.system.keras.test_validation import run
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.metric_states import (
     MAX_STATE_BYTES,

@@ -25,7 +25,8 @@ from tests.support.keras_training import DEADLINE_S, Context, serving, together
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.keras import Embedding
 from tfos.keras.fit.distribute import distribute
-from tfos.reading.reading import FileRows, Reading
+from tfos.reading.file_rows import FileRows
+from tfos.reading.reading import Reading
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 

@@ -67,13 +67,13 @@ def test_points_tell_what_happened_since_the_last_one():
     assert found["tfos/updates/per_s"] == 25.0
     assert found["tfos/traffic/in_mb_per_s"] == 100.0
     assert found["tfos/staleness/mean"] == 0.5
-    assert found["tfos/table/t/rows"] == 9.0
-    assert found["tfos/table/t/evicted_rows"] == 3.0
-    assert found["tfos/table/t/dropped_ids"] == 0.0
-    assert found["tfos/table/t/miss_ratio"] == pytest.approx(0.1)
-    assert found["tfos/table/t/unique_id_ratio"] == pytest.approx(0.5)
-    assert found["tfos/table/t/staleness_mean"] == 5.5, "of the one push since then"
-    assert found["tfos/table/t/staleness_p99"] == 5.5
+    assert found["tfos/table/rows/t"] == 9.0
+    assert found["tfos/table/evicted_rows/t"] == 3.0
+    assert "tfos/table/dropped_ids/t" not in found, "no rule of admission: a chart of zeros"
+    assert found["tfos/table/miss_ratio/t"] == pytest.approx(0.1)
+    assert found["tfos/table/unique_id_ratio/t"] == pytest.approx(0.5)
+    assert found["tfos/table/staleness_mean/t"] == 5.5, "of the one push since then"
+    assert found["tfos/table/staleness_p99/t"] == 5.5
 
 
 @pytest.mark.parametrize("before", [None, stats(500.0, 9000, 90.0)], ids=["first", "restarted"])

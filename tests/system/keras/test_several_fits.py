@@ -21,7 +21,7 @@ from tests.system.keras.test_embedding_faults import MODES
 from tfos.errors import FeedEndedWarning
 from tfos.fit_place import METADATA_NAME, FedEpochs, FitPlace, fed_epochs
 from tfos.keras import Embedding
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]

@@ -9,7 +9,7 @@ import pytest
 from tests.support.keras_training import DEADLINE_S, blobs, offer, rows_of, serving, together
 from tfos.control.messages import FitReading
 from tfos.errors import SettingsError
-from tfos.keras.data.dataset import FeedDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]

@@ -23,8 +23,10 @@ from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
+from tfos.feed.epoch_feeder import EpochFeeder
 from tfos.feed.request import FeedRequest
 from tfos.feed.sources import source_of
+from tfos.feed.watch import FeedWatch
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -91,9 +93,11 @@ class Played:
 
 def jobs(played: Any, feed: Callable[[FeedTask], list[FeedReport]]) -> ClusterFeeder:
     console = Console(enabled=False)
-    made = ClusterFeeder(None, played, Credentials.generate(), played.config, console)
-    made.epochs._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
-    return made
+    of_all = (played, Credentials.generate(), played.config, console)
+    watch = FeedWatch(played, played.config, console)
+    epochs = EpochFeeder(None, *of_all, watch)
+    epochs._feed = lambda run, task: feed(task)  # type: ignore[method-assign]
+    return ClusterFeeder("c", epochs, watch, played, played.config, console)
 
 
 def fed(task: FeedTask) -> list[FeedReport]:

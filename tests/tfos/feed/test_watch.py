@@ -24,6 +24,7 @@ from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, NodeFailedError, PhaseError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
+from tfos.feed.epoch_feeder import EpochFeeder
 from tfos.feed.request import EpochNumbers, FeedCall, FeedRequest
 from tfos.feed.watch import FeedWatch
 from tfos.phases import ClusterPhase
@@ -89,10 +90,13 @@ class Cluster:
         self.stop(lambda state: state.live())
 
     def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> ClusterFeeder:
-        credentials = Credentials.generate()
-        made: Any = ClusterFeeder(None, self.coordinator, credentials, self.config, self.console)
-        made.epochs._feed = lambda run, task: feed(task)
-        return made
+        of_all = (self.coordinator, self.config, self.console)
+        watch = FeedWatch(*of_all)
+        epochs: Any = EpochFeeder(
+            None, self.coordinator, Credentials.generate(), self.config, self.console, watch
+        )
+        epochs._feed = lambda run, task: feed(task)
+        return ClusterFeeder("c", epochs, watch, *of_all)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from feeding.filesystem.local import LocalFileSystem
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
 from tests.support.waiting import wait_until
 from tfos.files.log_fetch import LogFetch
-from tfos.worker.log_mirror import LogMirror
+from tfos.worker.reports.log_mirror import LogMirror
 
 EVENTS = "events.out.tfevents.17.host.9"
 

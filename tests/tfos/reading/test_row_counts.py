@@ -19,7 +19,7 @@ from tfos.errors import NoServersError, SettingsError
 from tfos.fit_place import FitPlace
 from tfos.reading.reading import Reading
 from tfos.reading.row_counts import counted
-from tfos.worker.seen_progress import SeenProgress
+from tfos.worker.reports.seen_progress import SeenProgress
 
 pytestmark = pytest.mark.socket
 

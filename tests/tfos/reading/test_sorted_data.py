@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scripts import sorted_data
-from tfos.reading.reading import FileRows
+from tfos.reading.file_rows import FileRows
 
 ROWS = 40_000
 

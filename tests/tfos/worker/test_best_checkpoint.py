@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 from tfos.config import Checkpoints
 from tfos.control.messages import BestSaved, EpochTrained, FitReading
 from tfos.worker.best_checkpoint import BestKeeper
-from tfos.worker.epoch_reports import EpochReports
+from tfos.worker.reports.epoch_reports import EpochReports
 from tfos.worker.saver import ChiefSaver
 
 pytestmark = pytest.mark.socket

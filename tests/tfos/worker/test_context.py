@@ -2,10 +2,10 @@
 
 import logging
 import socket
+import threading
 
 import pytest
 
-from feeding.receiver.channel import FeedChannel
 from ps.client.client import PSClient
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -27,8 +27,10 @@ from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
 from tfos.tensorflowonspark import TFNode
 from tfos.topology import PlannedNode
 from tfos.worker.context import NodeContext
-from tfos.worker.epoch_reports import EpochReports
-from tfos.worker.trained_feeds import TrainedFeeds
+from tfos.worker.feeds import WorkerFeeds
+from tfos.worker.reports.epoch_reports import EpochReports
+from tfos.worker.reports.progress_meter import ProgressMeter
+from tfos.worker.roster import training_nodes
 
 ENDPOINT = Endpoint("h", 11)
 
@@ -56,10 +58,9 @@ def make_context(
     return NodeContext(
         spec,
         roster,
-        feed_channel=FeedChannel(),
+        feeds=WorkerFeeds(spec, lambda _: None, ProgressMeter(), threading.Event()),
         credentials=Credentials("c", b"S" * 32),
         on_progress=on_progress,
-        trained_feeds=TrainedFeeds(lambda _: None),
         epochs=EpochReports(lambda _: None),
         offers=Offers(1),
         reserved_port=reserved_port,
@@ -78,8 +79,8 @@ def test_a_rate_is_resumed_with_servers_and_with_own_shards_and_fed_epochs_with_
     plan = Checkpoints(directory="/runs/7", resume=True, resume_epochs=resume_epochs)
     ctx = make_context(checkpoints=plan)
     assert not ctx.resumes_rate, "no servers yet"
-    ctx._servers = [ENDPOINT]
-    ctx._own_shard = object() if has_own else None
+    ctx._servers._endpoints = [ENDPOINT]
+    ctx._servers._own_shard = object() if has_own else None
     assert ctx.resumes_rate == resume_epochs
     assert ctx.resumes_epochs == (resume_epochs and not has_own)
 
@@ -157,7 +158,7 @@ def test_tensorflows_servers_want_a_strategy_of_tensorflow(monkeypatch, caplog):
     ctx.finish()
     assert "has built no strategy" in caplog.text
     caplog.clear()
-    monkeypatch.setattr("tfos.worker.context.is_connected_to_servers", lambda: True)
+    monkeypatch.setattr("tfos.worker.server_access.is_connected_to_servers", lambda: True)
     ctx.check_servers_used("fit() trains this model")
     ctx.check_servers_seeded("fit() trains this model")
     ctx.finish()
@@ -281,4 +282,4 @@ def test_a_worker_does_not_wait_for_checkpoints():
 
 def test_an_evaluator_is_no_worker_of_the_others():
     roster = [entry("worker", 0, 11), entry("worker", 1, 12), entry("evaluator", 2, 13)]
-    assert sorted(make_context(roster)._workers) == [0, 1]
+    assert sorted(training_nodes(roster, has_tensorflow_servers=False)) == [0, 1]

@@ -16,7 +16,7 @@ STEADY_S = 10.0
 FIRST_DELAY_S = 0.5
 """Delay after the second short life in a row; doubled with each further one."""
 MAX_DELAY_S = 8.0
-"""Far below the time that clients wait for a restarted server (tfos.worker.context.RESTART_S)."""
+"""Far below the RESTART_S that clients wait for a restarted server (tfos.worker.server_access)."""
 _MAX_DOUBLINGS = 16
 
 

@@ -1,12 +1,9 @@
-"""Datasets `ctx.dataset(batch_size)` and `ctx.read`: batches that `model.fit` takes directly.
+"""Datasets of `ctx`: batches that `model.fit` takes directly, from whatever reader.
 
 Covers: a Keras data adapter: one epoch of `fit` per epoch of the rows, prefetched batches, epochs
 of different lengths, empty epochs.
-Does not: queue, route or read rows (feeding).   Threads: the thread that runs `fit`; see prefetch.
-
-`feeding.receiver.batch_reader.BatchReader` reads fed rows; their queue belongs to the process's
-feed channel, so no row is lost when Keras creates new iterators.
-`feeding.reading.reader.DirectReader` reads rows of files.
+Does not: know feeds or files (tfos.keras.data.feed_dataset, file_dataset), read rows (feeding).
+Threads: the thread that runs `fit`; see prefetch.
 """
 
 from __future__ import annotations
@@ -24,11 +21,9 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
 from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
-from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import (
     FeedEndedWarning,
-    RowsReadAheadWarning,
     SettingsError,
     SortedRowsWarning,
     UnsupportedError,
@@ -43,7 +38,7 @@ from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
 from tfos.keras.data.running_fit import running_fit
-from tfos.keras.protocols import DataContext, RowsContext
+from tfos.keras.protocols import RowsContext
 
 PREFETCHED_BATCHES = 3
 """Enough to hide a short gap in the feed; more only holds memory."""
@@ -340,8 +335,15 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """Refuse: other backends follow later."""
-        raise UnsupportedError("ctx.dataset works with the TensorFlow backend of Keras")
+        """Refuse: TensorFlow's is the only backend that works.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            f"Keras runs on the backend {keras.backend.backend()!r}, and datasets of ctx are for "
+            "TensorFlow's: set KERAS_BACKEND=tensorflow before the first import of keras"
+        )
 
     get_torch_dataloader = get_jax_iterator
 
@@ -351,7 +353,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     @property
     def num_batches(self) -> EpochLength:
-        """A number that the feed answers; see epoch_length."""
+        """Unknown before the epoch ends: compares as larger until then."""
         return EpochLength(self)
 
     @property
@@ -366,76 +368,6 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     @property
     def partial_batch_size(self) -> None:
         """Unknown before the epoch ends."""
-
-
-class FeedDataset(BatchDataset):
-    """One worker's share of a feed.
-
-    Args:
-        ctx: the node's context.
-        batch_size: rows per batch; the last batch of an epoch may be smaller.
-        columns: which values of a row are x, y and the sample weight.
-        feed: the name of the feed.
-    """
-
-    def __init__(
-        self,
-        ctx: DataContext,
-        batch_size: int,
-        columns: ColumnRoles = AS_FED,
-        *,
-        feed: str = "input",
-    ) -> None:
-        self._feed = BatchReader(ctx.feed_channel, feed)
-        self._feed.reads_ahead = True
-        super().__init__(self._feed, batch_size, columns, name=feed, ctx=ctx)
-        self.feed = feed
-        self._channel = ctx.feed_channel
-        self._in_loop = False
-
-    def on_epoch_begin(self) -> None:
-        """Keras starts the loop of an epoch."""
-        super().on_epoch_begin()
-        self._in_loop = True
-
-    def on_epoch_end(self) -> None:
-        """Keras has left the loop: with `validation_steps`, perhaps before the epoch's end."""
-        was_in_loop, self._in_loop = self._in_loop, False  # Keras says so before the loop, too
-        if was_in_loop and self._channel.validates(self.feed):
-            while not self.at_end():
-                self._heads.popleft()
-
-    @property
-    def others_train(self) -> bool:
-        """Whether others train lost rows of the epoch that this worker has ended."""
-        return bool(self._channel.others_train(self.feed))
-
-    def _mixing(self) -> str:
-        return (
-            "feed mixed rows: cluster.train(df.orderBy(rand()), …) or "
-            "rdd.repartition(n), and seed= for another order in each epoch"
-        )
-
-    def _begin_reading(self) -> None:
-        if elsewhere := self._feed.begin():
-            warnings.warn(
-                f"another dataset of the feed {self.feed!r} has read at least {elsewhere} rows "
-                "ahead of its last batch, and this one does not get them: they are dropped, unless "
-                "a fit on that dataset trains them first. Make one dataset for the feed and give "
-                "it to every fit; a fit that was stopped goes on after its last batch",
-                RowsReadAheadWarning,
-                stacklevel=3,
-            )
-
-    def all_acknowledged(self) -> None:
-        """No push of a batch is in flight any more: all batches handed out are trained."""
-        self._feed.settle()
-
-    def _hand(self, ready: Ready) -> None:
-        self._feed.hand(ready.receipt)
-
-    def _came_back(self, end: EpochEnd | None = None) -> None:
-        self._feed.settle(self.pushes_under_way, ended=end)
 
 
 def is_end(item: Any) -> bool:

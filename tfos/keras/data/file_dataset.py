@@ -23,7 +23,7 @@ from tfos.keras.protocols import RowsContext
 
 
 class FileDataset(BatchDataset):
-    """One worker's share of some files.
+    """One worker's share of some files, for `model.fit`; made by `FileRows.dataset`.
 
     Args:
         reader: gives the batches.

@@ -3,7 +3,7 @@
 Covers: metrics after the user's callbacks, steps, rows, seconds; which feed a `fit` reads, and that
 it has stopped itself.
 Does not: combine the workers' metrics (tfos.keras.fit.epoch_agreement), send or save
-(tfos.worker.epoch_reports).
+(tfos.worker.reports.epoch_reports).
 Threads: the thread that runs `fit`.
 """
 

@@ -2,7 +2,7 @@
 
 Covers: ProgressReport, which a distributed `fit` adds by itself, and `ctx.callbacks()` for others;
 the bar of epochs whose number of steps is known at their end only.
-Does not: send (tfos.worker.process), measure (tfos.worker.progress_meter), draw (Keras).
+Does not: send (tfos.worker.process), measure (tfos.worker.reports.progress_meter), draw (Keras).
 Threads: the thread that runs `fit`.
 """
 

@@ -2,7 +2,8 @@
 
 Covers: the scalars, one run per server (`ps-0`) so that TensorBoard overlays the servers, one for
 the rest (`cluster`), the thread that collects and writes. All names begin with `tfos/`: TensorBoard
-sorts by the first part, so the user's losses come first.
+sorts by the first part, so the user's losses come first. A table's name comes last: TensorBoard
+cuts the middle of a long name.
 Does not: write what Keras writes (tfos.keras.fit.callbacks).
 Threads: `tfos-scalars` queries the servers over its own connections and writes; it begins and ends
 with `fit`. A failure is one warning, and training goes on. After a failed write, as on a full disk,
@@ -189,9 +190,11 @@ def ids_per_batch(table: str, new: IdCounts, old: IdCounts) -> Scalars:
         old: the earlier ones.
     """
     if batches := new.batches - old.batches:
-        prefix = f"{_GROUP}chief/table/{table}"
-        yield f"{prefix}/ids_per_batch", (new.ids - old.ids) / batches
-        yield f"{prefix}/distinct_ids_per_batch", (new.distinct - old.distinct) / batches
+        yield f"{_GROUP}chief/ids_per_batch/{table}", (new.ids - old.ids) / batches
+        yield (
+            f"{_GROUP}chief/distinct_ids_per_batch/{table}",
+            (new.distinct - old.distinct) / batches,
+        )
 
 
 def worker_rows(servers: Iterable[ServerStats]) -> Scalars:
@@ -268,11 +271,12 @@ def _since(new: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _table_scalars(new: TableStats, old: TableStats) -> Scalars:
-    prefix = f"table/{new.name}"
-    yield f"{prefix}/rows", float(new.rows)
-    yield f"{prefix}/memory_mib", new.memory_bytes / (1 << 20)
-    yield f"{prefix}/dropped_ids", float(new.dropped)
-    yield f"{prefix}/evicted_rows", float(new.evicted)
+    yield f"table/rows/{new.name}", float(new.rows)
+    yield f"table/memory_mib/{new.name}", new.memory_bytes / (1 << 20)
+    if new.dropped:  # without admission, limits and ttl these would be charts of zeros
+        yield f"table/dropped_ids/{new.name}", float(new.dropped)
+    if new.evicted:
+        yield f"table/evicted_rows/{new.name}", float(new.evicted)
     lately = TableStats(
         new.name,
         given=new.given - old.given,
@@ -282,9 +286,9 @@ def _table_scalars(new: TableStats, old: TableStats) -> Scalars:
         staleness=_since(new.staleness, old.staleness),
     )
     if lately.looked_up:
-        yield f"{prefix}/miss_ratio", lately.miss_ratio
+        yield f"table/miss_ratio/{new.name}", lately.miss_ratio
     if lately.given:
-        yield f"{prefix}/unique_id_ratio", lately.unique_id_ratio
+        yield f"table/unique_id_ratio/{new.name}", lately.unique_id_ratio
     if any(lately.staleness):
-        yield f"{prefix}/staleness_mean", lately.mean_staleness
-        yield f"{prefix}/staleness_p99", lately.staleness_quantile(0.99)
+        yield f"table/staleness_mean/{new.name}", lately.mean_staleness
+        yield f"table/staleness_p99/{new.name}", lately.staleness_quantile(0.99)

@@ -15,7 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 from tfos.errors import SettingsError
-from tfos.keras.data.dataset import BatchDataset, FeedDataset
+from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.metric_states import EpochMetrics, Measured, measure
 from tfos.keras.step.trainer import PSTrainer
 

@@ -162,7 +162,7 @@ def event_dir(log_dir: str, workspace: Workspace) -> str:
     """Return the local directory where a node's event files are written and read.
 
     Without a user's directory, or with a URL, it is a temporary directory of the node; with a URL
-    the worker copies its files there (tfos.worker.log_mirror).
+    the worker copies its files there (tfos.worker.reports.log_mirror).
 
     Args:
         log_dir: the user's; "": none.

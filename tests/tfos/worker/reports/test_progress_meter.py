@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfos.worker.progress_meter import ProgressMeter
+from tfos.worker.reports.progress_meter import ProgressMeter
 
 
 class Clock:

@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from tfos.worker import activity
-from tfos.worker.activity import WorkerActivity, running_import
+from tfos.worker.reports import activity
+from tfos.worker.reports.activity import WorkerActivity, running_import
 
 
 @pytest.fixture

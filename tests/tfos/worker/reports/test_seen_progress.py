@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfos.worker.seen_progress import SeenProgress
+from tfos.worker.reports.seen_progress import SeenProgress
 
 
 def test_what_the_data_see_stands_until_main_fun_reports_and_again_in_the_next_fit():

@@ -1,14 +1,17 @@
 """SeenProgress: a worker's numbers for the driver; those that its data see where main_fun has none.
 
 Covers: which of both reports stands; the rows of a `fit` whose callbacks cannot count them.
-Does not: count (tfos.keras.data.lone_progress), measure or send (tfos.worker.progress_meter).
+Does not: count (tfos.keras.data.lone_progress), measure (tfos.worker.reports.progress_meter).
 Threads: any; `_lock` guards all.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
+
+_logger = logging.getLogger(__name__)
 
 
 class SeenProgress:
@@ -40,12 +43,17 @@ class SeenProgress:
             if not self._is_reported:
                 self._tell(dict(numbers))
 
-    def report(self, numbers: Mapping[str, float]) -> None:
-        """Report what main_fun says of its training.
+    def report(self, values: Mapping[str, float | None]) -> None:
+        """Report what main_fun says of its training; never raises.
 
         Args:
-            numbers: by name; `rows` of 0 becomes the rows that its data have seen.
+            values: by name; None: not known. `rows` of 0 becomes the rows that its data have seen.
         """
+        try:
+            numbers = {name: float(value) for name, value in values.items() if value is not None}
+        except (TypeError, ValueError) as error:
+            _logger.warning("report_progress ignored %r: %s", dict(values), error)
+            return
         with self._lock:
             self._is_reported = True
             self._tell({**numbers, "rows": numbers.get("rows", 0.0) or self._rows})

@@ -13,7 +13,7 @@ from feeding.filesystem.interface import Pieces
 from feeding.filesystem.local import LocalFileSystem
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
 from tests.support.waiting import wait_until
-from tfos.worker.log_mirror import LogMirror
+from tfos.worker.reports.log_mirror import LogMirror
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -186,7 +186,7 @@ def test_sending_takes_a_small_part_of_the_time(places, monkeypatch):
         return len(pauses) == 3
 
     now_s = iter([0.0, 0.01, 10.0, 13.0])
-    monkeypatch.setattr("tfos.worker.log_mirror.time.monotonic", lambda: next(now_s))
+    monkeypatch.setattr("tfos.worker.reports.log_mirror.time.monotonic", lambda: next(now_s))
     monkeypatch.setattr(mirror._ended, "wait", wait)
     mirror._run()
     assert pauses == [0.5, 0.5, 60.0]

@@ -1,0 +1,88 @@
+"""Dataset of a feed, `ctx.dataset(batch_size)`: the rows that arrive here, as batches for `fit`.
+
+Covers: which rows count as trained, the end of an epoch that Keras leaves early.
+Does not: read ahead or hand out batches (tfos.keras.data.dataset), queue rows (feeding.receiver):
+their queue belongs to the process's channel, so none is lost when Keras creates new iterators.
+Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from feeding.columnar.batch import EpochEnd
+from feeding.receiver.batch_reader import BatchReader
+from tfos.errors import RowsReadAheadWarning
+from tfos.keras.data.columns import AS_FED, ColumnRoles
+from tfos.keras.data.dataset import BatchDataset, Ready
+from tfos.keras.protocols import DataContext
+
+
+class FeedDataset(BatchDataset):
+    """One worker's share of a feed, for `model.fit`; made by `ctx.dataset`.
+
+    Args:
+        ctx: the node's context.
+        batch_size: rows per batch; the last batch of an epoch may be smaller.
+        columns: which values of a row are x, y and the sample weight.
+        feed: the name of the feed.
+    """
+
+    def __init__(
+        self,
+        ctx: DataContext,
+        batch_size: int,
+        columns: ColumnRoles = AS_FED,
+        *,
+        feed: str = "input",
+    ) -> None:
+        self._feed = BatchReader(ctx.feed_channel, feed)
+        self._feed.reads_ahead = True
+        super().__init__(self._feed, batch_size, columns, name=feed, ctx=ctx)
+        self.feed = feed
+        self._channel = ctx.feed_channel
+        self._in_loop = False
+
+    def on_epoch_begin(self) -> None:
+        """Keras starts the loop of an epoch."""
+        super().on_epoch_begin()
+        self._in_loop = True
+
+    def on_epoch_end(self) -> None:
+        """Keras has left the loop: with `validation_steps`, perhaps before the epoch's end."""
+        was_in_loop, self._in_loop = self._in_loop, False  # Keras says so before the loop, too
+        if was_in_loop and self._channel.validates(self.feed):
+            while not self.at_end():
+                self._heads.popleft()
+
+    @property
+    def others_train(self) -> bool:
+        """Whether others train lost rows of the epoch that this worker has ended."""
+        return bool(self._channel.others_train(self.feed))
+
+    def _mixing(self) -> str:
+        return (
+            "feed mixed rows: cluster.train(df.orderBy(rand()), …) or "
+            "rdd.repartition(n), and seed= for another order in each epoch"
+        )
+
+    def _begin_reading(self) -> None:
+        if elsewhere := self._feed.begin():
+            warnings.warn(
+                f"another dataset of the feed {self.feed!r} has read at least {elsewhere} rows "
+                "ahead of its last batch, and this one does not get them: they are dropped, unless "
+                "a fit on that dataset trains them first. Make one dataset for the feed and give "
+                "it to every fit; a fit that was stopped goes on after its last batch",
+                RowsReadAheadWarning,
+                stacklevel=3,
+            )
+
+    def all_acknowledged(self) -> None:
+        """No push of a batch is in flight any more: all batches handed out are trained."""
+        self._feed.settle()
+
+    def _hand(self, ready: Ready) -> None:
+        self._feed.hand(ready.receipt)
+
+    def _came_back(self, end: EpochEnd | None = None) -> None:
+        self._feed.settle(self.pushes_under_way, ended=end)

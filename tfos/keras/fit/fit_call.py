@@ -1,0 +1,240 @@
+"""The `fit` of a distributed model: Keras' own, between what all workers agree on.
+
+Covers: its arguments; where it begins after a restart; the callbacks around the user's; the end of
+a feed before the last epoch.
+Does not: train a batch (tfos.keras.step.trainer), agree (tfos.keras.fit.epoch_agreement).
+Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfos.errors import FeedEndedWarning, SettingsError
+from tfos.fit_place import FitPlace, fed_epochs
+from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.data.epoch_length import AllEpochs
+from tfos.keras.fit import validation
+from tfos.keras.fit.epoch_agreement import (
+    AfterCallbacks,
+    BeforeCallbacks,
+    FeedEnded,
+    JoinAtFirstBatch,
+    rendezvous_prefix,
+)
+from tfos.keras.fit.epoch_report import EpochReporter
+from tfos.keras.fit.learning_rate import KeptRate
+from tfos.keras.fit.progress import EpochProgressBar, ProgressReport
+from tfos.keras.protocols import WorkerContext
+from tfos.keras.step.trainer import PSTrainer
+
+logger = logging.getLogger(__name__)
+
+
+def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
+    """Return the `fit` that replaces the model's own.
+
+    Args:
+        model: is distributed.
+        trainer: of the model.
+    """
+    kept_rate = KeptRate(trainer)
+    original = model.fit
+    signature = inspect.signature(original)
+    fits = iter(range(1 << 62))
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        dataset = arguments.get("x")
+        _check(arguments, trainer)
+        number = next(fits)
+        if _is_over(begins := _place(trainer.ctx, dataset), number):
+            return _left_out(model, number)
+        place = _joined(trainer.ctx, begins, arguments, number)
+        kept_rate.begin(number)
+        name = rendezvous_prefix(number)
+        passes = validation.ValidationPasses(trainer, arguments, name)
+        trainer.begin_validation = passes.begin
+        before = BeforeCallbacks(trainer, dataset, passes, number, place)
+        report = EpochReporter(trainer, before, dataset, arguments, number)
+        joining = [] if place is None else [JoinAtFirstBatch(trainer)]
+        after = [*joining, report, AfterCallbacks(trainer, name, kept_rate)]
+        _follow_positions(trainer, dataset, arguments)
+        progress = ProgressReport(trainer.ctx)
+        callbacks = _callback_list(model, arguments, before, progress, after)
+        arguments["callbacks"] = callbacks
+        try:
+            with trainer.pipelining():
+                return original(*bound.args, **bound.kwargs)
+        except FeedEnded:
+            _warn_of_end(arguments["epochs"], before.epochs_run)
+            if before.epochs_run:
+                trainer.pull()  # a callback may have swapped weights and averages
+                # As Keras does when it leaves its loop of epochs:
+                model.optimizer.finalize_variable_values(model.trainable_weights)
+            callbacks.on_train_end(before.last_logs)
+            return model.history
+        finally:
+            trainer.is_between_epochs = False
+            trainer.positions.forget()
+            trainer.begin_validation = None
+            report.close()
+
+    return fit
+
+
+def _follow_positions(trainer: PSTrainer, dataset: Any, arguments: dict[str, Any]) -> None:
+    if isinstance(dataset, BatchDataset):
+        trainer.positions.follow(dataset)
+        _check_first_epoch(dataset, arguments)
+
+
+def _warn_of_end(epochs: int, num_run: int) -> None:
+    if not isinstance(epochs, AllEpochs):
+        warnings.warn(
+            f"the feed ended after {num_run} epochs, fit(epochs={epochs}) asked for more; feed as "
+            "many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
+            "fit(epochs=ctx.all_epochs)",
+            FeedEndedWarning,
+            stacklevel=3,
+        )
+
+
+def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:
+    """Return where the others train, or where the run that this one resumes was with this feed.
+
+    The chief's record of this run is there only after an epoch that all workers have begun.
+    """
+    feed = dataset.feed if isinstance(dataset, BatchDataset) else ""
+    if not feed or not ctx.resumes_epochs or ctx.fit_place is not None:
+        return ctx.fit_place
+    found = fed_epochs(ctx.ps_client().metadata()).get(feed)
+    return None if found is None else found.fit
+
+
+def _is_over(place: FitPlace | None, number: int) -> bool:
+    return place is not None and number < place.number
+
+
+def _joined(
+    ctx: WorkerContext, place: FitPlace | None, arguments: dict[str, Any], number: int
+) -> FitPlace | None:
+    """Begin in that epoch; return where this worker joins others, None: all begin together."""
+    if place is None or number > place.number or place.epoch < 0:
+        return None
+    arguments["initial_epoch"] = place.epoch
+    return ctx.fit_place
+
+
+def _left_out(model: Any, number: int) -> Any:
+    """Return an empty history of a fit that was over before this worker was started again."""
+    logger.warning(
+        "fit number %d of this model was trained before this worker, or the run that it resumes, "
+        "was started again; it is left out here",
+        number + 1,
+    )
+    model.history = keras.callbacks.History()
+    model.history.set_model(model)
+    model.history.on_train_begin()
+    return model.history
+
+
+def _check(arguments: dict[str, Any], trainer: PSTrainer) -> None:
+    _check_rows(arguments)
+    _check_callbacks(arguments, trainer)
+    validation.check(arguments)
+
+
+def _check_rows(arguments: dict[str, Any]) -> None:
+    """Refuse arguments that Keras would silently ignore with a feed."""
+    if not isinstance(arguments.get("x"), BatchDataset):
+        return
+    for name in ("y", "sample_weight", "batch_size"):
+        if arguments.get(name) is not None:
+            raise SettingsError(
+                f"fit(ctx.dataset(...), {name}=...): the rows of a feed contain their targets "
+                "and weights, (x, y, weight), and ctx.dataset(batch_size) sets the size; drop "
+                f"{name}, or compute it in map_fn"
+            )
+
+
+def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
+    """Refuse a callback that would bring back the dense weights and leave the rows as they are."""
+    given = arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        given = given.callbacks
+    for callback in _as_list(given):
+        restores = isinstance(callback, keras.callbacks.EarlyStopping)
+        if restores and callback.restore_best_weights and trainer.has_tables:
+            raise SettingsError(
+                "EarlyStopping(restore_best_weights=True) would bring back the dense weights of "
+                "the best epoch with the rows of the last one; drop restore_best_weights and keep "
+                "the best epoch with both: keras.callbacks.ModelCheckpoint('best.keras', "
+                "save_best_only=True), or on a cluster Checkpoints(…, keep_best='val_loss')"
+            )
+
+
+def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None:
+    """Warn if `fit` would train more epochs than an uninterrupted run."""
+    first, initial = dataset.first_epoch, arguments["initial_epoch"]
+    if initial < first:
+        logger.warning(
+            "the rows resume in epoch %d, fit(initial_epoch=%d, epochs=%d) trains %d epochs from "
+            "there; pass initial_epoch=rows.first_epoch to end where a run without a stop ends",
+            first,
+            initial,
+            arguments["epochs"],
+            arguments["epochs"] - initial,
+        )
+
+
+def _callback_list(
+    model: Any,
+    arguments: dict[str, Any],
+    before: BeforeCallbacks,
+    progress: ProgressReport,
+    after: list[Any],
+) -> Any:
+    """Return the user's callbacks between those of tfos, as a list that this module can end."""
+    given = arguments.get("callbacks")
+    ready = given if isinstance(given, keras.callbacks.CallbackList) else None
+    own = _as_list(given) if ready is None else list(ready.callbacks)
+    reports = [] if any(isinstance(each, ProgressReport) for each in own) else [progress]
+    callbacks = [before, *reports, *own, *after]
+    if ready is not None:
+        for callback in callbacks:
+            if callback not in own:
+                callback.set_model(model)
+                callback.set_params(ready.params)
+        ready.callbacks = callbacks
+        return ready
+    if not isinstance(arguments.get("x"), BatchDataset):
+        return callbacks
+    verbose, steps = arguments.get("verbose", "auto"), arguments.get("steps_per_epoch")
+    if verbose != 0 and steps is None:
+        callbacks.append(EpochProgressBar())
+    return keras.callbacks.CallbackList(
+        callbacks,
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=arguments["epochs"],
+        steps=steps,
+        model=model,
+    )
+
+
+def _as_list(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]

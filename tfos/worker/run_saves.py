@@ -1,0 +1,107 @@
+"""Saves of one run of main_fun: when the chief's saver begins, what it keeps, saves on request.
+
+Covers: beginning with main_fun, or once the workers serve the parameters themselves; the best
+checkpoint; an order to save now.
+Does not: save (tfos.worker.saver), save micro-batches (tfos.worker.trained_feeds).
+Runs in: the worker's process; on workers that do not save it does nothing.
+Threads: `save_now` on a short-lived thread per order; the rest from main_fun's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfos.console.printable import visible
+from tfos.control import messages
+from tfos.node.spec import NodeSettings
+from tfos.worker.reports.epoch_reports import EpochReports
+from tfos.worker.trained_feeds import TrainedFeeds
+
+if TYPE_CHECKING:
+    from tfos.worker.context import NodeContext
+    from tfos.worker.saver import ChiefSaver
+
+_MAX_SAVED_CHARS = 2000
+
+_logger = logging.getLogger(__name__)
+
+
+class RunSaves:
+    """The saver of the cluster's checkpoints, while main_fun runs.
+
+    Args:
+        settings: of the cluster.
+        trained: tells which micro-batches and epochs a save contains.
+        epochs: tells which checkpoint is the best.
+        send: sends a report to the driver.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        trained: TrainedFeeds,
+        epochs: EpochReports,
+        send: Callable[[Any], object],
+    ) -> None:
+        self._settings = settings
+        self._trained, self._epochs, self._send = trained, epochs, send
+        self._saver: ChiefSaver | None = None
+
+    def begin(self, context: NodeContext, *, joins: bool) -> None:
+        """Resume and save by the user's plan from now on; tell the driver what is trained.
+
+        Args:
+            context: of this worker.
+            joins: this worker was lost and started again.
+        """
+        self._start(context)
+        if context.is_chief and self._settings.feeds:
+            resumes = context.resumes_epochs
+            self._trained.begin(self._saver, context.ps_client, joins=joins, resumes=resumes)
+
+    def begin_late(self, context: NodeContext) -> None:
+        """Begin where the workers serve the parameters themselves, from ctx.distribute on."""
+        self._start(context)
+        if self._saver is not None and self._settings.feeds:
+            self._trained.begin_late(self._saver, context.ps_client)
+            if context.resumes_rate and self._saver.restored_step is not None:
+                _logger.warning(
+                    "this run goes on from step %d with num_ps=0, where nothing tells in time "
+                    "which epochs that run had trained: every epoch that is fed is trained. Feed "
+                    "those that are left, or use num_ps >= 1, which leaves the others out",
+                    self._saver.restored_step,
+                )
+        if context.is_chief and self._settings.config.save_on_interrupt:
+            _logger.warning(
+                "save_on_interrupt=%r saves nothing with num_ps=0: the shards end with their "
+                "workers. Checkpoints(every_s=...) saves while they train",
+                self._settings.config.save_on_interrupt,
+            )
+
+    def end(self) -> ChiefSaver | None:
+        """Take no more requests; return the saver, which its caller closes."""
+        saver, self._saver = self._saver, None
+        return saver
+
+    def save_now(self, order: messages.SaveNow) -> None:
+        """Carry out an order to save between two steps, and report the checkpoint's place."""
+        saver, path, step = self._saver, "", -1
+        if saver is None:
+            error = "main_fun does not run on the chief"
+        elif not (error := saver.save_between()):
+            path, step = saver.place()
+        error, path = (visible(text, keep="")[:_MAX_SAVED_CHARS] for text in (error, path))
+        self._send(messages.SavedNow(order.number, path, step, error))
+
+    def _start(self, context: NodeContext) -> None:
+        self._saver = context.saver()
+        if self._saver is None:
+            return
+        self._saver.start()
+        plan = self._settings.config.checkpoints
+        if plan is not None and plan.keep_best is not None:
+            from tfos.worker.best_checkpoint import BestKeeper  # with it the client that saves
+
+            self._epochs.keep_best(BestKeeper(plan, self._saver))

@@ -1,0 +1,287 @@
+"""Server access: this worker and the parameter servers, from the first client to the last message.
+
+Covers: clients of the servers, also after a server has moved; the workers' own shards (num_ps=0);
+the chief's saver; refusing a training that leaves the servers out; leaving the training.
+Does not: push or pull (ps.client), serve (tfos.worker.own_shard), save (tfos.worker.saver).
+Runs in: the worker's process.
+Threads: `client` from any, `_lock` guards it; `moved` from `tfos-orders`; the rest from main_fun's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rpc.auth.handshake import Credentials, Identity
+from rpc.endpoint import Endpoint
+from tfos.control.messages import RosterEntry
+from tfos.errors import NoServersError, NotDistributed, PSError, SettingsError
+from tfos.files.checkpoint_storage import Storages
+from tfos.native.environment import is_connected_to_servers
+from tfos.node.spec import ChildSpec
+from tfos.worker.evaluator import check_trains
+from tfos.worker.roster import server_endpoints
+
+if TYPE_CHECKING:
+    from ps.client.client import PSClient
+    from ps.manifest.manifest import Consistency
+    from tfos.collectives.group import RankGroup
+    from tfos.worker.own_shard import OwnShard
+    from tfos.worker.saver import ChiefSaver
+
+RESTART_S = 50.0
+"""Seconds for a restarted server to read its checkpoint, below the client's timeout; a server that
+does not restart ends the cluster before."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ServerAccess:
+    """The parameter servers as one worker reaches them.
+
+    Args:
+        spec: start document of this process.
+        roster: every node of the cluster with its endpoint.
+        identity: of this worker on the data plane.
+        credentials: of the data plane.
+        storages: open checkpoint directories.
+        rank_group: returns all workers, which serve together where there are no servers.
+        on_own_shard: called once the workers serve the parameters themselves.
+    """
+
+    def __init__(  # noqa: PLR0913 - what the context has, by keyword
+        self,
+        spec: ChildSpec,
+        roster: Sequence[RosterEntry],
+        *,
+        identity: Identity,
+        credentials: Credentials,
+        storages: Storages,
+        rank_group: Callable[[], RankGroup],
+        on_own_shard: Callable[[], None],
+    ) -> None:
+        settings = spec.bundle.settings
+        self._node, self._name = spec.bundle.node, spec.bundle.name
+        self._config, self._num_workers = settings.config, settings.num_workers
+        self._is_fed = bool(settings.feeds)
+        self._are_tensorflows = settings.has_tensorflow_servers
+        uses_none = self._are_tensorflows or self._node.is_evaluator
+        self._endpoints = [] if uses_none else server_endpoints(roster)
+        """Of the shards in rank order; empty until a cluster without servers has its own."""
+        self._identity, self._credentials, self._storages = identity, credentials, storages
+        self._place = (spec.executor.host, spec.socket_dir)
+        self._rank_group, self._on_own_shard = rank_group, on_own_shard
+        self._own_shard: OwnShard | None = None
+        self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
+        self._client: PSClient | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """Number of shards that this worker trains through, its own cluster's included."""
+        return len(self._endpoints)
+
+    @property
+    def resumes_rate(self) -> bool:
+        """Whether a fit has the learning rate that it had when an earlier run was interrupted."""
+        plan = self._config.checkpoints
+        return plan is not None and plan.resumes_epochs and bool(self._endpoints)
+
+    @property
+    def resumes_epochs(self) -> bool:
+        """Whether fed epochs go on where an interrupted run was; the servers hold its record."""
+        has_own = self._own_shard is not None  # its record would come after the first rows
+        return self.resumes_rate and not has_own
+
+    def client(self) -> PSClient:
+        """Return this process's connection to the servers, the same on every call.
+
+        Raises:
+            NoServersError: the cluster has none.
+        """
+        check_trains(self._node, "parameter servers")
+        if self._are_tensorflows:
+            raise NoServersError(
+                f"{self._name}: this cluster's servers are TensorFlow's (ps='tensorflow'), and "
+                "ctx.distribute, tables and checkpoints of tfos need those of tfos: leave "
+                "ps='tensorflow' out of reserve(), or train by ParameterServerStrategy"
+            )
+        if not self._endpoints:
+            raise NoServersError(
+                f"{self._name}: this cluster has num_ps=0, so no parameters are shared before "
+                'ctx.distribute(model, consistency="sync"), which keeps them in the workers; call '
+                "that first, use TFCluster.reserve(..., num_ps=1), or train without them"
+            )
+        with self._lock:
+            if self._client is None:
+                self._client = self.new_client()
+            return self._client
+
+    def new_client(self) -> PSClient:
+        """Return another connection to the servers, which its caller closes."""
+        from ps.client.client import DEFAULT_RECONNECT_S, PSClient
+
+        may_restart = self._config.checkpoints is not None and self._config.restarts.ps > 0
+        restarts = may_restart and self._own_shard is None
+        client = PSClient(
+            self._endpoints,
+            self._credentials,
+            self._identity,
+            num_workers=self._num_workers,
+            reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
+            open_storage=self._storages,
+        )
+        self._clients.add(client)
+        return client
+
+    def moved(self, rank: int, endpoint: Endpoint) -> None:
+        """Reach a server at another place from now on: it was lost and started again.
+
+        Args:
+            rank: of the server.
+            endpoint: where it listens.
+        """
+        self._endpoints[rank] = endpoint
+        for client in list(self._clients):
+            client.server_moved(rank, endpoint)
+
+    def saver(self) -> ChiefSaver | None:
+        """Return the saver of the cluster's checkpoints; None on workers that do not save."""
+        from tfos.worker.saver import ChiefSaver
+
+        plan, joins = self._config.checkpoints, self._identity.generation > 0
+        if plan is None or not self._node.is_chief or not self._endpoints:
+            return None
+        return ChiefSaver(plan, self.new_client, self._storages, joins=joins)
+
+    def serve_where_none_are(self, model: Any, consistency: Consistency) -> None:
+        """In a cluster without servers, serve one shard per worker, in the workers.
+
+        Args:
+            model: that is to be distributed.
+            consistency: the mode that the user asks for.
+
+        Raises:
+            SettingsError: the mode needs servers of the cluster.
+            CollectiveError: another worker does not come here.
+        """
+        if self._endpoints or self._are_tensorflows:
+            return
+        check_trains(self._node, "parameter servers")
+        if consistency != "sync":
+            raise SettingsError(
+                f"{self._name}: this cluster has num_ps=0, so its workers keep the parameters, "
+                f'which is for consistency="sync"; got {consistency!r}. Write ctx.distribute('
+                f'model, consistency="sync"), or TFCluster.reserve(..., num_ps=1) for '
+                f"{consistency!r}"
+            )
+        from tfos.keras.fit.distribute import check_model
+        from tfos.worker.own_shard import OwnShard
+
+        check_model(model)
+        self._own_shard = OwnShard(
+            self._rank_group(),
+            self._credentials,
+            generation=self._identity.generation,
+            open_storage=self._storages,
+        )
+        self._endpoints = self._own_shard.serve(*self._place)
+        self._on_own_shard()
+
+    def check_used(self, what: str) -> None:
+        """Refuse a training that leaves the cluster's servers out.
+
+        Args:
+            what: the training, as the beginning of a sentence: "fit() trains this model".
+
+        Raises:
+            NotDistributed: there are servers, and this process has not asked for their client.
+        """
+        if self._leaves_tensorflow_out:
+            raise NotDistributed(
+                f"{what} on {self._name} alone: the other nodes run TensorFlow's servers, and "
+                "main_fun has built no strategy that uses them. Build strategy = "
+                "tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver."
+                "TFConfigClusterResolver()) first, or leave ps='tensorflow' out of reserve() and "
+                "add the line model = ctx.distribute(model) after model.compile(...)"
+            )
+        if not self._leaves_servers_out:
+            return
+        raise NotDistributed(
+            f"{what} on {self._name} alone: the cluster has {self.count} parameter "
+            f"server{'s' if self.count > 1 else ''} and this worker does not use "
+            f"{'them' if self.count > 1 else 'it'}, so each worker has a model of its own, of its "
+            "part of the rows. Add the line model = ctx.distribute(model) between "
+            "model.compile(...) and model.fit(...); call ctx.ps_client() first if main_fun pushes "
+            "by itself; or make the cluster with num_ps=0 if every worker trains a model of its own"
+        )
+
+    def check_seeded(self, what: str) -> None:
+        """Refuse what check_used refuses, unless another worker has seeded the servers.
+
+        Args:
+            what: as of `check_used`.
+
+        Raises:
+            NotDistributed: as check_used.
+        """
+        is_empty = self._leaves_servers_out and self._are_empty()
+        if is_empty or self._leaves_tensorflow_out:
+            self.check_used(what)
+
+    def finish(self) -> None:
+        """Leave the training finally: barriers no longer wait for this worker.
+
+        A worker that never used the servers also sends this: the others' epochs wait for it.
+        """
+        if self._leaves_tensorflow_out:
+            _logger.warning(
+                "%s ends, and main_fun has built no strategy that uses TensorFlow's servers: what "
+                "it trained is a model of its own. tf.distribute.ParameterServerStrategy trains on "
+                "them; without ps='tensorflow' ctx.distribute(model) trains on servers of tfos",
+                self._name,
+            )
+        if not self._endpoints:
+            return
+        was_used = self._client is not None
+        if not was_used and not self._is_fed and self._are_empty():
+            _logger.warning(
+                "%s ends, and no worker has put parameters on the cluster's servers so far: what "
+                "it trained is a model of its own. ctx.distribute(model) after model.compile(...) "
+                "trains one model together; num_ps=0 saves the servers",
+                self._name,
+            )
+        client = self.client()
+        with self._lock:
+            self._client = None
+        try:
+            client.finish()
+        except Exception as error:
+            if was_used:
+                raise
+            _logger.info("%s leaves without a message to the servers: %s", self._name, error)
+        finally:
+            client.close()
+        if self._own_shard is not None:
+            self._own_shard.end()
+
+    @property
+    def _leaves_servers_out(self) -> bool:
+        return bool(self._endpoints) and self._client is None
+
+    @property
+    def _leaves_tensorflow_out(self) -> bool:
+        return self._are_tensorflows and not is_connected_to_servers()
+
+    def _are_empty(self) -> bool:
+        from ps.protocol.permissions import ServerPhase
+
+        try:
+            with self.new_client() as client:
+                return all(server.phase == ServerPhase.EMPTY for server in client.describe())
+        except PSError as error:  # a server that is gone fails the cluster by itself
+            _logger.info("%s does not know whether the servers were seeded: %s", self._name, error)
+            return False
