@@ -360,11 +360,7 @@ class CompletionLog:
             PSSettingsError: the worker has too many clients.
         """
         worker, generation, key, sequence = request
-        least = self._least.get(worker, 0)
-        if generation < least:
-            raise _replaced(worker, generation, least)
-        if generation > least:
-            self.fence(worker, generation)
+        self.hear(worker, generation)
         session = self._sessions.get(worker, _NONE).get(key)
         if session is None or session.generation != generation:
             session = self._open(request)
@@ -412,10 +408,23 @@ class CompletionLog:
             if session.generation >= least_generation:
                 kept[key] = session
             else:
-                session.ended = _replaced(worker, session.generation, least_generation)
+                session.ended = replaced(worker, session.generation, least_generation)
                 self._under_way.get(worker, _NONE).pop(key, None)
         # A new dict: another thread may be reading the old one for a checkpoint.
         self._sessions[worker] = kept
+
+    def hear(self, worker: WorkerRank, generation: int) -> None:
+        """Note that this process of the worker is at work: the older ones are replaced.
+
+        Args:
+            worker: rank.
+            generation: of the process that asks.
+
+        Raises:
+            StaleGeneration: it was replaced or fenced itself.
+        """
+        self.refuse_stale(worker, generation)
+        self.fence(worker, generation)
 
     def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
         """Raise StaleGeneration if a newer attempt of the worker is known, or this was fenced.
@@ -426,7 +435,7 @@ class CompletionLog:
         """
         least = self._least.get(worker, 0)
         if generation < least:
-            raise _replaced(worker, generation, least)
+            raise replaced(worker, generation, least)
 
     def generation_of(self, worker: WorkerRank) -> int:
         """The oldest generation that is not refused: the newest one seen, unless fenced beyond."""
@@ -515,7 +524,14 @@ def _too_many(request: RequestId, limit: int, what: str) -> PSSettingsError:
     )
 
 
-def _replaced(worker: WorkerRank, generation: int, least: int) -> StaleGeneration:
+def replaced(worker: WorkerRank, generation: int, least: int) -> StaleGeneration:
+    """The error of a process that is older than the oldest that may act.
+
+    Args:
+        worker: rank.
+        generation: of the process that asks.
+        least: the oldest that is not refused.
+    """
     return StaleGeneration(
         f"worker {worker} generation {generation} was replaced: the server accepts "
         f"{least} and newer; this process must end",

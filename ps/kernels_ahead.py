@@ -34,6 +34,17 @@ def compile_for(manifest: Manifest) -> None:
         warm_table(table)
 
 
+class _Compilation:
+    """One run of the compiler: when it began, and how it has ended."""
+
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+        """When its kernels were asked for first."""
+        self.is_ended = False
+        self.failed = ""
+        """Why it failed; empty if it did not, or has not ended."""
+
+
 class KernelsAhead:
     """What one server compiles for manifests that it does not serve yet.
 
@@ -44,10 +55,8 @@ class KernelsAhead:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._changed = threading.Condition()
-        self._began_s: dict[str, float] = {}
-        """By manifest's hash, when its kernels were asked for first (monotonic)."""
-        self._ended: dict[str, str] = {}
-        """By manifest's hash, why it failed; empty if it did not."""
+        self._newest: dict[str, _Compilation] = {}
+        """By manifest's hash. Requests keep the one that they wait for: all of them get its end."""
 
     def compile(self, manifest: Manifest, deadline_s: float, is_gone: Callable[[], bool]) -> float:
         """Begin unless it has begun, and wait a while; return for how many seconds it has run.
@@ -61,26 +70,25 @@ class KernelsAhead:
             0.0 once all kernels are there.
 
         Raises:
-            ServerError: the compiler failed.
+            ServerError: the compiler failed; the next request tries again.
         """
         name = manifest.hash()
         with self._changed:
-            if name not in self._began_s:
-                self._began_s[name] = time.monotonic()
+            ours = self._newest.get(name)
+            if ours is None or ours.failed:
+                ours = self._newest[name] = _Compilation()
                 work = threading.Thread(
-                    target=self._run, args=(name, manifest), name="ps-compile", daemon=True
+                    target=self._run, args=(ours, manifest), name="ps-compile", daemon=True
                 )
                 work.start()
-            wait_until(self._changed, lambda: name in self._ended, deadline_s, is_gone)
-            if name not in self._ended:
-                return max(time.monotonic() - self._began_s[name], 1e-9)
-            failed = self._ended[name]
-            if failed:
-                del self._began_s[name], self._ended[name]  # the next request tries again
-                raise ServerError(f"ps:{self._rank} cannot compile its kernels: {failed}")
+            wait_until(self._changed, lambda: ours.is_ended, deadline_s, is_gone)
+            if not ours.is_ended:
+                return max(time.monotonic() - ours.began_s, 1e-9)
+            if ours.failed:
+                raise ServerError(f"ps:{self._rank} cannot compile its kernels: {ours.failed}")
         return 0.0
 
-    def _run(self, name: str, manifest: Manifest) -> None:
+    def _run(self, ours: _Compilation, manifest: Manifest) -> None:
         failed = "the compiler has ended its thread"
         try:
             compile_for(manifest)
@@ -90,5 +98,5 @@ class KernelsAhead:
             failed = f"{type(error).__name__}: {error}"
         finally:
             with self._changed:
-                self._ended[name] = failed
+                ours.failed, ours.is_ended = failed, True
                 self._changed.notify_all()

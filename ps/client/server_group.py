@@ -81,7 +81,8 @@ class ServerGroup:
         self._reconnect_s = reconnect_s
         self.session = secrets.randbits(63)
         """Names this client in the servers' records."""
-        self._unknown: PSError | None = None
+        self._unknown = ""
+        """Why an earlier changing request has no answer; empty: all have one."""
         self._inactive_request: ChangingRequest | None = None
         self._num_declared: list[int] = []
         self._closed = False
@@ -170,7 +171,7 @@ class ServerGroup:
             ClosedError: after close().
             ServerPhaseError: an earlier one got no answer, so the numbers of both sides may differ.
         """
-        if self._unknown is not None:
+        if self._unknown:
             raise ServerPhaseError(
                 f"an earlier request of this worker got no answer ({self._unknown}): nobody knows "
                 "whether it was applied; restart the worker with a new generation"
@@ -190,8 +191,10 @@ class ServerGroup:
         acks: list[Ack] = []
         try:
             exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
-        except ServerUnavailable as error:
-            self._unknown = error
+        except BaseException as error:
+            # An interrupt too may come between two servers: then their clocks differ.
+            if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
+                self._unknown = str(error) or type(error).__name__
             raise
         finally:
             for call in calls:
@@ -268,8 +271,9 @@ class ServerGroup:
                     self.change(request, timeout_s=timeout_s, links=[link])
                     self._num_declared[link.server] = count
             except (PSError, RpcError) as error:
-                self._unknown = unknown  # it is sent again, under another number
                 _logger.info("%s does not know that this worker is inactive: %s", link.name, error)
+            finally:
+                self._unknown = unknown  # it is sent again, under another number
 
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""

@@ -547,15 +547,20 @@ class Gate(Generic[Gradient]):
             self._drop_replaced(worker)
             self.changed.notify_all()  # its lookups end with StaleGeneration
 
-    def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
-        """Raise StaleGeneration unless this generation of the worker may still act.
+    def hear(self, worker: WorkerRank, generation: int) -> None:
+        """Note that this process of the worker is at work: the older ones are replaced.
 
         Args:
             worker: rank.
             generation: of the process that asks.
+
+        Raises:
+            StaleGeneration: it was replaced or lost itself.
         """
         with self.changed:
-            self._log.refuse_stale(worker, generation)
+            self._log.hear(worker, generation)
+            if generation:  # a first attempt replaces nobody
+                self._drop_replaced(worker)
 
     def lose(self, worker: WorkerRank, generation: int | None = None) -> bool:
         """The worker is gone: fence what is left of it and let the policy decide about the others.

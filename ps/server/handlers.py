@@ -34,7 +34,7 @@ from ps.manifest.sharding import deal
 from ps.protocol import messages
 from ps.protocol.messages import Ack, RendezvousValues
 from ps.protocol.permissions import changes_state, check_caller, check_phase, is_allowed, name_of
-from ps.server.lifecycle import Lifecycle
+from ps.server.lifecycle import Attempt, Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import MAX_VALUE_BYTES, RendezvousBoard
 from ps.server.request import request_id
@@ -53,6 +53,13 @@ def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Even
     if isinstance(request, messages.Leave):
         return lambda policy, worker: policy.on_leave(worker)
     return lambda policy, worker: policy.on_finish(worker)
+
+
+def _attempt_of(call: Call) -> Attempt | None:
+    """Which process of a worker asks; None: no worker."""
+    if call.peer.role is not Role.WORKER:
+        return None
+    return Attempt(WorkerRank(call.peer.rank), call.peer.generation)
 
 
 def _read_frozen(call: Call, frozen: FrozenValues) -> None:
@@ -149,8 +156,8 @@ class Service:
                 of_shard(life.shard or life.loaded(), call, request)
             else:
                 # A shard refuses replaced workers itself, as it begins a push.
-                if call.peer.role is Role.WORKER and changes_state(request):
-                    life.refuse_stale(WorkerRank(call.peer.rank), call.peer.generation)
+                if changes_state(request) and (attempt := _attempt_of(call)) is not None:
+                    life.hear(attempt)
                 self._handlers[type(request)](call, request)
             failed = False
         finally:
@@ -187,8 +194,7 @@ class Service:
             worker: rank.
             generation: of the lost process; None: the newest known.
         """
-        if self.life.lose(worker, generation):
-            self._rendezvous.lose(worker)
+        self._rendezvous.lose(worker, lambda: self.life.lose(worker, generation))
 
     def worker_done(self, worker: WorkerRank) -> None:
         """Stop waiting for the worker anywhere: it has ended in order."""
@@ -238,7 +244,7 @@ class Service:
             _read_frozen(call, shard.dense.frozen)
             shard.fill(call)
             self._counters.add_received(expected)
-            self.life.install(shard)
+            self.life.install(shard, _attempt_of(call))
         self._refuse_other(manifest)
         self._take_missing_frozen(call, manifest)
         call.discard_rest()
@@ -246,8 +252,8 @@ class Service:
 
     def _take_missing_frozen(self, call: Call, manifest: Manifest) -> None:
         """Take a seed's frozen groups to a shard whose checkpoint had none."""
-        dense = self.life.loaded().dense
-        if dense.manifest.frozen_groups or not manifest.frozen_groups:
+        shard = self.life.loaded()
+        if shard.dense.manifest.frozen_groups or not manifest.frozen_groups:
             return
         rank, num_servers = self.settings.rank, self.settings.num_servers
         frozen = FrozenValues(manifest, rank=rank, num_servers=num_servers, num_changes=1)
@@ -257,7 +263,10 @@ class Service:
                 f"take {frozen.nbytes}"
             )
         _read_frozen(call, frozen)
-        dense.take_frozen(frozen)
+        with shard.gate.between_clocks():  # no fence comes between
+            if (attempt := _attempt_of(call)) is not None:
+                shard.gate.hear(*attempt)
+            shard.dense.take_frozen(frozen)
 
     def _new_dense(self, manifest: Manifest) -> DenseShard:
         """Make the values of this server; loads or compiles the kernels, before SERVING."""
@@ -353,7 +362,7 @@ class Service:
         worker = WorkerRank(call.peer.rank)
         name = request_id(call.peer, request.number)
         if isinstance(request, messages.Finish):
-            self.life.finish_unfilled(worker)
+            self.life.finish_unfilled(worker, call.peer.generation)
         shard = self.life.shard
         clock = worker_clock = 0
         if shard is not None:
@@ -385,7 +394,12 @@ class Service:
         call.read_into(memoryview(value))
         deadline_s = time.monotonic() + request.wait_s
         values = self._rendezvous.rendezvous(
-            request.key, worker, bytes(value), deadline_s, call.peer_gone
+            request.key,
+            worker,
+            bytes(value),
+            deadline_s,
+            call.peer_gone,
+            lambda: self.life.hear(Attempt(worker, call.peer.generation)),
         )
         sizes = tuple(len(item) for item in values.values())
         call.reply(
@@ -430,21 +444,25 @@ class Service:
         storage = self._open_storage(request.directory)
         checkpoint = read_manifest(storage, request.step)
         like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
-        if self.restore(storage, checkpoint, like):
+        if self.restore(storage, checkpoint, like, _attempt_of(call)):
             self._restored = request
         self._refuse_other(manifest)
         self._reply_description(call)
 
-    def restore(self, root: Root, checkpoint: Checkpoint, like: RestoreOptions) -> bool:
+    def restore(
+        self, root: Root, checkpoint: Checkpoint, like: RestoreOptions, by: Attempt | None = None
+    ) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
 
         Args:
             root: the checkpoint root.
             checkpoint: the one to restore.
             like: what it has to fit.
+            by: the worker that has asked for it; None: no worker.
 
         Raises:
             CheckpointError: it is damaged or of another model.
+            StaleGeneration: the worker's process was replaced or lost meanwhile.
         """
         newer = steps_after(root, checkpoint)
         manifest = manifest_to_serve(checkpoint, like)
@@ -458,7 +476,7 @@ class Service:
             for session in extra.sessions or ():
                 shard.gate.fence(WorkerRank(session.worker), session.generation)
         num_changes = shard.num_changes
-        if not self.life.install(shard):
+        if not self.life.install(shard, by):
             return False
         self._saving.passed_over = newer
         is_whole = not like.reset_optimizer and not any(table.has_left_out for table in tables)

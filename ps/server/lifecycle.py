@@ -1,6 +1,7 @@
 """Lifecycle of a shard from EMPTY to CLOSED: phases, fences, lost workers.
 
 Covers: settings, legal moves, waiting for SERVING, fencing and losing workers in every phase.
+While there is no shard, this is the record of generations; then its gate has it.
 Does not: answer requests (ps.server.handlers), move gradients (ps.server.shard).
 Runs in: PS processes.
 Threads: any; `_changed` guards everything. It is never held while the gate's lock is taken, because
@@ -12,18 +13,27 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from ps.config import ServerSettings
 from ps.consistency.waits import wait_until
 from ps.errors import ServerPhaseError
+from ps.exactly_once import replaced
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import Description
 from ps.protocol.permissions import ServerPhase, check_move
 from ps.server.shard import ServingShard
 
 _logger = logging.getLogger(__name__)
+
+
+class Attempt(NamedTuple):
+    """One process of a worker."""
+
+    worker: WorkerRank
+    generation: int
 
 
 class Lifecycle:
@@ -41,7 +51,7 @@ class Lifecycle:
         self.shard: ServingShard | None = None
         """The shard once it was seeded or restored."""
         self._fences: dict[WorkerRank, int] = {}
-        self._lost: dict[WorkerRank, int | None] = {}
+        self._lost: dict[WorkerRank, int] = {}
         self._finished: set[WorkerRank] = set()
 
     def loaded(self) -> ServingShard:
@@ -88,17 +98,26 @@ class Lifecycle:
                 self._changed, lambda: self.phase is not ServerPhase.EMPTY, deadline_s, is_gone
             )
 
-    def install(self, shard: ServingShard) -> bool:
+    def install(self, shard: ServingShard, by: Attempt | None = None) -> bool:
         """Serve this shard from now on; False when another one was faster.
 
         What is known of workers comes first, so no fenced one finds a shard that would take its
         push. The gate is called without `_changed`: what is heard meanwhile takes another round.
+
+        Args:
+            shard: with its values.
+            by: who has brought them; None: no worker.
+
+        Raises:
+            StaleGeneration: that process was replaced or lost while it brought them.
         """
         done: set[tuple[str, WorkerRank, int | None]] = set()
         while True:
             with self._changed:
                 if self.shard is not None:
                     return False
+                if by is not None:
+                    self._hear_unfilled(by)
                 known: list[tuple[str, WorkerRank, int | None]] = [
                     *(("fence", *each) for each in self._fences.items()),
                     # Before the losses: a process that was done has ended since.
@@ -132,14 +151,24 @@ class Lifecycle:
         if shard is not None:
             shard.gate.fence(worker, generation)
 
-    def finish_unfilled(self, worker: WorkerRank) -> None:
-        """The worker is done for good: if there is no shard yet, tell it when there is one."""
+    def finish_unfilled(self, worker: WorkerRank, generation: int | None = None) -> None:
+        """The worker is done for good: if there is no shard yet, tell it when there is one.
+
+        Args:
+            worker: rank.
+            generation: of the process that says so; None: others know it.
+
+        Raises:
+            StaleGeneration: that process was replaced or lost.
+        """
         with self._changed:
             if self.shard is None:
+                if generation is not None:
+                    self._hear_unfilled(Attempt(worker, generation))
                 self._finished.add(worker)
 
     def finish(self, worker: WorkerRank) -> None:
-        """The worker is done for good, whether it said so itself or not."""
+        """The worker is done for good, as others know."""
         self.finish_unfilled(worker)
         shard = self.shard
         if shard is not None:
@@ -156,20 +185,40 @@ class Lifecycle:
             False when a newer generation is at work, so nobody was lost.
         """
         with self._changed:
-            self._lost[worker] = generation
             shard = self.shard
-        return shard is None or shard.gate.lose(worker, generation)
+            if shard is None:
+                least = self._least_generation(worker)
+                lost = least if generation is None else generation
+                if lost < least:
+                    return False
+                self._lost[worker] = lost
+                return True
+        return shard.gate.lose(worker, generation)
 
-    def refuse_stale(self, worker: WorkerRank, generation: int) -> None:
-        """Raise StaleGeneration unless this generation of the worker may still act.
+    def hear(self, attempt: Attempt) -> None:
+        """Note that this process of a worker is at work: the older ones are replaced.
 
-        Args:
-            worker: rank.
-            generation: of the process that asks.
+        Raises:
+            StaleGeneration: it was replaced or lost itself.
         """
-        shard = self.shard
+        with self._changed:
+            shard = self.shard
+            if shard is None:
+                self._hear_unfilled(attempt)
         if shard is not None:
-            shard.gate.refuse_stale(worker, generation)
+            shard.gate.hear(*attempt)
+
+    def _hear_unfilled(self, attempt: Attempt) -> None:
+        worker, generation = attempt
+        least = self._least_generation(worker)
+        if generation < least:
+            raise replaced(worker, generation, least)
+        if generation:  # a first attempt replaces nobody
+            self._fences[worker] = generation
+
+    def _least_generation(self, worker: WorkerRank) -> int:
+        """The oldest generation of the worker that may act, while there is no shard."""
+        return max(self._fences.get(worker, 0), self._lost.get(worker, -1) + 1)
 
     def stop(self, reason: str) -> None:
         """Drain, and let the process end."""

@@ -163,6 +163,7 @@ class RendezvousBoard:
         value: bytes,
         deadline_s: float,
         is_gone: Callable[[], bool],
+        check: Callable[[], None] = lambda: None,
     ) -> Mapping[WorkerRank, bytes]:
         """Bring a value and wait for everybody's.
 
@@ -172,6 +173,8 @@ class RendezvousBoard:
             value: at most MAX_VALUE_BYTES.
             deadline_s: monotonic seconds.
             is_gone: whether the caller's connection has ended.
+            check: raises if this process of the worker was lost; no loss comes after it and before
+                the value is there.
 
         Raises:
             RequestTimeout: not before `deadline_s` (monotonic); names who is missing. The value
@@ -189,6 +192,7 @@ class RendezvousBoard:
             return values is not None
 
         with self._changed:
+            check()
             if self._rendezvous.arrive(key, worker, value):
                 self._changed.notify_all()
             waited = wait_until(self._changed, is_complete, deadline_s, is_gone)
@@ -209,11 +213,18 @@ class RendezvousBoard:
             self._rendezvous.finish(worker)
             self._changed.notify_all()
 
-    def lose(self, worker: WorkerRank) -> None:
-        """The worker is gone."""
+    def lose(self, worker: WorkerRank, is_lost: Callable[[], bool] = lambda: True) -> None:
+        """The worker is gone.
+
+        Args:
+            worker: rank.
+            is_lost: makes the loss known elsewhere, and returns whether no newer process of the
+                worker is at work. No process of the worker arrives meanwhile.
+        """
         with self._changed:
-            self._rendezvous.lose(worker)
-            self._changed.notify_all()
+            if is_lost():
+                self._rendezvous.lose(worker)
+                self._changed.notify_all()
 
     def end(self, reason: str) -> None:
         """End all waits."""

@@ -264,7 +264,7 @@ class TableServing:
         """Create the rows that a request brings, where their ids have none."""
         peer = call.peer
         if peer.role is Role.WORKER:
-            self._gate.refuse_stale(WorkerRank(peer.rank), peer.generation)
+            self._gate.hear(WorkerRank(peer.rank), peer.generation)
         (part,), _ = self._intake.read(call, (request.table,))
         added = self.updates.load(call, part)
         self._counters.add_received(call.payload_bytes)

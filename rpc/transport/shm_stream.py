@@ -18,7 +18,7 @@ the end of the stream. It is rung once for each time that the peer sleeps or is 
 call that wakes nobody costs as much as copying 100 KB. Who sleeps says so first and then reads the
 counters once more; who moves bytes stores its counter first and then reads whether the peer sleeps.
 One of both sees the other's store, as each has a fence between its own two steps. A writer is woken
-when half of its ring is free, and not for each chunk.
+when half of its ring is free, and not for each chunk; one whose time ends before finds less room.
 
 A writer stores a counter after the bytes that it counts, which is enough on x86 (see memfd). A byte
 is copied twice, as through a socket, but both copies stay in the cache and neither costs a system
@@ -167,13 +167,15 @@ class SharedStream:
         if self._may_move(read=read, write=write):
             return True
         [(descriptor, events)] = self._doorbell.interest(read=True, write=False)
-        return self._poll.wait(
+        is_woken = self._poll.wait(
             descriptor,
             events,
             timeout_s,
             looks=partial(self._may_move, read=read, write=write),
             announces=partial(self._goes_to_sleep, read=read, write=write),
         )
+        # A slow reader has made room without ringing: not half of the ring, but it is no stall.
+        return is_woken or self._may_move(read=read, write=write)
 
     def peer_closed(self) -> bool:
         """See Stream."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,6 +27,7 @@ from tests.support.ps_cluster import (
     cluster,
     filled,
     make_manifest,
+    run_all,
 )
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 from tests.support.waiting import wait_until
@@ -136,6 +139,34 @@ def test_a_compiler_that_fails_is_told_and_tried_again(
         ):
             bed.client().seed(MANIFEST, filled(MANIFEST))
     bed.client().seed(MANIFEST, filled(MANIFEST))
+
+
+def test_all_that_wait_for_a_compiler_that_fails_are_told(monkeypatch: pytest.MonkeyPatch):
+    ahead, num_begun = kernels_ahead.KernelsAhead(3), 0
+    waiting = [threading.Event(), threading.Event()]
+
+    def fails(manifest: Manifest) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        assert all(each.wait(WAIT_S) for each in waiting)
+        raise MemoryError("no room")
+
+    def ask(number: int) -> float:
+        def is_gone() -> bool:  # asked while the request waits
+            waiting[number].set()
+            return False
+
+        return ahead.compile(MANIFEST, time.monotonic() + WAIT_S, is_gone)
+
+    monkeypatch.setattr(kernels_ahead, "compile_for", fails)
+    ends = run_all(partial(ask, 0), partial(ask, 1))
+    assert [str(end) for end in ends] == [
+        "ps:3 cannot compile its kernels: MemoryError: no room"
+    ] * 2
+    assert num_begun == 1
+    monkeypatch.setattr(kernels_ahead, "compile_for", lambda manifest: None)
+    again = partial(ahead.compile, MANIFEST, time.monotonic() + WAIT_S, lambda: False)
+    assert run_all(again) == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from ps.client import channel
 from ps.client.channel_stats import LinkStats
 from ps.client.client import PSClient
-from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, ServerGone
+from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, ServerGone, ServerPhaseError
 from ps.manifest.manifest import Hyper
-from rpc.client.connection import Connection, connect
+from rpc.client.connection import Connection, PendingCall, connect
 from rpc.transport.memfd import cannot_share
 from tests.support.channel_proxy import Fault
 from tests.support.proxied_cluster import proxied
@@ -215,3 +215,25 @@ def test_stats_wait_for_no_call_under_way():
         assert isinstance(stats, LinkStats)
         assert "push" not in stats.latencies
         assert only(one).latencies["push"].count == 1
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_an_interrupted_push_is_the_last_one(num_servers: int, monkeypatch: pytest.MonkeyPatch):
+    """One server may have it and another not: the next push would stand in different clocks."""
+    manifest = make_manifest(1000, rule=ADD, consistency="sync")
+    with cluster("tcp", num_servers=num_servers) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+        def interrupt(*arguments: Any, **named: Any) -> Any:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PendingCall, "advance", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        with pytest.raises(
+            ServerPhaseError, match=r"no answer \(KeyboardInterrupt\): nobody knows"
+        ):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert np.isfinite(bed.pulled(client)["trainable"]).all(), "reading goes on"

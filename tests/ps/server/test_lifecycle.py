@@ -48,7 +48,7 @@ def test_fences_and_losses_are_at_the_gate_before_anybody_can_push():
     assert shard.gate.told == [
         ("fence", 0, 3),
         ("finished", 1),
-        ("lose", 1, None),
+        ("lose", 1, 0),
         ("fence", 1, 7),
         ("lose", 0, 3),
     ]

@@ -29,7 +29,7 @@ OF_TABLES = {messages.LookupBatch, messages.PushRows}
 """In tests/ps/client/test_tables.py."""
 
 
-def _codes(bed: Cluster, caller: Identity, kinds: Iterable[type]) -> dict[type, str]:
+def codes_of(bed: Cluster, caller: Identity, kinds: Iterable[type]) -> dict[type, str]:
     """Return by request the code of the error that it ends in; empty: it was carried out."""
     codes: dict[type, str] = {}
     for kind in kinds:
@@ -60,7 +60,7 @@ def test_no_role_or_rank_that_may_not_call_reaches_a_handler(role):
             ranked = MAY_CALL.get(f"{role}:{rank}", set()) if role is Role.WORKER else None
             may = MAY_CALL[f"{role}:0"] if ranked is None else ranked
             refused = set(get_args(Request)) - may
-            codes = _codes(bed, Identity(role, rank), refused)
+            codes = codes_of(bed, Identity(role, rank), refused)
             assert codes == dict.fromkeys(refused, "role")
 
 
@@ -72,5 +72,5 @@ def test_a_replaced_generation_changes_nothing_by_any_request(generation):
         bed.workers(MANIFEST, filled(MANIFEST))
         bed.driver().fence(0, 5)
         changing = MAY_CALL["worker:0"] - READS - OF_TABLES
-        codes = _codes(bed, Identity(Role.WORKER, 0, generation), changing)
+        codes = codes_of(bed, Identity(Role.WORKER, 0, generation), changing)
         assert codes == dict.fromkeys(changing, StaleGeneration.code)

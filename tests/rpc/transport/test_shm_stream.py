@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from rpc.transport import shm_stream
 from rpc.transport.memfd import SharedMemory, cannot_share
 from rpc.transport.shm_stream import SharedStream, share
 from rpc.transport.stream import SocketStream
+from rpc.wire.frame_io import Budget
 from tests.support.named_memory import left_since, named
 from tests.support.rpc import WAIT_S, WORKER, Bed, bed, error_of, num_descriptors, shared_pair
 from tests.support.waiting import wait_until
@@ -182,9 +184,95 @@ def test_bytes_that_come_just_before_this_side_says_that_it_sleeps_are_seen(pair
         right.sendmsg([memoryview(b"x")])
         return moves
 
+    sleep, were_awake = left._poll.wait, list[bool]()
+
+    def noted(*arguments: Any, **looks: Any) -> bool:
+        were_awake.append(sleep(*arguments, **looks))
+        return were_awake[-1]
+
     monkeypatch.setattr(left, "_may_move", look_too_early)
+    monkeypatch.setattr(left._poll, "wait", noted)
     assert left.wait(read=True, write=False, timeout_s=0.0)
+    assert were_awake == [True], "it slept until its time was over"
     assert bells(left) == 0
+
+
+@pytest.mark.fault("F29")
+def test_a_reader_too_slow_to_ring_is_no_stall(pair, monkeypatch):
+    """It takes an eighth of the ring in the longest time that the writer waits."""
+    left, right = pair
+    assert left.sendmsg([memoryview(bytes(RING))]) == RING
+    eighth = memoryview(bytearray(RING // 8))
+    budget = Budget(LIMITS, RING, "a reply")
+
+    def passes(*arguments: object, announces: Callable[[], bool], **looks: object) -> bool:
+        assert not announces()
+        assert right.recv_into(eighth) == len(eighth)
+        return False
+
+    monkeypatch.setattr(left._poll, "wait", passes)
+    assert left.wait(read=False, write=True, timeout_s=0.0)
+    assert bells(left) == 0
+    assert left.sendmsg([eighth]) == len(eighth)
+    monkeypatch.setattr(left._poll, "wait", lambda *arguments, **looks: False)
+    with pytest.raises(DeadlineExceeded, match="too slow with a reply"):
+        budget.wait(left, read=False, write=True)
+
+
+class TestFences:
+    """Between its store and its load each side has a fence, in which the other side may act.
+
+    Two threads of one interpreter take turns by the GIL, which orders all that they do.
+    """
+
+    def test_who_goes_to_sleep_says_so_before_the_fence_and_looks_after_it(self, pair, monkeypatch):
+        left, right = pair
+
+        def bytes_come() -> None:
+            assert left._our_counters[shm_stream._NEEDS_BYTES] % 2
+            right.sendmsg([memoryview(b"x")])
+
+        monkeypatch.setattr(left, "_fence", bytes_come)
+        assert left._goes_to_sleep(read=True, write=False)
+
+    def test_who_brings_bytes_counts_them_before_the_fence_and_looks_after_it(
+        self, pair, monkeypatch
+    ):
+        left, right = pair
+
+        def reader_sleeps() -> None:
+            assert left._our_counters[shm_stream._PUT] == 1
+            right._until_bytes.begin()
+
+        monkeypatch.setattr(left, "_fence", reader_sleeps)
+        left.sendmsg([memoryview(b"x")])
+        assert bells(right) == 1
+
+    def test_who_makes_room_counts_it_before_the_fence_and_looks_after_it(self, pair, monkeypatch):
+        left, right = pair
+        left.sendmsg([memoryview(bytes(RING))])
+
+        def writer_sleeps() -> None:
+            assert right._our_counters[shm_stream._TAKEN] == RING
+            left._until_room.begin()
+
+        monkeypatch.setattr(right, "_fence", writer_sleeps)
+        assert right.recv_into(memoryview(bytearray(RING))) == RING
+        assert bells(left) == 1
+
+    def test_a_fence_takes_a_lock_which_is_an_atomic_instruction(self, pair, monkeypatch):
+        steps: list[str] = []
+
+        class Lock:
+            def acquire(self) -> None:
+                steps.append("acquire")
+
+            def release(self) -> None:
+                steps.append("release")
+
+        monkeypatch.setattr(pair[0], "_lock", Lock())
+        pair[0]._fence()
+        assert steps == ["acquire", "release"]
 
 
 def exchange_bytes(stream: SharedStream, *, first: bool, seed: int) -> list[int]:

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ps.client.compile_wait import COMPILE_TIMEOUT_S
 from ps.errors import NonFiniteGradient
 from ps.manifest.manifest import Hyper
 from ps.metadata import AttachedMetadata
@@ -48,8 +49,9 @@ from tfos.keras.step.tables import IdCounts, TableArrays, TableTraining
 
 logger = logging.getLogger(__name__)
 
-ATTACH_TIMEOUT_S = 600.0
-"""For the chief to seed the servers: its imports, its data, its first batch."""
+ATTACH_TIMEOUT_S = COMPILE_TIMEOUT_S + 600.0
+"""For the chief to seed the servers: its imports, its data, its first batch, and then the wait for
+the servers' kernels."""
 RENDEZVOUS_TIMEOUT_S = 86_400.0
 """For the slowest worker's epoch. A worker that dies or finishes is not waited for."""
 
