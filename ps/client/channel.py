@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ps.client.channel_stats import LinkCounters, LinkStats
-from ps.errors import PSSettingsError, client_closed
+from ps.errors import PSError, PSSettingsError, client_closed
 from ps.protocol import messages
 from ps.protocol.messages import MAX_OPEN_BYTES
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -61,6 +61,10 @@ class OutgoingCall(msgspec.Struct):
     begun_s: float = 0.0
     """When the exchange began (monotonic)."""
     last_disconnect: RpcError | None = None
+    restoring: PSError | None = None
+    """What the server said when it could not answer yet, as it read its checkpoint."""
+    restoring_s: float = 0.0
+    """When it said so last (monotonic)."""
 
     def meta(self, left_s: float) -> bytes:
         """Return the encoded request, sent with `left_s` seconds to the deadline."""
@@ -82,6 +86,10 @@ class OutgoingCall(msgspec.Struct):
     def fail(self, error: Exception) -> None:
         """End with an error that no second attempt can change."""
         self.error, self.is_open = error, False
+
+    def postpone(self, error: PSError) -> None:
+        """Go back to the queue: the server reads its checkpoint, and answers after that."""
+        self.restoring, self.restoring_s = error, time.monotonic()
 
     def disconnected(self, error: RpcError) -> None:
         """Go back to the queue: the connection ended before the reply."""

@@ -9,6 +9,7 @@ Threads: any; requests run on the listener's threads.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from ps.checkpoint.fencing import GenerationFence
@@ -100,7 +101,7 @@ class PSServer:
         self._listener.bind_inproc(name)
 
     def start(self) -> None:
-        """Let clients in. The shard is EMPTY until the chief seeds it or it is restored.
+        """Let clients in. The shard is EMPTY until the chief seeds it.
 
         Raises:
             CheckpointError: another process took this server's place meanwhile.
@@ -109,6 +110,43 @@ class PSServer:
             self._guard.claim(self.endpoint)
             self._guard.wait_for_older()
         self._listener.start()
+
+    def start_restoring(
+        self,
+        directory: str | Path,
+        *,
+        step: int | None = None,
+        like: RestoreOptions = AS_SAVED,
+        listening: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Let clients in, and fill the shard from a checkpoint while they wait.
+
+        Where no kernels are kept that takes longer than clients try to reach a server.
+
+        Args:
+            directory: as `restore`.
+            step: as `restore`.
+            like: as `restore`.
+            listening: called once clients are let in, before the shard is filled.
+
+        Returns:
+            As `restore`.
+
+        Raises:
+            CheckpointError: as `restore`; one that is found before clients are let in leaves the
+                server in whose place this one was started. Or another process took this server's
+                place meanwhile.
+        """
+        find(self._open_storage(directory), step, like)
+        self._service.life.begin_restore()
+        self.start()
+        listening()
+        try:
+            return self.restore(directory, step=step, like=like)
+        except BaseException:
+            # Without a word, as of a process that was killed: who waits may find another server.
+            self._listener.close(_REPLACED_CLOSE_S)
+            raise
 
     def restore(
         self, directory: str | Path, *, step: int | None = None, like: RestoreOptions = AS_SAVED

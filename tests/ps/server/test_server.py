@@ -39,6 +39,7 @@ from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from tests.support.ps_cluster import (
     ADD,
+    WAIT_S,
     Cluster,
     cluster,
     filled,
@@ -430,8 +431,8 @@ def test_sync_barrier_times_out_naming_the_missing_worker():
     manifest = make_manifest(consistency="sync")
     with cluster(num_workers=2) as bed:
         bed.workers(manifest, filled(manifest))
-        hasty = bed.client(1, timeout_s=1.0)
-        hasty.attach()
+        hasty = bed.client(1, timeout_s=4.0)
+        hasty.attach(timeout_s=WAIT_S)
         with pytest.raises(RequestTimeout, match="waits for worker 0"):
             hasty.push(filled(manifest), hyper=HYPER, rows=1)
         with pytest.raises(ServerPhaseError, match="nobody knows"):
