@@ -78,6 +78,11 @@ class OutgoingCall(msgspec.Struct):
         self.reply, self.is_open = reply, False
         self.link.answered(type(self.request), self.begun_s, is_refused=False)
 
+    def reopen(self) -> None:
+        """Go back to the queue: the server that has replied is lost, and what it knew with it."""
+        self.reply, self.is_open = None, True
+        self.link.was_disconnected()
+
     def refuse(self, error: Exception) -> None:
         """End with the server's refusal."""
         self.fail(error)

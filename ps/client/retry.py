@@ -42,6 +42,8 @@ from rpc.errors import (
 
 RESTORE_TIMEOUT_S = 600.0
 """As long as the compiler of a new server is waited for (ps.client.compile_wait)."""
+LOOK_S = 1.0
+"""How often a push that waits for some servers looks whether those that answered still live."""
 
 _logger = logging.getLogger(__name__)
 
@@ -149,8 +151,12 @@ class _Limits(NamedTuple):
 def _drive(calls: Sequence[OutgoingCall], begun_s: float, limits: _Limits) -> None:
     """Give every call its reply or its final error."""
     under_way: dict[int, PendingCall] = {}
+    look_s = begun_s + LOOK_S
     try:
         while waiting := [call for call in calls if call.is_open]:
+            if time.monotonic() >= look_s:
+                _reopen_forgotten(calls)
+                look_s = time.monotonic() + LOOK_S
             deadline_s = limits.deadline_s(calls, begun_s)
             if time.monotonic() >= deadline_s:
                 raise _timeout(waiting, limits.timeout_s)
@@ -163,6 +169,21 @@ def _drive(calls: Sequence[OutgoingCall], begun_s: float, limits: _Limits) -> No
     finally:
         for index in under_way:
             calls[index].link.close()  # a later call must not meet the reply of this one
+
+
+def _reopen_forgotten(calls: Sequence[OutgoingCall]) -> None:
+    """Send a push again to a server that has answered it and was lost, while others have not yet.
+
+    Started again it does not know this worker's clock, and other workers wait there for it. Those
+    may be whom this push waits for at another server that was started again.
+    """
+    for call in calls:
+        connection = call.link.connection
+        if not call.waits or call.reply is None or connection is None:
+            continue
+        if connection.peer_closed():
+            connection.close()
+            call.reopen()
 
 
 def _advance(
@@ -210,6 +231,8 @@ def _wait(
     left_s = deadline_s - time.monotonic()
     paused = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
     pause_s = min((call.link.wait_s() for call in paused), default=left_s)
+    if any(call.waits and call.reply is not None for call in calls):
+        pause_s = min(pause_s, LOOK_S)
     if under_way:
         wait_any(list(under_way.values()), max(0.0, min(left_s, pause_s)))
     elif paused:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
-from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.checkpoint.storage import OpenStorage, Storage, storage_at
 from ps.config import ServerSettings
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
@@ -27,6 +28,8 @@ from rpc.endpoint import Endpoint
 from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
+
+Read = TypeVar("Read")
 
 _REPLACED_CLOSE_S = 1.0
 
@@ -137,7 +140,8 @@ class PSServer:
                 server in whose place this one was started. Or another process took this server's
                 place meanwhile.
         """
-        find(self._open_storage(directory), step, like)
+        storage = self._open_storage(directory)
+        _read_newest(storage, step, lambda: find(storage, step, like))
         self._service.life.begin_restore()
         self.start()
         listening()
@@ -165,17 +169,13 @@ class PSServer:
             CheckpointError: there is none, or it is damaged or of another model.
         """
         storage = self._open_storage(directory)
-        while True:
-            newest = steps_on_disk(storage)[:1]
-            try:
-                checkpoint, _ = find(storage, step, like)
-                self._service.restore(storage, checkpoint, like)
-            except CheckpointError:
-                # A save that was committed meanwhile may have removed what was being read.
-                if step is not None or steps_on_disk(storage)[:1] == newest:
-                    raise
-            else:
-                return checkpoint.step
+
+        def fill() -> int:
+            checkpoint, _ = find(storage, step, like)
+            self._service.restore(storage, checkpoint, like)
+            return checkpoint.step
+
+        return _read_newest(storage, step, fill)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -238,3 +238,20 @@ class PSServer:
         self._service.stop("closed")
         self._listener.close(timeout_s)
         self._service.life.close()
+
+
+def _read_newest(storage: Storage, step: int | None, read: Callable[[], Read]) -> Read:
+    """Read a checkpoint; again if a save that was committed meanwhile has removed what was read.
+
+    Args:
+        storage: the checkpoint root.
+        step: the one that is read; None: the newest, which may change.
+        read: raises CheckpointError if files are missing.
+    """
+    while True:
+        newest = steps_on_disk(storage)[:1]
+        try:
+            return read()
+        except CheckpointError:
+            if step is not None or steps_on_disk(storage)[:1] == newest:
+                raise

@@ -242,11 +242,19 @@ class Storm:
         ]
         mode = self.manifest.consistency
         head = f"mode {mode}, --storm-seed {self.seed}, integrity {self.integrity}, {self.kinds}"
-        return "\n".join([head, *self.log[-30:], *counts, *self._of_servers()])
+        said = [
+            f"worker {each.rank}.{each.number} said last: {line}"
+            for each in self.living()
+            for line in each.log.read_text().splitlines()[-3:]
+        ]
+        return "\n".join([head, *self.log[-30:], *counts, *said, *self._of_servers()])
 
     def _of_servers(self) -> Iterator[str]:
         """Say in which phase each server is, and for whom its pushes wait, past the proxies."""
         for rank, server in enumerate(self.servers):
+            if (status := server.process.poll()) is not None:
+                yield f"ps:{rank} ended with {status}: {server.wait()[1]}"
+                continue
             try:
                 credentials = Credentials(CLUSTER_ID, SECRET, self.integrity)
                 with connect(server.endpoint, Identity(Role.DRIVER, 0), credentials) as asked:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.checkpoint import restore
 from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
 from ps.dense.shard import DenseShard
@@ -20,9 +21,10 @@ from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone
 from ps.manifest.manifest import Adam, Hyper, Manifest
 from ps.server import handlers, lifecycle
 from ps.server.handlers import Service
+from ps.server.server import PSServer
 from rpc.auth.handshake import Identity, Role
 from rpc.jit.cache_directory import CACHE_VARIABLE
-from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, run_all, succeeded
+from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, run_all
 from tests.support.ps_processes import CREDENTIALS, ServerProcess
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 from tests.support.waiting import wait_until
@@ -183,7 +185,8 @@ def test_requests_wait_for_a_server_that_restores_longer_than_their_deadline(
         postpone(call, error)
 
     monkeypatch.setattr(OutgoingCall, "postpone", noted)
-    *answers, _ = succeeded(run_all(*(partial(work, name) for name in REQUESTS), go_on))
+    *answers, _ = run_all(*(partial(work, name) for name in REQUESTS), go_on)
+    assert not [each for each in answers if isinstance(each, Exception)]
     restore.end()
     assert not restore.failed
     found = dict(zip(REQUESTS, answers, strict=True))
@@ -266,3 +269,25 @@ def test_a_server_that_is_stopped_while_it_restores_ends_in_order(
     restore.end()
     assert not restore.failed
     assert bed.servers[0].phase == "CLOSED"
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F10")
+def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restored(
+    bed: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    bed.workers(MANIFEST, filled(MANIFEST))
+    bed.clients[0].save(tmp_path, 1)
+    asked: list[int] = []
+
+    def removed(*arguments: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            bed.clients[0].save(tmp_path, 2)
+            raise CheckpointError("step 1 has no readable manifest")
+        return restore.find(*arguments)
+
+    monkeypatch.setattr("ps.server.server.find", removed)
+    with PSServer(bed.servers[0].settings, bed.credentials) as server:
+        server.bind_tcp("127.0.0.1")
+        assert server.start_restoring(tmp_path) == 2
