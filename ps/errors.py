@@ -5,6 +5,7 @@ PSError (a TFOSError)
 ├── ManifestMismatch         two sides mean different parameters → fix the deployment
 ├── RoleError                this role may not call that         → fix the call
 ├── ServerPhaseError         the shard is in the wrong phase     → wait, seed or restart it
+│   └── ServerRestoring      it reads its checkpoint             → asked again; then RequestTimeout
 ├── PushError                a push was refused                  → each class says what has changed
 │   ├── ShapeError           size or dtype of a tensor is wrong
 │   ├── NonFiniteGradient    NaN or infinity in a gradient
@@ -84,6 +85,12 @@ class ServerPhaseError(PSError):
     """The shard is in a phase in which this call is illegal; the message names both."""
 
     code = "phase"
+
+
+class ServerRestoring(ServerPhaseError):
+    """The server fills itself from a checkpoint; the same request is answered once it has."""
+
+    code = "restoring"
 
 
 class PushError(PSError):

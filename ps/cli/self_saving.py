@@ -22,7 +22,7 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 
 RECONNECT_S = 2.0
-"""A server that is gone is looked for anew with the next save."""
+"""A server that is gone or restores is looked for anew with the next save."""
 
 
 class SelfSaving:
@@ -77,6 +77,7 @@ class SelfSaving:
                 self._identity,
                 num_workers=self._place.num_workers,
                 reconnect_s=RECONNECT_S,
+                restore_s=0.0,
             )
         return self._made
 

@@ -86,16 +86,10 @@ def _serve_until_told(
         server.bind_tcp(options.host, options.port)
         if options.unix:
             server.bind_unix()
-        step = -1
-        if options.restore:
-            like = RestoreOptions(strict=options.strict)
-            step = server.restore(options.restore, step=options.step, like=like)
-            _logger.warning("%s resumes from step %d of %s", server, step, options.restore)
         page = _metrics_page(server, options, token)
         with contextlib.closing(page) if page else contextlib.nullcontext():
             metrics_port = page.start(options.metrics_host, options.metrics_port) if page else 0
-            server.start()
-            _announce(server, metrics_port)
+            step = _start(server, options, metrics_port)
             if saves is not None:
                 saves.start(saved_step=step)
             try:
@@ -111,6 +105,22 @@ def _serve_until_told(
         sys.stderr.write(f"ps.server: {replaced}\n")
         return REPLACED_STATUS
     return 0
+
+
+def _start(server: PSServer, options: argparse.Namespace, metrics_port: int) -> int:
+    """Listen, and say where; returns the step of the checkpoint that it was filled from, or -1."""
+
+    def announce() -> None:
+        _announce(server, metrics_port)
+
+    if not options.restore:
+        server.start()
+        announce()
+        return -1
+    like = RestoreOptions(strict=options.strict)
+    step = server.start_restoring(options.restore, step=options.step, like=like, listening=announce)
+    _logger.warning("%s resumes from step %d of %s", server, step, options.restore)
+    return step
 
 
 def _self_saving(

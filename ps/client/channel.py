@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ps.client.channel_stats import LinkCounters, LinkStats
-from ps.errors import PSSettingsError, client_closed
+from ps.errors import PSError, PSSettingsError, client_closed
 from ps.protocol import messages
 from ps.protocol.messages import MAX_OPEN_BYTES
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -61,6 +61,10 @@ class OutgoingCall(msgspec.Struct):
     begun_s: float = 0.0
     """When the exchange began (monotonic)."""
     last_disconnect: RpcError | None = None
+    restoring: PSError | None = None
+    """What the server said when it could not answer yet, as it read its checkpoint."""
+    restoring_s: float = 0.0
+    """When it said so last (monotonic)."""
 
     def meta(self, left_s: float) -> bytes:
         """Return the encoded request, sent with `left_s` seconds to the deadline."""
@@ -74,6 +78,11 @@ class OutgoingCall(msgspec.Struct):
         self.reply, self.is_open = reply, False
         self.link.answered(type(self.request), self.begun_s, is_refused=False)
 
+    def reopen(self) -> None:
+        """Go back to the queue: the server that has replied is lost, and what it knew with it."""
+        self.reply, self.is_open = None, True
+        self.link.was_disconnected()
+
     def refuse(self, error: Exception) -> None:
         """End with the server's refusal."""
         self.fail(error)
@@ -82,6 +91,10 @@ class OutgoingCall(msgspec.Struct):
     def fail(self, error: Exception) -> None:
         """End with an error that no second attempt can change."""
         self.error, self.is_open = error, False
+
+    def postpone(self, error: PSError) -> None:
+        """Go back to the queue: the server reads its checkpoint, and answers after that."""
+        self.restoring, self.restoring_s = error, time.monotonic()
 
     def disconnected(self, error: RpcError) -> None:
         """Go back to the queue: the connection ended before the reply."""

@@ -27,6 +27,7 @@ from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.compile_wait import wait_compiled
 from ps.client.dense import DenseClient
+from ps.client.retry import RESTORE_TIMEOUT_S
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.client.server_group import Answer, ServerGroup, check_serving, joined
@@ -113,6 +114,8 @@ class PSClient:
         num_workers: of the whole cluster.
         timeout_s: for every call that does not say otherwise, waiting at a sync barrier included.
         reconnect_s: a server that cannot be reached for so long is gone.
+        restore_s: for how long a server is asked again that answers that it restores its
+            parameters; such a call takes longer than its `timeout_s`.
         open_storage: opens a checkpoint directory as its user named it.
     """
 
@@ -125,6 +128,7 @@ class PSClient:
         num_workers: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         reconnect_s: float = DEFAULT_RECONNECT_S,
+        restore_s: float = RESTORE_TIMEOUT_S,
         open_storage: OpenStorage = storage_at,
     ) -> None:
         if not 0 < timeout_s <= MAX_WAIT_S:
@@ -134,7 +138,12 @@ class PSClient:
         self.timeout_s = timeout_s
         self._lock = threading.RLock()
         self._servers = ServerGroup(
-            endpoints, credentials, identity, num_workers=num_workers, reconnect_s=reconnect_s
+            endpoints,
+            credentials,
+            identity,
+            num_workers=num_workers,
+            reconnect_s=reconnect_s,
+            restore_s=restore_s,
         )
         self._exchanger = RowExchanger(self._servers)
         self._joins_first = False
@@ -213,7 +222,7 @@ class PSClient:
             timeout_s: seconds; None: the client's own.
 
         Raises:
-            RequestTimeout: a server is still EMPTY; has the chief seeded it?
+            RequestTimeout: a server is still EMPTY: has the chief seeded it? Or RESTORING.
             ServerPhaseError: a server has failed or is stopping.
             ManifestMismatch: the servers serve different manifests.
         """

@@ -7,14 +7,17 @@ Threads: one at a time; ps.client holds its lock around every exchange. A thread
 when several have to, and ends before the exchange goes on.
 
 A cut connection is no error yet: the request is sent again, with the same sequence number, until
-the deadline. A server that cannot be reached for `reconnect_s` is gone.
+the deadline. A server that cannot be reached for `reconnect_s` is gone. One that answers that it
+restores its parameters is waited for longer than for any other answer, up to `restore_s`.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ps.client.channel import Channel, OutgoingCall
 from ps.errors import (
@@ -23,6 +26,7 @@ from ps.errors import (
     PSSettingsError,
     RequestTimeout,
     ServerGone,
+    ServerRestoring,
     client_closed,
     from_remote,
 )
@@ -35,6 +39,13 @@ from rpc.errors import (
     RpcError,
     TransportError,
 )
+
+RESTORE_TIMEOUT_S = 600.0
+"""As long as the compiler of a new server is waited for (ps.client.compile_wait)."""
+LOOK_S = 1.0
+"""How often a push that waits for some servers looks whether those that answered still live."""
+
+_logger = logging.getLogger(__name__)
 
 
 def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcError | PSError]:
@@ -70,7 +81,13 @@ def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcEr
     return failures
 
 
-def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: float) -> list[Reply]:
+def exchange(
+    calls: Sequence[OutgoingCall],
+    *,
+    timeout_s: float,
+    reconnect_s: float,
+    restore_s: float = RESTORE_TIMEOUT_S,
+) -> list[Reply]:
     """Send all requests at once and return all replies, in order.
 
     A request that was cut is sent again while others still wait for their replies: at a barrier
@@ -81,6 +98,8 @@ def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: fl
         calls: at most one per server.
         timeout_s: seconds for all of them together.
         reconnect_s: seconds for which an unreachable server is tried again.
+        restore_s: seconds for which a server that restores is asked again; `timeout_s` counts from
+            its last such answer.
 
     Raises:
         PSError: the first server's refusal, as the server raised it.
@@ -89,7 +108,6 @@ def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: fl
         RpcError: a server has another secret or version, or breaks the protocol; see rpc.errors.
     """
     begun_s = time.monotonic()
-    deadline_s = begun_s + timeout_s
     for call in calls:
         call.begun_s = begun_s
     connection = calls[0].link.connection if len(calls) == 1 else None
@@ -103,31 +121,69 @@ def exchange(calls: Sequence[OutgoingCall], *, timeout_s: float, reconnect_s: fl
         else:
             call.succeed(reply)
             return [reply]
-    _drive(calls, deadline_s, timeout_s=timeout_s, reconnect_s=reconnect_s)
+    limits = _Limits(timeout_s, reconnect_s, restore_s)
+    _drive(calls, begun_s, limits)
     for call in calls:
         if call.error is not None:
             raise call.error
     return [call.reply for call in calls if call.reply is not None]
 
 
-def _drive(
-    calls: Sequence[OutgoingCall], deadline_s: float, *, timeout_s: float, reconnect_s: float
-) -> None:
+class _Limits(NamedTuple):
+    """How long one exchange takes at most; see `exchange`."""
+
+    timeout_s: float
+    reconnect_s: float
+    restore_s: float
+
+    def deadline_s(self, calls: Sequence[OutgoingCall], begun_s: float) -> float:
+        """Return when to give up, as is known by now.
+
+        Args:
+            calls: of the exchange.
+            begun_s: when it began.
+        """
+        heard_s = max(begun_s, *(call.restoring_s for call in calls))
+        last_s = begun_s + max(self.timeout_s, self.restore_s)
+        return min(heard_s + self.timeout_s, last_s)
+
+
+def _drive(calls: Sequence[OutgoingCall], begun_s: float, limits: _Limits) -> None:
     """Give every call its reply or its final error."""
     under_way: dict[int, PendingCall] = {}
+    look_s = begun_s + LOOK_S
     try:
         while waiting := [call for call in calls if call.is_open]:
+            if time.monotonic() >= look_s:
+                _reopen_forgotten(calls)
+                look_s = time.monotonic() + LOOK_S
+            deadline_s = limits.deadline_s(calls, begun_s)
             if time.monotonic() >= deadline_s:
-                raise _timeout(waiting, timeout_s)
+                raise _timeout(waiting, limits.timeout_s)
             _advance(calls, under_way, deadline_s)
             for call in waiting:
                 # Between two calls nobody tries: that time is no reason to give up.
                 tried_s = min(call.link.unreachable_s(), time.monotonic() - call.begun_s)
-                if call.is_open and tried_s > reconnect_s:
-                    raise _gone(call, reconnect_s)
+                if call.is_open and tried_s > limits.reconnect_s:
+                    raise _gone(call, limits.reconnect_s)
     finally:
         for index in under_way:
             calls[index].link.close()  # a later call must not meet the reply of this one
+
+
+def _reopen_forgotten(calls: Sequence[OutgoingCall]) -> None:
+    """Send a push again to a server that has answered it and was lost, while others have not yet.
+
+    Started again it does not know this worker's clock, and other workers wait there for it. Those
+    may be whom this push waits for at another server that was started again.
+    """
+    for call in calls:
+        connection = call.link.connection
+        if not call.waits or call.reply is None or connection is None:
+            continue
+        if connection.peer_closed():
+            connection.close()
+            call.reopen()
 
 
 def _advance(
@@ -175,6 +231,8 @@ def _wait(
     left_s = deadline_s - time.monotonic()
     paused = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
     pause_s = min((call.link.wait_s() for call in paused), default=left_s)
+    if any(call.waits and call.reply is not None for call in calls):
+        pause_s = min(pause_s, LOOK_S)
     if under_way:
         wait_any(list(under_way.values()), max(0.0, min(left_s, pause_s)))
     elif paused:
@@ -195,13 +253,9 @@ def _settle(call: OutgoingCall, outcome: Reply | RpcError | PSError) -> None:
     if isinstance(outcome, Reply):
         call.succeed(outcome)
     elif isinstance(outcome, RemoteError):
-        call.refuse(_named(from_remote(outcome), call.link))
+        _take_refusal(call, _named(from_remote(outcome), call.link))
     elif isinstance(outcome, DeadlineExceeded):
-        text = (
-            f"{call.link.name} gave no answer within {call.left_s:.1f} s ({outcome}); it is frozen "
-            "or overloaded: look at its log, or raise timeout_s"
-        )
-        call.fail(RequestTimeout(text, {"server": str(call.link.server)}))
+        call.fail(_overdue(call, outcome))
     elif isinstance(outcome, ConnectionClosed):
         call.fail(client_closed())
     elif isinstance(outcome, (TransportError, IntegrityError)):
@@ -210,12 +264,40 @@ def _settle(call: OutgoingCall, outcome: Reply | RpcError | PSError) -> None:
         call.fail(outcome)
 
 
+def _overdue(call: OutgoingCall, error: DeadlineExceeded) -> RequestTimeout:
+    if call.restoring is not None:
+        return _still_restoring(call, call.restoring)
+    text = (
+        f"{call.link.name} gave no answer within {call.left_s:.1f} s ({error}); it is frozen or "
+        "overloaded: look at its log, or raise timeout_s"
+    )
+    return RequestTimeout(text, {"server": str(call.link.server)})
+
+
+def _still_restoring(call: OutgoingCall, told: PSError) -> RequestTimeout:
+    waited_s = time.monotonic() - call.begun_s
+    text = f"{told.message}; this call waited {waited_s:.0f} s for it. Look at the server's log"
+    return RequestTimeout(text, {"server": str(call.link.server)})
+
+
+def _take_refusal(call: OutgoingCall, error: PSError) -> None:
+    if not isinstance(error, ServerRestoring):
+        call.refuse(error)
+        return
+    if call.restoring is None:
+        _logger.warning("%s; this worker waits for it", error)
+    call.postpone(error)
+
+
 def _named(error: PSError, link: Channel) -> PSError:
     error.details.setdefault("server", str(link.server))
     return error
 
 
 def _timeout(calls: Sequence[OutgoingCall], timeout_s: float) -> RequestTimeout:
+    for call in calls:
+        if call.restoring is not None:
+            return _still_restoring(call, call.restoring)
     names = ", ".join(call.link.name for call in calls)
     failures = [call.last_disconnect or call.link.last_failure for call in calls]
     cut = next((failure for failure in failures if failure is not None), None)

@@ -17,7 +17,7 @@ import msgspec
 
 from ps.client.channel import Channel, OutgoingCall
 from ps.client.channel_stats import LinkStats
-from ps.client.retry import exchange
+from ps.client.retry import RESTORE_TIMEOUT_S, exchange
 from ps.errors import (
     ManifestMismatch,
     PSError,
@@ -56,6 +56,7 @@ class ServerGroup:
         identity: who this client is.
         num_workers: of the whole cluster; compared with what the servers were started with.
         reconnect_s: a server that cannot be reached for so long is gone.
+        restore_s: for how long a server that restores is asked again.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ServerGroup:
         *,
         num_workers: int,
         reconnect_s: float,
+        restore_s: float = RESTORE_TIMEOUT_S,
     ) -> None:
         if not endpoints:
             raise PSSettingsError("a client needs at least one server's endpoint, got none")
@@ -79,6 +81,7 @@ class ServerGroup:
         self._identity = identity
         self._num_workers = num_workers
         self._reconnect_s = reconnect_s
+        self._restore_s = restore_s
         self.session = secrets.randbits(63)
         """Names this client in the servers' records."""
         self._unknown = ""
@@ -129,10 +132,7 @@ class ServerGroup:
             calls: at most one per server.
             timeout_s: seconds for all of them together.
         """
-        if self._closed:
-            raise client_closed()
-        replies = exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
-        return [messages.decode_ack(reply.meta) for reply in replies]
+        return [messages.decode_ack(reply.meta) for reply in self.send(calls, timeout_s=timeout_s)]
 
     def send(self, calls: Sequence[OutgoingCall], *, timeout_s: float) -> list[Reply]:
         """Make these requests.
@@ -147,7 +147,14 @@ class ServerGroup:
         """
         if self._closed:
             raise client_closed()
-        return exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
+        return self._exchange(calls, timeout_s, self._restore_s)
+
+    def _exchange(
+        self, calls: Sequence[OutgoingCall], timeout_s: float, restore_s: float
+    ) -> list[Reply]:
+        return exchange(
+            calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s, restore_s=restore_s
+        )
 
     def change(
         self,
@@ -157,6 +164,7 @@ class ServerGroup:
         payloads: Sequence[Buffers] = (),
         intos: Sequence[Sequence[memoryview]] = (),
         links: Sequence[Channel] | None = None,
+        restore_s: float | None = None,
     ) -> list[Ack]:
         """Make one changing request, under the next sequence number of each server.
 
@@ -166,6 +174,7 @@ class ServerGroup:
             payloads: one per server, by rank; none without it.
             intos: where the answers' payloads go, as `payloads`.
             links: the servers that it is for; None: all.
+            restore_s: for how long a server that restores is asked again; None: as always.
 
         Raises:
             ClosedError: after close().
@@ -190,7 +199,7 @@ class ServerGroup:
             calls.append(OutgoingCall(link, numbered, payload, into, waits))
         acks: list[Ack] = []
         try:
-            exchange(calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s)
+            self._exchange(calls, timeout_s, self._restore_s if restore_s is None else restore_s)
         except BaseException as error:
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
@@ -268,7 +277,7 @@ class ServerGroup:
                 link.probe_restarts(timeout_s)
                 count = link.num_connections
                 if count != self._num_declared[link.server]:
-                    self.change(request, timeout_s=timeout_s, links=[link])
+                    self.change(request, timeout_s=timeout_s, links=[link], restore_s=0.0)
                     self._num_declared[link.server] = count
             except (PSError, RpcError) as error:
                 _logger.info("%s does not know that this worker is inactive: %s", link.name, error)
@@ -316,6 +325,7 @@ class ServerGroup:
                     self._identity,
                     num_workers=self._num_workers,
                     reconnect_s=self._reconnect_s,
+                    restore_s=self._restore_s,
                 )
             return self._separate[purpose]
 
@@ -345,11 +355,17 @@ def check_serving(described: Sequence[Description], waited_s: float) -> None:
         waited_s: seconds that the caller waited for it, for the message.
 
     Raises:
-        RequestTimeout: one is still EMPTY.
+        RequestTimeout: one is still EMPTY or RESTORING.
         ServerPhaseError: one has failed or is stopping.
         ManifestMismatch: they serve different manifests.
     """
     for server in described:
+        if server.phase == ServerPhase.RESTORING:
+            raise RequestTimeout(
+                f"ps:{server.server} still restores its parameters from a checkpoint after "
+                f"{waited_s:g} s; look at its log",
+                {"server": str(server.server)},
+            )
         if server.phase == ServerPhase.EMPTY:
             raise RequestTimeout(
                 f"ps:{server.server} is still EMPTY after {waited_s:g} s; has the chief seeded it?",

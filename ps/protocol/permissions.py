@@ -19,6 +19,8 @@ class ServerPhase(enum.StrEnum):
 
     EMPTY = "EMPTY"
     """Started; knows no parameters."""
+    RESTORING = "RESTORING"
+    """Fills itself from a checkpoint; who needs the parameters is told to ask again."""
     SERVING = "SERVING"
     """Seeded or restored; answers everything."""
     DRAINING = "DRAINING"
@@ -30,7 +32,8 @@ class ServerPhase(enum.StrEnum):
 
 
 _MOVES = {
-    ServerPhase.EMPTY: {ServerPhase.SERVING, ServerPhase.DRAINING},
+    ServerPhase.EMPTY: {ServerPhase.RESTORING, ServerPhase.SERVING, ServerPhase.DRAINING},
+    ServerPhase.RESTORING: {ServerPhase.SERVING, ServerPhase.DRAINING},
     ServerPhase.SERVING: {ServerPhase.DRAINING},
     ServerPhase.DRAINING: {ServerPhase.CLOSED},
     ServerPhase.CLOSED: set[ServerPhase](),
@@ -64,6 +67,8 @@ class _Rule:
 
 
 _ANY_PHASE = frozenset(ServerPhase)
+_FILLED_OR_EMPTY = _ANY_PHASE - {ServerPhase.RESTORING}
+"""Of what a checkpoint has an answer to, so an empty one would be wrong while it is read."""
 _LOADED = frozenset({ServerPhase.SERVING, ServerPhase.DRAINING})
 _SERVING = frozenset({ServerPhase.SERVING})
 _FILLING = frozenset({ServerPhase.EMPTY, ServerPhase.SERVING})
@@ -93,10 +98,10 @@ _RULES: dict[type, _Rule] = {
     messages.LoadRows: _Rule(_LOADERS, _SERVING, chief_only=True),
     messages.Join: _Rule(_WORKERS, _SERVING),
     messages.Leave: _Rule(_WORKERS, _LOADED),
-    messages.Finish: _Rule(_WORKERS, _ANY_PHASE),
+    messages.Finish: _Rule(_WORKERS, _FILLED_OR_EMPTY),
     messages.JoinRendezvous: _Rule(_WORKERS, _FILLING),
     messages.SetMetadata: _Rule(_WORKERS_AND_DRIVER, _SERVING),
-    messages.FetchMetadata: _Rule(_READERS, _ANY_PHASE, is_read=True),
+    messages.FetchMetadata: _Rule(_READERS, _FILLED_OR_EMPTY, is_read=True),
     messages.Compile: _Rule(_WORKERS_AND_DRIVER, _FILLING, chief_only=True),
     messages.Seed: _Rule(_WORKERS, _FILLING, chief_only=True),
     messages.Assign: _Rule(_WORKERS, _SERVING, chief_only=True),

@@ -33,7 +33,14 @@ from ps.manifest.manifest import Layout, Manifest, WorkerRank
 from ps.manifest.sharding import deal
 from ps.protocol import messages
 from ps.protocol.messages import Ack, RendezvousValues
-from ps.protocol.permissions import changes_state, check_caller, check_phase, is_allowed, name_of
+from ps.protocol.permissions import (
+    ServerPhase,
+    changes_state,
+    check_caller,
+    check_phase,
+    is_allowed,
+    name_of,
+)
 from ps.server.lifecycle import Attempt, Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import MAX_VALUE_BYTES, RendezvousBoard
@@ -149,6 +156,8 @@ class Service:
             if not is_allowed(request, call.peer, self.settings.num_workers, life.phase):
                 check_caller(request, call.peer, self.settings.num_workers)
                 name = str(request.__struct_config__.tag)
+                if life.phase is ServerPhase.RESTORING:
+                    life.wait_restored(call.peer_gone)
                 check_phase(request, self.settings.rank, life.phase, life.reason)
             name = str(request.__struct_config__.tag)
             of_shard = _OF_SHARD.get(type(request))

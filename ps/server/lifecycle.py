@@ -1,6 +1,6 @@
 """Lifecycle of a shard from EMPTY to CLOSED: phases, fences, lost workers.
 
-Covers: settings, legal moves, waiting for SERVING, fencing and losing workers in every phase.
+Covers: settings, legal moves, waiting until it is filled, fencing and losing workers in any phase.
 While there is no shard, this is the record of generations; then its gate has it.
 Does not: answer requests (ps.server.handlers), move gradients (ps.server.shard).
 Runs in: PS processes.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import msgspec
 
 from ps.config import ServerSettings
 from ps.consistency.waits import wait_until
-from ps.errors import ServerPhaseError
+from ps.errors import ServerPhaseError, ServerRestoring
 from ps.exactly_once import replaced
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import Description
@@ -27,6 +28,11 @@ from ps.protocol.permissions import ServerPhase, check_move
 from ps.server.shard import ServingShard
 
 _logger = logging.getLogger(__name__)
+
+RESTORE_LOOK_S = 2.0
+"""How long a request waits at a server that restores before it is told so; its payload is not read
+meanwhile. Shorter than any client's deadline."""
+_UNFILLED = frozenset({ServerPhase.EMPTY, ServerPhase.RESTORING})
 
 
 class Attempt(NamedTuple):
@@ -53,6 +59,7 @@ class Lifecycle:
         self._fences: dict[WorkerRank, int] = {}
         self._lost: dict[WorkerRank, int] = {}
         self._finished: set[WorkerRank] = set()
+        self._restoring_since_s = 0.0
 
     def loaded(self) -> ServingShard:
         """The shard.
@@ -86,20 +93,48 @@ class Lifecycle:
                 num_buckets=len(shard.dense.buckets),
             )
 
+    def begin_restore(self) -> None:
+        """Let whoever needs the parameters wait until they are read from a checkpoint."""
+        with self._changed:
+            self._restoring_since_s = time.monotonic()
+            self._move(ServerPhase.RESTORING)
+
+    def wait_restored(self, is_gone: Callable[[], bool]) -> None:
+        """Wait a while for the end of a restore.
+
+        Args:
+            is_gone: whether the caller's connection has ended.
+
+        Raises:
+            ServerRestoring: it goes on: the caller is to ask again.
+        """
+        with self._changed:
+            wait_until(
+                self._changed,
+                lambda: self.phase is not ServerPhase.RESTORING,
+                time.monotonic() + RESTORE_LOOK_S,
+                is_gone,
+            )
+            if self.phase is ServerPhase.RESTORING:
+                took_s = time.monotonic() - self._restoring_since_s
+                raise ServerRestoring(
+                    f"ps:{self.settings.rank} was started again and has restored its parameters "
+                    f"from a checkpoint for {took_s:.0f} s so far, which begins with compiling the "
+                    "kernels where none are kept"
+                )
+
     def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:
-        """Wait while the shard is EMPTY, at the latest until `deadline_s` (monotonic).
+        """Wait while the shard has no values, at the latest until `deadline_s` (monotonic).
 
         Args:
             deadline_s: monotonic seconds.
             is_gone: whether the caller's connection has ended.
         """
         with self._changed:
-            wait_until(
-                self._changed, lambda: self.phase is not ServerPhase.EMPTY, deadline_s, is_gone
-            )
+            wait_until(self._changed, lambda: self.phase not in _UNFILLED, deadline_s, is_gone)
 
     def install(self, shard: ServingShard, by: Attempt | None = None) -> bool:
-        """Serve this shard from now on; False when another one was faster.
+        """Serve this shard from now on; False when another one was faster, or an order to stop.
 
         What is known of workers comes first, so no fenced one finds a shard that would take its
         push. The gate is called without `_changed`: what is heard meanwhile takes another round.
@@ -126,6 +161,8 @@ class Lifecycle:
                 ]
                 news = [each for each in known if each not in done]
                 if not news:
+                    if self.stopping.is_set() or self.phase is ServerPhase.DRAINING:
+                        return False  # while it was restored
                     self._move(ServerPhase.SERVING)
                     self.shard = shard
                     return True

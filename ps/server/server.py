@@ -9,12 +9,14 @@ Threads: any; requests run on the listener's threads.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
-from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.checkpoint.storage import OpenStorage, Storage, storage_at
 from ps.config import ServerSettings
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
@@ -26,6 +28,8 @@ from rpc.endpoint import Endpoint
 from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
+
+Read = TypeVar("Read")
 
 _REPLACED_CLOSE_S = 1.0
 
@@ -100,7 +104,7 @@ class PSServer:
         self._listener.bind_inproc(name)
 
     def start(self) -> None:
-        """Let clients in. The shard is EMPTY until the chief seeds it or it is restored.
+        """Let clients in. The shard is EMPTY until the chief seeds it.
 
         Raises:
             CheckpointError: another process took this server's place meanwhile.
@@ -109,6 +113,44 @@ class PSServer:
             self._guard.claim(self.endpoint)
             self._guard.wait_for_older()
         self._listener.start()
+
+    def start_restoring(
+        self,
+        directory: str | Path,
+        *,
+        step: int | None = None,
+        like: RestoreOptions = AS_SAVED,
+        listening: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Let clients in, and fill the shard from a checkpoint while they wait.
+
+        Where no kernels are kept that takes longer than clients try to reach a server.
+
+        Args:
+            directory: as `restore`.
+            step: as `restore`.
+            like: as `restore`.
+            listening: called once clients are let in, before the shard is filled.
+
+        Returns:
+            As `restore`.
+
+        Raises:
+            CheckpointError: as `restore`; one that is found before clients are let in leaves the
+                server in whose place this one was started. Or another process took this server's
+                place meanwhile.
+        """
+        storage = self._open_storage(directory)
+        _read_newest(storage, step, lambda: find(storage, step, like))
+        self._service.life.begin_restore()
+        self.start()
+        listening()
+        try:
+            return self.restore(directory, step=step, like=like)
+        except BaseException:
+            # Without a word, as of a process that was killed: who waits may find another server.
+            self._listener.close(_REPLACED_CLOSE_S)
+            raise
 
     def restore(
         self, directory: str | Path, *, step: int | None = None, like: RestoreOptions = AS_SAVED
@@ -127,17 +169,13 @@ class PSServer:
             CheckpointError: there is none, or it is damaged or of another model.
         """
         storage = self._open_storage(directory)
-        while True:
-            newest = steps_on_disk(storage)[:1]
-            try:
-                checkpoint, _ = find(storage, step, like)
-                self._service.restore(storage, checkpoint, like)
-            except CheckpointError:
-                # A save that was committed meanwhile may have removed what was being read.
-                if step is not None or steps_on_disk(storage)[:1] == newest:
-                    raise
-            else:
-                return checkpoint.step
+
+        def fill() -> int:
+            checkpoint, _ = find(storage, step, like)
+            self._service.restore(storage, checkpoint, like)
+            return checkpoint.step
+
+        return _read_newest(storage, step, fill)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -200,3 +238,20 @@ class PSServer:
         self._service.stop("closed")
         self._listener.close(timeout_s)
         self._service.life.close()
+
+
+def _read_newest(storage: Storage, step: int | None, read: Callable[[], Read]) -> Read:
+    """Read a checkpoint; again if a save that was committed meanwhile has removed what was read.
+
+    Args:
+        storage: the checkpoint root.
+        step: the one that is read; None: the newest, which may change.
+        read: raises CheckpointError if files are missing.
+    """
+    while True:
+        newest = steps_on_disk(storage)[:1]
+        try:
+            return read()
+        except CheckpointError:
+            if step is not None or steps_on_disk(storage)[:1] == newest:
+                raise

@@ -53,15 +53,15 @@ class TestWithoutToken:
 
     @pytest.mark.parametrize("begin", [b"", b"TFRH", b"TFRH\x01\x00\x20\x00half a body"])
     def test_silence_is_closed_at_the_deadline(self, begin, caplog):
-        with bed(limits=Limits(handshake_timeout_s=0.5)) as made:
+        with bed(limits=Limits(handshake_timeout_s=1.5)) as made:
             began = time.monotonic()
             with RawClient(made.address) as stranger:
                 stranger.send(begin)
                 received = stranger.until_closed()
-            assert time.monotonic() - began >= 0.5
+            assert time.monotonic() - began >= 1.5
             assert len(received) == NONCE_BYTES
             assert still_serves(made)
-        assert "no proof within 0.5 s" in caplog.text
+        assert "no proof within 1.5 s" in caplog.text
         assert "127.0.0.1:" in caplog.text
 
     def test_a_slow_drip_gets_no_more_time(self):

@@ -146,14 +146,13 @@ class Cluster:
         host, port = old.endpoint.host, old.endpoint.port
         old.close(0.5)
         server = PSServer(old.settings, self.credentials, open_storage=self.open_storage)
-        job = None if by_hand else self.credentials.cluster_id
-        server.restore(directory, like=RestoreOptions(job=job))
+        self.servers[rank] = server
         if port:
             server.bind_tcp(host, port)
         else:
             server.bind_inproc(f"{self.credentials.cluster_id}-{rank}")
-        server.start()
-        self.servers[rank] = server
+        job = None if by_hand else self.credentials.cluster_id
+        server.start_restoring(directory, like=RestoreOptions(job=job))
         return server
 
     @property

@@ -22,7 +22,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,7 +35,11 @@ from ps.client.saver import SaveOptions
 from ps.client.slices import slice_by_server
 from ps.errors import CheckpointError, PSError
 from ps.manifest.manifest import Consistency, Layout, Manifest
+from ps.protocol import messages
+from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client.connection import connect
+from rpc.errors import RpcError
 from tests.support.channel_proxy import ALL, KEEPS_BYTES, Fault, FaultProxy, Kind
 from tests.support.programs.soaking_worker import Counts, Job, ids_of, pushes_together
 from tests.support.ps_cluster import ADD, filled
@@ -50,6 +54,8 @@ SAVE_S = 20.0
 TICK_S = 0.01
 FAULT_BYTES = 200_000
 """A fault strikes somewhere in the next so many bytes of a server's connections."""
+LOOK_S = 10.0
+"""For a server to say what it waits for, when something has failed."""
 DIRECT_S = 3.0
 """A server that cannot be reached for so long fails a save."""
 LONGEST_FREEZE_S = 1.5
@@ -236,7 +242,32 @@ class Storm:
         ]
         mode = self.manifest.consistency
         head = f"mode {mode}, --storm-seed {self.seed}, integrity {self.integrity}, {self.kinds}"
-        return "\n".join([head, *self.log[-30:], *counts])
+        said = [
+            f"worker {each.rank}.{each.number} said last: {line}"
+            for each in self.living()
+            for line in each.log.read_text().splitlines()[-3:]
+        ]
+        return "\n".join([head, *self.log[-30:], *counts, *said, *self._of_servers()])
+
+    def _of_servers(self) -> Iterator[str]:
+        """Say in which phase each server is, and for whom its pushes wait, past the proxies."""
+        for rank, server in enumerate(self.servers):
+            if (status := server.process.poll()) is not None:
+                yield f"ps:{rank} ended with {status}: {server.wait()[1]}"
+                continue
+            try:
+                credentials = Credentials(CLUSTER_ID, SECRET, self.integrity)
+                with connect(server.endpoint, Identity(Role.DRIVER, 0), credentials) as asked:
+                    reply = asked.call(messages.encode(messages.FetchStats()), timeout_s=LOOK_S)
+                stats = messages.decode_reply(reply.payload, ServerStats)
+            except (PSError, RpcError) as error:
+                yield f"ps:{rank}: {type(error).__name__}: {error}"
+            else:
+                yield (
+                    f"ps:{rank}: {stats.phase} for {stats.uptime_s:.0f} s, clock {stats.clock}, "
+                    f"from step {stats.restored_step}, waits for {stats.missing}, {stats.waiting} "
+                    f"waiting, workers {stats.workers}"
+                )
 
     # -- what happens
 

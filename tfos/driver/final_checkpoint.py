@@ -92,6 +92,7 @@ class FinalCheckpoint:
             num_workers=workers,
             timeout_s=left_s * _DESCRIBE_SHARE,
             reconnect_s=left_s * _DESCRIBE_SHARE,
+            restore_s=0.0,  # nobody is left to whom it matters
             open_storage=self._storages,
         ) as client:
             described = client.describe()

@@ -63,8 +63,9 @@ class ServerProcess:
             self._listen()
             if self._spec.restart or self._spec.attempt:
                 self._restore()
-            self._server.start()
-            self._link.send(messages.Listening(self._server.endpoint))
+            else:
+                self._server.start()
+                self._tell_address()
             self._link.send(messages.PhaseChanged("serving"))
             start_order_thread(self._link, self._carry_out)
             while not self._server.wait_stopped(PROGRESS_S):
@@ -81,12 +82,25 @@ class ServerProcess:
             self._server.bind_tcp(self._spec.executor.host)
             self._server.bind_unix(self._spec.socket_dir)
 
+    def _tell_address(self) -> None:
+        self._link.send(messages.Listening(self._server.endpoint))
+
+    def _tell_restore(self) -> None:
+        self._tell_address()
+        self._link.send(messages.PhaseChanged("restoring"))
+
     def _restore(self) -> None:
-        """Restore this run's last checkpoint; another run's checkpoint does not count."""
+        """Listen, and restore this run's last checkpoint; another run's checkpoint does not count.
+
+        Workers hear where it listens before it is filled: they wait longer for a server that
+        answers than for one that does not.
+        """
         plan = self._spec.bundle.settings.config.checkpoints
         directory = plan.directory if plan is not None else ""
-        step = self._server.restore(
-            directory, like=RestoreOptions(job=self._spec.bundle.settings.cluster_id)
+        step = self._server.start_restoring(
+            directory,
+            like=RestoreOptions(job=self._spec.bundle.settings.cluster_id),
+            listening=self._tell_restore,
         )
         _logger.warning("%s resumes from step %d of %s", self._server, step, directory)
 

@@ -21,6 +21,7 @@ from rpc.errors import RemoteError
 from tests.support.feed import (
     CONFIG,
     CREDENTIALS,
+    WAIT_S,
     Background,
     answer_all,
     eventually,
@@ -360,7 +361,7 @@ def test_only_feeders_may_feed(role):
         with connection:
             for meta in requests.values():
                 with pytest.raises(RemoteError, match="only feeders may"):
-                    connection.call(meta, timeout_s=5.0)
+                    connection.call(meta, timeout_s=WAIT_S)
 
 
 def test_a_feeder_may_not_open_feeds_without_end():
@@ -369,9 +370,9 @@ def test_a_feeder_may_not_open_feeds_without_end():
         schema = Schema((ColumnSpec("value", "str", "str"),))
         with connection:
             for i in range(64):
-                connection.call(encode(Hello(f"feed{i}", schema)), timeout_s=5.0)
+                connection.call(encode(Hello(f"feed{i}", schema)), timeout_s=WAIT_S)
             with pytest.raises(RemoteError, match="64 feeds"):
-                connection.call(encode(Hello("one more", schema)), timeout_s=5.0)
+                connection.call(encode(Hello("one more", schema)), timeout_s=WAIT_S)
 
 
 def test_a_feeder_of_another_version_is_refused_with_both_versions():
@@ -379,7 +380,7 @@ def test_a_feeder_of_another_version_is_refused_with_both_versions():
         connection = connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS)
         hello = Hello("input", Schema((ColumnSpec("value", "str", "str"),)), version=1)
         with connection, pytest.raises(RemoteError, match="speaks chunk version 4, this feeder 1"):
-            connection.call(encode(hello), timeout_s=5.0)
+            connection.call(encode(hello), timeout_s=WAIT_S)
 
 
 def test_the_trainers_error_reaches_feeders_with_its_traceback():

@@ -26,6 +26,7 @@ from rpc.server.listener import Listener
 from tests.support.feed import (
     CONFIG,
     CREDENTIALS,
+    WAIT_S,
     Background,
     Worker,
     answer_all,
@@ -71,7 +72,7 @@ def greet_all(some):
     """Let the workers know what is fed, so that no feed task has to tell them all."""
     for worker in some:
         with connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS) as feeder:
-            feeder.call(encode(Hello("input", SCHEMA, greets_all=True)), timeout_s=5.0)
+            feeder.call(encode(Hello("input", SCHEMA, greets_all=True)), timeout_s=WAIT_S)
 
 
 @pytest.mark.parametrize("transport", ["inproc", "unix", "tcp"])

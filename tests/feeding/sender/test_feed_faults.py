@@ -50,8 +50,8 @@ def test_feeders_that_wait_get_the_trainers_error_at_once():
         worker.channel.fail("division by zero", error_type="ZeroDivisionError")
         for feeder in feeding:
             with pytest.raises(TrainerFailed, match="worker:0: division by zero"):
-                feeder.result(2.0)
-        assert time.monotonic() - began < 2.0
+                feeder.result(8.0)
+        assert time.monotonic() - began < 8.0
 
 
 @pytest.mark.fault("F36")

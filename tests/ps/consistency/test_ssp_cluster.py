@@ -21,6 +21,7 @@ from ps.protocol import messages
 from ps.protocol.messages import Number
 from tests.support.ps_cluster import (
     ADD,
+    WAIT_S,
     Cluster,
     cluster,
     filled,
@@ -237,8 +238,8 @@ def test_a_wait_that_is_too_long_names_the_slowest():
     manifest = ssp(0)
     with cluster(num_workers=2) as bed:
         bed.workers(manifest, filled(manifest))
-        hasty = bed.client(1, timeout_s=1.0)
-        hasty.attach()
+        hasty = bed.client(1, timeout_s=4.0)
+        hasty.attach(timeout_s=WAIT_S)
         with pytest.raises(RequestTimeout, match="waits for worker 0"):
             add(hasty)
 

@@ -218,6 +218,10 @@ def test_compiled_code_is_vectorized_and_contracts_no_multiply_and_add():
     run_python(script, {}, fresh=True)
 
 
+COMPILE_S = 200.0
+"""In which a process compiles a few kernels while others keep the machine busy."""
+
+
 def run_python(script, environment, *, fresh=False):
     """Run a script in a new process; `fresh` gives it an empty kernel cache of its own."""
     with tempfile.TemporaryDirectory() as empty:
@@ -225,7 +229,11 @@ def run_python(script, environment, *, fresh=False):
         if fresh:
             settings["TFOS_KERNEL_CACHE"] = empty
         done = subprocess.run(
-            [sys.executable, "-c", script], env=settings, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", script],
+            env=settings,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_S,
         )
     assert done.returncode == 0, done.stderr
     return done.stdout

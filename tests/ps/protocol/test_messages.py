@@ -244,6 +244,18 @@ def test_an_empty_shard_names_its_phase():
                 check_phase(request, 3, ServerPhase.EMPTY)
 
 
+def test_a_restoring_shard_answers_only_what_no_checkpoint_knows():
+    legal = {
+        messages.Describe, messages.FetchStats, messages.Fence, messages.Lose, messages.StopServer,
+    }  # fmt: skip
+    for kind, request in SAMPLES.items():
+        if kind in legal:
+            check_phase(request, 3, ServerPhase.RESTORING)
+        else:
+            with pytest.raises(ServerPhaseError, match="ps:3 is RESTORING"):
+                check_phase(request, 3, ServerPhase.RESTORING)
+
+
 def test_a_failed_shard_says_why():
     with pytest.raises(ServerPhaseError, match=r"ps:0 is FAILED \(disk\)"):
         check_phase(SAMPLES[Push], 0, ServerPhase.FAILED, "disk")
@@ -251,7 +263,8 @@ def test_a_failed_shard_says_why():
 
 def test_phases_move_forward_only():
     legal = {
-        ("EMPTY", "SERVING"), ("EMPTY", "DRAINING"), ("SERVING", "DRAINING"),
+        ("EMPTY", "SERVING"), ("EMPTY", "RESTORING"), ("EMPTY", "DRAINING"),
+        ("RESTORING", "SERVING"), ("RESTORING", "DRAINING"), ("SERVING", "DRAINING"),
         ("DRAINING", "CLOSED"), ("FAILED", "DRAINING"),
     }  # fmt: skip
     for now, to in itertools.product(ServerPhase, ServerPhase):

@@ -25,6 +25,7 @@ from tests.support.channel_proxy import Direction, Fault
 from tests.support.proxied_cluster import ProxiedCluster, proxied
 from tests.support.ps_cluster import (
     ADD,
+    WAIT_S,
     cluster,
     filled,
     frozen_arrays,
@@ -121,7 +122,7 @@ def train_rows(scene: Scene) -> list[float]:
     first = tables.batch({"user": IDS})
     seen: list[float] = []
     for _ in range(2):
-        with tables.batch({"user": IDS}, timeout_s=5.0) as batch:
+        with tables.batch({"user": IDS}, timeout_s=WAIT_S) as batch:
             seen.append(float(batch.rows["user"][0, 0]))
             batch.push({"user": ones(IDS)}, hyper=HYPER)
     first.close()

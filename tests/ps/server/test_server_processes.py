@@ -19,7 +19,7 @@ from ps.errors import RequestTimeout, ServerGone
 from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.errors import AuthError
-from tests.support.ps_cluster import ADD, filled, make_manifest, run_all
+from tests.support.ps_cluster import ADD, WAIT_S, filled, make_manifest, run_all
 from tests.support.ps_processes import CREDENTIALS, SECRET, ServerProcess, server_processes
 from tests.support.waiting import wait_until
 
@@ -89,7 +89,7 @@ def test_a_frozen_server_is_found_by_the_deadline(tmp_path: Path):
         client_of(servers, 1, num_workers=2, timeout_s=1.5) as client,
     ):
         patient.seed(manifest, filled(manifest))
-        client.attach()
+        client.attach(timeout_s=WAIT_S)
         servers[0].send(signal.SIGSTOP)
         process = psutil.Process(servers[0].process.pid)
         wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the server to stop")

@@ -253,10 +253,10 @@ def test_a_client_that_takes_no_reply_is_cut():
 
 @pytest.mark.fault("F29")
 def test_an_idle_connection_stays():
-    limits = Limits(stall_timeout_s=0.3, handshake_timeout_s=0.5)
+    limits = Limits(stall_timeout_s=0.3, handshake_timeout_s=2.0)
     with bed(limits=limits) as made, made.connect() as idle, made.connect() as clock:
         with pytest.raises(DeadlineExceeded):
-            clock.call(b"wait", timeout_s=0.8)
+            clock.call(b"wait", timeout_s=2.3)
         assert idle.call(b"echo", timeout_s=WAIT_S).meta == b"done"
 
 

@@ -278,5 +278,5 @@ def test_a_peer_that_is_not_reached_holds_a_call_up_no_longer_than_its_timeout(s
 
     monkeypatch.setattr(fetching, "connect", unreachable)
     with pytest.raises(RankLost, match="rank 1 cannot be reached: no answer"):
-        start(2).groups[0].barrier(timeout_s=2.0)
-    assert 1.0 < asked[0] <= 2.0
+        start(2).groups[0].barrier(timeout_s=30.0)
+    assert 1.0 < asked[0] <= 30.0

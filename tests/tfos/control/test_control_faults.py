@@ -136,10 +136,10 @@ def test_bytes_that_are_no_message_are_refused_and_run_nothing(control, body, tm
     with grpc.secure_channel(control.address, credentials, options) as channel:
         for method in (codec.REGISTER, codec.HEARTBEAT, codec.REPORT, codec.LOG):
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(codec.path(method))(body, timeout=5)
+                channel.unary_unary(codec.path(method))(body, timeout=WAIT_S)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError) as caught:
-            list(channel.unary_stream(codec.path(codec.ORDERS))(body, timeout=5))
+            list(channel.unary_stream(codec.path(codec.ORDERS))(body, timeout=WAIT_S))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert control.handler.notes == []
     assert not Path("canary").exists()

@@ -11,6 +11,7 @@ from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tests.support.nodes import node_settings
+from tests.support.waiting import WAIT_S
 from tfos.collectives.offers import Offers
 from tfos.config import Checkpoints
 from tfos.control.messages import RosterEntry
@@ -221,7 +222,7 @@ def test_a_worker_that_never_used_the_servers_is_not_waited_for_but_told(feeds, 
     chief = PSClient([server.endpoint], credentials, Identity(Role.WORKER, 0), num_workers=2)
     with server, chief:
         make_context(roster, num_ps=1, feeds=feeds).finish()
-        assert chief.rendezvous("epoch", b"0", timeout_s=3.0) == {0: b"0"}
+        assert chief.rendezvous("epoch", b"0", timeout_s=WAIT_S) == {0: b"0"}
     # With a feed nothing is told: rows of train() that were taken are an error, others no training.
     assert ("ctx.distribute(model) after model.compile" in caplog.text) is not bool(feeds)
 

@@ -44,8 +44,8 @@ def joins(member: Member, joining: Joining) -> Tell:
 
 
 def serves(member: Member) -> Tell:
-    """Tell that a new attempt of a server serves."""
-    return Tell(f"{member.where} serves as attempt {member.attempt}")
+    """Tell that a new attempt of a server can be reached."""
+    return Tell(f"{member.where} restores its parameters as attempt {member.attempt}")
 
 
 def tensorboard(event: TensorBoardUp) -> list[Action]:

@@ -45,6 +45,7 @@ def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
     restarted = bed.event("ps:0", messages.Restarted)
     assert (restarted.count, restarted.limit) == (1, 1)
     assert restarted.failure.message.startswith("ps:0 killed by SIGKILL")
+    bed.event("ps:0", messages.PhaseChanged, lambda event: event.phase == "restoring")
     second_pid = bed.heartbeat("ps:0", lambda beat: beat.child_pid not in (0, first_pid)).child_pid
     lost = bed.event("ps:0", messages.UpdatesLost).text
     assert re.fullmatch(r"ps:0: \d+ s, at least [\d,]+ updates? lost since step \d+", lost)

@@ -1,0 +1,293 @@
+"""A server that restores says so from its start; its clients wait longer than for a dead one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps.checkpoint import restore
+from ps.client.channel import OutgoingCall
+from ps.client.client import PSClient
+from ps.dense.shard import DenseShard
+from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone
+from ps.manifest.manifest import Adam, Hyper, Manifest
+from ps.server import handlers, lifecycle
+from ps.server.handlers import Service
+from ps.server.server import PSServer
+from rpc.auth.handshake import Identity, Role
+from rpc.jit.cache_directory import CACHE_VARIABLE
+from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, run_all
+from tests.support.ps_processes import CREDENTIALS, ServerProcess
+from tests.support.tables import ones, table, table_kernels_loaded, with_tables
+from tests.support.waiting import wait_until
+
+__all__ = ["table_kernels_loaded"]
+pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
+
+HYPER = Hyper(0.1)
+MANIFEST = with_tables(table(), size=600, rule=ADD)
+START_S = 8.0
+"""In which a process starts, and cannot compile what a table with Adam takes."""
+
+
+@pytest.mark.process
+@pytest.mark.long
+@pytest.mark.fault("F08")
+@pytest.mark.timeout(400)
+def test_a_server_restarted_without_any_kernel_is_waited_for_while_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    manifest = with_tables(table(rule=Adam()), rule=Adam())
+    root, ids = tmp_path / "saves", np.arange(8)
+    place = ("--num-workers", "1")
+    old = ServerProcess(tmp_path, *place)
+    worker = Identity(Role.WORKER, 0)
+    client = PSClient(
+        [old.endpoint], CREDENTIALS, worker, num_workers=1, timeout_s=WAIT_S, reconnect_s=START_S
+    )
+    with client:
+        client.seed(manifest, filled(manifest))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        client.save(root, 1)
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        old.send(signal.SIGKILL)
+        old.close()
+        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "other-host"))
+        port = ("--port", str(old.endpoint.port), "--restore", str(root))
+        new = ServerProcess(tmp_path, *place, *port, wait=False, by_command=True)
+        try:
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            client.tables.push({"user": (ids, ones(ids))}, hyper=HYPER)
+            (stats,) = client.stats()
+            assert (stats.restored_step, stats.lost_updates) == (1, 1)
+            assert stats.clock == 2
+        finally:
+            new.close()
+
+
+class HeldRestore:
+    """A server's restore, which stands before its kernels are compiled until `goes_on`."""
+
+    def __init__(self, bed: Cluster, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.goes_on = threading.Event()
+        self.stands = threading.Event()
+        make = Service._new_dense
+
+        def held(service: Service, manifest: Manifest) -> DenseShard:
+            self.stands.set()
+            assert self.goes_on.wait(WAIT_S)
+            return make(service, manifest)
+
+        monkeypatch.setattr(Service, "_new_dense", held)
+        self._thread = threading.Thread(target=self._restart, args=(bed, root), daemon=True)
+        self.failed: list[Exception] = []
+        self._thread.start()
+        assert self.stands.wait(WAIT_S)
+
+    def _restart(self, bed: Cluster, root: Path) -> None:
+        try:
+            bed.restart(0, root)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.failed.append(error)
+
+    def end(self) -> None:
+        self.goes_on.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def held(
+    bed: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], HeldRestore]]:
+    """Make a save, one more push, and a restart that stands."""
+    made: list[HeldRestore] = []
+    bed.workers(MANIFEST, filled(MANIFEST))
+    bed.clients[0].set_metadata("note", "kept")
+    bed.clients[0].save(tmp_path, 1)
+    bed.clients[0].push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+    monkeypatch.setattr(lifecycle, "RESTORE_LOOK_S", 0.1)
+
+    def restart() -> HeldRestore:
+        made.append(HeldRestore(bed, tmp_path, monkeypatch))
+        return made[0]
+
+    yield restart
+    for each in made:
+        each.end()
+
+
+@pytest.fixture
+def bed() -> Iterator[Cluster]:
+    with cluster("tcp", num_servers=2, num_workers=2) as made:
+        yield made
+
+
+REQUESTS: dict[str, Callable[[PSClient], Any]] = {
+    "push": lambda client: client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1),
+    "pull": lambda client: client.pull(filled(MANIFEST)),
+    "rows": lambda client: client.tables.push(
+        {"user": (np.arange(8), ones(np.arange(8)))}, hyper=HYPER
+    ),
+    "lookup": lambda client: client.tables.lookup({"user": np.arange(8)}),
+    "finish": lambda client: client.finish(),
+    "metadata": lambda client: client.metadata(),
+    "seed": lambda client: client.seed(MANIFEST, filled(MANIFEST, 5.0)),
+    "rendezvous": lambda client: client.rendezvous("all", b"here", timeout_s=WAIT_S),
+}
+"""What needs the parameters, or would be answered wrongly by a server that has none yet."""
+
+
+DEADLINE_S = 3.0
+"""Of a request; a busy machine answers within it."""
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F08")
+def test_requests_wait_for_a_server_that_restores_longer_than_their_deadline(
+    bed: Cluster,
+    held: Callable[[], HeldRestore],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    restore = held()
+
+    def work(name: str) -> Any:
+        rank = int(name == "finish")  # nobody waits for the one that has finished
+        client = bed.client(rank, timeout_s=DEADLINE_S, reconnect_s=0.5)
+        client._adopt(MANIFEST)
+        began_s = time.monotonic()
+        answer = REQUESTS[name](client)
+        return answer, time.monotonic() - began_s
+
+    first_s: dict[int, float] = {}
+
+    def all_are_overdue() -> bool:
+        since_s = time.monotonic() - DEADLINE_S
+        return len(first_s) == len(REQUESTS) and max(first_s.values()) < since_s
+
+    def go_on() -> None:
+        wait_until(all_are_overdue, "deadlines to pass")
+        restore.goes_on.set()
+
+    postpone = OutgoingCall.postpone
+
+    def noted(call: OutgoingCall, error: PSError) -> None:
+        first_s.setdefault(threading.get_ident(), time.monotonic())
+        postpone(call, error)
+
+    monkeypatch.setattr(OutgoingCall, "postpone", noted)
+    *answers, _ = run_all(*(partial(work, name) for name in REQUESTS), go_on)
+    assert not [each for each in answers if isinstance(each, Exception)]
+    restore.end()
+    assert not restore.failed
+    found = dict(zip(REQUESTS, answers, strict=True))
+    assert all(took_s > DEADLINE_S for _, took_s in found.values())
+    assert found["metadata"][0] == {"note": "kept"}
+    assert found["rendezvous"][0] == {0: b"here"}
+    pulled = bed.pulled(bed.clients[0])["trainable"]
+    (cut,) = bed.clients[0]._dense.pieces[0]
+    assert set(pulled[cut.start : cut.stop]) == {np.float32(1.0)}
+    lines = [each.getMessage() for each in caplog.records if "restored" in each.getMessage()]
+    assert len(lines) == len(REQUESTS), "each says it once"
+    assert lines[0].startswith("ps:0 was started again and has restored its parameters from a ch")
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F08")
+def test_a_worker_that_finishes_while_a_server_restores_tells_it_what_it_lost(
+    bed: Cluster, held: Callable[[], HeldRestore], monkeypatch: pytest.MonkeyPatch
+):
+    restore = held()
+    postpone = OutgoingCall.postpone
+
+    def noted(call: OutgoingCall, error: PSError) -> None:
+        restore.goes_on.set()
+        postpone(call, error)
+
+    monkeypatch.setattr(OutgoingCall, "postpone", noted)
+    bed.clients[0].finish()
+    assert bed.clients[0].stats()[0].lost_updates == 1
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F08")
+def test_a_restore_without_end_is_waited_for_with_a_bound(
+    bed: Cluster, held: Callable[[], HeldRestore]
+):
+    held()
+    client = bed.client(timeout_s=0.3, reconnect_s=0.3)
+    client._servers._restore_s = 1.0
+    client._adopt(MANIFEST)
+    began_s = time.monotonic()
+    text = r"ps:0 was started again .* for \d+ s so far, .* this call waited \d+ s for it"
+    with pytest.raises(RequestTimeout, match=text):
+        client.pull(filled(MANIFEST))
+    assert time.monotonic() - began_s >= 1.0
+    patient = bed.client()
+    patient.describe()  # connects, which a busy machine takes longer for
+    with pytest.raises(RequestTimeout, match="ps:0 still restores its parameters"):
+        patient.attach(timeout_s=2.0)
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F12")
+def test_a_server_that_cannot_restore_says_nothing_to_those_that_wait(
+    bed: Cluster, held: Callable[[], HeldRestore], monkeypatch: pytest.MonkeyPatch
+):
+    """As one that was killed: another may take its place."""
+    restore = held()
+    client = bed.client(reconnect_s=0.3)
+    client._adopt(MANIFEST)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise CheckpointError("unreadable")
+
+    monkeypatch.setattr(handlers, "restore_into", fails)
+    restore.goes_on.set()
+    with pytest.raises(ServerGone, match=r"ps:0 at .* could not be reached for"):
+        client.pull(filled(MANIFEST))
+    restore.end()
+    assert [str(error) for error in restore.failed] == ["unreadable"]
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F15")
+def test_a_server_that_is_stopped_while_it_restores_ends_in_order(
+    bed: Cluster, held: Callable[[], HeldRestore]
+):
+    restore = held()
+    bed.servers[0].close()
+    restore.end()
+    assert not restore.failed
+    assert bed.servers[0].phase == "CLOSED"
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F10")
+def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restored(
+    bed: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    bed.workers(MANIFEST, filled(MANIFEST))
+    bed.clients[0].save(tmp_path, 1)
+    asked: list[int] = []
+
+    def removed(*arguments: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            bed.clients[0].save(tmp_path, 2)
+            raise CheckpointError("step 1 has no readable manifest")
+        return restore.find(*arguments)
+
+    monkeypatch.setattr("ps.server.server.find", removed)
+    with PSServer(bed.servers[0].settings, bed.credentials) as server:
+        server.bind_tcp("127.0.0.1")
+        assert server.start_restoring(tmp_path) == 2
