@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos.errors import UnsupportedModel, VariablesChanged
+from tfos.keras.compiled_call import CompiledCall
 from tfos.keras.data.lists import explained
 from tfos.keras.embedding import dense_embeddings, row_flow
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
@@ -74,7 +75,7 @@ class GradientStep:
         self._trained_layers = variables.trained_embeddings
         self._calls: Sequence[LayerCall] = ()
         compiled = tf.function(self._run, jit_compile=bool(model.jit_compile), autograph=False)
-        self._traces = Traces(compiled.get_concrete_function)
+        self._traces = Traces(lambda *kind: CompiledCall(compiled.get_concrete_function(*kind)))
         self._ids_ahead = Traces(self._record)
 
     @property
