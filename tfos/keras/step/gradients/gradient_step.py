@@ -1,4 +1,4 @@
-"""Gradient step, compiled: forward, backward, and one flat gradient tensor per group.
+"""Gradient step, compiled: forward, backward, and the flat gradient of each group.
 
 Covers: running the model's own `train_step` (ordinary or overridden) with its optimizer's `apply`
 intercepted; clipping, the finite check, the step's scalars.
@@ -36,8 +36,8 @@ class StepOutput:
     """Result of one step: tensors that are not sent yet."""
 
     logs: Any
-    gradients: Sequence[Any]
-    """One flat tensor per trainable group."""
+    gradients: Sequence[Sequence[Any]]
+    """Of each trainable group the flat tensors whose concatenation is its gradient."""
     statistics: Sequence[Any]
     """One flat tensor per group of statistics."""
     finite: Any
@@ -157,8 +157,8 @@ class GradientStep:
         ):
             clipped = self._inner._clip_gradients(list(gradients.values()))
             gradients = dict(zip(gradients, clipped, strict=True))
-        flats = [
-            group.flatten([_or_zero(gradients, variable) for variable in group.variables])
+        parts = [
+            group.parts([_or_zero(gradients, variable) for variable in group.variables])
             for group in self._variables.trainable
         ]
         statistics = [group.flatten(group.variables) for group in self._variables.statistics]
@@ -167,7 +167,7 @@ class GradientStep:
         scalars = tf.stack(optimizers.step_scalars(self._optimizer, dtypes))
         if self._accumulator is not None:
             self._accumulator.count(finite)
-        return logs, flats, statistics, finite, complete, scalars, row_gradients
+        return logs, parts, statistics, finite, complete, scalars, row_gradients
 
     def _split(
         self, pairs: Sequence[tuple[Any, Any]]
