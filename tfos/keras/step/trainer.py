@@ -221,7 +221,12 @@ class PSTrainer:
         load_file_rows(found.embeddings, self._client, is_chief=self.ctx.is_chief)
         self._variables = found
         self._replica = Replica(found.groups, self.optimizer)
-        self._step = GradientStep(self.model, found, clips_here=not settings.has_barrier)
+        self._step = GradientStep(
+            self.model,
+            found,
+            clips_here=not settings.has_barrier,
+            skips=settings.on_nonfinite == "skip",
+        )
         if optimizers.keeps_averages(self.optimizer):
             self._averages = Averages(self.model, found.groups)
         self._tables = TableTraining(

@@ -24,6 +24,7 @@ from tfos.keras.step.gradients.interception import Captured, check_writes, inter
 from tfos.keras.step.gradients.loss_scale import LossScale
 from tfos.keras.step.gradients.missing_gradients import MissingGradients
 from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
+from tfos.keras.step.gradients.skipped_metrics import MetricsBefore
 from tfos.keras.step.gradients.traces import Traces
 from tfos.keras.step.variables import Variables
 
@@ -57,9 +58,12 @@ class GradientStep:
         model: compiled.
         variables: the model's, in the servers' groups.
         clips_here: whether the worker clips gradients before they are pushed.
+        skips: whether a step whose gradient is not finite is left out, of the metrics as well.
     """
 
-    def __init__(self, model: Any, variables: Variables, *, clips_here: bool) -> None:
+    def __init__(
+        self, model: Any, variables: Variables, *, clips_here: bool, skips: bool = False
+    ) -> None:
         import tensorflow as tf
 
         self._model = model
@@ -68,6 +72,7 @@ class GradientStep:
         self._scale = LossScale(model.optimizer)
         self._variables = variables
         self._clips_here = clips_here
+        self._skips = skips
         self._missing = MissingGradients(variables, self._inner)
         self._accumulator: Accumulator | None = None
         if optimizers.batches_per_update(model.optimizer) > 1:
@@ -138,6 +143,7 @@ class GradientStep:
     def _run(self, data: Any, rows: dict[str, Any], positions: list[Any]) -> tuple[Any, ...]:
         import tensorflow as tf
 
+        before = MetricsBefore(self._model) if self._skips else None
         flow = InsideRows() if self._model.run_eagerly else GivenRows(rows, positions, self._calls)
         with row_flow.flowing(flow):
             logs, captured = self._own_step(data)
@@ -149,6 +155,8 @@ class GradientStep:
         row_gradients = [(unscaled(values), indices) for values, indices in row_gradients]
         finite = _all_finite([*gradients.values(), *(values for values, _ in row_gradients)])
         self._scale.update(finite)
+        if before is not None:
+            logs = before.restored_unless(finite, logs)
         complete = tf.constant(value=True)
         if self._accumulator is not None:
             gradients, complete = self._accumulator.add(gradients, finite)
