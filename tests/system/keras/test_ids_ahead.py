@@ -18,7 +18,9 @@ class Layer:
 
 def recorded(make_keys, data):
     def step(given):
-        row_flow.current().rows(Layer(), make_keys(given))
+        flow = row_flow.current()
+        assert flow is not None
+        flow.rows(Layer(), make_keys(given))
 
     packed = tf.nest.map_structure(
         lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data
