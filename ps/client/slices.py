@@ -71,7 +71,7 @@ def check_arrays(
         array = arrays.get(group.name)
         if array is None:
             raise _other_groups(layout, arrays, what)
-        parts = array if isinstance(array, list | tuple) and not writable else (array,)
+        parts = array if _is_in_parts(array) and not writable else (array,)
         left = group.num_elements
         for part in parts:
             if not isinstance(part, np.ndarray):
@@ -86,6 +86,10 @@ def check_arrays(
         if left:
             got = f"{group.dtype}[{group.num_elements - left}]"
             raise _other_array(group, what, f"{got}; {_EXPECTED}")
+
+
+def _is_in_parts(given: Any) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(each, np.ndarray) for each in given)
 
 
 _EXPECTED = "the flat buffer holds all parameters of the group in the manifest's order"
