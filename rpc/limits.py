@@ -39,7 +39,7 @@ class Limits:
     """Slowest accepted payload, after a first `stall_timeout_s`; slower connections are closed."""
     send_buffer_bytes: int | None = None
     """Kernel's send buffer of a socket; None lets the kernel grow it as needed: fastest."""
-    shared_ring_bytes: int = 2 * _MiB
+    shared_ring_bytes: int = 4 * _MiB
     """Shared memory per direction between two processes of one host; 0 disables it."""
     max_shared_bytes: int = 256 * _MiB
     """Shared memory of one listener, both directions; further local peers use the socket."""

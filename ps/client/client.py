@@ -31,6 +31,7 @@ from ps.client.retry import RESTORE_TIMEOUT_S
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.client.server_group import Answer, ServerGroup, check_serving, joined
+from ps.client.slices import Gradient
 from ps.client.tables import TableClient
 from ps.errors import PSSettingsError, RequestTimeout, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
@@ -287,7 +288,7 @@ class PSClient:
 
     def push(
         self,
-        grads: Mapping[str, Array],
+        grads: Mapping[str, Gradient],
         *,
         hyper: Hyper,
         rows: int,
@@ -302,7 +303,8 @@ class PSClient:
         manifest's `staleness_bound` pushes ahead of the slowest.
 
         Args:
-            grads: by group name a flat array [num_elements] of the group's dtype.
+            grads: by group name a flat array [num_elements] of the group's dtype, or a list of flat
+                arrays whose concatenation it is.
             hyper: the learning rate of this push.
             rows: rows behind the gradient, 0 or more; weights the mean of sync.
             metadata: kept with the parameters from this push on.
@@ -327,7 +329,7 @@ class PSClient:
 
     def push_pull(  # noqa: PLR0913 - one keyword per part of a push
         self,
-        grads: Mapping[str, Array],
+        grads: Mapping[str, Gradient],
         into: Mapping[str, Array],
         *,
         hyper: Hyper,

@@ -23,7 +23,14 @@ from ps.client.compile_wait import wait_compiled
 from ps.client.error_feedback import ErrorFeedback
 from ps.client.row_exchange import OutgoingRows
 from ps.client.server_group import ServerGroup, joined
-from ps.client.slices import Slice, check_arrays, slice_by_server, views_per_server
+from ps.client.slices import (
+    Gradient,
+    Slice,
+    check_arrays,
+    slice_by_server,
+    views_per_server,
+    whole,
+)
 from ps.client.two_round_push import ClippedPush
 from ps.errors import NonFiniteGradient, PSError, PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
@@ -161,7 +168,7 @@ class DenseClient:
 
     def push(  # noqa: PLR0913 - one for each part of a push
         self,
-        grads: Mapping[str, Array] | None,
+        grads: Mapping[str, Gradient] | None,
         into: Mapping[str, Array] | None,
         hyper: Hyper | None,
         rows: int,
@@ -172,7 +179,8 @@ class DenseClient:
         """Push a gradient, or none, and fill `into` if it is given. Raises as PSClient.push.
 
         Args:
-            grads: per group the flat gradient, [num_elements] of its dtype; None: a null push.
+            grads: per group the flat gradient, [num_elements] of its dtype, or its parts; None: a
+                null push.
             into: per group the flat buffer, filled with fresh values; None: no values come back.
             hyper: learning rate and further scalars; None for a null push.
             rows: rows that the gradient is the mean of.
@@ -193,7 +201,7 @@ class DenseClient:
         if grads is not None:
             check_arrays(self.layout, grads, "grads")
             if self._clipper is not None:
-                grads = self._clipper.clip(grads)
+                grads = self._clipper.clip(whole(grads))
         intos: Sequence[Sequence[memoryview]] = ()
         if into is not None:
             check_arrays(self.layout, into, "into", writable=True)
@@ -203,7 +211,7 @@ class DenseClient:
             payloads = (
                 views_per_server(grads, self.pieces)
                 if packer is None
-                else self._packed(packer, grads, tables)
+                else self._packed(packer, whole(grads), tables)
             )
         change = self._clipped_push.change if self._clipped_push else self._servers.change
         if tables is not None:

@@ -1,6 +1,7 @@
 """Slices of a client's flat buffers: one per group and server. Pure.
 
-Covers: which elements of which group go to which server; views of arrays without copies.
+Covers: which elements of which group go to which server; views of arrays without copies; gradients
+in several arrays.
 Does not: send (ps.client.retry), decide ownership (ps.manifest.sharding).
 """
 
@@ -17,6 +18,8 @@ from ps.manifest.manifest import NUMPY_DTYPES, GroupLayout, Layout
 from ps.manifest.sharding import deal
 
 Array = np.ndarray[Any, Any]
+Gradient = Array | Sequence[Array]
+"""Of one group: a flat array [num_elements], or several whose concatenation it is."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -48,13 +51,13 @@ def slice_by_server(layout: Layout, num_servers: int) -> tuple[tuple[Slice, ...]
 
 
 def check_arrays(
-    layout: Layout, arrays: Mapping[str, Array], what: str, *, writable: bool = False
+    layout: Layout, arrays: Mapping[str, Gradient], what: str, *, writable: bool = False
 ) -> None:
     """Refuse arrays that are not the manifest's flat buffers.
 
     Args:
         layout: of the manifest.
-        arrays: per group the caller's flat buffer.
+        arrays: per group the caller's flat buffer, or of a gradient its parts.
         what: names the arrays in messages, for example "grads".
         writable: whether they will be filled.
 
@@ -68,22 +71,39 @@ def check_arrays(
         array = arrays.get(group.name)
         if array is None:
             raise _other_groups(layout, arrays, what)
-        if not isinstance(array, np.ndarray):
-            raise _other_array(group, what, type(array).__name__)
-        if array.dtype != NUMPY_DTYPES[group.dtype] or array.shape != (group.offsets[-1],):
-            raise _other_array(
-                group,
-                what,
-                f"{array.dtype}{list(array.shape)}; the flat buffer holds all parameters of the "
-                "group in the manifest's order",
-            )
-        flags = array.flags
-        if not flags.c_contiguous or (writable and not flags.writeable):
-            kind = "writable and contiguous" if writable else "contiguous"
-            raise ShapeError(f"{what}[{group.name!r}] must be {kind}; pass a copy")
+        parts = array if _is_in_parts(array) and not writable else (array,)
+        left = group.num_elements
+        for part in parts:
+            if not isinstance(part, np.ndarray):
+                raise _other_array(group, what, type(part).__name__)
+            if part.dtype != NUMPY_DTYPES[group.dtype] or part.ndim != 1:
+                raise _other_array(group, what, f"{part.dtype}{list(part.shape)}; {_EXPECTED}")
+            flags = part.flags
+            if not flags.c_contiguous or (writable and not flags.writeable):
+                kind = "writable and contiguous" if writable else "contiguous"
+                raise ShapeError(f"{what}[{group.name!r}] must be {kind}; pass a copy")
+            left -= part.size
+        if left:
+            got = f"{group.dtype}[{group.num_elements - left}]"
+            raise _other_array(group, what, f"{got}; {_EXPECTED}")
 
 
-def views_of(arrays: Mapping[str, Array], pieces: Sequence[Slice]) -> list[memoryview]:
+def _is_in_parts(given: Any) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(each, np.ndarray) for each in given)
+
+
+_EXPECTED = "the flat buffer holds all parameters of the group in the manifest's order"
+
+
+def whole(gradients: Mapping[str, Gradient]) -> dict[str, Array]:
+    """Return gradients with one flat array per group; parts are copied."""
+    return {
+        name: each if isinstance(each, np.ndarray) else np.concatenate(each)
+        for name, each in gradients.items()
+    }
+
+
+def views_of(arrays: Mapping[str, Gradient], pieces: Sequence[Slice]) -> list[memoryview]:
     """Return the bytes of the pieces, as views of the arrays.
 
     Args:
@@ -94,25 +114,38 @@ def views_of(arrays: Mapping[str, Array], pieces: Sequence[Slice]) -> list[memor
 
 
 def views_per_server(
-    arrays: Mapping[str, Array], pieces: Sequence[Sequence[Slice]]
+    arrays: Mapping[str, Gradient], pieces: Sequence[Sequence[Slice]]
 ) -> list[list[memoryview]]:
     """Return the bytes of each server's pieces, as views of the arrays.
 
     Args:
-        arrays: per group the flat buffer.
+        arrays: per group the flat buffer, or its parts.
         pieces: per server its slices.
     """
     views: list[list[memoryview]] = []
     for owned in pieces:
         own: list[memoryview] = []
         for piece in owned:
-            view = arrays[piece.group][piece.start : piece.stop].data
-            own.append(view.cast("B"))
+            array = arrays[piece.group]
+            if isinstance(array, np.ndarray):
+                own.append(array[piece.start : piece.stop].data.cast("B"))
+            else:
+                own += _views_of_parts(array, piece)
         views.append(own)
     return views
 
 
-def _other_groups(layout: Layout, arrays: Mapping[str, Array], what: str) -> ShapeError:
+def _views_of_parts(parts: Sequence[Array], piece: Slice) -> list[memoryview]:
+    views, start = [], 0
+    for part in parts:
+        own = part[max(0, piece.start - start) : max(0, piece.stop - start)]
+        if own.size:
+            views.append(own.data.cast("B"))
+        start += part.size
+    return views
+
+
+def _other_groups(layout: Layout, arrays: Mapping[str, Gradient], what: str) -> ShapeError:
     names = sorted(group.name for group in layout.groups)
     return ShapeError(
         f"{what} must have the groups {names}, got {sorted(arrays)}; pass one flat array per group"

@@ -67,13 +67,14 @@ def gather(slab: Array, rows: Array, out: Array) -> int:
 
 
 @kernel
-def mark(versions: Array, rows: Array, version: int) -> int:
+def mark(versions: Array, rows: Array, version: int, before: Array) -> int:
     """Set the version of these rows to `version`, a number that no row has yet.
 
     Args:
         versions: [capacity] int64; changed.
         rows: [n] int64, row numbers; those below 0 are skipped.
         version: number of the push.
+        before: [n] int64; filled with the versions that the rows had, where there is a row.
 
     Returns:
         -1, or the position in `rows` of the first row that occurs twice or does not exist.
@@ -85,6 +86,7 @@ def mark(versions: Array, rows: Array, version: int) -> int:
         if row >= versions.size or (row >= 0 and versions[row] == version):
             return i
         if row >= 0:
+            before[i] = versions[row]
             versions[row] = version
     return -1
 
@@ -368,7 +370,7 @@ _SERVER = (
     (check_parts, (_IDS, _PARTS, types.int64, types.int64, _NUMBERS)),
     (find_parts, (_IDS, _PARTS, _INVERSE)),
     *_CLIENT,
-    (mark, (_NUMBERS, _IDS, types.int64)),
+    (mark, (_NUMBERS, _IDS, types.int64, _NUMBERS)),
     (first_repeated, (_IDS, types.uint64, _INVERSE)),
     (count_up, (types.Array(types.uint16, 2, "C"), _IDS, _NUMBERS)),
     (draw, (_IDS, types.int64, types.int64, types.Array(types.boolean, 1, "C"))),

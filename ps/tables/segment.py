@@ -178,18 +178,18 @@ class Segment:
         missing = self._index.find(self._ids.rows, ids, rows)
         # Before mark(): a save in progress needs the rows with their old versions.
         self._keep(rows)
-        # Only the creation of rows can fail after mark(), so only then keep what undoes it.
-        before = self._ages_of(ids, rows) if missing else None
-        self._refuse_repeated(ids, kernels.mark(self._versions.rows, rows, self.version))
+        before = np.empty(ids.size, np.int64)
+        self._refuse_repeated(ids, kernels.mark(self._versions.rows, rows, self.version, before))
         added = 0
-        if before is not None:
+        if missing:
             unknown = ids[rows < 0]
             wanted = self._admitted(unknown, elsewhere)
             added = wanted.size
             try:
                 evicted += self._add(wanted, elsewhere)
             except (TableFull, NoRoom) as error:
-                self._undo(before)
+                is_known = rows >= 0
+                self._undo(RowAges(ids[is_known], before[is_known]))
                 if isinstance(error, NoRoom):
                     # The second attempt must neither count nor draw these ids again.
                     error.refused = np.setdiff1d(unknown, wanted)
@@ -302,11 +302,6 @@ class Segment:
         rows[:, : self._spec.dim] = batch.rows[:, : self._spec.dim]
         rows[:, self._spec.dim :] = self._slot_starts
         return RowBatch(batch.ids, rows, batch.versions)
-
-    def _ages_of(self, ids: Array, rows: Array) -> RowAges:
-        """Return ids and versions of those that have a row."""
-        is_known = rows >= 0
-        return RowAges(ids[is_known], self._versions.rows[rows[is_known]])
 
     def _undo(self, before: RowAges) -> None:
         """Undo the marks of a push: restore the versions that these rows had before it."""

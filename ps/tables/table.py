@@ -40,11 +40,11 @@ from ps.tables.segment import EVICTED_SHARE, Pushed, Segment
 Array = np.ndarray[Any, Any]
 
 
-def warm_for(spec: TableSpec) -> None:
-    """Load or compile all that a server calls for such a table."""
+def warm_for(spec: TableSpec) -> Any:
+    """Load or compile all that a server calls for such a table; return the rule's kernel."""
     table_kernels.warm_server([spec.dtype])
     kernels.warm([("largest_masked", spec.dtype)])
-    kernels.sparse_for(spec.rule, spec.dtype, row_steps=spec.row_steps)
+    return kernels.sparse_for(spec.rule, spec.dtype, row_steps=spec.row_steps)
 
 
 class Table:
@@ -71,8 +71,7 @@ class Table:
     ) -> None:
         self.spec = spec
         self.dtype: np.dtype[Any] = np.dtype(spec.dtype)
-        warm_for(spec)
-        self._update = kernels.sparse_for(spec.rule, spec.dtype, row_steps=spec.row_steps)
+        self._update = warm_for(spec)
         num_segments = spec.segments or segments or segments_for(available_cores())
         self._parts = parts_of_buckets(num_servers, num_segments)
         self._first_part = rank * num_segments

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.client.slices import slice_by_server, views_of
+from ps.client.slices import check_arrays, slice_by_server, views_of, whole
 from ps.dense.staging import StagedGradient, split_into_runs
+from ps.errors import ShapeError
 from ps.manifest.diff import MAX_SHOWN, manifest_differences
 from ps.manifest.manifest import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
 from ps.manifest.sharding import deal
@@ -38,6 +40,45 @@ def test_pieces_cover_every_element_once_in_the_servers_bucket_order(group_sizes
         buckets = layout.buckets[mine.start : mine.stop]
         expected = b"".join(arrays[b.group][b.start : b.stop].tobytes() for b in buckets)
         assert sent == expected
+
+
+@given(sizes, st.integers(1, 5), st.lists(st.integers(0, 300), max_size=4))
+def test_a_gradient_in_parts_is_sent_as_the_same_bytes(group_sizes, num_servers, cuts):
+    layout = Layout.of(manifest_of(group_sizes))
+    flat = {
+        group.name: np.arange(group.num_elements).astype(group.dtype) for group in layout.groups
+    }
+    parts = {
+        name: np.split(each, sorted(min(at, each.size) for at in cuts))
+        for name, each in flat.items()
+    }
+    check_arrays(layout, parts, "grads")
+    for pieces in slice_by_server(layout, num_servers):
+        assert b"".join(views_of(parts, pieces)) == b"".join(views_of(flat, pieces))
+    for name, each in whole(parts).items():
+        np.testing.assert_array_equal(each, flat[name])
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([np.zeros(60, np.float32)], r"float32\[60\]"),
+        ([np.zeros(60, np.float32), np.zeros(41, np.float32)], r"float32\[101\]"),
+        ([np.zeros(60, np.float32), np.zeros(40)], r"float64\[40\]"),
+        ([np.zeros(60, np.float32), np.zeros((4, 10), np.float32)], r"float32\[4, 10\]"),
+        ([np.zeros(60, np.float32), np.zeros(80, np.float32)[::2]], "contiguous"),
+        ([np.zeros(60, np.float32), [0.0] * 40], "list"),
+    ],
+)
+def test_parts_that_are_no_flat_buffer_together_are_refused(parts, text):
+    with pytest.raises(ShapeError, match=text):
+        check_arrays(Layout.of(manifest_of([100])), {"g0": parts}, "grads")
+
+
+def test_nothing_is_filled_in_parts():
+    parts = [np.zeros(60, np.float32), np.zeros(40, np.float32)]
+    with pytest.raises(ShapeError, match="list"):
+        check_arrays(Layout.of(manifest_of([100])), {"g0": parts}, "into", writable=True)
 
 
 def test_views_share_the_arrays_memory():

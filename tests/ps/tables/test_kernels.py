@@ -112,7 +112,7 @@ def test_gradients_of_equal_ids_are_summed_in_their_order():
 def test_a_row_number_outside_is_refused(row: int):
     slab, rows = np.ones((3, 4), np.float32), np.array([1, row], np.int64)
     assert kernels.gather(slab, rows, np.empty((2, 2), np.float32)) == 1
-    assert kernels.mark(np.zeros(3, np.int64), rows, 1) == 1
+    assert kernels.mark(np.zeros(3, np.int64), rows, 1, np.zeros(rows.size, np.int64)) == 1
     assert kernels.gather(slab, rows[:1], np.empty((1, 5), np.float32)) == 0
     out = np.zeros((2, 2), np.float32)
     kernels.expand(slab[:, :2].copy(), np.array([1, 9], np.int32), out)
@@ -182,7 +182,7 @@ def test_no_loop_leaves_its_arrays(interpreted, seed: int):
     hash_index.move(slots, larger, 0, 128)
     assert hash_index.find(larger, row_ids, KEY, unique, rows) == 0
     assert hash_index.find(slots, row_ids, KEY, unique, rows) == 0
-    assert kernels.mark(versions, rows, 1) == -1
+    assert kernels.mark(versions, rows, 1, np.zeros(rows.size, np.int64)) == -1
     hostile = guarded(np.array([5, -1, -(2**63), 90], np.int64))
     assert kernels.gather(slab, hostile, guarded(np.zeros((4, 2), np.float32))) == 3
     victims = guarded(np.sort(random.choice(out.size, 20, replace=False)))

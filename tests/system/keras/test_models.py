@@ -155,13 +155,38 @@ def test_non_finite_gradient_is_an_error_before_anything_is_sent(cluster):
 
 
 @pytest.mark.fault("F48")
-def test_non_finite_gradient_can_be_skipped(cluster):
-    model = distribute(compiled(small()), cluster.contexts[0], on_nonfinite="skip")
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("row", [0, 40, 255], ids=["first", "second", "last"])
+def test_a_non_finite_gradient_can_be_skipped_and_its_batch_is_in_no_metric(cluster, row, eagerly):
+    model = small()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.0), loss, metrics=["accuracy"], run_eagerly=eagerly)
+    kept = np.delete(np.arange(256), np.s_[row // 32 * 32 : row // 32 * 32 + 32])
+    expected = model.evaluate(X[kept], Y[kept], verbose=0, return_dict=True)
+    distribute(model, cluster.contexts[0], on_nonfinite="skip")
     poisoned = X.copy()
-    poisoned[40] = np.nan
-    model.fit(poisoned, Y, batch_size=32, shuffle=False, verbose=0)
+    poisoned[row] = np.nan
+    seen: list[dict[str, float]] = []
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
+    guard = keras.callbacks.TerminateOnNaN()
+    fitted = model.fit(
+        poisoned, Y, batch_size=32, shuffle=False, verbose=0, callbacks=[watch, guard]
+    )
     assert model._tfos_trainer.skipped_steps == 1
     assert cluster.pushes == 7
+    assert len(seen) == 8
+    assert {name: value for name, (value,) in fitted.history.items()} == pytest.approx(expected)
+    assert all(np.isfinite(list(logs.values())).all() for logs in seen)
+
+
+@pytest.mark.fault("F48")
+def test_an_epoch_of_skipped_steps_alone_has_no_loss(cluster):
+    model = distribute(compiled(small()), cluster.contexts[0], on_nonfinite="skip")
+    history = model.fit(np.full_like(X, np.nan), Y, batch_size=64, epochs=2, verbose=0).history
+    assert model._tfos_trainer.skipped_steps == 8
+    assert history == {}, "as an epoch without rows"
+    history = model.fit(X, Y, batch_size=64, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"weight_decay": 0.0}])

@@ -108,7 +108,9 @@ class RowPlanner:
             start = 0
             for at, (flat, mask) in zip(places, own, strict=True):
                 count = flat.size if mask is None else int(np.count_nonzero(mask))
-                inverse = ids.inverse[start : start + count]
+                inverse = ids.inverse
+                if count < inverse.size:
+                    inverse = inverse[start : start + count]
                 start += count
                 positions[at] = _with_padding(inverse, mask, ids.unique.size)
         return self._with_memory(calls, routed, positions)
@@ -174,7 +176,20 @@ class RowPlanner:
             arrays[name] = aligned(size * dim, "float32").reshape(size, dim)
             arrays[name][count:] = 0.0
             tensors[name] = tf.experimental.dlpack.from_dlpack(arrays[name].__dlpack__())
-        return BatchRows(calls, routed, arrays, tensors, [tf.constant(at) for at in positions])
+        # Tables of equal ids have one array of positions.
+        places = {id(at): _tensor_of(at) for at in positions}
+        return BatchRows(calls, routed, arrays, tensors, [places[id(at)] for at in positions])
+
+
+def _tensor_of(positions: Array) -> Any:
+    """Return a tensor of [n] int32; TensorFlow takes ten times as long for one of any memory."""
+    import tensorflow as tf
+
+    if not positions.size:
+        return tf.constant(positions)
+    memory = aligned(positions.size, "int32")
+    memory[:] = positions
+    return tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
 
 
 def first_bad_row(batch: BatchRows, numbers: Mapping[str, Array]) -> str:

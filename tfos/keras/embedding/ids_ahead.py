@@ -5,8 +5,9 @@ Does not: look rows up (batch_rows), run the step (tfos.keras.step.gradients).
 Threads: that of the step.
 
 The model's own step is traced once with layers that record their keys and return zeros. What the
-keys are made of is cut out of that graph, so every class of model works. A call whose keys depend
-on more than the batch (a parameter, a random number, another lookup, a loop) looks its rows up
+keys are made of is cut out of that graph, so every class of model works. Keys that are a feature of
+the batch as it is are taken from there, without a function. A call whose keys depend on more than
+the batch (a parameter, a random number, another lookup, a loop) looks its rows up
 inside the step.
 """
 
@@ -17,9 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfos.keras.compiled_call import CompiledCall
 from tfos.keras.embedding import row_flow
 
 logger = logging.getLogger(__name__)
+
+_SAME_NUMBERS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "Cast")
+"""Operations whose result has the numbers of its first input in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class IdsAhead:
 
     calls: tuple[LayerCall, ...]
     keys: Callable[[Any], Sequence[Any]]
-    """From a batch the keys, [n] int64, of the calls that are ahead."""
+    """From a batch the keys of the calls that are ahead: integers of any shape, in order."""
 
 
 class _Recording:
@@ -97,7 +102,7 @@ def record(step: Callable[[Any], Any], packed: Any, trained: Sequence[Any]) -> I
         )
     pairs = zip(calls, recording.calls, strict=True)
     wanted = [keys for call, (_, keys) in pairs if call.is_ahead]
-    return IdsAhead(calls, _pruned(graph, wanted, packed))
+    return IdsAhead(calls, _keys(graph, wanted, packed))
 
 
 def all_inside(layers: Sequence[Any], why: str) -> IdsAhead:
@@ -108,6 +113,47 @@ def all_inside(layers: Sequence[Any], why: str) -> IdsAhead:
         why: the reason, for a message.
     """
     return IdsAhead(tuple(LayerCall(layer, why) for layer in layers), lambda _: ())
+
+
+def _keys(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], Sequence[Any]]:
+    """Return a function of the batch that gives these tensors of a graph, of any shape."""
+    given = _given(graph)
+    leaves = [_same_integers(tensor, given) for tensor in wanted]
+    computed = [keys for keys, at in zip(wanted, leaves, strict=True) if at is None]
+    compute = _pruned(graph, computed, packed)
+
+    def keys(data: Any) -> Sequence[Any]:
+        found, own = iter(compute(data)), _leaves_of(data)
+        return [next(found) if at is None else own[at] for at in leaves]
+
+    return keys
+
+
+def _given(graph: Any) -> list[Any]:
+    """Return the graph's inputs that are leaves of the batch."""
+    return [each for each in graph.inputs if all(each is not inner for _, inner in graph.captures)]
+
+
+def _leaves_of(data: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
+
+
+def _same_integers(keys: Any, given: Sequence[Any]) -> int | None:
+    """Return which input has the integers of these keys, in this order; None: none has."""
+    import tensorflow as tf
+
+    while True:
+        at = next((at for at, each in enumerate(given) if each is keys), None)
+        if at is not None:
+            return at if keys.dtype in (tf.int64, tf.int32) else None
+        op = keys.op
+        if op.control_inputs or op.type not in _SAME_NUMBERS:
+            return None
+        if op.type == "Cast" and (op.inputs[0].dtype, keys.dtype) != (tf.int32, tf.int64):
+            return None
+        keys = op.inputs[0]
 
 
 def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], Sequence[Any]]:
@@ -122,15 +168,12 @@ def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], S
         if definition.node[at].name not in kept:
             del definition.node[at]
     captured = [(outer, inner) for outer, inner in graph.captures if inner.op.name in kept]
-    given = [each for each in graph.inputs if all(each is not inner for _, inner in graph.captures)]
+    given = _given(graph)
 
     def keys(data: Any) -> Any:
-        leaves = [
-            leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None
-        ]
         feeds = {
             place.name: leaf
-            for place, leaf in zip(given, leaves, strict=True)
+            for place, leaf in zip(given, _leaves_of(data), strict=True)
             if place.op.name in kept
         }
         feeds |= {inner.name: outer for outer, inner in captured}
@@ -138,8 +181,7 @@ def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], S
             definition, feeds, [tensor.name for tensor in wanted], name="ids"
         )
 
-    compiled = tf.function(keys, autograph=False)
-    return compiled.get_concrete_function(packed)  # type: ignore[no-any-return]  # no types
+    return CompiledCall(tf.function(keys, autograph=False).get_concrete_function(packed))
 
 
 def _changed(graph: Any, trained: Sequence[Any]) -> set[Any]:

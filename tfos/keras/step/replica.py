@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tfos.keras.aligned_memory import aligned
+from tfos.keras.compiled_call import CompiledCall
 from tfos.keras.step import optimizers
 from tfos.keras.step.variables import VariableGroup
 
@@ -67,33 +68,51 @@ class Destination:
     def __init__(self, variable: Any, start: int) -> None:
         self._shape = tuple(variable.shape)
         self._range = slice(start, start + int(np.prod(self._shape, dtype=np.int64)))
-        self._dtype = variable.value.dtype
-        self._handle = variable.value.handle
+        self._value = variable.value
 
-    def assign(self, flat: Array, *, copies: bool) -> None:
-        """Give the variable its part.
+    def assign(self, flat: Array) -> None:
+        """Give the variable a copy of its part of `flat`, the group's values [elements]."""
+        part = flat[self._range].reshape(self._shape)
+        self._value.assign(part.astype(self._value.dtype.as_numpy_dtype), read_value=False)
 
-        Args:
-            flat: values of the group, of shape [elements].
-            copies: whether the variable gets memory of its own; else it shares that of `flat`,
-                where the alignment allows it.
-        """
+
+class GroupAssignment:
+    """Gives the variables of one group their parts of a flat array.
+
+    A tensor that is made of an array costs more than the assignment of a variable, so the array
+    becomes one tensor, and a compiled function cuts it. It runs in the calling thread: to wake
+    TensorFlow's costs more than the work.
+
+    Args:
+        group: the variables.
+    """
+
+    def __init__(self, group: VariableGroup) -> None:
         import tensorflow as tf
 
-        part = flat[self._range].reshape(self._shape)
-        value = part.copy() if copies else part
-        if value.dtype != self._dtype:
-            value = tf.cast(value, self._dtype)
+        self._destinations = _destinations(group)
+        spec = tf.TensorSpec([sum(group.sizes)], group.dtype)
+        assign = tf.function(group.assign, autograph=False)
+        self._assign = CompiledCall(assign.get_concrete_function(spec))
+
+    def share(self, flat: Array) -> None:
+        """Let the variables share the memory of `flat` [elements] where the alignment allows it."""
+        import tensorflow as tf
+
         # An op takes an array as it is. `tf.constant` would copy it; a tensor by DLPack needs the
         # GIL when it is released, which happens under the lock of a variable.
-        tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
+        tensor = tf.raw_ops.Identity(input=flat)
+        with tf.experimental.function_executor_type("SINGLE_THREADED_EXECUTOR"):
+            self._assign(tensor)
+
+    def copy(self, flat: Array) -> None:
+        """Give each variable a copy of its part of `flat` [elements]."""
+        for destination in self._destinations:
+            destination.assign(flat)
 
 
 class Replica:
     """Keeps a model's variables at the values of the servers.
-
-    Variables are assigned one by one, without a compiled function: the threads that TensorFlow
-    would wake for it cost more than the work, up to about 60 variables.
 
     Args:
         groups: the variables that the servers hold.
@@ -103,7 +122,7 @@ class Replica:
 
     def __init__(self, groups: Sequence[VariableGroup], optimizer: Any) -> None:
         self._groups = tuple(groups)
-        self._destinations = {group.name: _destinations(group) for group in groups}
+        self._assignments = {group.name: GroupAssignment(group) for group in groups}
         self._iterations = optimizers.unwrap(optimizer)._iterations.value
         self._batches_per_update = optimizers.batches_per_update(optimizer)
         self._given: list[Received] = []
@@ -131,10 +150,13 @@ class Replica:
         for group in self._groups:
             if not group.trainable and not statistics:
                 continue
-            flat = received.export(group.name)
-            copies = is_full or not group.trainable  # layers update statistics themselves
-            for destination in self._destinations[group.name]:
-                destination.assign(flat, copies=copies)
+            assignment = self._assignments[group.name]
+            if not group.trainable:
+                assignment.share(received.arrays[group.name].copy())
+            elif is_full:
+                assignment.copy(received.arrays[group.name])
+            else:
+                assignment.share(received.export(group.name))
         self.count(iterations)
 
     def count(self, iterations: int) -> None:

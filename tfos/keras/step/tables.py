@@ -192,7 +192,7 @@ class TableTraining:
 
             ids = self._step.ids_ahead(batch.values)
             try:
-                keys = [np.asarray(memoryview(flat)) for flat in ids.keys(batch.values)]
+                keys = [_flat(each) for each in ids.keys(batch.values)]
             except tf.errors.UnimplementedError as error:  # Keras casts to the inputs' dtypes
                 raise _wrong_dtypes(
                     batch.values, [call.layer.name for call in ids.calls]
@@ -201,6 +201,10 @@ class TableTraining:
             for name, routed in batch.rows.routed.items():
                 self.id_counts[name] = self.id_counts.get(name, IdCounts()).with_batch(routed)
         return batch.rows
+
+
+def _flat(keys: Any) -> Array:
+    return np.asarray(memoryview(keys)).reshape(-1).astype(np.int64, copy=False)
 
 
 def _wrong_dtypes(data: Any, layers: Sequence[str]) -> UnsupportedModel:

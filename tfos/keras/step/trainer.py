@@ -65,8 +65,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class OutgoingPush:
     """What a step sends."""
 
-    grads: dict[str, Array]
-    """By group the flat gradient, or statistics, [num_elements]."""
+    grads: dict[str, Array | list[Array]]
+    """By group the flat gradient, or its parts, or the statistics: [num_elements]."""
     hyper: Hyper
     newest_rows: int
     """Rows of this batch."""
@@ -223,7 +223,12 @@ class PSTrainer:
         load_file_rows(found.embeddings, self._client, is_chief=self.ctx.is_chief)
         self._variables = found
         self._replica = Replica(found.groups, self.optimizer)
-        self._step = GradientStep(self.model, found, clips_here=not settings.has_barrier)
+        self._step = GradientStep(
+            self.model,
+            found,
+            clips_here=not settings.has_barrier,
+            skips=settings.on_nonfinite == "skip",
+        )
         if optimizers.keeps_averages(self.optimizer):
             self._averages = Averages(self.model, found.groups)
         self._tables = TableTraining(
@@ -427,14 +432,12 @@ class PSTrainer:
         self, output: StepOutput, rows: int, tables: tuple[TableArrays, BatchRows | None]
     ) -> None:
         variables, replica = self._bound()
-        pushed = {
-            group.name: np.asarray(memoryview(flat))
-            for group, flat in zip(
-                (*variables.trainable, *variables.statistics),
-                (*output.gradients, *output.statistics),
-                strict=True,
-            )
+        pushed: dict[str, Array | list[Array]] = {
+            group.name: list(map(_array, parts))
+            for group, parts in zip(variables.trainable, output.gradients, strict=True)
         }
+        for group, flat in zip(variables.statistics, output.statistics, strict=True):
+            pushed[group.name] = _array(flat)
         push = OutgoingPush(
             grads=pushed,
             hyper=self._hyper(output),
@@ -522,8 +525,8 @@ class PSTrainer:
         if table_rows is not None and (row := first_bad_row(table_rows, table_rows.arrays)):
             return f"{row}: the gradients"
         if self._variables is not None:
-            for group, flat in zip(self._variables.trainable, output.gradients, strict=True):
-                bad = ~np.isfinite(np.asarray(memoryview(flat)))
+            for group, parts in zip(self._variables.trainable, output.gradients, strict=True):
+                bad = ~np.isfinite(np.concatenate(list(map(_array, parts))))
                 start = 0
                 for name, size in zip(group.names, group.sizes, strict=True):
                     if count := int(bad[start : start + size].sum()):
@@ -560,3 +563,8 @@ class PSTrainer:
             return {self.ctx.worker_rank: value}
         answers = self._client.rendezvous(key, value, timeout_s=RENDEZVOUS_TIMEOUT_S)
         return dict(answers)
+
+
+def _array(tensor: Any) -> Array:
+    """Return the memory of a tensor."""
+    return np.asarray(memoryview(tensor))

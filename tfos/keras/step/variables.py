@@ -43,6 +43,9 @@ MASTER_DTYPES = {
     "bfloat16": "float32",
     "float64": "float64",
 }
+LEAST_PART_ELEMENTS = 1 << 14
+"""A gradient that is sent from its own memory: to copy a smaller one costs less than one more part
+of a message."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -82,6 +85,22 @@ class VariableGroup:
 
         flat = [tf.reshape(tf.cast(tensor, self.dtype), [-1]) for tensor in tensors]
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+    def parts(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return flat tensors that `flatten` would join; for compiled functions.
+
+        To join large ones costs a copy of all, into memory that is new in each step.
+        """
+        runs: list[list[Any]] = []
+        is_open = False
+        for tensor, size in zip(tensors, self.sizes, strict=True):
+            is_small = size < LEAST_PART_ELEMENTS
+            if is_small and is_open:
+                runs[-1].append(tensor)
+            else:
+                runs.append([tensor])
+            is_open = is_small
+        return list(map(self.flatten, runs))
 
     def assign(self, flat: Any) -> None:
         """Assign the parts of a tensor of shape [elements], which may share its memory."""

@@ -1,4 +1,4 @@
-"""Gradient step, compiled: forward, backward, and one flat gradient tensor per group.
+"""Gradient step, compiled: forward, backward, and the flat gradient of each group.
 
 Covers: running the model's own `train_step` (ordinary or overridden) with its optimizer's `apply`
 intercepted; clipping, the finite check, the step's scalars.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos.errors import UnsupportedModel, VariablesChanged
+from tfos.keras.compiled_call import CompiledCall
 from tfos.keras.data.lists import explained
 from tfos.keras.embedding import dense_embeddings, row_flow
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
@@ -23,6 +24,7 @@ from tfos.keras.step.gradients.interception import Captured, check_writes, inter
 from tfos.keras.step.gradients.loss_scale import LossScale
 from tfos.keras.step.gradients.missing_gradients import MissingGradients
 from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
+from tfos.keras.step.gradients.skipped_metrics import MetricsBefore
 from tfos.keras.step.gradients.traces import Traces
 from tfos.keras.step.variables import Variables
 
@@ -35,8 +37,8 @@ class StepOutput:
     """Result of one step: tensors that are not sent yet."""
 
     logs: Any
-    gradients: Sequence[Any]
-    """One flat tensor per trainable group."""
+    gradients: Sequence[Sequence[Any]]
+    """Of each trainable group the flat tensors whose concatenation is its gradient."""
     statistics: Sequence[Any]
     """One flat tensor per group of statistics."""
     finite: Any
@@ -56,9 +58,12 @@ class GradientStep:
         model: compiled.
         variables: the model's, in the servers' groups.
         clips_here: whether the worker clips gradients before they are pushed.
+        skips: whether a step whose gradient is not finite is left out, of the metrics as well.
     """
 
-    def __init__(self, model: Any, variables: Variables, *, clips_here: bool) -> None:
+    def __init__(
+        self, model: Any, variables: Variables, *, clips_here: bool, skips: bool = False
+    ) -> None:
         import tensorflow as tf
 
         self._model = model
@@ -67,6 +72,7 @@ class GradientStep:
         self._scale = LossScale(model.optimizer)
         self._variables = variables
         self._clips_here = clips_here
+        self._skips = skips
         self._missing = MissingGradients(variables, self._inner)
         self._accumulator: Accumulator | None = None
         if optimizers.batches_per_update(model.optimizer) > 1:
@@ -74,7 +80,7 @@ class GradientStep:
         self._trained_layers = variables.trained_embeddings
         self._calls: Sequence[LayerCall] = ()
         compiled = tf.function(self._run, jit_compile=bool(model.jit_compile), autograph=False)
-        self._traces = Traces(compiled.get_concrete_function)
+        self._traces = Traces(lambda *kind: CompiledCall(compiled.get_concrete_function(*kind)))
         self._ids_ahead = Traces(self._record)
 
     @property
@@ -137,6 +143,7 @@ class GradientStep:
     def _run(self, data: Any, rows: dict[str, Any], positions: list[Any]) -> tuple[Any, ...]:
         import tensorflow as tf
 
+        before = MetricsBefore(self._model) if self._skips else None
         flow = InsideRows() if self._model.run_eagerly else GivenRows(rows, positions, self._calls)
         with row_flow.flowing(flow):
             logs, captured = self._own_step(data)
@@ -148,6 +155,8 @@ class GradientStep:
         row_gradients = [(unscaled(values), indices) for values, indices in row_gradients]
         finite = _all_finite([*gradients.values(), *(values for values, _ in row_gradients)])
         self._scale.update(finite)
+        if before is not None:
+            logs = before.restored_unless(finite, logs)
         complete = tf.constant(value=True)
         if self._accumulator is not None:
             gradients, complete = self._accumulator.add(gradients, finite)
@@ -156,8 +165,8 @@ class GradientStep:
         ):
             clipped = self._inner._clip_gradients(list(gradients.values()))
             gradients = dict(zip(gradients, clipped, strict=True))
-        flats = [
-            group.flatten([_or_zero(gradients, variable) for variable in group.variables])
+        parts = [
+            group.parts([_or_zero(gradients, variable) for variable in group.variables])
             for group in self._variables.trainable
         ]
         statistics = [group.flatten(group.variables) for group in self._variables.statistics]
@@ -166,7 +175,7 @@ class GradientStep:
         scalars = tf.stack(optimizers.step_scalars(self._optimizer, dtypes))
         if self._accumulator is not None:
             self._accumulator.count(finite)
-        return logs, flats, statistics, finite, complete, scalars, row_gradients
+        return logs, parts, statistics, finite, complete, scalars, row_gradients
 
     def _split(
         self, pairs: Sequence[tuple[Any, Any]]
