@@ -42,9 +42,11 @@ def making(original: Callable[..., Any], name: str, wanted: Callable[[Any], bool
             finally:
                 self.jit_compile = compiled
             found: Callable[..., Any] = getattr(self, name)
+            setattr(self, name, by_rank)
             return found
 
-        setattr(self, name, _ByRank(made))
+        by_rank = _ByRank(made)
+        setattr(self, name, by_rank)
         return None
 
     return make_function
@@ -57,7 +59,7 @@ class _ByRank:
     cannot be called with these.
 
     Args:
-        make: returns a new one, and may set it as the model's.
+        make: returns a new one.
     """
 
     def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:

@@ -54,3 +54,11 @@ def test_predict_of_no_rows_is_a_sentence_before_any_training_too(model):
     with pytest.raises(SettingsError, match=r"predict\(\) got 0 rows, .*; ask len\(x\) first"):
         model.predict(IDS[:0], verbose=0)
     assert model.predict_on_batch(IDS[:0]).shape == (0, 1)
+
+
+def test_a_function_is_traced_once_per_rank(model):
+    for _ in range(2):
+        for each in (IDS, IDS[:, None]):
+            model.predict(each, verbose=0)
+    made = model.predict_function._made
+    assert [each.experimental_get_tracing_count() for each in made.values()] == [1, 1]
