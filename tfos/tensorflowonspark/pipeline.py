@@ -27,6 +27,7 @@ from tfos.config import InputMode
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.estimators.functions import function_of, reference_to
 from tfos.feed import dataframe_columns
+from tfos.feed.dataframe import with_plain_names
 from tfos.feed.dataframe_columns import quoted
 from tfos.feed.dataframe_inference import partition_id
 from tfos.predict.column import check_ids, read_signature
@@ -258,7 +259,7 @@ class TFModel(
 
         given = dataset.select(*map(quoted, columns))
         check_ids(predictor, given)
-        return given.mapInArrow(predict, predictor.schema())
+        return with_plain_names(given).mapInArrow(predict, predictor.schema())
 
     def _source(self) -> ModelSource:
         path = self.getExportDir() or self.getModelDir()
