@@ -420,6 +420,9 @@ class UnsupportedOptimizer(UnsupportedError):
 class UnsupportedModel(UnsupportedError):
     """The training step cannot be split into the worker's gradients and the servers' update."""
 
+    _keras_call_info_injected = True
+    """Keras raises it as it is, without the arguments of the calls around it."""
+
 
 class FeedEndedWarning(UserWarning):
     """The feed ended before `fit` had run all its epochs."""

@@ -120,6 +120,9 @@ def ways(frame: Any, path: str, directory: str) -> dict[str, Any]:
 def cpu_s(nodes: Sequence[int] = ()) -> float:
     """Return the processor time of this process, of nodes, and of all below them, in seconds.
 
+    A process that has ended counts too, once its parent has waited for it: in the parent's time of
+    its children. So an end between two readings takes nothing away.
+
     Args:
         nodes: process numbers of the nodes' supervisors, which are nobody's children.
     """
@@ -131,7 +134,7 @@ def cpu_s(nodes: Sequence[int] = ()) -> float:
             top = psutil.Process(pid)
             for process in [top, *top.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):
-                    total += sum(process.cpu_times()[:2])
+                    total += sum(process.cpu_times()[:4])
     return total
 
 
@@ -199,7 +202,7 @@ def measured(
         def measure() -> float:
             before_s = cpu_s(nodes)
             per_s = num_rows / timed(work)
-            spent.setdefault(name, []).append(num_rows / max(1e-3, cpu_s(nodes) - before_s))
+            spent.setdefault(name, []).append(num_rows / (cpu_s(nodes) - before_s))
             return per_s
 
         return measure

@@ -17,8 +17,6 @@ from tfos.feed.dataframe_columns import Leaf
 
 _TEXTS = {"string", "char", "varchar", "binary"}
 _TIMES = {"date", "timestamp", "timestamp_ntz"}
-_ROUNDED = {"float", "double", "decimal"}
-"""Two ids may share one number of these in a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +104,8 @@ class ColumnPlan:
                     f"feature column {leaf}: the model takes {dtype} there; StringIndexer makes "
                     "numbers of text, F.col(name).cast('string') text of numbers"
                 )
-            if is_id and leaf.kind in _ROUNDED:
-                raise SettingsError(
-                    f"feature column {leaf}: the model takes ids of {dtype} there, and a feed "
-                    f"carries {leaf.kind} as float32, which has no odd number above 2^24. Make a "
-                    "column of long from what the ids were first: F.col(name).cast('long')"
-                )
+            if is_id:
+                dataframe_columns.check_ids(leaf, dtype)
 
     def selectors(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of `ctx.dataset` that select these columns.

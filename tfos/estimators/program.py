@@ -14,6 +14,7 @@ from typing import Any
 
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
+from tfos.estimators.finite_training import check_finite, finite_loss
 from tfos.estimators.input_shapes import map_fn_of
 from tfos.estimators.recipe import ModelRecipe, content_of, tensors_of
 
@@ -109,14 +110,17 @@ class FitProgram:
             bound = self.staleness_bound
             ctx.distribute(model, consistency=self.consistency, staleness_bound=bound)
         made = self.callbacks() if callable(self.callbacks) else self.callbacks
+        watching = [finite_loss()] if self.consistency is None else []  # servers look themselves
         model.fit(
             data.dataset(ctx, model),
             epochs=self.epochs,
             validation_data=validation and validation.dataset(ctx, model),
-            callbacks=[*ctx.callbacks(), *made],
+            callbacks=[*ctx.callbacks(), *watching, *made],
             class_weight=dict(self.class_weight) if self.class_weight else None,
             verbose=0,
         )
+        if self.consistency is None:
+            check_finite(model)
         for feed in _FEEDS:  # what EarlyStopping leaves
             ctx.get_data_feed(qname_in=feed).terminate()
         _answer(ctx, model)

@@ -13,12 +13,13 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tfos.errors import NotCompiled, SettingsError
 from tfos.predict.loading import input_names, output_names
+from tfos.predict.signature import ModelSignature
 
 _NO_SLOTS = "the saved optimizer has 2 variables"
 """Keras' words for an optimizer with its iterations and rate alone."""
@@ -124,6 +125,23 @@ def recipe_of(
         dtypes=tuple(str(each.dtype) for each in model.inputs) if inputs else (),
         takes_ids=_takes_ids(model) if inputs else (),
         has_trained=int(model.optimizer.iterations) > 0,
+    )
+
+
+def described(recipe: ModelRecipe, signature: ModelSignature) -> ModelRecipe:
+    """Return the recipe of a model's bytes with the names and dtypes that a task has read.
+
+    Args:
+        recipe: has bytes.
+        signature: of them.
+    """
+    infos = signature.inputs.values()
+    return replace(
+        recipe,
+        inputs=tuple(signature.inputs),
+        outputs=tuple(signature.outputs),
+        dtypes=tuple("string" if each.dtype == "object" else each.dtype for each in infos),
+        takes_ids=tuple(each.is_id for each in infos),
     )
 
 

@@ -19,6 +19,7 @@ from tfos.errors import SettingsError
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _NUMBERS = {*_INTEGER_BITS, "float", "double", "decimal"}
+_ROUNDED = {"float", "double", "decimal"}
 _TEXTS = {"string", "char", "varchar"}
 _SCALARS = {*_NUMBERS, *_TEXTS, "boolean", "binary", "date", "timestamp", "timestamp_ntz"}
 _REMEDIES = {
@@ -71,6 +72,44 @@ def select(names: Sequence[str], columns: object) -> tuple[int, ...]:
                 f"column {name!r} exists twice: rename one, for example by df.toDF(...)."
             )
     return tuple(map(list(names).index, chosen))
+
+
+def positions_of(names: Sequence[str], asked: Sequence[str]) -> tuple[int, ...]:
+    """Return the positions of columns, each of which may be asked for several times.
+
+    Args:
+        names: columns of the DataFrame.
+        asked: names of some of them.
+
+    Raises:
+        SettingsError: a column is missing, or the DataFrame has two of that name.
+    """
+    for name in asked:
+        if (count := names.count(name)) != 1:
+            what = "has no such column" if not count else f"has {count} of them"
+            raise SettingsError(
+                f"columns={list(asked)}: {name!r}: the DataFrame {what}: it has {list(names)}; "
+                "name columns that exist once, df.toDF(...) renames them"
+            )
+    return tuple(map(names.index, asked))
+
+
+def check_ids(leaf: Leaf, dtype: str) -> None:
+    """Refuse a column of floats that ids are made of: two ids may have become one of them.
+
+    Args:
+        leaf: the column.
+        dtype: of the model's input.
+
+    Raises:
+        SettingsError: it has floats or decimals.
+    """
+    if leaf.kind in _ROUNDED:
+        raise SettingsError(
+            f"feature column {leaf}: the model takes ids of {dtype} there, and {leaf.kind} columns "
+            "reach a model as floats, which have no odd number above 2^24 or 2^53. Make a column "
+            "of long from what the ids were first: F.col(name).cast('long')"
+        )
 
 
 def leaves(fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:

@@ -7,6 +7,7 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from tfos.errors import SettingsError
-from tfos.estimators.recipe import ModelRecipe, model_of
+from tfos.estimators.recipe import ModelRecipe, described, model_of
 from tfos.estimators.training import evaluate
 from tfos.ml.params import ModelParams
 from tfos.ml.persistence import ModelFileReader, ModelFileWriter
@@ -82,6 +83,8 @@ class KerasModel(
             SettingsError: columns, types or an empty DataFrame.
         """
         recipe = ModelRecipe(content=self.content, custom_objects=self.custom_objects)
+        with contextlib.suppress(SettingsError):  # without fixed inputs nothing is known before
+            recipe = described(recipe, self._read(dataset.sparkSession))
         plan = self.column_plan()
         return evaluate(dataset, plan, recipe, self.getBatchSize(), verbose=self.getVerbose())
 

@@ -87,6 +87,8 @@ class EstimatorWriter(_WriterOf):
             "inputs": recipe.inputs,
             "outputs": recipe.outputs,
             "dtypes": recipe.dtypes,
+            "takes_ids": recipe.takes_ids,
+            "has_trained": recipe.has_trained,
         }
         DefaultParamsWriter.saveMetadata(estimator, path, self.sc, extraMetadata=extra)
         if recipe.content:
@@ -107,6 +109,8 @@ class EstimatorReader(_ReaderOf):
             inputs=tuple(metadata["inputs"]),
             outputs=tuple(metadata["outputs"]),
             dtypes=tuple(metadata["dtypes"]),
+            takes_ids=tuple(metadata.get("takes_ids", ())),  # older versions saved neither
+            has_trained=metadata.get("has_trained", False),
         )
         made = self._cls(
             model_fn=_nothing,

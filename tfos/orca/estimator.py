@@ -7,6 +7,7 @@ Runs in: the driver.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError
 from tfos.estimators import model_files
 from tfos.estimators.columns import ColumnPlan, named
-from tfos.estimators.recipe import ModelRecipe, model_of, recipe_of
+from tfos.estimators.recipe import ModelRecipe, described, model_of, recipe_of
 from tfos.estimators.training import (
     FitSettings,
     evaluate,
@@ -28,7 +29,7 @@ from tfos.feed.dataframe_inference import is_frame
 from tfos.files.paths import output_directory
 from tfos.predict.column import BATCH_SIZE, PREDICTION, predicted, read_signature
 from tfos.predict.predictor import OutputColumn, predictor_of
-from tfos.predict.signature import ModelSource
+from tfos.predict.signature import ModelSignature, ModelSource
 from tfos.spark.facts import active_context, active_session, read_facts
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Estimator:
         self._config = dict(config)
         self._settings = settings
         self._model_dir = model_dir
+        self._signature: ModelSignature | None = None
+        """Of the trained model, once a task has read it."""
         self._servers: int | None = None
         """Number of the directory of model_dir whose servers' state the next fit goes on from."""
         self._is_behind = False
@@ -165,6 +168,7 @@ class Estimator:
         self._recipe = dataclasses.replace(
             self._recipe, content=found.content, model_fn=None, has_trained=True
         )
+        self._signature = None
         for name, values in found.history.items():
             self.history.setdefault(name, []).extend(values)
         self._is_behind = False
@@ -192,11 +196,13 @@ class Estimator:
             SettingsError: there is no trained model yet, or data or columns that cannot work.
         """
         verbose, recipe = self._settings.verbose, self._trained()
+        check_batch_size(batch_size)
         if callable(data):
             make = self._maker(data, batch_size)
             return evaluate_made(active_context(), make, recipe, verbose=verbose)
         plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
-        return evaluate(_frame(data), plan, recipe, batch_size, verbose=verbose)
+        frame = _frame(data)
+        return evaluate(frame, plan, self._described(frame), batch_size, verbose=verbose)
 
     def predict(
         self,
@@ -218,8 +224,8 @@ class Estimator:
         """
         frame = _frame(data)
         columns = named(feature_cols)
-        source = ModelSource(content=self._trained().content)
-        signature = read_signature(frame.sparkSession, source)
+        self._trained()
+        signature = self._read(frame)
         outputs = list(signature.outputs)
         names = named(output_cols) or ((PREDICTION,) if len(outputs) == 1 else tuple(outputs))
         if len(names) != len(outputs):
@@ -251,10 +257,9 @@ class Estimator:
         Raises:
             SettingsError: there is none.
         """
-        content = model_files.read_model(path)
-        self._recipe = dataclasses.replace(
-            self._recipe, content=content, model_fn=None, has_trained=True
-        )
+        # Another model, perhaps: what is known of the inputs of the one before says nothing of it.
+        self._recipe = ModelRecipe(content=model_files.read_model(path), has_trained=True)
+        self._signature = None
         self._servers, self._is_behind = None, False
 
     def load_latest_checkpoint(self) -> None:
@@ -303,6 +308,21 @@ class Estimator:
             checkpoint_dir=directory,
             resume=directory is not None and self._servers is not None,
         )
+
+    def _read(self, frame: Any) -> ModelSignature:
+        """Return the signature of the trained model, read once."""
+        if self._signature is None:
+            source = ModelSource(content=self._recipe.content)
+            self._signature = read_signature(frame.sparkSession, source)
+        return self._signature
+
+    def _described(self, frame: Any) -> ModelRecipe:
+        """Return the recipe of a trained model with what its columns must be."""
+        if self._recipe.dtypes:
+            return self._recipe
+        with contextlib.suppress(SettingsError):  # without fixed inputs nothing is known before
+            return described(self._recipe, self._read(frame))
+        return self._recipe
 
     def _maker(self, creator: Any, batch_size: int) -> Callable[[], Any]:
         return functools.partial(creator, self._config, batch_size)

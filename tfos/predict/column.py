@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError, UnsupportedError, UnsupportedModel
+from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic
 from tfos.feed.dataframe_inference import (
     arrow_udf,
@@ -182,19 +183,32 @@ def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
         predictor: fills the output columns; its columns are of the frame.
 
     Raises:
-        SettingsError: a column is missing, or one of the outputs' names is taken.
+        SettingsError: a column is missing or there twice, has floats where the model takes ids, or
+            one of the outputs' names is taken.
     """
     check_classic(frame)
-    columns = predictor.columns
-    missing = [name for name in columns if name not in frame.columns]
-    if missing:
-        raise SettingsError(
-            f"columns={list(columns)}, but the DataFrame has {frame.columns}; name columns that "
-            "exist"
-        )
+    positions = dataframe_columns.positions_of(frame.columns, predictor.columns)
+    check_ids(predictor, frame)
     results = result_columns(predictor.schema(), frame.columns)
-    positions = [frame.columns.index(name) for name in columns]
     return with_results(frame, positions, results, predictor)
+
+
+def check_ids(predictor: Predictor, frame: DataFrame) -> None:
+    """Refuse columns of floats where an Embedding makes ids of them.
+
+    Args:
+        predictor: its columns are of the frame, which has one of each name.
+        frame: a classic DataFrame.
+
+    Raises:
+        SettingsError: names the column, its type and the remedy.
+    """
+    kinds = {each.name: each.dataType for each in frame.schema.fields}
+    for name, places in predictor.inputs:
+        info = predictor.signature.inputs[name]
+        columns = [predictor.columns[place] for place in places] if info.is_id else []
+        for leaf in dataframe_columns.leaves([(each, kinds[each]) for each in columns]):
+            dataframe_columns.check_ids(leaf, info.dtype)
 
 
 def predicted_by(

@@ -161,13 +161,17 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     import keras
     import tensorflow as tf
 
+    from tfos.keras.embedding.layer import takes_ids
+
     if not getattr(model, "inputs", None):
         raise UnsupportedModel(
             f"the model {source} is a {type(model).__name__} without fixed inputs, so nothing says "
             "what its columns are; export it as a SavedModel: ctx.export(model, 'directory')"
         )
+    ids = takes_ids(model)
     inputs = {
-        name: _keras_info(each) for name, each in zip(input_names(model), model.inputs, strict=True)
+        name: _keras_info(each, is_id=is_id)
+        for name, each, is_id in zip(input_names(model), model.inputs, ids, strict=True)
     }
     takes_one = isinstance(model, keras.Sequential)
 
@@ -276,9 +280,10 @@ def output_names(model: Any) -> list[str]:
     return unique
 
 
-def _keras_info(tensor: Any) -> TensorInfo:
+def _keras_info(tensor: Any, *, is_id: bool) -> TensorInfo:
     dtype = "object" if tensor.dtype == "string" else str(tensor.dtype)
-    return TensorInfo(dtype, tuple(tensor.shape[1:]), bool(getattr(tensor, "ragged", False)))
+    is_ragged = bool(getattr(tensor, "ragged", False))
+    return TensorInfo(dtype, tuple(tensor.shape[1:]), is_ragged, is_id)
 
 
 def _spec(info: TensorInfo) -> Any:

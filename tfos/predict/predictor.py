@@ -22,6 +22,7 @@ import pyarrow as pa
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.sender.arrow_inference import UnansweredBatches
 from tfos.errors import SettingsError
+from tfos.feed.dataframe_columns import quoted
 from tfos.predict.loading import loaded
 from tfos.predict.signature import ModelSignature, TensorInfo
 from tfos.predict.tensors import Array, Inputs, arrow_column, column_type
@@ -58,7 +59,8 @@ class Predictor:
             SettingsError: an output that no column holds.
         """
         return ", ".join(
-            f"`{each.column}` {column_type(each.output, self._info(each))}" for each in self.outputs
+            f"{quoted(each.column)} {column_type(each.output, self._info(each))}"
+            for each in self.outputs
         )
 
     def results(

@@ -28,6 +28,8 @@ class TensorInfo:
     shape: tuple[int | None, ...]
     is_ragged: bool = False
     """Rows are lists of any length, and reach the model as tf.RaggedTensor."""
+    is_id: bool = False
+    """An Embedding of tfos may get its integers."""
 
     def __str__(self) -> str:
         sides = ", ".join("?" if each is None else str(each) for each in self.shape)

@@ -231,6 +231,9 @@ def _cast(out: Collector, column: str, values: Array, name: str, info: TensorInf
     if (values.dtype == object) != (info.dtype == "object"):
         kind = "text" if values.dtype == object else values.dtype
         raise out.refuse(column, 0, f"{kind} does not fit input {name!r}, {info}; cast the column")
+    if info.is_id and values.dtype.kind == "f":
+        text = f"{values.dtype} numbers, and input {name!r}, {info}, makes ids of them"
+        raise out.refuse(column, 0, f"{text}: make a column of long from what the ids were first")
     if values.dtype == object or values.dtype.name == info.dtype:
         return values
     with np.errstate(invalid="ignore", over="ignore"):

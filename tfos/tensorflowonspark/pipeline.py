@@ -26,8 +26,11 @@ from tfos.cluster import TFCluster
 from tfos.config import InputMode
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.estimators.functions import function_of, reference_to
+from tfos.feed import dataframe_columns
+from tfos.feed.dataframe import with_plain_names
+from tfos.feed.dataframe_columns import quoted
 from tfos.feed.dataframe_inference import partition_id
-from tfos.predict.column import read_signature
+from tfos.predict.column import check_ids, read_signature
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import DEFAULT_SIGNATURE, DEFAULT_TAGS, ModelSource
 from tfos.tensorflowonspark import TFParallel, util
@@ -185,7 +188,7 @@ class TFEstimator(
         )
         with cluster:
             cluster.train(
-                dataset.select(*columns),
+                dataset.select(*map(quoted, columns)),
                 num_epochs=self.getEpochs(),
                 feed_timeout=self.getFeedTimeout(),
             )
@@ -254,7 +257,9 @@ class TFModel(
         def predict(batches: Iterator[Any]) -> Iterator[Any]:
             return predictor.results(partition_id(), batches)
 
-        return dataset.select(*columns).mapInArrow(predict, predictor.schema())
+        given = dataset.select(*map(quoted, columns))
+        check_ids(predictor, given)
+        return with_plain_names(given).mapInArrow(predict, predictor.schema())
 
     def _source(self) -> ModelSource:
         path = self.getExportDir() or self.getModelDir()
@@ -371,7 +376,7 @@ def _mapped_columns(mapping: dict[str, str], dataset: Any) -> list[str]:
     """Return the mapped columns in the order of their names.
 
     Raises:
-        SettingsError: none is mapped, or the DataFrame lacks one.
+        SettingsError: none is mapped, or the DataFrame lacks one or has two of its name.
     """
     missing = sorted(set(mapping) - set(dataset.columns))
     if missing or not mapping:
@@ -379,4 +384,5 @@ def _mapped_columns(mapping: dict[str, str], dataset: Any) -> list[str]:
             f"input_mapping names the columns {sorted(mapping)}, the DataFrame has "
             f"{dataset.columns}; setInputMapping({{'column': 'input'}}) with columns that exist"
         )
+    dataframe_columns.positions_of(dataset.columns, sorted(mapping))
     return sorted(mapping)

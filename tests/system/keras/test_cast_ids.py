@@ -54,14 +54,18 @@ RUNS = {
 def test_floats_for_a_sequential_model_are_refused_too(way):
     model = keras.Sequential([keras.Input((1,), dtype="int64", name="user"), Embedding(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(UnsupportedModel, match=r"'user' has float32 numbers.* int64 of the model"):
+    with pytest.raises(
+        UnsupportedModel, match=r"^feature 'user' has float32 numbers.* int64 of the model"
+    ):
         RUNS[way](model, IDS.astype("float32")[:, None])
 
 
 @pytest.mark.fault("F49")
 @pytest.mark.parametrize("way", RUNS)
 def test_floats_for_an_input_of_integers_are_refused_in_each_way_to_run(way):
-    with pytest.raises(UnsupportedModel, match=r"'user' has float32 numbers.* int64 of the model"):
+    with pytest.raises(
+        UnsupportedModel, match=r"^feature 'user' has float32 numbers.* int64 of the model"
+    ):
         RUNS[way](model_of(), IDS.astype("float32"))
 
 

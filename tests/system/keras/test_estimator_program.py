@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.keras_training import serving
+from tfos.errors import NonFiniteGradient
 from tfos.estimators.program import FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
 from tfos.keras import Embedding
@@ -164,3 +165,32 @@ def test_a_model_that_has_not_trained_is_built_without_a_warning(recwarn):
     built = recipe_of(model, None).build()
     assert isinstance(built.optimizer, keras.optimizers.Adam)
     assert not [each for each in recwarn if "Skipping variable" in str(each.message)]
+
+
+@pytest.mark.tf
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.shuffle=True. was passed:UserWarning")
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (np.nan, r"the loss is NaN after step 2 of epoch 1, .*isnan\('label'\)"),
+        (np.inf, "numbers of the weight 'dense.*' are NaN or infinite at the end"),
+    ],
+    ids=["NaN", "infinite"],
+)
+def test_a_training_without_servers_does_not_end_with_a_model_of_nan(bad, text):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    def made():
+        rows = np.ones((3, 1)), np.array([[1.0], [1.0], [bad]])
+        return tf.data.Dataset.from_tensor_slices(rows).batch(2)
+
+    recipe = recipe_of(model, None)
+    program = FitProgram(
+        recipe=recipe, data=MadeData(made), validation=None, epochs=1, consistency=None
+    )
+    alone: Any = context(0)
+    alone.num_workers = 1
+    with pytest.raises(NonFiniteGradient, match=text):
+        program(None, alone)

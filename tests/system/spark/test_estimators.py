@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import json
@@ -339,6 +340,10 @@ def test_an_estimator_is_saved_by_the_names_of_its_functions(spark, tmp_path):
     loaded = KerasEstimator.load(str(tmp_path / "e"))
     assert (loaded.recipe.model_fn, loaded.getEpochs()) == (compiled, 3)
     assert loaded.class_weight == {0: 1.0, 1: 2.0}
+    facts: dict[str, Any] = {"dtypes": ("int64",), "takes_ids": (True,), "has_trained": True}
+    estimator.recipe = dataclasses.replace(estimator.recipe, **facts)
+    estimator.write().overwrite().save(str(tmp_path / "e"))
+    assert KerasEstimator.load(str(tmp_path / "e")).recipe == estimator.recipe
     with pytest.raises(SettingsError, match=r"model_fn .*lambda.* cannot be saved"):
         KerasEstimator(model_fn=lambda: None).write().save(str(tmp_path / "f"))
     with pytest.raises(SettingsError, match=r"callbacks=\[1\] cannot be saved"):

@@ -125,11 +125,11 @@ def test_a_pipeline_fits_and_transforms(spark, tmp_path):
     session = SparkSession(spark)
     features = np.random.default_rng(0).random((200, 2))
     rows = [(each.tolist(), [float(each @ WEIGHTS)]) for each in features]
-    frame = session.createDataFrame(rows, ["col1", "col2"])
+    frame = session.createDataFrame(rows, ["col.1", "col2"])
     export = str(tmp_path / "export")
     estimator: Any = (
         pipeline.TFEstimator(linear, {"weights": list(WEIGHTS)})
-        .setInputMapping({"col1": "x", "col2": "y_"})
+        .setInputMapping({"col.1": "x", "col2": "y_"})
         .setExportDir(export)
         .setClusterSize(1)
         .setBatchSize(20)
@@ -140,7 +140,7 @@ def test_a_pipeline_fits_and_transforms(spark, tmp_path):
         estimator.copy({estimator.input_mapping: {"col3": "x"}}).fit(frame)
     (model,) = Pipeline(stages=[estimator]).fit(frame).stages
     (
-        model.setInputMapping({"c1": "dense_input"})
+        model.setInputMapping({"c.1": "dense_input"})
         .setOutputMapping({"dense": "cout"})
         .setSignatureDefKey("serving_default")
         .setTagSet("serve")
@@ -149,7 +149,7 @@ def test_a_pipeline_fits_and_transforms(spark, tmp_path):
     stored = str(tmp_path / "stored")
     PipelineModel([model]).write().save(stored)
     loaded = PipelineModel.load(stored)
-    asked = session.createDataFrame([(each.tolist(),) for each in features], ["c1"]).coalesce(1)
+    asked = session.createDataFrame([(each.tolist(),) for each in features], ["c.1"]).coalesce(1)
     answers = loaded.transform(asked)
     assert answers.dtypes == [("cout", "array<float>")]
     found = [row.cout[0] for row in answers.collect()]

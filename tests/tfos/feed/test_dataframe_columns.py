@@ -7,7 +7,7 @@ from pyspark.sql.types import LongType
 
 from feeding.columnar.schema import MAX_COLUMNS
 from rpc.errors import SettingsError
-from tfos.feed.dataframe_columns import leaves
+from tfos.feed.dataframe_columns import Leaf, check_ids, leaves, positions_of
 
 
 @pytest.mark.attack("A10")
@@ -16,3 +16,19 @@ def test_a_dataframe_has_a_limited_number_of_columns():
     assert len(leaves(fields[:-1])) == MAX_COLUMNS
     with pytest.raises(SettingsError, match=rf"{MAX_COLUMNS + 1} columns, a feed carries .*array"):
         leaves(fields)
+
+
+def test_a_name_that_two_columns_have_names_none_of_them():
+    assert positions_of(["a", "b", "a", "c"], ["c", "b", "c"]) == (3, 1, 3)
+    with pytest.raises(SettingsError, match=r"'a': the DataFrame has 2 of them: .*toDF.* renames"):
+        positions_of(["a", "b", "a"], ["b", "a"])
+    with pytest.raises(SettingsError, match="'A': the DataFrame has no such column"):
+        positions_of(["a"], ["A"])
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "decimal"])
+def test_a_column_of_floats_is_no_column_of_ids(kind):
+    text = rf"column x: array<{kind}>: the model takes ids of int64 there.*cast\('long'\)"
+    with pytest.raises(SettingsError, match=text):
+        check_ids(Leaf("x", kind, is_list=True), "int64")
+    check_ids(Leaf("x", "long"), "int64")

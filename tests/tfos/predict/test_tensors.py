@@ -45,6 +45,19 @@ def test_whole_floats_below_the_size_at_which_they_are_rounded_are_integers():
         given(TensorInfo("int64", ()), pa.array([2.0**53]))
 
 
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([1.0]), lists([1.0]), pa.array([1]).cast(pa.decimal128(20, 0))],
+    ids=["floats", "a list of floats", "decimals"],
+)
+def test_no_ids_are_made_of_floats(column):
+    info = TensorInfo("int64", (), is_id=True)
+    text = "column 'a': float64 numbers, .*makes ids of them: make a column of long"
+    with pytest.raises(RowError, match=text):
+        given(info, column)
+    assert given(info, pa.array([5])).tolist() == [5]
+
+
 def test_lists_of_any_length_are_ragged_where_the_model_takes_them():
     info = TensorInfo("int64", (None,), is_ragged=True)
     found = given(info, lists([1, 2], [], [3], kind="int64"))

@@ -7,8 +7,7 @@ Threads: as every Keras layer.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -16,6 +15,7 @@ import numpy as np
 
 from ps.manifest.table_spec import Admission
 from tfos.errors import SettingsError, UnsupportedModel
+from tfos.keras import keras_loops
 from tfos.keras.embedding import cast_ids, row_flow
 from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
 from tfos.keras.embedding.graph_rows import GraphRows
@@ -334,25 +334,6 @@ def _split(ids: Any, weights: Any) -> tuple[Any, Any]:
     return ids, weights
 
 
-def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Keras' make_test_function or make_predict_function, which does not use XLA.
-
-    XLA cannot compile the lookup inside a call. Training steps have their rows before they begin.
-    """
-
-    @functools.wraps(original)
-    def make_function(self: Any, force: bool = False) -> Any:
-        if not has_tables(self):
-            return original(self, force)
-        compiled, self.jit_compile = self.jit_compile, False
-        try:
-            return original(self, force)
-        finally:
-            self.jit_compile = compiled
-
-    return make_function
-
-
 def has_tables(layer: Any) -> bool:
     """Whether a model, or what it calls, is an Embedding or has one inside."""
     return cast_ids.contains(layer, Embedding)
@@ -363,8 +344,13 @@ def takes_ids(model: Any) -> tuple[bool, ...]:
     return cast_ids.takes_ids(model, Embedding)
 
 
-keras.Model.make_test_function = _without_xla(keras.Model.make_test_function)
-keras.Model.make_predict_function = _without_xla(keras.Model.make_predict_function)
+keras.Model.make_test_function = keras_loops.making(
+    keras.Model.make_test_function, "test_function", has_tables
+)
+keras.Model.make_predict_function = keras_loops.making(
+    keras.Model.make_predict_function, "predict_function", has_tables
+)
+keras.Model.predict = keras_loops.predicting(keras.Model.predict, has_tables)
 _Functional = keras.src.models.functional.Functional
 _Functional.call = cast_ids.checking(_Functional.call, Embedding)
 keras.Sequential.__call__ = cast_ids.checking(keras.Sequential.__call__, Embedding)

@@ -25,6 +25,7 @@ from tfos.keras.data import tensors
 from tfos.keras.fit.fit_call import distributed_fit
 from tfos.keras.fit.metric_states import are_built
 from tfos.keras.fit.table_summary import with_tables
+from tfos.keras.keras_loops import refusing_no_rows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
 from tfos.keras.step.settings import Settings
@@ -145,7 +146,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
     pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     for name in (*pulling, "save", "save_weights", "export", "__reduce__"):
         overrides[name] = _pulling(getattr(model, name), trainer)
-    overrides["predict"] = _of_rows(overrides["predict"])
+    overrides["predict"] = refusing_no_rows(overrides["predict"])
     overrides["get_metrics_result"] = _of_batches(model)
     for name in ("save", "__reduce__"):  # copies and pickles are files in memory
         overrides[name] = _with_slots(overrides[name], model)
@@ -203,24 +204,6 @@ def _pulling(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
             return original(*args, **kwargs)
 
     return pulling
-
-
-def _of_rows(predict: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `predict`, which says what is wrong with no rows: Keras fails at its own variable."""
-
-    @functools.wraps(predict)
-    def predicting(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return predict(*args, **kwargs)
-        except UnboundLocalError as error:
-            if error.name != "batch_outputs" and "'batch_outputs'" not in str(error):
-                raise
-            raise SettingsError(
-                "predict() got 0 rows, so there is no answer whose shape it could return; ask "
-                "len(x) first, or call predict_on_batch(x), which answers no rows with none"
-            ) from None
-
-    return predicting
 
 
 def _apart_from_fit(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:

@@ -1,0 +1,54 @@
+"""Orca's Estimator without a cluster: what it knows of its model."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql.types import DataType, DoubleType, StructField, StructType
+
+from tfos.errors import SettingsError
+from tfos.estimators.recipe import ModelRecipe
+from tfos.estimators.training import FitSettings
+from tfos.orca import Estimator
+from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
+
+ONE_INPUT = ModelRecipe(content=b"first", inputs=("x",), outputs=("y",), dtypes=("float32",))
+
+
+def test_a_loaded_model_is_not_taken_for_the_one_before(tmp_path):
+    """Its columns were checked against the inputs of that one."""
+    (tmp_path / "m.keras").write_bytes(b"second")
+    estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    estimator.load(str(tmp_path / "m.keras"))
+    assert estimator._trained() == ModelRecipe(content=b"second", has_trained=True)
+
+
+def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node(monkeypatch):
+    """Of a model of model_creator, which the driver has as bytes alone."""
+    signature = ModelSignature(
+        source=ModelSource(content=b"m"),
+        digest="d",
+        inputs={"id": TensorInfo("int64", (), is_id=True)},
+        outputs={"y": TensorInfo("float32", (1,))},
+    )
+    monkeypatch.setattr("tfos.orca.estimator.read_signature", lambda *_: signature)
+    recipe = ModelRecipe(content=b"m", has_trained=True)
+    estimator = Estimator(recipe, {}, FitSettings(), None)
+    frame = frame_of(x=DoubleType(), y=DoubleType())
+    with pytest.raises(SettingsError, match=r"column x: double: the model takes ids of int64"):
+        estimator.evaluate(frame, feature_cols="x", label_cols="y")
+
+
+def frame_of(**columns: DataType) -> Any:
+    """Return what is asked of a DataFrame before any of its rows is."""
+    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+    return SimpleNamespace(schema=schema, sparkSession=None, mapInArrow=None)
+
+
+def test_a_fit_goes_on_with_what_is_known_of_its_model():
+    known = dataclasses.replace(ONE_INPUT, content=b"trained", has_trained=True)
+    estimator = Estimator(known, {}, FitSettings(), None)
+    assert estimator._described(frame_of(x=DoubleType())) is known

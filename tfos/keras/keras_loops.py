@@ -1,0 +1,110 @@
+"""Keras' evaluate and predict of models with tables: without XLA, by rank, and with rows.
+
+Covers: what Keras' own loops cannot do: compile a lookup, take inputs of another rank than before,
+answer no rows.
+Does not: run steps of a training (tfos.keras.step).
+Threads: as Keras.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tfos.errors import SettingsError
+
+Ranks = tuple[int | None, ...]
+
+
+def making(original: Callable[..., Any], name: str, wanted: Callable[[Any], bool]) -> Any:
+    """Return Keras' make_test_function or make_predict_function, for models with tables as well.
+
+    XLA cannot compile the lookup inside a call. Training steps have their rows before they begin.
+
+    Args:
+        original: Keras' own.
+        name: of the attribute that it sets.
+        wanted: whether a model has tables.
+    """
+
+    @functools.wraps(original)
+    def make_function(self: Any, force: bool = False) -> Any:
+        if not wanted(self):
+            return original(self, force)
+        if isinstance(getattr(self, name), _ByRank) and not force:
+            return None
+
+        def made() -> Callable[..., Any]:
+            compiled, self.jit_compile = self.jit_compile, False
+            try:
+                original(self, True)
+            finally:
+                self.jit_compile = compiled
+            found: Callable[..., Any] = getattr(self, name)
+            setattr(self, name, by_rank)
+            return found
+
+        by_rank = _ByRank(made)
+        setattr(self, name, by_rank)
+        return None
+
+    return make_function
+
+
+class _ByRank:
+    """A function per ranks of its inputs.
+
+    Keras' own is traced for inputs of any rank, as soon as a second one comes, and a model's layers
+    cannot be called with these.
+
+    Args:
+        make: returns a new one.
+    """
+
+    def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:
+        self._make = make
+        self._made: dict[Ranks, Callable[..., Any]] = {}
+
+    def __call__(self, data: Any) -> Any:
+        import tensorflow as tf
+
+        leaves = tf.nest.flatten(getattr(data, "element_spec", data))
+        ranks = tuple(getattr(getattr(each, "shape", None), "rank", None) for each in leaves)
+        if ranks not in self._made:
+            self._made[ranks] = self._make()
+        return self._made[ranks](data)
+
+
+def predicting(predict: Callable[..., Any], wanted: Callable[[Any], bool]) -> Callable[..., Any]:
+    """Return Keras' predict, which says what is wrong with no rows of a model with tables.
+
+    Args:
+        predict: of keras.Model.
+        wanted: whether a model has tables.
+    """
+    refusing = refusing_no_rows(predict)
+
+    @functools.wraps(predict)
+    def predicting_rows(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (refusing if wanted(self) else predict)(self, *args, **kwargs)
+
+    return predicting_rows
+
+
+def refusing_no_rows(predict: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `predict`, which says what is wrong with no rows: Keras fails at its own variable."""
+
+    @functools.wraps(predict)
+    def predicting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return predict(*args, **kwargs)
+        except UnboundLocalError as error:
+            if error.name != "batch_outputs" and "'batch_outputs'" not in str(error):
+                raise
+            raise SettingsError(
+                "predict() got 0 rows, so there is no answer whose shape it could return; ask "
+                "len(x) first, or call predict_on_batch(x), which answers no rows with none"
+            ) from None
+
+    return predicting
