@@ -253,8 +253,9 @@ def test_a_server_that_cannot_restore_says_nothing_to_those_that_wait(
 
     monkeypatch.setattr(handlers, "restore_into", fails)
     restore.goes_on.set()
-    with pytest.raises(ServerGone, match=r"ps:0 at .* could not be reached for"):
-        client.pull(filled(MANIFEST))
+    (failed,) = run_all(lambda: client.pull(filled(MANIFEST)))
+    assert isinstance(failed, ServerGone)
+    assert "could not be reached for" in str(failed)
     restore.end()
     assert [str(error) for error in restore.failed] == ["unreadable"]
 
@@ -290,4 +291,4 @@ def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restor
     monkeypatch.setattr("ps.server.server.find", removed)
     with PSServer(bed.servers[0].settings, bed.credentials) as server:
         server.bind_tcp("127.0.0.1")
-        assert server.start_restoring(tmp_path) == 2
+        assert run_all(lambda: server.start_restoring(tmp_path)) == [2]
