@@ -77,7 +77,7 @@ class ModelRecipe:
                 warnings.filterwarnings("ignore", f"Skipping variable loading .*{_NO_SLOTS}")
                 model = model_of(self.content, self.custom_objects)
             if is_distributed and int(model.optimizer.iterations) > 0:
-                model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+                model.optimizer = _fresh(model.optimizer, self.custom_objects)
             return model
         if self.model_fn is None:
             raise SettingsError("there is neither a model nor a model_fn; pass one of them")
@@ -126,6 +126,14 @@ def recipe_of(
         takes_ids=_takes_ids(model) if inputs else (),
         has_trained=int(model.optimizer.iterations) > 0,
     )
+
+
+def _fresh(optimizer: Any, custom_objects: Mapping[str, Any]) -> Any:
+    """Return an optimizer of the same settings that has made no steps."""
+    import keras
+
+    with keras.saving.custom_object_scope(dict(custom_objects)):
+        return type(optimizer).from_config(optimizer.get_config())
 
 
 def described(recipe: ModelRecipe, signature: ModelSignature) -> ModelRecipe:

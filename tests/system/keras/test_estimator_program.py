@@ -194,3 +194,24 @@ def test_a_training_without_servers_does_not_end_with_a_model_of_nan(bad, text):
     alone.num_workers = 1
     with pytest.raises(NonFiniteGradient, match=text):
         program(None, alone)
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
+    """Known by `custom_objects` alone."""
+
+    def __call__(self, step):
+        return 0.5**step
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_trained_model_with_a_schedule_of_the_user_is_built_for_servers():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(Halving()), "mse")
+    model.fit(np.ones((4, 1)), np.ones(4), verbose=0)
+    recipe = recipe_of(model, None, {"Halving": Halving})
+    built = recipe.build(is_distributed=True)
+    assert int(built.optimizer.iterations) == 0
+    assert isinstance(built.optimizer._learning_rate, Halving)

@@ -20,7 +20,7 @@ import keras
 
 from ps.compression.format import Compression
 from ps.manifest.manifest import Consistency
-from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
+from tfos.errors import NotCompiled, UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.fit.fit_call import distributed_fit
 from tfos.keras.fit.metric_states import are_built
