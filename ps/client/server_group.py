@@ -187,16 +187,8 @@ class ServerGroup:
             )
         if self._closed:
             raise client_closed()
-        calls: list[OutgoingCall] = []
-        for link in self.links if links is None else links:
-            link.sequence += 1
-            acked = (link.acknowledged, link.acked_clock, link.acked_updates)
-            number = Number(self.session, link.sequence, *acked)
-            numbered = request(number)
-            payload = payloads[link.server] if payloads else ()
-            into = intos[link.server] if intos else None
-            waits = isinstance(numbered, messages.Push)
-            calls.append(OutgoingCall(link, numbered, payload, into, waits))
+        asked = self.links if links is None else links
+        calls = [self._numbered(request, link, payloads, intos) for link in asked]
         acks: list[Ack] = []
         try:
             self._exchange(calls, timeout_s, self._restore_s if restore_s is None else restore_s)
@@ -218,6 +210,20 @@ class ServerGroup:
                     told = int(call.error.details.get(messages.WORKER_CLOCK, 0))
                     link.acked_clock = max(link.acked_clock, told)
         return acks
+
+    def _numbered(
+        self,
+        request: ChangingRequest,
+        link: Channel,
+        payloads: Sequence[Buffers],
+        intos: Sequence[Sequence[memoryview]],
+    ) -> OutgoingCall:
+        link.sequence += 1
+        acked = (link.acknowledged, link.acked_clock, link.acked_updates)
+        numbered = request(Number(self.session, link.sequence, *acked))
+        payload = payloads[link.server] if payloads else ()
+        into = intos[link.server] if intos else None
+        return OutgoingCall(link, numbered, payload, into, isinstance(numbered, messages.Push))
 
     def align_clocks(
         self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float
