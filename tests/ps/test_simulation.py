@@ -160,7 +160,7 @@ RESTART_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
         CompletionLog,
         "restore",
         lambda record, _: setattr(record, "is_restored", True),
-        "doubled|reads|told",
+        "doubled|reads|told|Timeout",
     ),
     "a push that is half in a save counts as saved": (
         LogSnapshot,

@@ -190,7 +190,7 @@ def test_a_saved_model_answers_the_rows_of_a_frame(sql, cluster, saved, monkeypa
 def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, cluster, saved):
     frame = frame_of(sql, "any")
     for asked, text in (
-        ({"columns": ["q"]}, r"columns=\['q'\], but the DataFrame has"),
+        ({"columns": ["q"]}, r"'q': the DataFrame has no such column: it has"),
         ({"output": "a"}, r"output='a': the model .* has the outputs \['y', 'p'\]"),
         ({"nulls": 0}, "nulls=0, output=None beside model="),
     ):
