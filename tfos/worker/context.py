@@ -236,6 +236,9 @@ class NodeContext(PortedContext):
     def ps_client(self) -> PSClient:
         """Return this process's connection to the parameter servers, the same on every call.
 
+        tfos closes it when main_fun has returned. A `with` block would close it before, for the
+        model and the saves as well.
+
         Raises:
             NoServersError: the cluster has none.
         """
