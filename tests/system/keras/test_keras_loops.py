@@ -30,9 +30,17 @@ def model(request):
     return made
 
 
+def predicted(model, ids):
+    """Return the answers, or what Keras says instead."""
+    try:
+        return model.predict(ids, verbose=0)
+    except ValueError as error:
+        return np.array([str(error)])
+
+
 def test_a_later_prediction_may_have_another_rank(model):
     """A column of ids, then as rows of one: Keras squeezes those of a fresh model."""
-    answers = [model.predict(each, verbose=0) for each in (IDS, IDS[:, None], IDS[:2])]
+    answers = [predicted(model, each) for each in (IDS, IDS[:, None], IDS[:2])]
     assert [each.tolist() for each in answers] == [[[4.0]] * 6, [[4.0]] * 6, [[4.0]] * 2]
     assert model.predict_on_batch(IDS[:, None]).tolist() == [[4.0]] * 6
 
