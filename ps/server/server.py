@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ps.checkpoint.fencing import GenerationFence
+from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at
@@ -141,12 +142,12 @@ class PSServer:
                 place meanwhile.
         """
         storage = self._open_storage(directory)
-        _read_newest(storage, step, lambda: find(storage, step, like))
+        found, _ = _read_newest(storage, step, lambda: find(storage, step, like))
         self._service.life.begin_restore()
         self.start()
         listening()
         try:
-            return self.restore(directory, step=step, like=like)
+            return self._fill_from(storage, found, step, like)
         except BaseException:
             # Without a word, as of a process that was killed: who waits may find another server.
             self._listener.close(_REPLACED_CLOSE_S)
@@ -168,8 +169,21 @@ class PSServer:
         Raises:
             CheckpointError: there is none, or it is damaged or of another model.
         """
-        storage = self._open_storage(directory)
+        return self._fill(self._open_storage(directory), step, like)
 
+    def _fill_from(
+        self, storage: Storage, found: Checkpoint, step: int | None, like: RestoreOptions
+    ) -> int:
+        """As `_fill`, from the checkpoint that was found; to find it has read all of its files."""
+        try:
+            self._service.restore(storage, found, like)
+        except CheckpointError:
+            if step is not None:
+                raise
+            return self._fill(storage, step, like)  # a save may have removed it meanwhile
+        return found.step
+
+    def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def fill() -> int:
             checkpoint, _ = find(storage, step, like)
             self._service.restore(storage, checkpoint, like)

@@ -21,6 +21,7 @@ from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone
 from ps.manifest.manifest import Adam, Hyper, Manifest
 from ps.server import handlers, lifecycle
 from ps.server.handlers import Service
+from ps.server.save_restore import restore_into
 from ps.server.server import PSServer
 from rpc.auth.handshake import Identity, Role
 from rpc.jit.cache_directory import CACHE_VARIABLE
@@ -292,3 +293,33 @@ def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restor
     with PSServer(bed.servers[0].settings, bed.credentials) as server:
         server.bind_tcp("127.0.0.1")
         assert run_all(lambda: server.start_restoring(tmp_path)) == [2]
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F10")
+def test_a_checkpoint_is_looked_for_once_unless_a_save_has_removed_it(
+    bed: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """To find one reads all of its files, which may take minutes."""
+    bed.workers(MANIFEST, filled(MANIFEST))
+    bed.clients[0].save(tmp_path, 1)
+    looks: list[int] = []
+
+    def found(*arguments: Any) -> Any:
+        looks.append(1)
+        return restore.find(*arguments)
+
+    def removed(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(handlers, "restore_into", restore_into)
+        bed.clients[0].save(tmp_path, 2)
+        raise CheckpointError("step 1 has no readable manifest")
+
+    monkeypatch.setattr("ps.server.server.find", found)
+    for step in (1, 2):
+        if step == 2:
+            monkeypatch.setattr(handlers, "restore_into", removed)
+        looks.clear()
+        with PSServer(bed.servers[0].settings, bed.credentials) as server:
+            server.bind_tcp("127.0.0.1")
+            assert run_all(lambda: server.start_restoring(tmp_path)) == [step]
+        assert len(looks) == step
