@@ -10,6 +10,7 @@ runs. Who has chosen the function by the kind of the batch has checked all of th
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 
@@ -27,11 +28,7 @@ class CompiledCall:
 
     def __call__(self, *data: Any) -> Any:
         """Return what the function returns; the arguments are of the kind it was traced for."""
-        import tensorflow as tf
-
-        leaves = [
-            leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None
-        ]
+        leaves = leaves_of(data)
         if self._takes_leaves is None:
             self._takes_leaves = self._is_in_order(data, leaves)
         if not self._takes_leaves:
@@ -42,8 +39,15 @@ class CompiledCall:
         """Compare the leaves with what TensorFlow makes of the arguments."""
         kind = self._concrete.function_type
         expected = kind.unpack_inputs(kind.bind(*data))
-        return len(expected) == len(leaves) and all(map(_is_same, expected, leaves))
+        return len(expected) == len(leaves) and all(map(operator.is_, expected, leaves))
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other
+def leaves_of(data: Any) -> list[Any]:
+    """Return the tensors of nested ones, in the order in which functions take them; None is none.
+
+    Args:
+        data: as arguments of a function or a batch.
+    """
+    import tensorflow as tf
+
+    return [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]

@@ -1,6 +1,6 @@
 """Running fit: the model that a running `fit` trains, its class weights, its epochs.
 
-Covers: finding the call behind Keras' request for batches.
+Covers: finding the call behind Keras' request for batches; whether a model trains alone.
 Does not: decide what to do about it (tfos.worker.context, class_weights).
 Threads: the thread that runs `fit`.
 """
@@ -30,6 +30,12 @@ class RunningFit:
     epochs: int
 
 
+def is_lone(model: keras.Model) -> bool:
+    """Return whether a model is not distributed, or to a server in this process."""
+    trainer = vars(model).get("_tfos_trainer")
+    return trainer is None or trainer.is_local
+
+
 def running_fit() -> RunningFit | None:
     """Return the innermost `fit` that the caller serves, or None."""
     # Keras asks an adapter for batches in the same words for fit, evaluate and predict, and without
@@ -39,11 +45,9 @@ def running_fit() -> RunningFit | None:
     while frame is not None:
         if frame.f_code is fit:
             found = frame.f_locals
-            trainer = vars(found["self"]).get("_tfos_trainer")
-            is_lone = trainer is None or trainer.is_local
             return RunningFit(
                 found["self"],
-                is_lone,
+                is_lone(found["self"]),
                 found["x"],
                 found["class_weight"],
                 found["initial_epoch"],

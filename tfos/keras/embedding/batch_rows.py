@@ -177,7 +177,8 @@ class RowPlanner:
             arrays[name][count:] = 0.0
             tensors[name] = tf.experimental.dlpack.from_dlpack(arrays[name].__dlpack__())
         # Tables of equal ids have one array of positions.
-        places = {id(at): _tensor_of(at) for at in positions}
+        distinct = {id(at): at for at in positions}
+        places = {key: _tensor_of(at) for key, at in distinct.items()}
         return BatchRows(calls, routed, arrays, tensors, [places[id(at)] for at in positions])
 
 

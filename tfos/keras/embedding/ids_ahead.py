@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfos.keras.compiled_call import CompiledCall
+from tfos.keras.compiled_call import CompiledCall, leaves_of
 from tfos.keras.embedding import row_flow
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def _keys(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], Seq
     compute = _pruned(graph, computed, packed)
 
     def keys(data: Any) -> Sequence[Any]:
-        found, own = iter(compute(data)), _leaves_of(data)
+        found, own = iter(compute(data)), leaves_of(data)
         return [next(found) if at is None else own[at] for at in leaves]
 
     return keys
@@ -132,12 +132,6 @@ def _keys(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], Seq
 def _given(graph: Any) -> list[Any]:
     """Return the graph's inputs that are leaves of the batch."""
     return [each for each in graph.inputs if all(each is not inner for _, inner in graph.captures)]
-
-
-def _leaves_of(data: Any) -> list[Any]:
-    import tensorflow as tf
-
-    return [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
 
 
 def _same_integers(keys: Any, given: Sequence[Any]) -> int | None:
@@ -173,7 +167,7 @@ def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], S
     def keys(data: Any) -> Any:
         feeds = {
             place.name: leaf
-            for place, leaf in zip(given, _leaves_of(data), strict=True)
+            for place, leaf in zip(given, leaves_of(data), strict=True)
             if place.op.name in kept
         }
         feeds |= {inner.name: outer for outer, inner in captured}

@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 
+from tfos.keras.data.running_fit import is_lone
 from tfos.keras.fit.epoch_report import LoneEpochReporter
 from tfos.keras.fit.progress import ProgressReport
 from tfos.keras.fit.tensorboard_scalars import ClusterScalars
@@ -59,8 +60,7 @@ class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras ha
     def is_quiet(self) -> bool:
         """Whether nothing is to be written here."""
         model = self.__dict__.get("_model")
-        trainer = None if model is None else model.__dict__.get("_tfos_trainer")
-        is_distributed = trainer is not None and not trainer.is_local
+        is_distributed = model is not None and not is_lone(model)
         return self._is_broken or (is_distributed and not self._is_chief)
 
 

@@ -18,6 +18,7 @@ import keras
 from tfos.console.printable import visible
 from tfos.control.messages import MAX_METRICS, EpochTrained, FitReading
 from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.data.running_fit import is_lone
 from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Logs, numbers_in
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step.trainer import PSTrainer
@@ -133,8 +134,7 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Count the fits that are not distributed: a server in this process reports nothing."""
-        trainer = vars(self.model).get("_tfos_trainer")
-        self._fit = next(_fits) if trainer is None or trainer.is_local else 0
+        self._fit = next(_fits) if is_lone(self.model) else 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Begin to count.
