@@ -30,14 +30,14 @@ from ps.client.dense import DenseClient
 from ps.client.retry import RESTORE_TIMEOUT_S
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
-from ps.client.server_group import Answer, ServerGroup, check_serving, joined
+from ps.client.server_group import Answer, CallTimes, ServerGroup, check_serving, joined
 from ps.client.slices import Gradient
 from ps.client.tables import TableClient
-from ps.errors import PSSettingsError, RequestTimeout, ServerPhaseError
+from ps.errors import RequestTimeout, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.protocol import messages
-from ps.protocol.messages import MAX_REASON_LENGTH, MAX_WAIT_S, Ack, Description, Number
+from ps.protocol.messages import MAX_REASON_LENGTH, Ack, Description, Number
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Reply
@@ -132,30 +132,25 @@ class PSClient:
         restore_s: float = RESTORE_TIMEOUT_S,
         open_storage: OpenStorage = storage_at,
     ) -> None:
-        if not 0 < timeout_s <= MAX_WAIT_S:
-            raise PSSettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {timeout_s}")
         self.identity = identity
         self.num_workers = num_workers
-        self.timeout_s = timeout_s
         self._lock = threading.RLock()
         self._servers = ServerGroup(
             endpoints,
             credentials,
             identity,
             num_workers=num_workers,
-            reconnect_s=reconnect_s,
-            restore_s=restore_s,
+            times=CallTimes(timeout_s, reconnect_s, restore_s),
         )
         self._exchanger = RowExchanger(self._servers)
         self._joins_first = False
         """Whether this is a newer attempt, whose servers may know no clock of it, and no member."""
         self.tables = TableClient(
-            self._servers, self._lock, timeout_s, self._exchanger.batches, self._join_first
+            self._servers, self._lock, self._exchanger.batches, self._join_first
         )
         self._dense = DenseClient(
             self._servers,
             num_workers=num_workers,
-            timeout_s=timeout_s,
             pushes=identity.role is Role.WORKER,
         )
         self._open_storage = open_storage
@@ -177,6 +172,15 @@ class PSClient:
             endpoint: where it listens.
         """
         self._servers.move(rank, endpoint)
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds of every call that does not say otherwise; may be assigned."""
+        return self._servers.times.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self._servers.times.timeout_s = timeout_s
 
     @property
     def num_servers(self) -> int:

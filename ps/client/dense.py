@@ -49,18 +49,14 @@ class DenseClient:
     Args:
         servers: the links to the servers.
         num_workers: of the whole cluster.
-        timeout_s: of each call.
         pushes: whether the servers take gradients of this client; others need nothing to pack with.
     """
 
-    def __init__(
-        self, servers: ServerGroup, *, num_workers: int, timeout_s: float, pushes: bool = True
-    ) -> None:
+    def __init__(self, servers: ServerGroup, *, num_workers: int, pushes: bool = True) -> None:
         self.layout = Layout((), ())
         self.pieces: tuple[tuple[Slice, ...], ...] = ()
         self._servers = servers
         self._num_workers = num_workers
-        self._timeout_s = timeout_s
         self._pushes = pushes
         self._manifest: Manifest | None = None
         self._hash = ""
@@ -116,9 +112,11 @@ class DenseClient:
             )
         request = messages.Seed(manifest.hash(), len(encoded))
         self._servers.check_size(
-            self._servers.ask(messages.Describe(), Description, timeout_s=self._timeout_s)
+            self._servers.ask(
+                messages.Describe(), Description, timeout_s=self._servers.times.timeout_s
+            )
         )
-        wait_compiled(self._servers, manifest, timeout_s=self._timeout_s)
+        wait_compiled(self._servers, manifest, timeout_s=self._servers.times.timeout_s)
         num_servers = len(self._servers.links)
         pairs = zip(
             slice_by_server(frozen, num_servers), slice_by_server(layout, num_servers), strict=True
@@ -130,7 +128,7 @@ class DenseClient:
                 self._servers.links, views_per_server(values, pieces), strict=True
             )
         ]
-        self._servers.answers(calls, Description, timeout_s=self._timeout_s)
+        self._servers.answers(calls, Description, timeout_s=self._servers.times.timeout_s)
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
         """Fill the arrays with the newest values, or their moving averages where there are any.
@@ -145,7 +143,7 @@ class DenseClient:
         calls = [
             OutgoingCall(link, request, (), views[link.server]) for link in self._servers.links
         ]
-        acks = self._servers.acks(calls, timeout_s=self._timeout_s)
+        acks = self._servers.acks(calls, timeout_s=self._servers.times.timeout_s)
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:
@@ -222,9 +220,13 @@ class DenseClient:
                 change = partial(self._clipped_push.change, behind=tables.intos)
         if packer is not None:
             with packer.sending(self._servers.links):
-                acks = change(request, timeout_s=self._timeout_s, payloads=payloads, intos=intos)
+                acks = change(
+                    request, timeout_s=self._servers.times.timeout_s, payloads=payloads, intos=intos
+                )
         else:
-            acks = change(request, timeout_s=self._timeout_s, payloads=payloads, intos=intos)
+            acks = change(
+                request, timeout_s=self._servers.times.timeout_s, payloads=payloads, intos=intos
+            )
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def assign(self, values: Mapping[str, Array]) -> None:
@@ -233,7 +235,7 @@ class DenseClient:
         check_arrays(self.layout, values, "values")
         self._servers.change(
             lambda number: messages.Assign(digest, number),
-            timeout_s=self._timeout_s,
+            timeout_s=self._servers.times.timeout_s,
             payloads=views_per_server(values, self.pieces),
         )
 

@@ -31,6 +31,7 @@ from ps.errors import (
     from_remote,
 )
 from rpc.client.connection import PendingCall, Reply, wait_any
+from rpc.client.deadline import Deadline
 from rpc.errors import (
     ConnectionClosed,
     DeadlineExceeded,
@@ -152,15 +153,17 @@ def _drive(calls: Sequence[OutgoingCall], begun_s: float, limits: _Limits) -> No
     """Give every call its reply or its final error."""
     under_way: dict[int, PendingCall] = {}
     look_s = begun_s + LOOK_S
+    deadline = Deadline(begun_s)
     try:
         while waiting := [call for call in calls if call.is_open]:
             if time.monotonic() >= look_s:
                 _reopen_forgotten(calls)
                 look_s = time.monotonic() + LOOK_S
-            deadline_s = limits.deadline_s(calls, begun_s)
-            if time.monotonic() >= deadline_s:
-                raise _timeout(waiting, limits.timeout_s)
-            _advance(calls, under_way, deadline_s)
+            deadline.at_s = limits.deadline_s(calls, begun_s)
+            if deadline.left_s() <= 0:
+                _give_up(calls, under_way, limits.timeout_s)
+                return
+            _advance(calls, under_way, deadline)
             for call in waiting:
                 # Between two calls nobody tries: that time is no reason to give up.
                 tried_s = min(call.link.unreachable_s(), time.monotonic() - call.begun_s)
@@ -169,6 +172,18 @@ def _drive(calls: Sequence[OutgoingCall], begun_s: float, limits: _Limits) -> No
     finally:
         for index in under_way:
             calls[index].link.close()  # a later call must not meet the reply of this one
+
+
+def _give_up(
+    calls: Sequence[OutgoingCall], under_way: dict[int, PendingCall], timeout_s: float
+) -> None:
+    """Give every open call that was sent its error, as time is over; raise for the others."""
+    for index, pending in under_way.items():
+        pending.fail_if_overdue(calls[index].left_s)
+        _settle(calls[index], _outcome(pending))
+    under_way.clear()
+    if unsent := [call for call in calls if call.is_open]:
+        raise _timeout(unsent, timeout_s)
 
 
 def _reopen_forgotten(calls: Sequence[OutgoingCall]) -> None:
@@ -187,27 +202,27 @@ def _reopen_forgotten(calls: Sequence[OutgoingCall]) -> None:
 
 
 def _advance(
-    calls: Sequence[OutgoingCall], under_way: dict[int, PendingCall], deadline_s: float
+    calls: Sequence[OutgoingCall], under_way: dict[int, PendingCall], deadline: Deadline
 ) -> None:
     """Send what can be sent now, and take the next outcomes."""
     idle = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
-    failures = connect_together([call.link for call in idle], deadline_s - time.monotonic())
+    failures = connect_together([call.link for call in idle], deadline.left_s())
     for index, call in enumerate(calls):
         if call.is_open and index not in under_way:
             if call.link.server in failures:
                 _settle(call, failures[call.link.server])
                 continue
-            pending = _begin(call, deadline_s)
+            pending = _begin(call, deadline)
             if pending is not None:
                 under_way[index] = pending
-    _wait(calls, under_way, deadline_s)
+    _wait(calls, under_way, deadline)
     for index in [index for index, pending in under_way.items() if pending.settled]:
         _settle(calls[index], _outcome(under_way.pop(index)))
 
 
-def _begin(call: OutgoingCall, deadline_s: float) -> PendingCall | None:
+def _begin(call: OutgoingCall, deadline: Deadline) -> PendingCall | None:
     """Begin a call if its connection is there or can be made now."""
-    left_s = deadline_s - time.monotonic()
+    left_s = deadline.left_s()
     if left_s <= 0:
         return None  # connecting took all the time
     try:
@@ -225,10 +240,10 @@ def _begin(call: OutgoingCall, deadline_s: float) -> PendingCall | None:
 
 
 def _wait(
-    calls: Sequence[OutgoingCall], under_way: Mapping[int, PendingCall], deadline_s: float
+    calls: Sequence[OutgoingCall], under_way: Mapping[int, PendingCall], deadline: Deadline
 ) -> None:
     """Wait until a call has its outcome or another one may be tried again, or time is over."""
-    left_s = deadline_s - time.monotonic()
+    left_s = deadline.left_s()
     paused = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
     pause_s = min((call.link.wait_s() for call in paused), default=left_s)
     if any(call.waits and call.reply is not None for call in calls):
@@ -237,9 +252,6 @@ def _wait(
         wait_any(list(under_way.values()), max(0.0, min(left_s, pause_s)))
     elif paused:
         time.sleep(max(0.0, min(left_s, pause_s)))
-    if time.monotonic() >= deadline_s:
-        for index, pending in under_way.items():
-            pending.fail_if_overdue(calls[index].left_s)
 
 
 def _outcome(pending: PendingCall) -> Reply | RpcError:

@@ -11,6 +11,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
@@ -29,7 +30,7 @@ from ps.errors import (
 )
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
-from ps.protocol.messages import Ack, Description, Number
+from ps.protocol.messages import MAX_WAIT_S, Ack, Description, Number
 from ps.protocol.permissions import ServerPhase
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity
@@ -47,6 +48,24 @@ Purpose = Literal["lookups", "saves"]
 """What has connections of its own, so that it holds up no push."""
 
 
+@dataclass
+class CallTimes:
+    """How long the calls of one client take; shared by all of its connections."""
+
+    timeout_s: float
+    """Of each call that does not say otherwise; may be assigned."""
+    reconnect_s: float
+    """A server that cannot be reached for so long is gone."""
+    restore_s: float = RESTORE_TIMEOUT_S
+    """For how long a server that restores is asked again."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s <= MAX_WAIT_S:
+            raise PSSettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {self.timeout_s}")
+        if self.reconnect_s <= 0:
+            raise PSSettingsError(f"reconnect_s must be above 0, got {self.reconnect_s}")
+
+
 class ServerGroup:
     """The links to all servers, in the order of their ranks.
 
@@ -55,8 +74,7 @@ class ServerGroup:
         credentials: the cluster's secret.
         identity: who this client is.
         num_workers: of the whole cluster; compared with what the servers were started with.
-        reconnect_s: a server that cannot be reached for so long is gone.
-        restore_s: for how long a server that restores is asked again.
+        times: of its calls.
     """
 
     def __init__(
@@ -66,13 +84,10 @@ class ServerGroup:
         identity: Identity,
         *,
         num_workers: int,
-        reconnect_s: float,
-        restore_s: float = RESTORE_TIMEOUT_S,
+        times: CallTimes,
     ) -> None:
         if not endpoints:
             raise PSSettingsError("a client needs at least one server's endpoint, got none")
-        if reconnect_s <= 0:
-            raise PSSettingsError(f"reconnect_s must be above 0, got {reconnect_s}")
         self.links = tuple(
             Channel(rank, endpoint, credentials, identity)
             for rank, endpoint in enumerate(endpoints)
@@ -80,8 +95,7 @@ class ServerGroup:
         self._credentials = credentials
         self._identity = identity
         self._num_workers = num_workers
-        self._reconnect_s = reconnect_s
-        self._restore_s = restore_s
+        self.times = times
         self.session = secrets.randbits(63)
         """Names this client in the servers' records."""
         self._unknown = ""
@@ -147,13 +161,13 @@ class ServerGroup:
         """
         if self._closed:
             raise client_closed()
-        return self._exchange(calls, timeout_s, self._restore_s)
+        return self._exchange(calls, timeout_s, self.times.restore_s)
 
     def _exchange(
         self, calls: Sequence[OutgoingCall], timeout_s: float, restore_s: float
     ) -> list[Reply]:
         return exchange(
-            calls, timeout_s=timeout_s, reconnect_s=self._reconnect_s, restore_s=restore_s
+            calls, timeout_s=timeout_s, reconnect_s=self.times.reconnect_s, restore_s=restore_s
         )
 
     def change(
@@ -191,7 +205,9 @@ class ServerGroup:
         calls = [self._numbered(request, link, payloads, intos) for link in asked]
         acks: list[Ack] = []
         try:
-            self._exchange(calls, timeout_s, self._restore_s if restore_s is None else restore_s)
+            self._exchange(
+                calls, timeout_s, self.times.restore_s if restore_s is None else restore_s
+            )
         except BaseException as error:
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
@@ -330,8 +346,7 @@ class ServerGroup:
                     self._credentials,
                     self._identity,
                     num_workers=self._num_workers,
-                    reconnect_s=self._reconnect_s,
-                    restore_s=self._restore_s,
+                    times=self.times,
                 )
             return self._separate[purpose]
 

@@ -47,7 +47,6 @@ class TableClient:
     Args:
         servers: the links to the servers.
         lock: held during each call.
-        timeout_s: of each call.
         batches: those that are under way, of pushes too.
         before_batch: called before a lookup that begins a batch of hybrid.
     """
@@ -56,13 +55,11 @@ class TableClient:
         self,
         servers: ServerGroup,
         lock: threading.RLock,
-        timeout_s: float,
         batches: OpenBatches,
         before_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self._servers = servers
         self._lock = lock
-        self._timeout_s = timeout_s
         self._hash = ""
         self._has_permits = False
         self._lookup_lock = threading.Lock()
@@ -119,7 +116,7 @@ class TableClient:
         found = self._empty(routed)
         request = messages.Lookup(self._known_hash(), self._order(routed))
         with self._lock:
-            self._fill(self._servers, found, request, timeout_s=self._timeout_s)
+            self._fill(self._servers, found, request, timeout_s=self._servers.times.timeout_s)
         return _expanded(found)
 
     def lookup_into(self, into: Mapping[str, tuple[RoutedIds, Array]], *, training: bool) -> None:
@@ -145,12 +142,14 @@ class TableClient:
             check_rows(self._spec(name), ids, rows, "into", fills=True)
         routed = {name: ids for name, (ids, _) in into.items()}
         if training and self._has_permits:
-            self._begin_batch(routed, into, self._timeout_s, known_by=list(routed.values()))
+            self._begin_batch(
+                routed, into, self._servers.times.timeout_s, known_by=list(routed.values())
+            )
             return
         request = messages.Lookup(self._known_hash(), self._order(routed), training)
         servers = self._servers.separate("lookups")
         with self._lookup_lock:
-            self._fill(servers, into, request, timeout_s=self._timeout_s)
+            self._fill(servers, into, request, timeout_s=self._servers.times.timeout_s)
 
     def give_up(self, ids: Mapping[str, RoutedIds]) -> None:
         """Give a batch of `lookup_into` or `next_rows` up: its gradients will not come.
@@ -188,7 +187,7 @@ class TableClient:
         routed = self._routed(ids)
         if not self._has_permits:
             return TrainingBatch(routed, self.lookup(routed), self._push)
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self._servers.times.timeout_s if timeout_s is None else timeout_s
         found = self._empty(routed)
         name = self._begin_batch(routed, found, limit_s)
         return TrainingBatch(
@@ -312,7 +311,9 @@ class TableClient:
                 for link in self._servers.links
                 if routed.num_own(link.server)
             ]
-            answers = self._servers.answers(calls, RowsLoaded, timeout_s=self._timeout_s)
+            answers = self._servers.answers(
+                calls, RowsLoaded, timeout_s=self._servers.times.timeout_s
+            )
         return sum(answer.num_added for answer in answers)
 
     def _begin_batch(
@@ -386,7 +387,7 @@ class TableClient:
             digest, order = self._known_hash(), self._order(routed)
             acks = self._servers.change(
                 lambda number: messages.PushRows(digest, number, hyper, order, batch),
-                timeout_s=self._timeout_s,
+                timeout_s=self._servers.times.timeout_s,
                 payloads=payloads,
             )
             return joined(acks)
@@ -399,7 +400,7 @@ class TableClient:
                 self._known_hash(), self._numbers[spec.name], *place, with_slots
             )
             call = OutgoingCall(link, request)
-            (reply,) = self._servers.send([call], timeout_s=self._timeout_s)
+            (reply,) = self._servers.send([call], timeout_s=self._servers.times.timeout_s)
         scanned = messages.decode_reply(reply.meta, Scanned)
         data = np.frombuffer(reply.payload, np.uint8)
         split = 8 * scanned.num_rows

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from rpc.auth.handshake import Session
 from rpc.client.call_io import Exchange, OutgoingRequest, Reply
+from rpc.client.deadline import Deadline
 from rpc.errors import (
     BusyError,
     ConnectionClosed,
@@ -143,9 +144,11 @@ class PendingCall(Exchange):
             RpcError: as Connection.call; a passed deadline closes the connection.
         """
         if not self.settled:
+            deadline = Deadline(time.monotonic() + timeout_s)
             drive_one(self, timeout_s)
-            if not self.settled:
-                self.fail_if_overdue(timeout_s)
+            while not self.done() and (left_s := deadline.left_s()) > 0:
+                drive_one(self, left_s)
+            self.fail_if_overdue(timeout_s)
         if self.reply is None:
             raise self.error or ConnectionClosed("the call has no outcome")
         return self.reply

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,23 @@ import pytest
 from ps.client import channel
 from ps.client.channel_stats import LinkStats
 from ps.client.client import PSClient
-from ps.errors import ClosedError, ManifestMismatch, NonFiniteGradient, ServerGone, ServerPhaseError
+from ps.errors import (
+    ClosedError,
+    ManifestMismatch,
+    NonFiniteGradient,
+    RequestTimeout,
+    ServerGone,
+    ServerPhaseError,
+)
 from ps.manifest.manifest import Hyper
+from ps.protocol.messages import Ack
 from rpc.client.connection import Connection, PendingCall, connect
 from rpc.transport.memfd import cannot_share
 from tests.support.channel_proxy import Fault
+from tests.support.held_gil import holding_gil_before
 from tests.support.proxied_cluster import proxied
 from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, make_manifest, run_all
+from tests.support.tables import table, with_tables
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
@@ -237,3 +249,39 @@ def test_an_interrupted_push_is_the_last_one(num_servers: int, monkeypatch: pyte
         ):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         assert np.isfinite(bed.pulled(client)["trainable"]).all(), "reading goes on"
+
+
+@pytest.mark.fault("F07")
+def test_a_push_that_its_own_process_held_up_gets_all_answers(monkeypatch: pytest.MonkeyPatch):
+    """Nothing of it was sent when its time was over."""
+    timeout_s = 0.5
+    with cluster("tcp", num_servers=2) as bed:
+        client = trained(bed)
+        client.timeout_s = timeout_s
+        held = holding_gil_before(PendingCall.advance, 2 * timeout_s)
+        monkeypatch.setattr(PendingCall, "advance", held)
+        push = partial(client.push, filled(client.manifest, 1.0), hyper=HYPER, rows=1)
+        (outcome,) = run_all(push)
+        assert isinstance(outcome, Ack), outcome
+        assert set(bed.pulled(client)["trainable"]) == {np.float32(3)}
+
+
+@pytest.mark.parametrize("call", ["push", "batch"])
+def test_a_deadline_that_is_assigned_later_holds_for_every_call(call: str):
+    """As a barrier's, which Keras assigns: workers may need minutes for a batch."""
+    manifest = with_tables(table(), consistency="hybrid", staleness_bound=1)
+
+    def push() -> None:
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)  # the other worker pushes none
+
+    def batch() -> None:
+        for _ in range(2):  # the first one stays under way
+            client.tables.batch({"user": np.arange(3)})
+
+    with cluster(num_servers=2, num_workers=2) as bed:
+        client, _ = bed.workers(manifest, filled(manifest))
+        client.timeout_s = 0.3
+        begun_s = time.monotonic()
+        with pytest.raises(RequestTimeout):
+            {"push": push, "batch": batch}[call]()
+        assert time.monotonic() - begun_s < WAIT_S / 2

@@ -226,7 +226,7 @@ def test_a_restore_without_end_is_waited_for_with_a_bound(
 ):
     held()
     client = bed.client(timeout_s=0.3, reconnect_s=0.3)
-    client._servers._restore_s = 1.0
+    client._servers.times.restore_s = 1.0
     client._adopt(MANIFEST)
     began_s = time.monotonic()
     text = r"ps:0 was started again .* for \d+ s so far, .* this call waited \d+ s for it"

@@ -44,6 +44,7 @@ from ps.server import (
 )
 from ps.server.handlers import Service
 from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.client import deadline
 from rpc.endpoint import Endpoint
 from tests.support.sim.network import Network
 from tests.support.sim.restart import Restart
@@ -52,7 +53,7 @@ from tests.support.tables import ones, table
 
 MODULES = (
     table_handlers, row_updates, retry, gate, waits, lifecycle, channel, client, rendezvous,
-    handlers, shard, snapshot_trigger,
+    handlers, shard, snapshot_trigger, deadline,
 )  # fmt: skip
 BUCKET_ELEMENTS = 16
 TIMEOUT_S = 60.0

@@ -169,7 +169,7 @@ def wait_for_no_push_thread():
 @pytest.mark.fault("F12")
 def test_servers_that_end_end_the_training_and_the_thread(cluster):
     model = distribute(make_model(), cluster.contexts[0], pipeline=1)
-    cluster.contexts[0].client._servers._reconnect_s = 0.1
+    cluster.contexts[0].client._servers.times.reconnect_s = 0.1
     stop = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batch == 2 and cluster.servers[0].close()
     )
