@@ -82,8 +82,11 @@ def loaded(signature: ModelSignature) -> LoadedModel:
 
 def _keep(model: LoadedModel) -> None:
     _loaded[_key(model.signature)] = model
-    while len(_loaded) > KEPT:
-        del _loaded[next(iter(_loaded))]
+    if len(_loaded) > KEPT:
+        while len(_loaded) > KEPT:
+            del _loaded[next(iter(_loaded))]
+        gc.unfreeze()  # a model is full of cycles: frozen it would stay for ever
+        _leave_to_collector()
 
 
 def _key(signature: ModelSignature) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class OutputColumn:
     column: str
     form: Literal["tensor", "number", "class"] = "tensor"
     """"number": of an output [rows, 1], as a double; "class": the place of its largest number, or
-    whether its one number is above 0.5, as a double."""
+    whether its one number is above 0.5, as a double; NaN where an output is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +151,11 @@ class Predictor:
 def _formed(values: Array, form: str) -> Array:
     if form == "tensor":
         return values
-    if values.ndim == 2 and values.shape[1] > 1:
-        return np.asarray(np.argmax(values, axis=1))
-    flat: Array = values.reshape(len(values))
-    return flat if form == "number" else flat > 0.5
+    if form == "number":
+        return values.reshape(len(values))
+    flat: Array = values.reshape(len(values), -1)
+    classes = np.argmax(flat, axis=1) if flat.shape[1] > 1 else flat[:, 0] > 0.5
+    return np.where(np.isnan(flat).any(axis=1), np.nan, classes)
 
 
 def predictor_of(

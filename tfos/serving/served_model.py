@@ -88,6 +88,8 @@ class ServedModel:
         self._files = files
         self._cache = cache
         self._index = index
+        self._loaded = index.base
+        """Rows of the whole export that was taken last: deltas of a running job are of it."""
         self._model: Any = None
         self._refreshing = threading.Lock()
         self._loading = threading.Lock()
@@ -171,9 +173,10 @@ class ServedModel:
         Returns:
             As keras.Model.predict_on_batch: numpy arrays.
         """
-        model = self.model
+        if self._model is None:
+            self.model  # noqa: B018 - loads it; a refresh exchanges it, and never takes it away
         with self._one_state():
-            return model.predict_on_batch(batch)
+            return self._model.predict_on_batch(batch)
 
     def refresh(self, path: str | os.PathLike[str]) -> None:
         """Take in newer rows, and the newer model if there is one, while others read.
@@ -192,17 +195,18 @@ class ServedModel:
             if files.manifest.state == self.state:
                 return
             index = self._refreshed(files)
-            model = None
-            with self._loading:
-                is_loaded = self._model is not None
-            if files.manifest.model is not None and is_loaded:
-                model = self._load_model(files)
+            is_newer = files.manifest.model is not None
+            model = self._load_model(files) if is_newer and self._model is not None else None
             before = self._index
-            with self._no_predict():
-                self._index = index
-                if files.manifest.model is not None:
-                    self._files = files
-                    self._model = model
+            with self._loading:  # the model of before is not loaded behind the exchange
+                if is_newer and self._model is not None and model is None:
+                    model = self._load_model(files)
+                with self._no_predict():
+                    self._index = index
+                    if files.manifest.base is None:
+                        self._loaded = index.base
+                    if is_newer:
+                        self._files, self._model = files, model
             if before.overlay is not None and before.overlay is not index.overlay:
                 self._cache.remove(before.overlay)
 
@@ -212,20 +216,23 @@ class ServedModel:
         _check_same_tables(files, now)
         if manifest.base is None:
             return RowIndex(_base_index(files, self._cache))
-        if manifest.base not in (now.state, now.base.state):
+        if manifest.base == now.state:
+            base, older = now.base, now.overlay
+        elif manifest.base == self._loaded.state:
+            base, older = self._loaded, None
+        else:
             raise ExportError(
                 f"{files.path} is a delta of the state {manifest.base}; served is {now.state}, "
-                f"loaded was {now.base.state}: refresh with the deltas in their order, or load a "
-                "whole export"
+                f"loaded was {self._loaded.state}: refresh with the deltas in their order, or load "
+                "a whole export"
             )
-        older = now.overlay if manifest.base == now.state else None
-        key = index_key(now.base.key, older.key if older else "", manifest.digest)
+        key = index_key(base.key, older.key if older else "", manifest.digest)
         sources = [_overlay_source(files, older, table.name) for table in manifest.tables]
         changed = sum(source.num_rows for source in sources)
-        total = sum(table.num_rows for table in now.base.tables.values())
+        total = sum(table.num_rows for table in base.tables.values())
         if changed * SHARE_OF_BASE <= total:
-            return RowIndex(now.base, self._cache.index(key, manifest.state, sources))
-        whole = [_whole_source(now.base, source) for source in sources]
+            return RowIndex(base, self._cache.index(key, manifest.state, sources))
+        whole = [_whole_source(base, source) for source in sources]
         return RowIndex(self._cache.index(index_key("whole", key), manifest.state, whole))
 
     def _load_model(self, files: ExportFiles) -> Any:

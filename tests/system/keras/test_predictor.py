@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from typing import Any
 
 import keras
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
+from tfos.keras import export
 from tfos.keras.aligned_memory import aligned
+from tfos.predict import loading
 from tfos.predict.loading import read_signature
 from tfos.predict.predictor import OutputColumn, _tensor, predictor_of
 from tfos.predict.signature import ModelSource
@@ -61,3 +66,39 @@ def test_an_aligned_batch_is_the_tensors_memory():
     made = _tensor(given)
     array[:] = 7
     assert (made.numpy() == 7).all()
+
+
+def test_the_class_of_an_output_that_is_not_a_number_is_none(tmp_path):
+    x = keras.Input((2,), name="x")
+    keras.Model(x, keras.layers.Identity()(x)).save(tmp_path / "m.keras")
+    signature = read_signature(ModelSource(path=str(tmp_path / "m.keras")))
+    (name,) = signature.outputs
+    predictor = predictor_of(signature, ["x"], [OutputColumn(name, "found", "class")], 3)
+    rows = [[1.0, 3.0], [float("nan"), 3.0], [1.0, float("nan")], [2.0, 1.0]]
+    batch = pa.record_batch({"x": pa.array(rows, pa.list_(pa.float32()))})
+    found = [each for made in predictor.results(0, [batch]) for each in made.column(0).to_pylist()]
+    assert str(found) == "[1.0, nan, nan, 0.0]"
+
+
+def test_models_that_are_not_kept_are_freed(tmp_path, monkeypatch):
+    """In a Python worker of Spark, which takes what is kept out of the collector's sight."""
+    monkeypatch.setattr(TaskContext, "get", classmethod(lambda _: TaskContext()))
+    monkeypatch.setattr(TaskContext, "cpus", lambda _: 1)
+    monkeypatch.setattr(loading, "_loaded", {})
+    load, made = export.load_model, []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        model = load(*args, **kwargs)
+        made.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(export, "load_model", noted)
+    x = keras.Input((2,))
+    model = keras.Model(x, keras.layers.Dense(1)(x))
+    try:
+        for number in range(loading.KEPT + 3):
+            model.save(tmp_path / f"{number}.keras")
+            read_signature(ModelSource(path=str(tmp_path / f"{number}.keras")))
+        assert sum(each() is not None for each in made) <= loading.KEPT
+    finally:
+        gc.unfreeze()

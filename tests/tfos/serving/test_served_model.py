@@ -321,6 +321,18 @@ def test_a_damaged_delta_changes_nothing(tmp_path, served):
     assert values(served.lookup("user", [1])) == [1.0]
 
 
+def test_deltas_of_the_loaded_export_go_on_after_a_large_one(tmp_path, cache, served):
+    """As a running job writes them: each replaces those before it, also rows that changed back."""
+    large = {one: -float(one) for one in range(1, 60)}
+    write_export(tmp_path / "d1", large, state="second", base="first")
+    write_export(tmp_path / "d2", {1: 5.0, 101: 7.0}, state="third", base="first")
+    served.refresh(tmp_path / "d1")
+    assert len(served.index_dirs) == 1  # merged with the base
+    served.refresh(tmp_path / "d2")
+    assert served.state == "third"
+    assert values(served.lookup("user", [1, 2, 59, 60, 101])) == [5.0, 2.0, 59.0, 60.0, 7.0]
+
+
 class FakeLayer:
     source: Any = None
 
@@ -371,6 +383,45 @@ def test_a_prediction_sees_one_state(tmp_path, cache, monkeypatch):
     model.between = lambda: None
     assert values(served.predict(np.array([1]))) == [200.0]
     assert served.model is model
+
+
+def test_a_prediction_that_waits_for_a_refresh_is_made_by_the_newer_model(
+    tmp_path, cache, monkeypatch
+):
+    (tmp_path / "file").write_bytes(b"weights")
+    write_export(tmp_path / "e", ROWS, model=tmp_path / "file")
+    whole = {1: 100.0}
+    write_export(tmp_path / "newer", whole, state="second", model=tmp_path / "file")
+    served, older, newer = serve(tmp_path / "e", cache), FakeModel(), FakeModel()
+    models = iter([older, newer])
+    keras_export = types.SimpleNamespace(load_model=lambda path, **_: next(models))
+    monkeypatch.setitem(sys.modules, "tfos.keras.export", keras_export)
+    newer.predict_on_batch = lambda batch: served.rows("user", batch) * 0 + 7.0  # type: ignore[method-assign]
+    refreshing = threading.Thread(target=served.refresh, args=(tmp_path / "newer",))
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(served.predict(np.array([1]))))
+    kinds: list[str] = []
+    real = served_model.ServedModel._wait
+
+    def noted(self: ServedModel, is_over: Callable[[], bool], what: str) -> None:
+        kinds.append(what)
+        self._changed.notify_all()
+        real(self, is_over, what)
+
+    monkeypatch.setattr(served_model.ServedModel, "_wait", noted)
+
+    def come_both() -> None:
+        older.between = lambda: None
+        for thread, what in ((refreshing, "a predict"), (waiting, "a refresh")):
+            thread.start()
+            with served._changed:
+                assert served._changed.wait_for(lambda what=what: kinds[1:].count(what) == 1, 30)
+
+    older.between = come_both
+    assert values(served.predict(np.array([1]))) == [2.0]
+    for thread in (refreshing, waiting):
+        thread.join(30)
+    assert [values(each) for each in answers] == [[7.0]]
 
 
 def test_tables_alone_have_no_model(served):
