@@ -27,7 +27,7 @@ from tfos.keras.embedding.loading import load_file_rows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import attach, nonfinite, optimizers, table_specs, variables
 from tfos.keras.step.exchange import outgoing_push
-from tfos.keras.step.exchange.exchange import Exchange
+from tfos.keras.step.exchange.exchange import ParameterExchange
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.first_batch import FirstBatch
 from tfos.keras.step.gradients.gradient_step import GradientStep, StepOutput
@@ -49,7 +49,7 @@ class AttachedModel:
     variables: variables.Variables
     step: GradientStep
     tables: TableTraining
-    exchange: Exchange
+    exchange: ParameterExchange
 
 
 class PSTrainer:
@@ -172,7 +172,7 @@ class PSTrainer:
             clips_here=not self.settings.has_barrier,
             skips=self.settings.on_nonfinite == "skip",
         )
-        exchange = Exchange(client, model, found, self.times)
+        exchange = ParameterExchange(client, model, found, self.times)
         tables = TableTraining(
             found.embeddings,
             step,

@@ -32,7 +32,7 @@ class AppliedPush:
     rows: int
 
 
-class Exchange:
+class ParameterExchange:
     """Keeps the variables of an attached model and the servers' parameters together.
 
     Args:
