@@ -50,10 +50,6 @@ class ProcessId(msgspec.Struct, frozen=True):
             return None  # no free descriptor, or /proc hides other users' processes
         return state in ("Z", "X") or started != self.started
 
-    def is_same_process(self, other: ProcessId) -> bool:
-        """Whether both name one process."""
-        return (self.kernel, self.pid, self.started) == (other.kernel, other.pid, other.started)
-
 
 def _kernel() -> str:
     namespace = ""

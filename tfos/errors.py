@@ -35,7 +35,6 @@ TFOSError                        every error of every room
     ├── NodeStartError       the supervisor did not start                 → read its last output
     │   └── VersionSkew      this executor cannot work with this driver   → the same environment
     ├── LinkError            a child or supervisor sent no valid message  → a defect of tfos
-    ├── ClusterStopped       the driver stopped the running cluster       → expected
     └── NoServersError       the cluster has no parameter servers         → num_ps >= 1
 
 FeedEndedWarning             fit() has more epochs than were fed
@@ -120,7 +119,6 @@ __all__ = [
     "CheckpointError",
     "ChunkError",
     "ClosedError",
-    "ClusterStopped",
     "CollectiveError",
     "CollectiveTimeout",
     "ConfigError",
@@ -450,10 +448,6 @@ class VersionSkew(NodeStartError):
 
 class LinkError(NodeError):
     """The peer of the link sent bytes that are no valid message."""
-
-
-class ClusterStopped(NodeError):
-    """The driver stopped the cluster while this node still ran."""
 
 
 class NoServersError(NodeError):

@@ -18,7 +18,8 @@ No reply is held longer than the request's `hold_s`: a live worker always answer
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -32,6 +33,7 @@ MAX_HOLD_S = 60.0
 MAX_RECALLED = 1000
 """Entries of one Recalled: a reply's meta ends at 64 KiB."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_HOLD_S)]
+Meta = TypeVar("Meta")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -133,56 +135,29 @@ class Recalled(msgspec.Struct, frozen=True, array_like=True):
     ]
 
 
-def decode_request(meta: bytes) -> Request:
-    """Decode a request's meta.
+def _decoding(decoder: msgspec.msgpack.Decoder[Meta], what: str) -> Callable[[bytes], Meta]:
+    """Return a function that decodes the meta of one kind of message.
+
+    Args:
+        decoder: of the kind.
+        what: it is, for the error.
 
     Raises:
-        ChunkError: it is none; names the field.
+        ChunkError: (the returned function) the meta is of no such message; names the field.
     """
-    try:
-        return _REQUEST.decode(meta)
-    except BAD_META as error:
-        raise ChunkError(f"not a feed request: {error}") from error
 
+    def decode(meta: bytes) -> Meta:
+        try:
+            return decoder.decode(meta)
+        except BAD_META as error:
+            raise ChunkError(f"not {what}: {error}") from error
 
-def decode_status(meta: bytes) -> FeedStatus:
-    """Decode a reply's meta.
-
-    Raises:
-        ChunkError: it is none.
-    """
-    try:
-        return _STATUS.decode(meta)
-    except BAD_META as error:
-        raise ChunkError(f"not a feed status: {error}") from error
-
-
-def decode_results(meta: bytes) -> Results:
-    """Decode the meta of a reply to Fetch.
-
-    Raises:
-        ChunkError: it is none.
-    """
-    try:
-        return _RESULTS.decode(meta)
-    except BAD_META as error:
-        raise ChunkError(f"not results: {error}") from error
-
-
-def decode_recalled(meta: bytes) -> Recalled:
-    """Decode the meta of a reply to Recall.
-
-    Raises:
-        ChunkError: it is none.
-    """
-    try:
-        return _RECALLED.decode(meta)
-    except BAD_META as error:
-        raise ChunkError(f"not accepted rows: {error}") from error
+    return decode
 
 
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_STATUS = msgspec.msgpack.Decoder(FeedStatus)
-_RESULTS = msgspec.msgpack.Decoder(Results)
-_RECALLED = msgspec.msgpack.Decoder(Recalled)
+decode_request = _decoding(_REQUEST, "a feed request")
+decode_status = _decoding(msgspec.msgpack.Decoder(FeedStatus), "a feed status")
+decode_results = _decoding(msgspec.msgpack.Decoder(Results), "results")
+decode_recalled = _decoding(msgspec.msgpack.Decoder(Recalled), "accepted rows")
 encode = msgspec.msgpack.Encoder().encode

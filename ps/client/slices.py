@@ -103,16 +103,6 @@ def whole(gradients: Mapping[str, Gradient]) -> dict[str, Array]:
     }
 
 
-def views_of(arrays: Mapping[str, Gradient], pieces: Sequence[Slice]) -> list[memoryview]:
-    """Return the bytes of the pieces, as views of the arrays.
-
-    Args:
-        arrays: per group the flat buffer.
-        pieces: one server's slices, in the order of its buckets.
-    """
-    return views_per_server(arrays, [pieces])[0]
-
-
 def views_per_server(
     arrays: Mapping[str, Gradient], pieces: Sequence[Sequence[Slice]]
 ) -> list[list[memoryview]]:

@@ -67,7 +67,6 @@ __all__ = [  # with the rules, so that a manifest needs one import
     "Add",
     "Average",
     "Bucket",
-    "BucketId",
     "DType",
     "Descent",
     "Frozen",
@@ -83,13 +82,10 @@ __all__ = [  # with the rules, so that a manifest needs one import
     "RMSprop",
     "RowWiseAdagrad",
     "RuleConfig",
-    "ServerRank",
     "TableSpec",
     "WorkerRank",
 ]
 
-BucketId = NewType("BucketId", int)
-ServerRank = NewType("ServerRank", int)
 WorkerRank = NewType("WorkerRank", int)
 
 Consistency = Literal["async", "sync", "ssp", "hybrid"]

@@ -107,11 +107,6 @@ class Loop:
         return "rows_" * self.over_rows + self.rule.name + "_decay" * self.decays
 
     @property
-    def num_row_slots(self) -> int:
-        """Numbers that a row has once."""
-        return len(self.rule.row_slots)
-
-    @property
     def num_slots(self) -> int:
         """Slots of the rule."""
         return len(self.rule.slots)

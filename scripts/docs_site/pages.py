@@ -24,7 +24,6 @@ _PLACES = {**ROOT_PAGES, **ROOT_FILES}
 _ORIGINS = {page: document for document, page in _PLACES.items()}
 _LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
-_MENTION = re.compile(r"`docs/([a-z/-]+\.md)`")
 
 
 def page_of(document: str) -> str | None:

@@ -41,7 +41,7 @@ def test_this_process_lives_and_is_itself():
 def test_another_process_lives_until_it_ends_reaped_or_not(child):
     found = named(child)
     assert found.pid == child.pid
-    assert not found.is_same_process(ProcessId.of_this())
+    assert found != ProcessId.of_this()
     assert found.has_ended() is False
     child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rpc.endpoint import Endpoint
+from tfos.control.curve import CurvePoint
 from tfos.control.messages import (
     BatchReport,
     Done,
@@ -19,6 +20,7 @@ from tfos.control.messages import (
     Register,
     ServesShard,
 )
+from tfos.control.restarts.budget import RestartBudget
 from tfos.failure import NodeFailure, NodeId
 from tfos.topology import PlannedNode
 
@@ -79,6 +81,8 @@ class Member:
     """Counts that its supervisor has read after its end."""
     batches: dict[str, BatchReport] = field(default_factory=dict)
     """The chief's last report by feed."""
+    restarts: RestartBudget = field(default_factory=lambda: RestartBudget(0))
+    """Of all its attempts."""
 
     @property
     def name(self) -> str:
@@ -227,6 +231,18 @@ class Member:
             f"{self.name} (executor {self.executor_id} on {self.host}, pid {self.pid}, "
             f"{age_s:.0f} s since it registered, last phase: {self.phase}{gone})"
         )
+
+
+def point_of(workers: Sequence[Member], now_s: float) -> CurvePoint:
+    """Return how far the training is.
+
+    Args:
+        workers: all of them.
+        now_s: monotonic seconds.
+    """
+    known = [worker.progress for worker in workers]
+    steps, rows = (sum(each.get(name, 0.0) for each in known) for name in ("steps", "rows"))
+    return CurvePoint(now_s, steps, rows, mean_loss(workers))
 
 
 def mean_loss(workers: Iterable[Member]) -> float | None:

@@ -51,7 +51,6 @@ class Register(msgspec.Struct, frozen=True):
     executor_id: ShortText
     host: ShortText
     pid: int
-    boot_id: str = ""
     skew: ShortText = ""
     """Versions on this executor that differ from the driver's, in one line."""
 

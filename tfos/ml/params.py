@@ -8,7 +8,8 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
@@ -16,64 +17,41 @@ from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
 
 
+def _param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
+    return Param(Params._dummy(), name, doc, typeConverter=convert)
+
+
 class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
     """Params of both."""
 
-    featuresCol = Param(
-        Params._dummy(),
-        "featuresCol",
-        "column of the features, where it is one",
-        typeConverter=TypeConverters.toString,
+    featuresCol = _param(
+        "featuresCol", "column of the features, where it is one", TypeConverters.toString
     )
-    featuresCols = Param(
-        Params._dummy(),
+    featuresCols = _param(
         "featuresCols",
         "columns of the features: one per input of the model, or side by side",
-        typeConverter=TypeConverters.toListString,
+        TypeConverters.toListString,
     )
-    labelCol = Param(
-        Params._dummy(),
-        "labelCol",
-        "column of the labels, where it is one",
-        typeConverter=TypeConverters.toString,
-    )
-    labelCols = Param(
-        Params._dummy(),
+    labelCol = _param("labelCol", "column of the labels, where it is one", TypeConverters.toString)
+    labelCols = _param(
         "labelCols",
         "columns of the labels: one per output of the model, or side by side",
-        typeConverter=TypeConverters.toListString,
+        TypeConverters.toListString,
     )
-    predictionCol = Param(
-        Params._dummy(),
-        "predictionCol",
-        "column of the output of a model with one",
-        typeConverter=TypeConverters.toString,
+    predictionCol = _param(
+        "predictionCol", "column of the output of a model with one", TypeConverters.toString
     )
-    classCol = Param(
-        Params._dummy(),
+    classCol = _param(
         "classCol",
         "column of the class, a double: the place of the largest of several numbers, or "
         "whether one number, a probability, is above 0.5; empty: none",
-        typeConverter=TypeConverters.toString,
+        TypeConverters.toString,
     )
-    weightCol = Param(
-        Params._dummy(),
-        "weightCol",
-        "column of the sample weights; empty: none",
-        typeConverter=TypeConverters.toString,
+    weightCol = _param(
+        "weightCol", "column of the sample weights; empty: none", TypeConverters.toString
     )
-    batchSize = Param(
-        Params._dummy(),
-        "batchSize",
-        "rows of one worker's step",
-        typeConverter=TypeConverters.toInt,
-    )
-    verbose = Param(
-        Params._dummy(),
-        "verbose",
-        "whether progress is shown",
-        typeConverter=TypeConverters.toBoolean,
-    )
+    batchSize = _param("batchSize", "rows of one worker's step", TypeConverters.toInt)
+    verbose = _param("verbose", "whether progress is shown", TypeConverters.toBoolean)
 
     def setFeaturesCol(self, value: str) -> Self:
         """Set `featuresCol`, and return this object."""
@@ -182,77 +160,53 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
 class FitParams(ModelParams):
     """Params of KerasEstimator."""
 
-    validationCol = Param(
-        Params._dummy(),
+    validationCol = _param(
         "validationCol",
         "column that is true where a row validates; empty: none",
-        typeConverter=TypeConverters.toString,
+        TypeConverters.toString,
     )
-    validationSplit = Param(
-        Params._dummy(),
-        "validationSplit",
-        "share of the rows that validate",
-        typeConverter=TypeConverters.toFloat,
+    validationSplit = _param(
+        "validationSplit", "share of the rows that validate", TypeConverters.toFloat
     )
-    epochs = Param(
-        Params._dummy(),
-        "epochs",
-        "passes over the rows",
-        typeConverter=TypeConverters.toInt,
-    )
-    learningRate = Param(
-        Params._dummy(),
+    epochs = _param("epochs", "passes over the rows", TypeConverters.toInt)
+    learningRate = _param(
         "learningRate",
         "replaces that of the compiled optimizer; 0: does not",
-        typeConverter=TypeConverters.toFloat,
+        TypeConverters.toFloat,
     )
-    seed = Param(
-        Params._dummy(),
+    seed = _param(
         "seed",
         "shuffles the rows, and is the seed of the workers' Keras; -1: rows as they come",
-        typeConverter=TypeConverters.toInt,
+        TypeConverters.toInt,
     )
-    clusterSize = Param(
-        Params._dummy(),
-        "clusterSize",
-        "nodes, servers included; one task slot each",
-        typeConverter=TypeConverters.toInt,
+    clusterSize = _param(
+        "clusterSize", "nodes, servers included; one task slot each", TypeConverters.toInt
     )
-    numPS = Param(
-        Params._dummy(),
+    numPS = _param(
         "numPS",
         "parameter servers among the nodes; -1: one beside several workers, none beside one node",
-        typeConverter=TypeConverters.toInt,
+        TypeConverters.toInt,
     )
-    consistency = Param(
-        Params._dummy(),
-        "consistency",
-        "of ctx.distribute: async, sync, ssp or hybrid",
-        typeConverter=TypeConverters.toString,
+    consistency = _param(
+        "consistency", "of ctx.distribute: async, sync, ssp or hybrid", TypeConverters.toString
     )
-    stalenessBound = Param(
-        Params._dummy(),
+    stalenessBound = _param(
         "stalenessBound",
         "steps that a worker may be ahead of the slowest, of ssp; -1: another mode",
-        typeConverter=TypeConverters.toInt,
+        TypeConverters.toInt,
     )
-    checkpointDir = Param(
-        Params._dummy(),
+    checkpointDir = _param(
         "checkpointDir",
         "where the servers save while they train; empty: nowhere",
-        typeConverter=TypeConverters.toString,
+        TypeConverters.toString,
     )
-    resume = Param(
-        Params._dummy(),
+    resume = _param(
         "resume",
         "whether a fit goes on from the newest checkpoint in checkpointDir",
-        typeConverter=TypeConverters.toBoolean,
+        TypeConverters.toBoolean,
     )
-    feedTimeout = Param(
-        Params._dummy(),
-        "feedTimeout",
-        "seconds without any worker taking a row",
-        typeConverter=TypeConverters.toFloat,
+    feedTimeout = _param(
+        "feedTimeout", "seconds without any worker taking a row", TypeConverters.toFloat
     )
 
     def setValidationCol(self, value: str) -> Self:

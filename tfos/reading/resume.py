@@ -5,7 +5,7 @@
 
 The structs are those of feeding.reading.positions.
 Covers: the chief's reading of the metadata (ps.metadata), the workers' rendezvous, the names.
-Does not: read (feeding.reading), push metadata (tfos.keras.step.trainer), restore
+Does not: read (feeding.reading), push metadata (tfos.keras.step.exchange), restore
 (tfos.worker.saver).
 Runs in: workers.      Threads: main_fun's.
 """

@@ -8,7 +8,7 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -28,6 +28,10 @@ def _to_mode(value: Any) -> InputMode:
         return InputMode(value)
     except ValueError as error:
         raise TypeError(f"an InputMode is needed, got {value!r}") from error
+
+
+def _param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
+    return Param(Params._dummy(), name, doc, typeConverter=convert)
 
 
 class TFParams(Params):  # type: ignore[misc]  # pyspark is not checked
@@ -51,12 +55,7 @@ class TFParams(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasBatchSize(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `batch_size`: rows per batch."""
 
-    batch_size = Param(
-        Params._dummy(),
-        "batch_size",
-        "rows per batch",
-        typeConverter=TypeConverters.toInt,
-    )
+    batch_size = _param("batch_size", "rows per batch", TypeConverters.toInt)
 
     def setBatchSize(self, value: int) -> Any:
         """Set it, and return this object."""
@@ -71,11 +70,8 @@ class HasBatchSize(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasClusterSize(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `cluster_size`: nodes of the cluster, servers included."""
 
-    cluster_size = Param(
-        Params._dummy(),
-        "cluster_size",
-        "nodes of the cluster, servers included",
-        typeConverter=TypeConverters.toInt,
+    cluster_size = _param(
+        "cluster_size", "nodes of the cluster, servers included", TypeConverters.toInt
     )
 
     def setClusterSize(self, value: int) -> Any:
@@ -91,12 +87,7 @@ class HasClusterSize(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasEpochs(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `epochs`: how often the rows are fed."""
 
-    epochs = Param(
-        Params._dummy(),
-        "epochs",
-        "how often the rows are fed",
-        typeConverter=TypeConverters.toInt,
-    )
+    epochs = _param("epochs", "how often the rows are fed", TypeConverters.toInt)
 
     def setEpochs(self, value: int) -> Any:
         """Set it, and return this object."""
@@ -111,11 +102,10 @@ class HasEpochs(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasGraceSecs(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `grace_secs`: seconds between the end of the feed and the stop of the nodes."""
 
-    grace_secs = Param(
-        Params._dummy(),
+    grace_secs = _param(
         "grace_secs",
         "seconds between the end of the feed and the stop of the nodes",
-        typeConverter=TypeConverters.toInt,
+        TypeConverters.toInt,
     )
 
     def setGraceSecs(self, value: int) -> Any:
@@ -131,11 +121,8 @@ class HasGraceSecs(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasInputMapping(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `input_mapping`: column of the DataFrame to name of the input."""
 
-    input_mapping = Param(
-        Params._dummy(),
-        "input_mapping",
-        "column of the DataFrame to name of the input",
-        typeConverter=_to_dict,
+    input_mapping = _param(
+        "input_mapping", "column of the DataFrame to name of the input", _to_dict
     )
 
     def setInputMapping(self, value: dict[str, str]) -> Any:
@@ -151,12 +138,7 @@ class HasInputMapping(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasInputMode(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `input_mode`: InputMode.SPARK, the only one."""
 
-    input_mode = Param(
-        Params._dummy(),
-        "input_mode",
-        "InputMode.SPARK, the only one",
-        typeConverter=_to_mode,
-    )
+    input_mode = _param("input_mode", "InputMode.SPARK, the only one", _to_mode)
 
     def setInputMode(self, value: InputMode) -> Any:
         """Set it, and return this object."""
@@ -171,12 +153,7 @@ class HasInputMode(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasMasterNode(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `master_node`: role name of the chief."""
 
-    master_node = Param(
-        Params._dummy(),
-        "master_node",
-        "role name of the chief",
-        typeConverter=TypeConverters.toString,
-    )
+    master_node = _param("master_node", "role name of the chief", TypeConverters.toString)
 
     def setMasterNode(self, value: str) -> Any:
         """Set it, and return this object."""
@@ -191,11 +168,8 @@ class HasMasterNode(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasModelDir(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `model_dir`: directory of checkpoints, for train_fn."""
 
-    model_dir = Param(
-        Params._dummy(),
-        "model_dir",
-        "directory of checkpoints, for train_fn",
-        typeConverter=TypeConverters.toString,
+    model_dir = _param(
+        "model_dir", "directory of checkpoints, for train_fn", TypeConverters.toString
     )
 
     def setModelDir(self, value: str) -> Any:
@@ -211,11 +185,8 @@ class HasModelDir(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasOutputMapping(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `output_mapping`: name of the output to column of the result."""
 
-    output_mapping = Param(
-        Params._dummy(),
-        "output_mapping",
-        "name of the output to column of the result",
-        typeConverter=_to_dict,
+    output_mapping = _param(
+        "output_mapping", "name of the output to column of the result", _to_dict
     )
 
     def setOutputMapping(self, value: dict[str, str]) -> Any:
@@ -231,12 +202,7 @@ class HasOutputMapping(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasProtocol(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `protocol`: grpc, the only one."""
 
-    protocol = Param(
-        Params._dummy(),
-        "protocol",
-        "grpc, the only one",
-        typeConverter=TypeConverters.toString,
-    )
+    protocol = _param("protocol", "grpc, the only one", TypeConverters.toString)
 
     def setProtocol(self, value: str) -> Any:
         """Set it, and return this object."""
@@ -251,12 +217,7 @@ class HasProtocol(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasReaders(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `readers`: readers of files, for train_fn."""
 
-    readers = Param(
-        Params._dummy(),
-        "readers",
-        "readers of files, for train_fn",
-        typeConverter=TypeConverters.toInt,
-    )
+    readers = _param("readers", "readers of files, for train_fn", TypeConverters.toInt)
 
     def setReaders(self, value: int) -> Any:
         """Set it, and return this object."""
@@ -271,12 +232,7 @@ class HasReaders(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasSteps(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `steps`: steps to train, for train_fn."""
 
-    steps = Param(
-        Params._dummy(),
-        "steps",
-        "steps to train, for train_fn",
-        typeConverter=TypeConverters.toInt,
-    )
+    steps = _param("steps", "steps to train, for train_fn", TypeConverters.toInt)
 
     def setSteps(self, value: int) -> Any:
         """Set it, and return this object."""
@@ -291,12 +247,7 @@ class HasSteps(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasTensorboard(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `tensorboard`: whether TensorBoard runs."""
 
-    tensorboard = Param(
-        Params._dummy(),
-        "tensorboard",
-        "whether TensorBoard runs",
-        typeConverter=TypeConverters.toBoolean,
-    )
+    tensorboard = _param("tensorboard", "whether TensorBoard runs", TypeConverters.toBoolean)
 
     def setTensorboard(self, value: bool) -> Any:
         """Set it, and return this object."""
@@ -311,11 +262,8 @@ class HasTensorboard(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasTFRecordDir(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `tfrecord_dir`: directory of TFRecord files, for train_fn."""
 
-    tfrecord_dir = Param(
-        Params._dummy(),
-        "tfrecord_dir",
-        "directory of TFRecord files, for train_fn",
-        typeConverter=TypeConverters.toString,
+    tfrecord_dir = _param(
+        "tfrecord_dir", "directory of TFRecord files, for train_fn", TypeConverters.toString
     )
 
     def setTFRecordDir(self, value: str) -> Any:
@@ -331,12 +279,7 @@ class HasTFRecordDir(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasExportDir(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `export_dir`: directory of the SavedModel."""
 
-    export_dir = Param(
-        Params._dummy(),
-        "export_dir",
-        "directory of the SavedModel",
-        typeConverter=TypeConverters.toString,
-    )
+    export_dir = _param("export_dir", "directory of the SavedModel", TypeConverters.toString)
 
     def setExportDir(self, value: str) -> Any:
         """Set it, and return this object."""
@@ -351,11 +294,8 @@ class HasExportDir(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasSignatureDefKey(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `signature_def_key`: signature of the SavedModel; serving_default."""
 
-    signature_def_key = Param(
-        Params._dummy(),
-        "signature_def_key",
-        "signature of the SavedModel; serving_default",
-        typeConverter=TypeConverters.toString,
+    signature_def_key = _param(
+        "signature_def_key", "signature of the SavedModel; serving_default", TypeConverters.toString
     )
 
     def setSignatureDefKey(self, value: str) -> Any:
@@ -371,11 +311,8 @@ class HasSignatureDefKey(Params):  # type: ignore[misc]  # pyspark is not checke
 class HasTagSet(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `tag_set`: tags of the SavedModel, joined by commas; serve."""
 
-    tag_set = Param(
-        Params._dummy(),
-        "tag_set",
-        "tags of the SavedModel, joined by commas; serve",
-        typeConverter=TypeConverters.toString,
+    tag_set = _param(
+        "tag_set", "tags of the SavedModel, joined by commas; serve", TypeConverters.toString
     )
 
     def setTagSet(self, value: str) -> Any:
@@ -391,11 +328,8 @@ class HasTagSet(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasFeedTimeout(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `feed_timeout`: seconds without any worker taking a row."""
 
-    feed_timeout = Param(
-        Params._dummy(),
-        "feed_timeout",
-        "seconds without any worker taking a row",
-        typeConverter=TypeConverters.toFloat,
+    feed_timeout = _param(
+        "feed_timeout", "seconds without any worker taking a row", TypeConverters.toFloat
     )
 
     def setFeedTimeout(self, value: float) -> Any:
@@ -411,11 +345,8 @@ class HasFeedTimeout(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasReservationTimeout(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `reservation_timeout`: seconds until every node serves."""
 
-    reservation_timeout = Param(
-        Params._dummy(),
-        "reservation_timeout",
-        "seconds until every node serves",
-        typeConverter=TypeConverters.toFloat,
+    reservation_timeout = _param(
+        "reservation_timeout", "seconds until every node serves", TypeConverters.toFloat
     )
 
     def setReservationTimeout(self, value: float) -> Any:
@@ -431,17 +362,11 @@ class HasReservationTimeout(Params):  # type: ignore[misc]  # pyspark is not che
 class HasNumPS(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `num_ps`, parameter servers of the cluster, and `driver_ps_nodes`."""
 
-    num_ps = Param(
-        Params._dummy(),
-        "num_ps",
-        "parameter servers among the nodes",
-        typeConverter=TypeConverters.toInt,
-    )
-    driver_ps_nodes = Param(
-        Params._dummy(),
+    num_ps = _param("num_ps", "parameter servers among the nodes", TypeConverters.toInt)
+    driver_ps_nodes = _param(
         "driver_ps_nodes",
         "whether parameter servers run beside the driver",
-        typeConverter=TypeConverters.toBoolean,
+        TypeConverters.toBoolean,
     )
 
     def setNumPS(self, value: int) -> Any:

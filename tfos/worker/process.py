@@ -252,8 +252,10 @@ class WorkerProcess:
 
     def _carry_out(self, order: messages.Order) -> None:
         match order:  # what is not here, servers act on
-            case messages.Start() | messages.ServerMoved():
-                self._take_places(order)
+            case messages.Start():
+                self._begin(order)
+            case messages.ServerMoved():
+                self._server_moved(order)
             case messages.Flush() | messages.FeedAgain() | messages.FinishFeed():
                 self._feeds.carry_out(order)
             case messages.TrainBatch() | messages.LeaveBatch() | messages.SaveBatches():
@@ -265,11 +267,8 @@ class WorkerProcess:
             case messages.Stop():
                 self._begin_stop(order)
 
-    def _take_places(self, order: messages.Start | messages.ServerMoved) -> None:
+    def _begin(self, order: messages.Start) -> None:
         """Learn where the other nodes are, and where among them this worker begins."""
-        if isinstance(order, messages.ServerMoved):
-            self._server_moved(order)
-            return
         self._roster, self._joining = order.roster, order.joining
         for feed, epoch in order.joining.feeds if order.joining is not None else ():
             self._feeds.channel.begin_at(feed, epoch)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.client.slices import check_arrays, slice_by_server, views_of, whole
+from ps.client.slices import check_arrays, slice_by_server, views_per_server, whole
 from ps.dense.staging import StagedGradient, split_into_runs
 from ps.errors import ShapeError
 from ps.manifest.diff import MAX_SHOWN, manifest_differences
@@ -34,9 +34,10 @@ def test_pieces_cover_every_element_once_in_the_servers_bucket_order(group_sizes
         group.name: np.arange(group.num_elements).astype(group.dtype) for group in manifest.groups
     }
     owned = deal(layout.bucket_bytes(), num_servers)
-    for pieces, mine in zip(slice_by_server(layout, num_servers), owned, strict=True):
+    slices = slice_by_server(layout, num_servers)
+    views = views_per_server(arrays, slices)
+    for pieces, sent, mine in zip(slices, map(b"".join, views), owned, strict=True):
         assert len(pieces) <= len(manifest.groups), "neighbours are merged"
-        sent = b"".join(views_of(arrays, pieces))
         buckets = layout.buckets[mine.start : mine.stop]
         expected = b"".join(arrays[b.group][b.start : b.stop].tobytes() for b in buckets)
         assert sent == expected
@@ -53,8 +54,9 @@ def test_a_gradient_in_parts_is_sent_as_the_same_bytes(group_sizes, num_servers,
         for name, each in flat.items()
     }
     check_arrays(layout, parts, "grads")
-    for pieces in slice_by_server(layout, num_servers):
-        assert b"".join(views_of(parts, pieces)) == b"".join(views_of(flat, pieces))
+    slices = slice_by_server(layout, num_servers)
+    sent = [list(map(b"".join, views_per_server(each, slices))) for each in (parts, flat)]
+    assert sent[0] == sent[1]
     for name, each in whole(parts).items():
         np.testing.assert_array_equal(each, flat[name])
 
@@ -84,7 +86,7 @@ def test_nothing_is_filled_in_parts():
 def test_views_share_the_arrays_memory():
     manifest = manifest_of([100])
     arrays = {"g0": np.zeros(100, np.float32)}
-    (view,) = views_of(arrays, slice_by_server(Layout.of(manifest), 1)[0])
+    ((view,),) = views_per_server(arrays, slice_by_server(Layout.of(manifest), 1))
     view.cast("f")[7] = 3.0
     assert arrays["g0"][7] == 3.0
 

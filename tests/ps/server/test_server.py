@@ -14,7 +14,7 @@ from ps.checkpoint import fencing
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
-from ps.client.slices import slice_by_server, views_of
+from ps.client.slices import slice_by_server, views_per_server
 from ps.dense.shard import DenseShard
 from ps.errors import (
     CheckpointError,
@@ -368,7 +368,7 @@ def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients():
         first = messages.Push(manifest.hash(), Number(1, 1), 1, HYPER, wait_s=10.0)
 
         def push_first(server: int):
-            return raw_call(bed, server, first, views_of(ones, pieces[server]))
+            return raw_call(bed, server, first, views_per_server(ones, pieces)[server])
 
         assert push_first(1).clock == 1
 
@@ -383,8 +383,8 @@ def test_sync_join_between_two_servers_clocks_gives_both_the_same_gradients():
         second = msgspec.structs.replace(first, number=Number(1, 2, 1))
         works = [
             partial(joining.push, filled(manifest, 10.0), hyper=HYPER, rows=1),
-            partial(raw_call, bed, 0, second, views_of(ones, pieces[0])),
-            partial(raw_call, bed, 1, second, views_of(ones, pieces[1])),
+            partial(raw_call, bed, 0, second, views_per_server(ones, pieces)[0]),
+            partial(raw_call, bed, 1, second, views_per_server(ones, pieces)[1]),
         ]
         assert [ack.clock for ack in succeeded(run_all(*works))] == [2, 2, 2]
         assert set(bed.pulled(joining)["trainable"]) == {12.0}

@@ -275,7 +275,7 @@ def test_a_short_last_batch_and_changing_numbers_of_ids_trace_once():
         distribute(model, cluster.contexts[0])
         model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
         trainer = model._tfos_trainer
-        assert len(trainer._step._traces._found) == 1
+        assert len(trainer._attached.step._traces._found) == 1
         assert trainer.steps == 12
 
 

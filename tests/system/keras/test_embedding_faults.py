@@ -134,7 +134,7 @@ def test_a_push_harmed_anywhere_is_trained_once_and_brings_the_next_rows(
             fault = Fault(direction, offset, kind, num_bytes=40, lasts_s=0.05)  # type: ignore[arg-type]
             armed.extend(made.proxy.arm(fault))
 
-    rows_of = trainer._tables.rows_of
+    rows_of = trainer._attached.tables.rows_of
 
     def noting(batch: Any) -> Any:
         rows = rows_of(batch)
@@ -146,7 +146,7 @@ def test_a_push_harmed_anywhere_is_trained_once_and_brings_the_next_rows(
         seen.append(bool((low <= given[:, 0]).all() and (given[:, 0] <= high).all()))
         return rows
 
-    vars(trainer._tables)["rows_of"] = noting
+    vars(trainer._attached.tables)["rows_of"] = noting
     fit(model, x, harm)
     assert sum(fault.fired.is_set() for fault in armed) == len(FAULTS)
     assert seen == [True] * (4 * len(FAULTS))

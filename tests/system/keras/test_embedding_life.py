@@ -292,17 +292,17 @@ def test_rows_asked_for_ahead_are_no_older_than_the_parameters_of_an_epochs_firs
 
         def look(step: int, logs: Any) -> None:
             if step == 0 and trainer.attached:
-                rows_of = trainer._tables.rows_of
+                rows_of = trainer._attached.tables.rows_of
 
                 def noting(batch: Any) -> Any:
                     rows = rows_of(batch)
                     ids, given = rows.into()["user"]
                     now = client.tables.lookup({"user": ids.unique})["user"]
                     seen.append(np.array_equal(given, now))
-                    del vars(trainer._tables)["rows_of"]
+                    del vars(trainer._attached.tables)["rows_of"]
                     return rows
 
-                vars(trainer._tables)["rows_of"] = noting
+                vars(trainer._attached.tables)["rows_of"] = noting
 
         watch = keras.callbacks.LambdaCallback(on_epoch_end=change, on_train_batch_begin=look)
         rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
@@ -452,7 +452,7 @@ def test_a_row_and_a_gradient_of_rows_that_are_not_finite_are_named():
     with serving() as cluster:
         model = distribute(user_model(), cluster.contexts[0])
         model.fit(x, y, batch_size=BATCH, verbose=0)
-        tables = model._tfos_trainer._tables
+        tables = model._tfos_trainer._attached.tables
         original = tables.rows_of
 
         def with_nan(batch: Any) -> Any:

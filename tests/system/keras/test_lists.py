@@ -67,7 +67,7 @@ def test_a_model_trains_on_lists_of_any_length(make, uniform):
         assert cluster.rows(0) == 6 * len(epoch)
         distinct = {each for row in epoch for each in row["items"]}
         assert cluster.servers[0].stats().tables[0].rows == len(distinct)
-        traces = model._tfos_trainer._step._traces._found
+        traces = model._tfos_trainer._attached.step._traces._found
         assert len(traces) == 1 + bool(uniform), "no trace for each number of rows"
 
 
@@ -101,7 +101,7 @@ def test_a_model_trains_on_the_lists_of_strings_of_a_dataframe(make):
         losses.append(model.fit(data, epochs=2, verbose=0).history["loss"])
         distinct = {tag for tags in lists for tag in tags}
         assert sum(server.stats().tables[0].rows for server in cluster.servers) == len(distinct)
-        assert len(model._tfos_trainer._step._traces._found) == 1
+        assert len(model._tfos_trainer._attached.step._traces._found) == 1
     with serving() as cluster:
         keras.utils.set_random_seed(0)
         model = distribute(compiled(make()), cluster.contexts[0], consistency="sync")

@@ -98,7 +98,9 @@ def test_every_epoch_ends_with_nothing_in_flight_and_exact_counts(cluster, monke
 
     watch = keras.callbacks.LambdaCallback(
         on_epoch_end=at_epoch_end,
-        on_train_batch_end=lambda batch, logs: sending.append(len(exchange._in_flight)),
+        on_train_batch_end=lambda batch, logs: sending.append(
+            exchange._attached.exchange.num_in_flight
+        ),
     )
     model.fit(
         X, Y, batch_size=BATCH, epochs=3, validation_data=(X, Y), verbose=0, callbacks=[watch]

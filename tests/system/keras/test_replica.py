@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfos.keras.aligned_memory import ALIGNMENT
-from tfos.keras.step.replica import MAX_SHARED, Replica
+from tfos.keras.step.exchange.replica import MAX_SHARED, Replica
 from tfos.keras.step.variables import VariableGroup
 
 tf = pytest.importorskip("tensorflow")

@@ -16,8 +16,6 @@ from tests.support.storm import Storm
 
 MODES: tuple[Consistency, ...] = ("async", "ssp", "sync", "hybrid")
 LONG_S = 600.0
-NUM_SHORT = 3
-"""Events of the short one."""
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """State machine of a cluster: events from nodes in, actions of the driver out.
 
-Covers: registration and fencing of attempts, the roster, failures and losses, silence, the end.
+Covers: registration and fencing of attempts, the roster, failures and losses, silence.
 Does not: send, wait, lock or look at a clock (tfos.control.coordinator does), decide whether an end
-is a loss or fatal (tfos.control.restarts). Pure.
+is a loss or fatal (tfos.control.restarts), give the driver's orders (control.state.cluster_orders).
+Pure.
 Threads: none; the coordinator serialises the calls.
 
 control.restarts.node_end decides what the end of a node means. A worker that is *lost* is fenced at
@@ -16,12 +17,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tfos.control import messages
-from tfos.control.curve import CurvePoint
-from tfos.control.members import Member, NodeStatus, mean_loss
-from tfos.control.messages import FeedEpoch
+from tfos.control.members import Member, NodeStatus, point_of
 from tfos.control.permissions import admitted
-from tfos.control.restarts.budget import RestartBudget
-from tfos.control.restarts.joining import OpenEpochs
 from tfos.control.restarts.node_end import (
     WITHOUT_PS,
     Meaning,
@@ -34,13 +31,12 @@ from tfos.control.restarts.server_orders import kept_for_servers
 from tfos.control.restarts.silence import silence_of
 from tfos.control.state import notices
 from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
-from tfos.control.state.cluster_view import ClusterView
+from tfos.control.state.cluster_orders import ClusterOrders
 from tfos.control.state.job_end import JobEnd, blame_of
 from tfos.failure import EXECUTOR_LOST, NODE_JOB_FAILED, NODE_SILENT, NodeFailure, NodeId
-from tfos.phases import ClusterPhase, may_move
+from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE
 
-_MAX_FAILURES = 100
 _ATTEMPTS_PER_JOB = 100
 """Attempts of one node job: a restart begins a further hundred, Spark's retries count within it."""
 _NOTICE_S = 60.0
@@ -50,166 +46,13 @@ _GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
 
 
 @dataclass
-class ClusterState(ClusterView):
+class ClusterState(ClusterOrders):
     """All nodes of one cluster. Methods named `on_*` take an event and return actions."""
 
-    open_epochs: OpenEpochs = field(default_factory=OpenEpochs)
-    """For workers that join later."""
-    _finished_feeds: tuple[str, ...] = ()
     _for_servers: list[messages.Order] = field(default_factory=list)
     """Orders about lost and finished workers, for servers that are started again."""
-    _budgets: dict[str, RestartBudget] = field(default_factory=dict)
-    """By name of a node that was started again."""
     _told: set[str] = field(default_factory=set)
     """Warnings that are shown once, as for a whole rack of equal executors."""
-
-    # ---- orders ----
-
-    def wait_for(self, what: str) -> list[Action]:
-        """Note what the driver waits for, for those who ask; empty: nothing any more."""
-        self.waits_for = what
-        return []
-
-    def move(self, target: ClusterPhase) -> None:
-        """Enter a phase if that is legal; a failed or closed cluster stays so."""
-        if may_move(self.phase, target):
-            self.phase = target
-
-    def begin_start(self) -> list[Action]:
-        """Note that the node jobs are submitted: a node may hold a slot before it registers."""
-        self.is_starting = True
-        return []
-
-    def flush(
-        self,
-        feed: str,
-        epoch: int,
-        checked_by: FeedEpoch | None = None,
-        rounds: int = 0,
-        *,
-        counts: bool = True,
-    ) -> list[Action]:
-        """End an epoch of a feed at every worker that still trains, after so many rounds.
-
-        Args:
-            feed: name of the feed.
-            epoch: number of the epoch, from 0.
-            checked_by: the feed and epoch that validate this one; None: none.
-            rounds: rounds in which rows were fed.
-            counts: whether a run that resumes this one leaves the epoch out.
-        """
-        order = messages.Flush(feed, epoch, checked_by, rounds, counts)
-        self.open_epochs.note(order)
-        return [Send(each.node, order) for each in self.training()]
-
-    def feed_again(self, feed: str, epoch: int) -> list[Action]:
-        """Tell the workers that lost rows of this epoch are fed again.
-
-        Args:
-            feed: name of the feed.
-            epoch: number of the epoch, from 0.
-        """
-        order = messages.FeedAgain(feed, epoch)
-        self.open_epochs.revoke(feed, epoch)  # who joins now may train them, and must not end it
-        return [Send(each.node, order) for each in self.training()]
-
-    def come_to(self, feed: str, epoch: int) -> list[Action]:
-        """Note that the rows of this epoch of a feed are fed next: those before it are trained.
-
-        Args:
-            feed: name of the feed.
-            epoch: number of the epoch, from 0.
-        """
-        self.open_epochs.come_to(feed, epoch)
-        return []
-
-    def finish(self, feeds: tuple[str, ...]) -> list[Action]:
-        """End the feeds finally, also at workers whose main_fun has returned."""
-        self._finished_feeds = feeds
-        return [
-            Send(worker.node, messages.FinishFeed(feed))
-            for worker in self.workers
-            if worker.is_live
-            for feed in feeds
-        ]
-
-    def stop(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
-        """Stop these nodes; their end is no failure any more.
-
-        Args:
-            members: the nodes.
-            reason: for their logs.
-            grace_s: seconds until they are killed.
-        """
-        actions: list[Action] = []
-        for member in members:
-            if member.is_live and not member.stop_ordered:
-                member.stop_ordered = True
-                actions.append(Send(member.node, messages.Stop(reason, grace_s)))
-        return actions
-
-    def end(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
-        """Stop these nodes finally: no node may join any more.
-
-        Args:
-            members: the nodes.
-            reason: for their logs.
-            grace_s: seconds until they are killed.
-        """
-        self.is_ending = True
-        return self.stop(members, reason, grace_s=grace_s)
-
-    def fail(self, failure: NodeFailure, *, stop: bool = True) -> list[Action]:
-        """Fail the cluster because of this record; without `stop` the caller ends it in order.
-
-        Args:
-            failure: the record; the first one is the headline.
-            stop: stop all nodes at once.
-        """
-        self._note(failure)
-        if len(self.fatal) < _MAX_FAILURES:
-            self.fatal.append(failure)
-        self.move(ClusterPhase.FAILED)
-        if not stop:
-            return []
-        reason = f"{failure.node.name} failed"
-        return self.stop(self.live(), reason, grace_s=self.config.abort_s / 4)
-
-    def ask_stop(self, reason: str) -> list[Action]:
-        """Ask the streams that train this cluster to stop; the first reason stays.
-
-        Args:
-            reason: for the user.
-        """
-        self.stop_asked = self.stop_asked or reason
-        return []
-
-    def save_now(self) -> list[Action]:
-        """Order the chief to save; the answer is `epochs.saved`, under the number `saves_asked`."""
-        self.saves_asked += 1
-        return [Send(self.workers[0].node, messages.SaveNow(self.saves_asked))]
-
-    def stop_training(self, reason: str) -> list[Action]:
-        """Ask main_fun on every worker, and streams, to train no further; the first reason stays.
-
-        Args:
-            reason: for the nodes' logs.
-        """
-        if self.training_stop:
-            return []
-        self.training_stop = reason
-        order = messages.StopTraining(reason)
-        return [*self.ask_stop(reason), *(Send(each.node, order) for each in self.training())]
-
-    def stop_evaluating(self, reason: str) -> list[Action]:
-        """Ask the evaluator to evaluate what is saved, and nothing after it.
-
-        Args:
-            reason: for its log.
-        """
-        return [Send(each.node, messages.StopTraining(reason)) for each in self.evaluating()]
-
-    # ---- events ----
 
     def on_register(
         self, register: messages.Register, now_s: float
@@ -392,9 +235,7 @@ class ClusterState(ClusterView):
             now_s: monotonic seconds.
         """
         if self.curve.is_due(now_s):
-            known = [worker.progress for worker in self.workers]
-            steps, rows = (sum(each.get(name, 0.0) for each in known) for name in ("steps", "rows"))
-            self.curve.add(CurvePoint(now_s, steps, rows, mean_loss(self.workers)))
+            self.curve.add(point_of(self.workers, now_s))
         actions: list[Action] = []
         for member in self.live():
             if reason := silence_of(member, self.config, now_s):
@@ -440,18 +281,14 @@ class ClusterState(ClusterView):
         member.status = NodeStatus.RUNNING
         if member.planned.is_ps:
             return self._server_joined(member)
-        joining, missed = self.open_epochs.joining(self.epochs)
+        joining, missed = self.missed_by_worker()
         for feed, first in joining.feeds:
             member.flushes[feed] = messages.FlushReached(feed, first - 1)
-        orders: list[messages.Order] = [messages.Start(self.roster(), joining), *missed]
-        orders += [messages.FinishFeed(feed) for feed in self._finished_feeds]
-        if self.training_stop:
-            orders.append(messages.StopTraining(self.training_stop))
-        back = messages.WorkerJoined(member.planned.rank)
         return [
             notices.joins(member, joining),
-            *self._to_servers(back),
-            *(Send(member.node, order) for order in orders),
+            *self._to_servers(messages.WorkerJoined(member.planned.rank)),
+            Send(member.node, messages.Start(self.roster(), joining)),
+            *(Send(member.node, order) for order in missed),
         ]
 
     def _server_joined(self, member: Member) -> list[Action]:
@@ -558,19 +395,13 @@ class ClusterState(ClusterView):
             self.config,
             num_training=sum(each is not member for each in self.training()),
             tensorflow_workers=[each.name for each in beside if each.planned.role != PS_ROLE],
-            has_restart=self._budget_of(member).has_left(now_s),
+            has_restart=member.restarts.has_left(now_s),
             needs_all_workers=self.plan.is_mirrored or any(w.in_collective for w in self.workers),
         )
 
-    def _budget_of(self, member: Member) -> RestartBudget:
-        limits = self.config.restarts
-        limit = limits.ps if member.planned.is_ps else limits.workers
-        return self._budgets.setdefault(member.name, RestartBudget(limit))
-
     def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
         """Start a lost node again, by one of the restarts that are left."""
-        budget = self._budget_of(member)
-        delay_s = budget.take(member.registered_s, now_s) or 0.0  # not None: has_left has said so
+        delay_s = member.restarts.take(member.registered_s, now_s) or 0.0  # has_left has said so
         self._note(failure)
         if not member.planned.is_ps:
             self.gone.append(member.as_lost())
@@ -578,7 +409,7 @@ class ClusterState(ClusterView):
         member.first_attempt += _ATTEMPTS_PER_JOB
         fences = [] if member.planned.is_ps else self._fence(member, failure)
         again = Replace(member.planned, member.first_attempt, delay_s)
-        return [*fences, notices.started_again(member, failure, budget), again]
+        return [*fences, notices.started_again(member, failure), again]
 
     def _lose(self, member: Member, failure: NodeFailure, now_s: float) -> None:
         """Go on without a node; the record stays among the failures.
@@ -598,7 +429,7 @@ class ClusterState(ClusterView):
         for member in self.members.values():
             if member.status is NodeStatus.RESTARTING and now_s - member.lost_s > limit_s:
                 text = f"Spark had no slot for a new attempt of {member.name} in {limit_s:.0f} s"
-                self._budgets[member.name].limit = 0
+                member.restarts.limit = 0
                 failure = member.failure(EXECUTOR_LOST, text)
                 actions += self._end_of(member, failure, now_s, outside=True)
         return actions
@@ -622,10 +453,6 @@ class ClusterState(ClusterView):
     def _to_servers(self, order: messages.Order) -> list[Action]:
         self._for_servers = kept_for_servers(self._for_servers, order)
         return [Send(server.node, order) for server in self.servers if server.is_live]
-
-    def _note(self, failure: NodeFailure) -> None:
-        if len(self.failures) < _MAX_FAILURES:
-            self.failures.append(failure)
 
     def _accept(self) -> messages.RegisterReply:
         config = self.config

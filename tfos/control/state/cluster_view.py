@@ -1,7 +1,8 @@
 """View of a cluster: what the driver knows of it, and the questions that other code asks of that.
 
 Covers: members by role and by what they do, the roster, failures so far, what was asked of workers.
-Does not: change anything (control.state.cluster_state does), lock (control.coordinator). Pure.
+Does not: change anything (control.state.cluster_orders and cluster_state do), lock
+(control.coordinator). Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tfos.control import messages
 from tfos.control.curve import Curve
 from tfos.control.epoch_log import EpochLog
 from tfos.control.members import Member, NodeStatus
+from tfos.control.restarts.budget import RestartBudget
 from tfos.failure import NodeFailure, is_crash
 from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE, Plan
@@ -54,7 +56,13 @@ class ClusterView:
     """Lost attempts of workers that were started again, with their last counts."""
 
     def __post_init__(self) -> None:
-        self.members = {node.name: Member(node) for node in self.plan.nodes}
+        limits = self.config.restarts
+        self.members = {
+            node.name: Member(
+                node, restarts=RestartBudget(limits.ps if node.is_ps else limits.workers)
+            )
+            for node in self.plan.nodes
+        }
 
     @property
     def servers(self) -> list[Member]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tfos.control.members import Member
 from tfos.control.messages import Joining, TensorBoardUp
-from tfos.control.restarts.budget import WINDOW_S, RestartBudget
+from tfos.control.restarts.budget import WINDOW_S
 from tfos.control.state.actions import Action, Tell, Warn
 from tfos.failure import NodeFailure
 from tfos.topology import PS_ROLE
@@ -83,17 +83,17 @@ def lost_while_starting(member: Member, failure: NodeFailure) -> Warn:
     return Warn(f"{member.where} was lost while starting: {failure.message}")
 
 
-def started_again(member: Member, failure: NodeFailure, budget: RestartBudget) -> Warn:
+def started_again(member: Member, failure: NodeFailure) -> Warn:
     """Warn that a new attempt takes the place of a lost node.
 
     Args:
         member: the node.
         failure: how it ended.
-        budget: its restarts, this one included.
     """
+    restarts = member.restarts
     return Warn(
         f"{_lost(member, failure)}; it is started again "
-        f"({budget.num_recent} of {budget.limit} times within {WINDOW_S / 60:.0f} minutes)"
+        f"({restarts.num_recent} of {restarts.limit} times within {WINDOW_S / 60:.0f} minutes)"
     )
 
 

@@ -2,7 +2,7 @@
 
 Covers: the position in the files that each push carries; numpy columns as tf.data elements.
 Does not: read ahead or hand out batches (tfos.keras.data.dataset), read files (feeding.reading),
-push (tfos.keras.step.trainer).
+push (tfos.keras.step.exchange).
 Threads: the thread that runs `fit`; tf.data's own for its elements.
 """
 

@@ -2,7 +2,7 @@
 
 Covers: the callbacks that `distribute` puts around the user's: combined metrics before them, the
 chief's decisions after them; the end of the feed; the last pull.
-Does not: push gradients (tfos.keras.step.trainer).      Threads: the thread that runs `fit`.
+Does not: push gradients (tfos.keras.step.exchange).     Threads: the thread that runs `fit`.
 
 At the end of an epoch every worker
     1. waits for its pushes in flight; leaves the barrier (sync, ssp), so that workers with more
@@ -108,8 +108,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if self._place is not None:
             self._join_others(self._place)
         elif self._trainer.waits:
-            self._trainer.join()
-            self._trainer.rendezvous(f"{self._name}/begin", b"")
+            self._trainer.workers.join()
+            self._trainer.workers.rendezvous(f"{self._name}/begin", b"")
 
     def _join_others(self, place: FitPlace) -> None:
         """Meet the others at the end of the epoch before, which they have reported.
@@ -120,7 +120,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if place.epoch > place.first:
             key = f"{self._name}/{place.epoch - 1}/decision"
             own = msgspec.msgpack.encode(Decision(chief=False, stop=False, learning_rate=None))
-            told = _decoded(self._trainer.rendezvous(key, own).values(), Decision)
+            told = _decoded(self._trainer.workers.rendezvous(key, own).values(), Decision)
             rate = next((each.learning_rate for each in told if each.chief), None)
             if rate is not None:
                 optimizers.unwrap(self._trainer.optimizer).learning_rate = rate
@@ -137,7 +137,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._start_epoch(self._dataset)
             self._dataset.pushes_under_way = self._trainer.pipeline
         self._trainer.is_between_epochs = False
-        self._trainer.begin_epoch()
+        self._trainer.first_batch.begin_epoch()
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
 
     def _start_epoch(self, dataset: BatchDataset) -> None:
@@ -152,12 +152,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             nonlocal has_left
             if not has_left and dataset.others_train:
                 has_left = True
-                self._trainer.leave()
+                self._trainer.workers.leave()
 
         if not dataset.start_epoch(let_others_go_on):
             raise FeedEnded
         if has_left:
-            self._trainer.join()
+            self._trainer.workers.join()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Steps 1 to 3 of the module's list.
@@ -174,7 +174,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._dataset.all_acknowledged()
         if trainer.attached:
             trainer.positions.at_end()
-        trainer.leave()
+        trainer.workers.leave()
         rows = trainer.rows - self._rows_before
         val_rows = self._validation.take_rows()
         for name in list(logs or {}):
@@ -199,12 +199,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         own = self._validation.take_metrics()
         report = msgspec.structs.replace(report, metrics=own.states(logs))
         key = f"{self._name}/{epoch}"
-        answers = self._trainer.rendezvous(f"{key}/metrics", msgspec.msgpack.encode(report))
+        answers = self._trainer.workers.rendezvous(f"{key}/metrics", msgspec.msgpack.encode(report))
         reports: list[Report] = _decoded(answers.values(), Report)
         states = [each.metrics for each in reports]
         values = own.values(states)
         if not all_know(states):
-            told = self._trainer.rendezvous(f"{key}/values", msgspec.msgpack.encode(values))
+            told = self._trainer.workers.rendezvous(f"{key}/values", msgspec.msgpack.encode(values))
             for rank in sorted(told, reverse=True):  # so that all have the lowest rank's
                 values |= msgspec.msgpack.decode(told[rank], type=dict[str, Any])
         logs.update(combine(reports))
@@ -256,7 +256,7 @@ class JoinAtFirstBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras
         """
         if not self._has_joined:
             self._has_joined = True
-            self._trainer.join()
+            self._trainer.workers.join()
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -284,14 +284,14 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         """
         trainer = self._trainer
         self._has_run = True
-        trainer.join()
+        trainer.workers.join()
         self._kept_rate.record()
         self._follow(f"{self._name}/{epoch}/decision")
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
         """End with the same parameters everywhere, restored best weights included."""
         self._trainer.is_between_epochs = False
-        self._trainer.leave()
+        self._trainer.workers.leave()
         if self._has_run:
             self._trainer.finalize()
         self._kept_rate.end()
@@ -304,7 +304,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         stop = bool(self.model.stop_training) or trainer.ctx.stop_asked
         own = Decision(trainer.ctx.is_chief, stop, rate, trainer.assigned)
         trainer.assigned = False
-        answers = trainer.rendezvous(key, msgspec.msgpack.encode(own))
+        answers = trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))
         decision = next((d for d in _decoded(answers.values(), Decision) if d.chief), own)
         if decision is own:
             self.model.stop_training = stop

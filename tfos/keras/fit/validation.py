@@ -48,12 +48,12 @@ class ValidationPasses:
         if self._trained is not None:  # the driver feeds validation once all rows are trained
             self._trained.pushes_under_way = 0
             self._trained.all_acknowledged()
-        trainer.leave()  # others with more batches need not wait for this worker
+        trainer.workers.leave()  # others with more batches need not wait for this worker
         self._has_run = True
         if trainer.ctx.num_workers > 1:
             self._training = measure(trainer.model)  # Keras resets them before it evaluates
         if isinstance(self._dataset, FeedDataset):
-            trainer.rendezvous(f"{self._name}/validation/{self.epoch}", b"")
+            trainer.workers.rendezvous(f"{self._name}/validation/{self.epoch}", b"")
 
     def take_rows(self) -> int:
         """Return the weight of this epoch's metrics: its rows; 1 if all workers share the data."""

@@ -1,8 +1,8 @@
-"""Attaching a worker to the servers: whether both mean the same model, and its frozen weights.
+"""Attaching a worker to the servers: they get or have its model, and its frozen weights are theirs.
 
-Covers: the comparison of two manifests and its sentences; the size of buckets; taking over frozen
-weights.
-Does not: seed, fetch the manifest or pull what trains (tfos.keras.step.trainer).
+Covers: the manifest that `ctx.distribute` asks for; seeding; the size of buckets; the comparison of
+two manifests and its sentences; taking over frozen weights.
+Does not: pull what trains (tfos.keras.step.exchange).
 Threads: none of its own.
 """
 
@@ -14,11 +14,71 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ps.client.compile_wait import COMPILE_TIMEOUT_S
 from ps.manifest.manifest import Manifest
 from ps.manifest.sharding import bucket_bytes_for
 from tfos.errors import UnsupportedModel
+from tfos.keras.embedding import dense_embeddings
 from tfos.keras.embedding.table_settings import differences
-from tfos.keras.step.variables import VariableGroup
+from tfos.keras.step import optimizers
+from tfos.keras.step.gradients.gradient_step import MAX_DENSIFIED_BYTES
+from tfos.keras.step.settings import Settings
+from tfos.keras.step.variables import VariableGroup, Variables
+
+ATTACH_TIMEOUT_S = COMPILE_TIMEOUT_S + 600.0
+"""For the chief to seed the servers: its imports, its data, its first batch, and then the wait for
+the servers' kernels."""
+
+
+def attach(
+    client: Any, model: Any, variables: Variables, settings: Settings, *, seeds: bool
+) -> None:
+    """Bind a built model to the servers, and take over their frozen weights.
+
+    Args:
+        client: the process's PSClient.
+        model: compiled and built.
+        variables: its own.
+        settings: of `ctx.distribute`.
+        seeds: whether this worker's values fill empty servers.
+
+    Raises:
+        UnsupportedModel: the servers hold another model, or the settings do not fit this one.
+        PSError: as PSClient.seed and PSClient.attach.
+    """
+    manifest = distributed_manifest(variables, model.optimizer, settings)
+    if seeds:
+        dense_embeddings.warn_of_large(model, MAX_DENSIFIED_BYTES)
+        groups = (*variables.groups, *variables.frozen)
+        manifest = with_buckets(manifest, client)
+        client.seed(manifest, {group.name: group.values() for group in groups})
+    adopted = client.attach(timeout_s=ATTACH_TIMEOUT_S)
+    check_same(manifest, adopted)
+    manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
+    adopt_frozen(client, manifest, variables.frozen, timeout_s=ATTACH_TIMEOUT_S)
+
+
+def distributed_manifest(variables: Variables, optimizer: Any, settings: Settings) -> Manifest:
+    """Return what a model with these settings needs of the servers; bucket_bytes is open.
+
+    Args:
+        variables: the model's.
+        optimizer: the model's.
+        settings: of `ctx.distribute`.
+
+    Raises:
+        SettingsError, UnsupportedModel: the settings do not fit the model.
+    """
+    return variables.manifest(
+        optimizer,
+        consistency=settings.consistency,
+        reduction=settings.reduction,
+        staleness_bound=settings.bound_for(optimizers.batches_per_update(optimizer)),
+        staleness_aware=settings.divides_by_staleness(
+            damps_itself=optimizers.damps_itself(optimizer)
+        ),
+        compression=settings.compression,
+    )
 
 
 def adopt_frozen(

@@ -1,7 +1,7 @@
 """Variables: which of them the servers hold, in which flat group, and compiled copies in and out.
 
 Covers: groups (trainable, statistics, frozen), names, the manifest, flatten and assign.
-Does not: push or pull (tfos.keras.step.trainer), compute gradients (tfos.keras.step.gradients).
+Does not: push or pull (tfos.keras.step.exchange), compute gradients (tfos.keras.step.gradients).
 Threads: immutable after construction.
 
 Groups, each one flat buffer in order of the model's variables:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rpc import endpoint
 from rpc.auth.process_memory import forbid_reading
 from tfos.control import messages
 from tfos.errors import LinkError
@@ -141,7 +140,6 @@ class Supervisor:
             executor_id=spec.executor.executor_id,
             host=spec.executor.host,
             pid=os.getpid(),
-            boot_id=endpoint.boot_id(),
             skew=spec.skew,
         )
         return Reporter(connect, register, vitals=lambda: self._heartbeat_state, post=self._post)

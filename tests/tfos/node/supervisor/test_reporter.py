@@ -18,9 +18,7 @@ WAIT_S = 30.0
 
 
 def reporter(connect, notices):
-    register = messages.Register(
-        node=NodeId("worker", 0, 0), executor_id="0", host="h", pid=1, boot_id="b"
-    )
+    register = messages.Register(node=NodeId("worker", 0, 0), executor_id="0", host="h", pid=1)
     return Reporter(connect, register, vitals=HeartbeatState, post=notices.put)
 
 

@@ -1,7 +1,7 @@
 """Gradient accumulation: the worker pushes the mean over several batches.
 
 Covers: Keras's `gradient_accumulation_steps`, in the worker's compiled step.
-Does not: push (tfos.keras.step.trainer), clip or decay, which act on the mean.      Threads:
+Does not: push (tfos.keras.step.exchange), clip or decay, which act on the mean.      Threads:
 those of the step.
 
 As in Keras, a sum that is incomplete when `fit` ends waits for the next `fit`. It exists in this

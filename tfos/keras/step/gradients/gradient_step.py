@@ -2,7 +2,7 @@
 
 Covers: running the model's own `train_step` (ordinary or overridden) with its optimizer's `apply`
 intercepted; clipping, the finite check, the step's scalars.
-Does not: send anything or touch variables of the servers (tfos.keras.step.trainer).
+Does not: send anything or touch variables of the servers (tfos.keras.step.exchange).
 Threads: one thread at a time.
 """
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from ps.errors import RequestTimeout
-from tfos.keras.step import pipeline
-from tfos.keras.step.pipeline import InFlight
+from tfos.keras.step.exchange import pipeline
+from tfos.keras.step.exchange.pipeline import InFlight
 
 
 @pytest.fixture

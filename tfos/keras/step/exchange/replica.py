@@ -1,9 +1,7 @@
-"""The worker's local copy of the servers' parameters, and of their moving averages (`use_ema`).
+"""The worker's local copy of the servers' parameters.
 
-Covers: receive buffers that become the variables' memory, when one may be filled again; the local
-optimizer's averages, filled at every pull, so that Keras's own code finds them (the end of `fit`,
-the callback SwapEMAWeights, saved optimizers).
-Does not: receive (ps.client), decide when (trainer), compute averages (ps.dense.ema).
+Covers: receive buffers that become the variables' memory, when one may be filled again.
+Does not: receive (ps.client), decide when (tfos.keras.step.exchange.exchange).
 Threads: a `Received` belongs to its caller; a `Replica` to the thread that trains.
 
     socket ──recv_into──► Received.arrays = variables ──read, kept──► tensors of anybody
@@ -14,7 +12,6 @@ array that it was given, as long as a tensor shares the array's memory.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -176,32 +173,3 @@ def _destinations(group: VariableGroup) -> list[Destination]:
         Destination(variable, end - size)
         for variable, size, end in zip(group.variables, group.sizes, ends, strict=True)
     ]
-
-
-class Averages:
-    """The averages of one model's trainable variables.
-
-    Args:
-        model: built, with an optimizer that has use_ema; its optimizer gets its (fresh) slots.
-        groups: all groups of the model.
-    """
-
-    def __init__(self, model: Any, groups: Sequence[VariableGroup]) -> None:
-        optimizers.give_slots(model)
-        inner = optimizers.unwrap(model.optimizer)
-        averages = inner._model_variables_moving_average
-        own = {id(v): a for v, a in zip(inner._trainable_variables, averages, strict=True)}
-        self._received = {group.name: np.empty(sum(group.sizes), group.dtype) for group in groups}
-        self._groups = [
-            dataclasses.replace(group, variables=tuple(own[id(v)] for v in group.variables))
-            for group in groups
-            if group.trainable
-        ]
-
-    def pull(self, client: Any) -> None:
-        """Assign the servers' newest averages; before the first update, the values."""
-        import tensorflow as tf
-
-        client.pull(self._received, averages=True)
-        for group in self._groups:
-            group.assign(tf.constant(self._received[group.name]))

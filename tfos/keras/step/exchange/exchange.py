@@ -1,0 +1,161 @@
+"""Exchange: sends what steps have computed, and lets the variables be what the servers answer.
+
+Covers: pushes in flight and the order in which their answers become the variables' values; pull,
+assign; how many updates and rows of this worker the servers have.
+Does not: compute (tfos.keras.step.gradients), retry or reconnect (PSClient), decide whether a step
+is sent and how many pushes may be in flight (tfos.keras.step.trainer).
+Threads: the thread that trains; no locks. The pipeline's thread runs `_send` alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.keras.step import optimizers
+from tfos.keras.step.exchange.averages import Averages
+from tfos.keras.step.exchange.outgoing_push import OutgoingPush
+from tfos.keras.step.exchange.pipeline import InFlight
+from tfos.keras.step.exchange.replica import Received, Replica
+from tfos.keras.step.step_clock import StepClock
+from tfos.keras.step.table_specs import naming_layers
+from tfos.keras.step.variables import Variables
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPush:
+    """A push that the servers have acknowledged, and the values that came back."""
+
+    received: Received
+    clock: int
+    rows: int
+
+
+class ParameterExchange:
+    """Keeps the variables of an attached model and the servers' parameters together.
+
+    Args:
+        client: the process's PSClient, attached.
+        model: the model.
+        variables: its own, in the servers' groups.
+        times: counts the waits for pulls.
+
+    Attributes:
+        steps: pushes of this worker that the servers have acknowledged.
+        rows: rows in those, and in batches that are only accumulated so far.
+        clock: updates of the servers that the local variables contain.
+        keeps_averages: whether the servers keep moving averages, which each pull brings.
+    """
+
+    def __init__(self, client: Any, model: Any, variables: Variables, times: StepClock) -> None:
+        self._client = client
+        self._variables = variables
+        self._times = times
+        self._replica = Replica(variables.groups, model.optimizer)
+        self.keeps_averages = optimizers.keeps_averages(model.optimizer)
+        self._averages = Averages(model, variables.groups) if self.keeps_averages else None
+        self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.timeout_s)
+        self._rows_waiting = 0
+        self.steps = 0
+        self.rows = 0
+        self.clock = 0
+
+    @property
+    def num_in_flight(self) -> int:
+        """Pushes without an answer."""
+        return len(self._in_flight)
+
+    def push(self, push: OutgoingPush, *, most_in_flight: int) -> None:
+        """Send a step's push, and adopt the answer of the one whose turn it is.
+
+        Args:
+            push: of the newest step.
+            most_in_flight: pushes that may be without an answer when this returns; 0: none.
+        """
+        rows, self._rows_waiting = push.rows + self._rows_waiting, 0
+        received = self._replica.take()
+        lag = len(self._in_flight)
+        send = functools.partial(self._send, push, received, rows=rows, lag=lag)
+        if not most_in_flight:
+            applied = send()
+            self._replica.adopt(applied.received, applied.clock)
+            self._give_back(applied)
+            return
+        if push.ahead is not None:
+            push.ahead.is_asked_for = True
+        self._in_flight.submit(send)
+        if len(self._in_flight) <= most_in_flight:
+            self._replica.count(self.clock + len(self._in_flight))
+            return
+        self.adopt_oldest()
+
+    def push_nothing(self) -> None:
+        """Take part in the others' step without a gradient; for modes with waits."""
+        received = self._replica.take()
+        self.clock = self._client.push_null(into=received.arrays).clock
+        self._replica.adopt(received, self.clock)
+        self._replica.give(received)
+
+    def accumulate(self, rows: int) -> None:
+        """Count the rows of a batch whose gradient goes with a later push."""
+        self._rows_waiting += rows
+        self.rows += rows
+
+    def adopt_oldest(self) -> None:
+        """Wait for the oldest push in flight and take its values."""
+        applied = self._in_flight.oldest()
+        # The layers' own statistics have moved on since: they are taken over by the next pull.
+        count = applied.clock + len(self._in_flight)
+        self._replica.adopt(applied.received, count, statistics=False)
+        self._give_back(applied)
+
+    def raise_failed(self) -> None:
+        """Raise the error of a push that has failed by now, without waiting for any."""
+        self._in_flight.raise_failed()
+
+    def drain(self) -> None:
+        """Wait until the servers have acknowledged every push; the variables stay as they are."""
+        while self._in_flight:
+            self._give_back(self._in_flight.oldest())
+
+    def forget(self) -> None:
+        """Wait for no push any more; the pipeline's thread ends after those that it has."""
+        self._in_flight.close()
+
+    def pull(self) -> None:
+        """Take the servers' newest values, and their averages if it keeps any; drain before it."""
+        received = self._replica.take()
+        with self._times.on("pull"):
+            self.clock = self._client.pull(received.arrays).clock
+        self._replica.adopt(received, self.clock)
+        self._replica.give(received)
+        if self._averages is not None:
+            self._averages.pull(self._client)
+
+    def assign(self) -> None:
+        """Put the model's present values on the servers, after all pushes."""
+        self.drain()
+        self._client.assign({group.name: group.values() for group in self._variables.groups})
+
+    def _send(self, push: OutgoingPush, received: Received, *, rows: int, lag: int) -> AppliedPush:
+        with naming_layers(self._variables.embeddings):
+            ack = self._client.push_pull(
+                push.grads,
+                received.arrays,
+                hyper=push.hyper,
+                rows=rows,
+                lag=lag,
+                metadata=push.metadata,
+                table_grads=push.table_grads or None,
+                next_rows=None if push.ahead is None else push.ahead.into(),
+            )
+        if push.ahead is not None:
+            push.ahead.is_filled = True
+        return AppliedPush(received, ack.clock, push.rows)
+
+    def _give_back(self, applied: AppliedPush) -> None:
+        self._replica.give(applied.received)
+        self.clock = applied.clock
+        self.steps += 1
+        self.rows += applied.rows

@@ -1,0 +1,48 @@
+"""First batch: workers with an unbuilt model agree on the batch that all build it from.
+
+Covers: the rendezvous, at which points of an epoch this worker comes to it.
+Does not: build the model (tfos.keras.data.tensors), attach it (tfos.keras.step.trainer).
+Threads: the thread that runs the model's `fit`.
+
+Every unbuilt worker comes here once an epoch until anybody has had a batch: with its first batch,
+or without one at the end of an epoch that had none. So all build and attach at the same point, and
+the chief can seed even if it has no rows.
+"""
+
+from __future__ import annotations
+
+from tfos.keras.step.other_workers import OtherWorkers
+
+
+class FirstBatch:
+    """The agreement of one model's workers.
+
+    Args:
+        workers: the others.
+    """
+
+    def __init__(self, workers: OtherWorkers) -> None:
+        self._workers = workers
+        self._num_asked = 0
+        self._was_empty = False
+
+    def begin_epoch(self) -> None:
+        """Forget that this worker came without a batch in the epoch before."""
+        self._was_empty = False
+
+    def agree(self, own: bytes) -> bytes | None:
+        """Return the description of the lowest rank's batch; None: no worker has had any.
+
+        Args:
+            own: description of this worker's first batch, see tensors.describe.
+        """
+        self._num_asked += 1
+        answers = self._workers.rendezvous(f"build/{self._num_asked}", own)
+        return next((answers[rank] for rank in sorted(answers) if answers[rank]), None)
+
+    def agree_without(self) -> bytes | None:
+        """Come at the end of an epoch without a batch, once; returns as `agree`."""
+        if self._was_empty:
+            return None
+        self._was_empty = True
+        return self.agree(b"")

@@ -1,0 +1,69 @@
+"""Other workers of a training: whether they wait for this one, and small values exchanged.
+
+Covers: membership of the barrier, from the attachment on; rendezvous, also before it.
+Does not: decide when this worker leaves or joins (tfos.keras.fit), agree on anything itself.
+Threads: the thread that runs the model's `fit`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from tfos.keras.protocols import WorkerContext
+
+RENDEZVOUS_TIMEOUT_S = 86_400.0
+"""For the slowest worker's epoch. A worker that dies or finishes is not waited for."""
+
+
+class Membership(enum.Enum):
+    """Whether the others' steps wait for this worker's."""
+
+    NONE = enum.auto()
+    """Never: it is not attached, or no step waits for any."""
+    MEMBER = enum.auto()
+    """Yes."""
+    LEFT = enum.auto()
+    """Not until it joins again."""
+
+
+class OtherWorkers:
+    """The workers that train the same model.
+
+    Args:
+        client: the process's PSClient.
+        ctx: the worker's context.
+    """
+
+    def __init__(self, client: Any, ctx: WorkerContext) -> None:
+        self._client = client
+        self._ctx = ctx
+        self._membership = Membership.NONE
+
+    def attached(self) -> None:
+        """Note that the servers wait for this worker's pushes from now on."""
+        self._membership = Membership.MEMBER
+
+    def join(self) -> None:
+        """Be waited for by the others' steps again."""
+        if self._membership is Membership.LEFT:
+            self._client.join()
+            self._membership = Membership.MEMBER
+
+    def leave(self) -> None:
+        """Let the others go on without this worker until it trains again."""
+        if self._membership is Membership.MEMBER:
+            self._client.leave()
+            self._membership = Membership.LEFT
+
+    def rendezvous(self, key: str, value: bytes) -> dict[int, bytes]:
+        """Exchange small values with all workers that are not done; returns them by rank.
+
+        Args:
+            key: name of the rendezvous.
+            value: at most 1 MiB.
+        """
+        if self._ctx.num_workers == 1:
+            return {self._ctx.worker_rank: value}
+        answers = self._client.rendezvous(key, value, timeout_s=RENDEZVOUS_TIMEOUT_S)
+        return dict(answers)
