@@ -46,6 +46,8 @@ def adopt_frozen(
 def with_buckets(manifest: Manifest, client: Any) -> Manifest:
     """Return the manifest with the buckets of servers that have parameters, or with fitting ones.
 
+    Those that lack the seed of a lost chief have none: the next seed replaces it.
+
     A restored checkpoint keeps its buckets, whatever the number of servers is now.
 
     Args:
@@ -53,9 +55,9 @@ def with_buckets(manifest: Manifest, client: Any) -> Manifest:
         client: the process's PSClient.
 
     Raises:
-        PSError: as PSClient.describe and PSClient.attach.
+        PSError: as PSClient.is_filled and PSClient.attach.
     """
-    if all(server.manifest_hash for server in client.describe()):
+    if client.is_filled():
         size = client.attach().bucket_bytes
     else:
         num_bytes = sum(group.nbytes for group in manifest.pushed_groups)
