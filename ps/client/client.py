@@ -27,7 +27,7 @@ from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.compile_wait import wait_compiled
 from ps.client.dense import DenseClient
-from ps.client.retry import RESTORE_TIMEOUT_S
+from ps.client.retry import READY_TIMEOUT_S
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
 from ps.client.server_group import Answer, ServerGroup, joined
@@ -131,7 +131,7 @@ class PSClient:
         num_workers: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         reconnect_s: float = DEFAULT_RECONNECT_S,
-        restore_s: float = RESTORE_TIMEOUT_S,
+        restore_s: float = READY_TIMEOUT_S,
         open_storage: OpenStorage = storage_at,
     ) -> None:
         if not 0 < timeout_s <= MAX_WAIT_S:

@@ -17,7 +17,7 @@ import msgspec
 
 from ps.client.channel import Channel, OutgoingCall
 from ps.client.channel_stats import LinkStats
-from ps.client.retry import RESTORE_TIMEOUT_S, exchange
+from ps.client.retry import READY_TIMEOUT_S, exchange
 from ps.errors import (
     ManifestMismatch,
     PSError,
@@ -65,7 +65,7 @@ class ServerGroup:
         *,
         num_workers: int,
         reconnect_s: float,
-        restore_s: float = RESTORE_TIMEOUT_S,
+        restore_s: float = READY_TIMEOUT_S,
     ) -> None:
         if not endpoints:
             raise PSSettingsError("a client needs at least one server's endpoint, got none")

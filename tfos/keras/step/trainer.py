@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps.client.compile_wait import COMPILE_TIMEOUT_S
+from ps.client.retry import READY_TIMEOUT_S
 from ps.errors import NonFiniteGradient
 from ps.manifest.manifest import Hyper
 from ps.metadata import AttachedMetadata
@@ -49,7 +49,7 @@ from tfos.keras.step.tables import IdCounts, TableArrays, TableTraining
 
 logger = logging.getLogger(__name__)
 
-ATTACH_TIMEOUT_S = COMPILE_TIMEOUT_S + 600.0
+ATTACH_TIMEOUT_S = READY_TIMEOUT_S + 600.0
 """For the chief to seed the servers: its imports, its data, its first batch, and then the wait for
 the servers' kernels."""
 RENDEZVOUS_TIMEOUT_S = 86_400.0
