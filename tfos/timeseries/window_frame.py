@@ -98,7 +98,8 @@ class WindowTask:
 def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> str:
     """Return the type of the time column."""
     kinds = dict(df.dtypes)
-    positions_of(df.columns, (*series, time, value), f"id={list(series)}, {time=}, {value=}")
+    asked = (*series, time, value)
+    positions_of([name for name, _ in df.dtypes], asked, f"id={list(series)}, {time=}, {value=}")
     if len({*series, time, value}) < len(series) + 2 or not series:
         raise SettingsError(
             f"id={list(series)}, time={time!r} and value={value!r} must be different columns"
