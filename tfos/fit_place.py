@@ -35,6 +35,8 @@ class FedEpochs(msgspec.Struct, frozen=True):
     """Those of them that the runs before this one have trained."""
     fit: FitPlace
     """Where `fit` goes on."""
+    run: str = ""
+    """Id of the cluster whose chief has written it."""
 
 
 def fed_epochs(metadata: dict[str, Any]) -> dict[str, FedEpochs]:

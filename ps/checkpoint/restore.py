@@ -80,9 +80,43 @@ def find(root: Root, step: int | None, like: RestoreOptions) -> tuple[Checkpoint
         found = newest_sound(root, strict=like.strict, job=like.job)
     else:
         found = read_manifest(root, step)
+    return found, _check_fits(found, like)
+
+
+def _check_fits(found: Checkpoint, like: RestoreOptions) -> Manifest:
     manifest = manifest_to_serve(found, like)
     check_same_model(found.manifest, manifest, reset_optimizer=like.reset_optimizer)
-    return found, manifest
+    return manifest
+
+
+def check_restorable(root: Root, step: int | None, like: RestoreOptions) -> None:
+    """Refuse what `find` refuses, as far as that is seen without reading values; those may be many.
+
+    Args:
+        root: as `find`.
+        step: as `find`.
+        like: as `find`.
+
+    Raises:
+        CheckpointError: there is none, or the one that `find` would return is of another model.
+    """
+    storage = storage_at(root)
+    if step is not None or not steps_on_disk(storage):
+        find(root, step, like)
+        return
+    if like.strict:
+        newest = load_chain(storage, steps_on_disk(storage)[0])[0]
+    else:
+        chains = complete_chains(storage, is_told=False)
+        found = (each[0] for each in chains if like.job in (None, each[0].job))
+        first = next(found, None)
+        if first is None:
+            raise none_complete(storage)
+        newest = first
+    try:
+        _check_fits(newest, like)
+    except CheckpointError:
+        find(root, None, like)  # it may be damaged, and an older one fit
 
 
 def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:

@@ -27,16 +27,17 @@ from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.compile_wait import wait_compiled
 from ps.client.dense import DenseClient
-from ps.client.retry import RESTORE_TIMEOUT_S
+from ps.client.retry import READY_TIMEOUT_S
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
-from ps.client.server_group import Answer, CallTimes, ServerGroup, check_serving, joined
+from ps.client.server_group import Answer, CallTimes, ServerGroup, joined
 from ps.client.slices import Gradient
 from ps.client.tables import TableClient
 from ps.errors import RequestTimeout, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.protocol import messages
+from ps.protocol.descriptions import are_filled, check_serving, different_seeds
 from ps.protocol.messages import MAX_REASON_LENGTH, Ack, Description, Number
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -97,7 +98,8 @@ Array = np.ndarray[Any, Any]
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_SAVE_TIMEOUT_S = 600.0
-FROZEN_LOOK_S = 0.25
+SEED_LOOK_S = 0.25
+"""How often a worker asks whether the chief's seed has come to servers that have other values."""
 DEFAULT_RECONNECT_S = 10.0
 """Longer than a restarted server needs to listen again, shorter than a user's patience."""
 
@@ -129,7 +131,7 @@ class PSClient:
         num_workers: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         reconnect_s: float = DEFAULT_RECONNECT_S,
-        restore_s: float = RESTORE_TIMEOUT_S,
+        restore_s: float = READY_TIMEOUT_S,
         open_storage: OpenStorage = storage_at,
     ) -> None:
         self.identity = identity
@@ -204,9 +206,9 @@ class PSClient:
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
         """Give the servers their manifest and first values; the chief calls it once.
 
-        A server that already serves this manifest (restored, or seeded before) keeps its values:
-        pull() and pull_frozen() after it. If it was restored from a checkpoint without frozen
-        groups, it takes those.
+        Servers that already serve this manifest (restored, or seeded before) keep their values:
+        pull() and pull_frozen() after it. Those restored from a checkpoint without frozen groups
+        take these. A seed that did not come to all servers, as its chief was lost, is replaced.
 
         Args:
             manifest: groups, tables, rules and consistency.
@@ -215,30 +217,35 @@ class PSClient:
         Raises:
             ManifestMismatch: a server serves other parameters; the text lists the differences.
             NonFiniteGradient: a value is NaN or infinite.
+            ServerPhaseError: some servers have values that were restored or trained, and others
+                have none; or another process of the chief seeds at the same time.
         """
         with self._lock:
             self._dense.seed(manifest, values)
             self._adopt(manifest)
 
+    def is_filled(self) -> bool:
+        """Whether all servers have values, or restore them, and those of seeds are of the same one.
+
+        If not, the chief is to seed or restore them, and `attach` waits for that.
+        """
+        return are_filled(self.describe())
+
     def attach(self, *, timeout_s: float | None = None) -> Manifest:
-        """Wait until every server serves, and take over their manifest.
+        """Wait until every server serves values of the same seed, and take over their manifest.
 
         Args:
             timeout_s: seconds; None: the client's own.
 
         Raises:
-            RequestTimeout: a server is still EMPTY: has the chief seeded it? Or RESTORING.
+            RequestTimeout: a server is still EMPTY: has the chief seeded it? Or RESTORING, or of
+                another seed than the others.
             ServerPhaseError: a server has failed or is stopping.
             ManifestMismatch: the servers serve different manifests.
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._lock:
-            calls = [
-                OutgoingCall(link, messages.Describe(), waits=True) for link in self._servers.links
-            ]
-            described = self._servers.answers(calls, Description, timeout_s=limit_s)
-            self._servers.check_size(described)
-            check_serving(described, limit_s)
+            self._wait_filled(limit_s)
             call = OutgoingCall(self._servers.links[0], messages.FetchManifest())
             (reply,) = self._servers.send([call], timeout_s=limit_s)
             self._adopt(Manifest.decode(reply.payload))
@@ -282,11 +289,11 @@ class PSClient:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
                 with self._lock:
-                    self._dense.pull_frozen(manifest, into, max(left_s, FROZEN_LOOK_S))
+                    self._dense.pull_frozen(manifest, into, max(left_s, SEED_LOOK_S))
             except ServerPhaseError as error:
-                if error.details.get("missing") != "frozen" or left_s <= FROZEN_LOOK_S:
+                if error.details.get("missing") != "frozen" or left_s <= SEED_LOOK_S:
                     raise
-                time.sleep(FROZEN_LOOK_S)
+                time.sleep(SEED_LOOK_S)
             else:
                 return
 
@@ -603,6 +610,27 @@ class PSClient:
         self._saver.close()
         with self._lock:
             self._servers.close()
+
+    def _wait_filled(self, limit_s: float) -> None:
+        """Raises as `attach`."""
+        deadline_s = time.monotonic() + limit_s
+        left_s = limit_s
+        while True:
+            calls = [
+                OutgoingCall(link, messages.Describe(), waits=True) for link in self._servers.links
+            ]
+            described = self._servers.answers(calls, Description, timeout_s=left_s)
+            self._servers.check_size(described)
+            check_serving(described, limit_s)
+            if are_filled(described):
+                return
+            left_s = deadline_s - time.monotonic() - SEED_LOOK_S
+            if left_s <= 0:
+                raise RequestTimeout(
+                    f"{different_seeds(described)} after {limit_s:g} s: the chief was lost while "
+                    "it seeded them, and its next attempt has not come to all of them yet"
+                )
+            time.sleep(SEED_LOOK_S)
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:

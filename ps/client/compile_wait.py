@@ -11,6 +11,7 @@ import logging
 import time
 
 from ps.client.channel import OutgoingCall
+from ps.client.retry import READY_TIMEOUT_S
 from ps.client.server_group import ServerGroup
 from ps.errors import RequestTimeout
 from ps.manifest.manifest import Manifest
@@ -20,8 +21,6 @@ _logger = logging.getLogger(__name__)
 
 LOOK_S = 10.0
 """How long a server may wait before it answers that it still compiles; also when a line says so."""
-COMPILE_TIMEOUT_S = 600.0
-"""Ten times what the kernels of a model with a table took on two cores that others kept busy."""
 _REMEDY = (
     "`tfos warm DIR` compiles them beforehand, for servers with TFOS_KERNEL_CACHE=DIR on the same "
     "kind of processor"
@@ -37,7 +36,7 @@ def wait_compiled(servers: ServerGroup, manifest: Manifest, *, timeout_s: float)
         timeout_s: for each answer, not for the compiler.
 
     Raises:
-        RequestTimeout: not within COMPILE_TIMEOUT_S, or a server does not answer at all.
+        RequestTimeout: not within READY_TIMEOUT_S, or a server does not answer at all.
         ServerError: the compiler failed.
     """
     encoded = manifest.encode()
@@ -55,10 +54,10 @@ def wait_compiled(servers: ServerGroup, manifest: Manifest, *, timeout_s: float)
             return
         names = ", ".join(f"ps:{rank}" for rank in left)
         waited_s = time.monotonic() - began_s
-        if waited_s > COMPILE_TIMEOUT_S:
+        if waited_s > READY_TIMEOUT_S:
             raise RequestTimeout(
                 f"{names} still compiled kernels for this model after {waited_s:.0f} s, limit "
-                f"{COMPILE_TIMEOUT_S:g}; the hosts are overloaded. {_REMEDY}",
+                f"{READY_TIMEOUT_S:g}; the hosts are overloaded. {_REMEDY}",
                 {"server": str(left[0])},
             )
         if not is_told:
@@ -69,6 +68,6 @@ def wait_compiled(servers: ServerGroup, manifest: Manifest, *, timeout_s: float)
                 "%s",
                 names,
                 waited_s,
-                COMPILE_TIMEOUT_S,
+                READY_TIMEOUT_S,
                 _REMEDY,
             )

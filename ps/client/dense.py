@@ -11,6 +11,7 @@ Threads: one at a time; ps.client holds its lock around every call.
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,10 +34,12 @@ from ps.client.slices import (
 )
 from ps.client.two_round_push import ClippedPush
 from ps.errors import NonFiniteGradient, PSError, PSSettingsError, ServerPhaseError
+from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.optim.clipping import Clipper
 from ps.protocol import messages
+from ps.protocol.descriptions import are_filled, different_seeds, seeds_to_replace
 from ps.protocol.messages import MAX_MANIFEST_BYTES, Ack, Description, Number
 from rpc.client.connection import Buffer
 
@@ -110,25 +113,35 @@ class DenseClient:
                 f"the manifest has {len(encoded)} bytes, limit {MAX_MANIFEST_BYTES}; "
                 "shorten the parameters' names"
             )
-        request = messages.Seed(manifest.hash(), len(encoded))
-        self._servers.check_size(
-            self._servers.ask(
-                messages.Describe(), Description, timeout_s=self._servers.times.timeout_s
-            )
-        )
+        self._servers.check_size(self._describe())
         wait_compiled(self._servers, manifest, timeout_s=self._servers.times.timeout_s)
+        # Again: from here on no server takes what an older attempt brings.
+        replaced = seeds_to_replace(self._describe())
+        digest, seed_id = manifest.hash(), 1 + secrets.randbelow(MAX_SEQUENCE)
         num_servers = len(self._servers.links)
         pairs = zip(
             slice_by_server(frozen, num_servers), slice_by_server(layout, num_servers), strict=True
         )
         pieces = [(*first, *rest) for first, rest in pairs]
         calls = [
-            OutgoingCall(link, request, [encoded, *views])
-            for link, views in zip(
-                self._servers.links, views_per_server(values, pieces), strict=True
+            OutgoingCall(
+                link, messages.Seed(digest, len(encoded), seed_id, other), [encoded, *views]
+            )
+            for link, other, views in zip(
+                self._servers.links, replaced, views_per_server(values, pieces), strict=True
             )
         ]
-        self._servers.answers(calls, Description, timeout_s=self._servers.times.timeout_s)
+        answers = self._servers.answers(calls, Description, timeout_s=self._servers.times.timeout_s)
+        if not are_filled(answers):
+            raise ServerPhaseError(
+                f"{different_seeds(answers)}: another process of the chief seeds them at the same "
+                "time; call seed() once"
+            )
+
+    def _describe(self) -> list[Description]:
+        return self._servers.ask(
+            messages.Describe(), Description, timeout_s=self._servers.times.timeout_s
+        )
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
         """Fill the arrays with the newest values, or their moving averages where there are any.

@@ -41,8 +41,9 @@ from rpc.errors import (
     TransportError,
 )
 
-RESTORE_TIMEOUT_S = 600.0
-"""As long as the compiler of a new server is waited for (ps.client.compile_wait)."""
+READY_TIMEOUT_S = 600.0
+"""For a server that compiles its kernels, or restores, which begins with that. Ten times what the
+kernels of a model with a table took on two cores that others kept busy."""
 LOOK_S = 1.0
 """How often a push that waits for some servers looks whether those that answered still live."""
 
@@ -87,7 +88,7 @@ def exchange(
     *,
     timeout_s: float,
     reconnect_s: float,
-    restore_s: float = RESTORE_TIMEOUT_S,
+    restore_s: float = READY_TIMEOUT_S,
 ) -> list[Reply]:
     """Send all requests at once and return all replies, in order.
 

@@ -18,12 +18,11 @@ import msgspec
 
 from ps.client.channel import Channel, OutgoingCall
 from ps.client.channel_stats import LinkStats
-from ps.client.retry import RESTORE_TIMEOUT_S, exchange
+from ps.client.retry import READY_TIMEOUT_S, exchange
 from ps.errors import (
     ManifestMismatch,
     PSError,
     PSSettingsError,
-    RequestTimeout,
     ServerPhaseError,
     ServerUnavailable,
     client_closed,
@@ -31,7 +30,6 @@ from ps.errors import (
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
 from ps.protocol.messages import MAX_WAIT_S, Ack, Description, Number
-from ps.protocol.permissions import ServerPhase
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity
 from rpc.client.connection import Buffer, Reply
@@ -56,7 +54,7 @@ class CallTimes:
     """Of each call that does not say otherwise; may be assigned."""
     reconnect_s: float
     """A server that cannot be reached for so long is gone."""
-    restore_s: float = RESTORE_TIMEOUT_S
+    restore_s: float = READY_TIMEOUT_S
     """For how long a server that restores is asked again."""
 
     def __post_init__(self) -> None:
@@ -366,39 +364,6 @@ class ServerGroup:
             group.close()
         for link in self.links:
             link.retire()
-
-
-def check_serving(described: Sequence[Description], waited_s: float) -> None:
-    """Refuse servers that do not all serve the same manifest.
-
-    Args:
-        described: every server's answer.
-        waited_s: seconds that the caller waited for it, for the message.
-
-    Raises:
-        RequestTimeout: one is still EMPTY or RESTORING.
-        ServerPhaseError: one has failed or is stopping.
-        ManifestMismatch: they serve different manifests.
-    """
-    for server in described:
-        if server.phase == ServerPhase.RESTORING:
-            raise RequestTimeout(
-                f"ps:{server.server} still restores its parameters from a checkpoint after "
-                f"{waited_s:g} s; look at its log",
-                {"server": str(server.server)},
-            )
-        if server.phase == ServerPhase.EMPTY:
-            raise RequestTimeout(
-                f"ps:{server.server} is still EMPTY after {waited_s:g} s; has the chief seeded it?",
-                {"server": str(server.server)},
-            )
-        if server.phase != ServerPhase.SERVING:
-            raise ServerPhaseError(f"ps:{server.server} is {server.phase}: {server.reason}")
-    hashes = {server.manifest_hash for server in described}
-    if len(hashes) > 1:
-        raise ManifestMismatch(
-            f"the servers serve different manifests: {sorted(hashes)}; start all of them anew"
-        )
 
 
 def joined(acks: Sequence[Ack]) -> Ack:

@@ -158,6 +158,11 @@ class DenseShard:
         """Changes of all buckets together; no lock is taken."""
         return self.frozen.num_changes + sum(piece.version for piece in self._slices.values())
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether any bucket was updated; no lock is taken."""
+        return any(piece.step for piece in self.owned)
+
     def dtype(self, bucket_id: int) -> np.dtype[Any]:
         """Return the dtype of a bucket."""
         return self._slice(bucket_id).group.dtype

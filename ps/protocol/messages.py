@@ -140,6 +140,10 @@ class Seed(msgspec.Struct, frozen=True, tag="seed"):
 
     manifest_hash: Digest
     manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
+    seed_id: Session = 0
+    """Names this call of the chief at all servers."""
+    replaces: Session = 0
+    """The seed whose values give way to these: not all servers have it, so nobody has used them."""
 
 
 class Pull(msgspec.Struct, frozen=True, tag="pull"):
@@ -414,6 +418,8 @@ class Description(msgspec.Struct, frozen=True):
     """Why the shard has FAILED or stopped; empty otherwise."""
     saved_as: tuple[str, ...] = ()
     """Ids of saves that hold the shard as it is now; in the answer to Describe."""
+    seed_id: int = 0
+    """The seed that has brought the first values; 0: there are none, or a checkpoint's."""
 
 
 class Compiled(msgspec.Struct, frozen=True):

@@ -41,16 +41,15 @@ from ps.protocol.permissions import (
     is_allowed,
     name_of,
 )
-from ps.server.lifecycle import Attempt, Lifecycle
+from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import MAX_VALUE_BYTES, RendezvousBoard
-from ps.server.request import request_id
+from ps.server.request import Attempt, attempt_of, request_id
 from ps.server.save_restore import ShardSaving, restore_into
 from ps.server.shard import ServingShard
 from ps.stats.counters import Counters
 from ps.stats.server_stats import ServerStats
 from ps.tables.table import Table, make_tables
-from rpc.auth.handshake import Role
 from rpc.server.listener import Call
 
 
@@ -60,13 +59,6 @@ def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Even
     if isinstance(request, messages.Leave):
         return lambda policy, worker: policy.on_leave(worker)
     return lambda policy, worker: policy.on_finish(worker)
-
-
-def _attempt_of(call: Call) -> Attempt | None:
-    """Which process of a worker asks; None: no worker."""
-    if call.peer.role is not Role.WORKER:
-        return None
-    return Attempt(WorkerRank(call.peer.rank), call.peer.generation)
 
 
 def _read_frozen(call: Call, frozen: FrozenValues) -> None:
@@ -165,7 +157,7 @@ class Service:
                 of_shard(life.shard or life.loaded(), call, request)
             else:
                 # A shard refuses replaced workers itself, as it begins a push.
-                if changes_state(request) and (attempt := _attempt_of(call)) is not None:
+                if changes_state(request) and (attempt := attempt_of(call.peer)) is not None:
                     life.hear(attempt)
                 self._handlers[type(request)](call, request)
             failed = False
@@ -243,21 +235,29 @@ class Service:
     def _seed(self, call: Call, request: messages.Seed) -> None:
         manifest = self._read_manifest(call, request)
         if self.life.shard is None:
-            expected = self._value_nbytes(manifest)
-            if call.remaining != expected:
-                raise ShapeError(
-                    f"seed brought {call.remaining} bytes of values, the buckets of "
-                    f"ps:{self.settings.rank} of {self.settings.num_servers} take {expected}"
-                )
+            self._check_seed_size(call, manifest)
             shard = self._new_shard(self._new_dense(manifest), self._new_tables(manifest))
+            shard.seed_id = request.seed_id
             _read_frozen(call, shard.dense.frozen)
             shard.fill(call)
-            self._counters.add_received(expected)
-            self.life.install(shard, _attempt_of(call))
+            self.life.install(shard, attempt_of(call.peer))
+        elif request.replaces:
+            self._replace_seed(call, request, manifest)
         self._refuse_other(manifest)
         self._take_missing_frozen(call, manifest)
         call.discard_rest()
         self._reply_description(call)
+
+    def _replace_seed(self, call: Call, request: messages.Seed, manifest: Manifest) -> None:
+        """Take a seed in the place of the one that it names, which not all servers have."""
+        self._refuse_other(manifest)
+        self._check_seed_size(call, manifest)
+        place = self.settings
+        frozen = FrozenValues(
+            manifest, rank=place.rank, num_servers=place.num_servers, num_changes=1
+        )
+        _read_frozen(call, frozen)
+        self.life.loaded().replace_seed(call, request, frozen)
 
     def _take_missing_frozen(self, call: Call, manifest: Manifest) -> None:
         """Take a seed's frozen groups to a shard whose checkpoint had none."""
@@ -273,7 +273,7 @@ class Service:
             )
         _read_frozen(call, frozen)
         with shard.gate.between_clocks():  # no fence comes between
-            if (attempt := _attempt_of(call)) is not None:
+            if (attempt := attempt_of(call.peer)) is not None:
                 shard.gate.hear(*attempt)
             shard.dense.take_frozen(frozen)
 
@@ -325,6 +325,15 @@ class Service:
                 "both sides must run the same version"
             )
         return manifest
+
+    def _check_seed_size(self, call: Call, manifest: Manifest) -> None:
+        expected = self._value_nbytes(manifest)
+        if call.remaining != expected:
+            raise ShapeError(
+                f"seed brought {call.remaining} bytes of values, the buckets of "
+                f"ps:{self.settings.rank} of {self.settings.num_servers} take {expected}"
+            )
+        self._counters.add_received(expected)
 
     def _value_nbytes(self, manifest: Manifest) -> int:
         nbytes = 0
@@ -453,7 +462,7 @@ class Service:
         storage = self._open_storage(request.directory)
         checkpoint = read_manifest(storage, request.step)
         like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
-        if self.restore(storage, checkpoint, like, _attempt_of(call)):
+        if self.restore(storage, checkpoint, like, attempt_of(call.peer)):
             self._restored = request
         self._refuse_other(manifest)
         self._reply_description(call)

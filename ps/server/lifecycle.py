@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +24,7 @@ from ps.exactly_once import replaced
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import Description
 from ps.protocol.permissions import ServerPhase, check_move
+from ps.server.request import Attempt
 from ps.server.shard import ServingShard
 
 _logger = logging.getLogger(__name__)
@@ -33,13 +33,6 @@ RESTORE_LOOK_S = 2.0
 """How long a request waits at a server that restores before it is told so; its payload is not read
 meanwhile. Shorter than any client's deadline."""
 _UNFILLED = frozenset({ServerPhase.EMPTY, ServerPhase.RESTORING})
-
-
-class Attempt(NamedTuple):
-    """One process of a worker."""
-
-    worker: WorkerRank
-    generation: int
 
 
 class Lifecycle:
@@ -91,6 +84,7 @@ class Lifecycle:
                 manifest_hash=shard.manifest_hash,
                 clock=shard.gate.clock,
                 num_buckets=len(shard.dense.buckets),
+                seed_id=shard.seed_id,
             )
 
     def begin_restore(self) -> None:
@@ -119,8 +113,8 @@ class Lifecycle:
                 took_s = time.monotonic() - self._restoring_since_s
                 raise ServerRestoring(
                     f"ps:{self.settings.rank} was started again and has restored its parameters "
-                    f"from a checkpoint for {took_s:.0f} s so far, which begins with compiling the "
-                    "kernels where none are kept"
+                    f"from a checkpoint for {took_s:.0f} s so far, which is to check all "
+                    "of its files, to compile kernels where none are kept, and to read its part"
                 )
 
     def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:

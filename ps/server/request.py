@@ -1,18 +1,19 @@
 """A request whose payload is still to be read: the part of rpc's Call that the data path uses.
 
-Covers: the interface alone; rpc.server.listener.Call has it, and so has any stand-in of a test.
+Covers: the interface, which rpc.server.listener.Call has, and so has any stand-in of a test; which
+process of a worker makes it, and its name in the record.
 Threads: one, that of the connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ps.exactly_once import RequestId
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.messages import Number
-from rpc.auth.handshake import Identity
+from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import Buffer
 
 
@@ -41,6 +42,20 @@ class Incoming(Protocol):
 
     def peer_gone(self) -> bool:
         """Whether nobody waits for the reply any more."""
+
+
+class Attempt(NamedTuple):
+    """One process of a worker."""
+
+    worker: WorkerRank
+    generation: int
+
+
+def attempt_of(peer: Identity) -> Attempt | None:
+    """Return which process of a worker asks; None: no worker."""
+    if peer.role is not Role.WORKER:
+        return None
+    return Attempt(WorkerRank(peer.rank), peer.generation)
 
 
 def request_id(peer: Identity, number: Number) -> RequestId:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ps.checkpoint.fencing import GenerationFence
-from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import steps_on_disk
-from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
+from ps.checkpoint.restore import AS_SAVED, RestoreOptions, check_restorable, find
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at
 from ps.config import ServerSettings
 from ps.errors import CheckpointError, ServerPhaseError
@@ -125,7 +124,8 @@ class PSServer:
     ) -> int:
         """Let clients in, and fill the shard from a checkpoint while they wait.
 
-        Where no kernels are kept that takes longer than clients try to reach a server.
+        To read and check all of its files, and to compile where no kernels are kept, takes longer
+        than clients try to reach a server. What its manifests tell is found before.
 
         Args:
             directory: as `restore`.
@@ -137,17 +137,17 @@ class PSServer:
             As `restore`.
 
         Raises:
-            CheckpointError: as `restore`; one that is found before clients are let in leaves the
-                server in whose place this one was started. Or another process took this server's
-                place meanwhile.
+            CheckpointError: as `restore`; what is found before clients are let in leaves the server
+                in whose place this one was started. Or another process took this server's place
+                meanwhile.
         """
         storage = self._open_storage(directory)
-        found, _ = _read_newest(storage, step, lambda: find(storage, step, like))
+        _read_newest(storage, step, lambda: check_restorable(storage, step, like))
         self._service.life.begin_restore()
         self.start()
         listening()
         try:
-            return self._fill_from(storage, found, step, like)
+            return self._fill(storage, step, like)
         except BaseException:
             # Without a word, as of a process that was killed: who waits may find another server.
             self._listener.close(_REPLACED_CLOSE_S)
@@ -170,18 +170,6 @@ class PSServer:
             CheckpointError: there is none, or it is damaged or of another model.
         """
         return self._fill(self._open_storage(directory), step, like)
-
-    def _fill_from(
-        self, storage: Storage, found: Checkpoint, step: int | None, like: RestoreOptions
-    ) -> int:
-        """As `_fill`, from the checkpoint that was found; to find it has read all of its files."""
-        try:
-            self._service.restore(storage, found, like)
-        except CheckpointError:
-            if step is not None:
-                raise
-            return self._fill(storage, step, like)  # a save may have removed it meanwhile
-        return found.step
 
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def fill() -> int:

@@ -35,6 +35,7 @@ from ps.consistency.asp import slowed
 from ps.consistency.gate import Gate
 from ps.consistency.policy import Policy, PushDecision
 from ps.consistency.waiting import PendingPush
+from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import (
@@ -46,6 +47,7 @@ from ps.errors import (
     PSError,
     PSSettingsError,
     PushError,
+    ServerPhaseError,
     ShapeError,
     TableFull,
 )
@@ -57,7 +59,7 @@ from ps.protocol import messages
 from ps.protocol.messages import Ack
 from ps.server.receive import Intake
 from ps.server.reduction import Reduction
-from ps.server.request import Incoming, request_id
+from ps.server.request import Incoming, attempt_of, request_id
 from ps.server.row_updates import PushedRows
 from ps.server.snapshot_trigger import SnapshotTrigger
 from ps.server.table_handlers import TableLog, TableRequest, TableServing
@@ -112,6 +114,8 @@ class ServingShard:
             self._log.restore(sessions)
         self.gate: Gate[StagedGradient] = Gate(policy, self._log, self)
         self.metadata = Metadata(is_kept=dense.rank == 0)
+        self.seed_id = 0
+        """See Description."""
         self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
         table_log = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
         # In hybrid a permit bounds the age of rows, so they wait for nobody.
@@ -276,10 +280,7 @@ class ServingShard:
                 number = request.number
                 ticket = self.gate.begin(sender, *number.acked)
                 if ticket.verdict is not Verdict.DUPLICATE:
-                    for index, bucket in enumerate(self.dense.owned):
-                        with bucket.lock:
-                            self._guard.before(index)
-                            self.dense.set_values(bucket.bucket.id, staged.arrays[index])
+                    self._set_values(staged)
                     ticket.complete(is_update=True)
         finally:
             self._pool.give(staged)
@@ -290,6 +291,34 @@ class ServingShard:
         for bucket_id, values in self._values_in.values(call):
             self.dense.check_finite(bucket_id, values)
             self.dense.set_values(bucket_id, values)
+
+    def replace_seed(self, call: Incoming, request: messages.Seed, frozen: FrozenValues) -> None:
+        """Take the values of a seed in the place of one that not all servers have.
+
+        Args:
+            call: the request at the listener; what is left of its payload is the values.
+            request: its decoded meta.
+            frozen: the seed's frozen values.
+
+        Raises:
+            StaleGeneration: the chief's process was replaced or lost while it brought them.
+            ServerPhaseError: the values were trained.
+        """
+        staged = self._pool.take()
+        try:
+            self._values_in.stage(call, staged)
+            with self.gate.between_clocks():  # no fence comes between
+                if (sender := attempt_of(call.peer)) is not None:
+                    self.gate.hear(*sender)
+                if self.seed_id != request.replaces:
+                    return  # a copy of the request was faster
+                if self.dense.is_trained:
+                    raise self._trained_alone()
+                self._set_values(staged)
+                self.dense.take_frozen(frozen)
+                self.seed_id = request.seed_id
+        finally:
+            self._pool.give(staged)
 
     def applied(self, push: PendingPush[StagedGradient]) -> None:
         """See ps.consistency.waiting.Updates."""
@@ -308,6 +337,19 @@ class ServingShard:
         """See ps.consistency.waiting.Updates."""
         if self.snapshots.wanted is not None:
             self.snapshots.check()
+
+    def _set_values(self, staged: StagedGradient) -> None:
+        for index, bucket in enumerate(self.dense.owned):
+            with bucket.lock:
+                self._guard.before(index)
+                self.dense.set_values(bucket.bucket.id, staged.arrays[index])
+
+    def _trained_alone(self) -> ServerPhaseError:
+        return ServerPhaseError(
+            f"ps:{self.dense.rank} has trained the values of its seed, which another server has "
+            "not: that one was started again without its parameters. Start new servers, then "
+            "seed() or restore() all of them"
+        )
 
     def _squares(self, ack: Ack, *, pulls: bool) -> tuple[Ack, Sequence[Buffer]]:
         """Return what answers the first of two rounds, in the place of values."""

@@ -115,7 +115,7 @@ def test_a_chief_waits_longer_for_a_compiler_than_for_an_answer(
 def test_a_compiler_that_does_not_end_is_waited_for_with_a_bound(
     bed: Cluster, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compile_wait, "COMPILE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(compile_wait, "READY_TIMEOUT_S", 0.5)
     thread, failed = seeding(bed)
     thread.join(WAIT_S)
     assert compiler.num_begun == 2

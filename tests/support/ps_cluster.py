@@ -260,6 +260,34 @@ def raw_call(
         return messages.decode_reply(reply.meta, Ack)
 
 
+def raw_seed(
+    bed: Cluster,
+    server: int,
+    manifest: Manifest,
+    value: float,
+    *,
+    seed_id: int,
+    replaces: int = 0,
+    generation: int = 0,
+) -> None:
+    """One server's part of a seed, all of one float32 value, as one attempt of the chief sends it.
+
+    Args:
+        bed: the servers.
+        server: rank of the one that is asked.
+        manifest: of float32 groups, none of them frozen.
+        value: of each parameter.
+        seed_id: see messages.Seed.
+        replaces: see messages.Seed.
+        generation: of the chief.
+    """
+    encoded = manifest.encode()
+    request = messages.Seed(manifest.hash(), len(encoded), seed_id, replaces)
+    num_bytes = bed.servers[server]._service._value_nbytes(manifest)
+    payload: list[Buffer] = [encoded, np.full(num_bytes // 4, value, np.float32)]
+    raw_call(bed, server, request, payload, generation=generation)
+
+
 ADD = Add()
 
 

@@ -132,10 +132,7 @@ def _check_names(role: str, asked: tuple[str, ...], names: list[str]) -> None:
         raise SettingsError(f"{role} names no column; the DataFrame has {names}")
     if len(set(asked)) != len(asked):
         raise SettingsError(f"{role}={list(asked)} has a column twice; name each once")
-    for name in asked:
-        if names.count(name) != 1:
-            what = "has no such column" if name not in names else "has two of them"
-            raise SettingsError(f"{role}: {name!r}: the DataFrame {what}: it has {names}")
+    dataframe_columns.positions_of(names, asked, role)
 
 
 def _selector(columns: tuple[str, ...], tensors: Sequence[str]) -> str | list[str] | dict[str, str]:

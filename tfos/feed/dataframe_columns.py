@@ -65,31 +65,30 @@ def select(names: Sequence[str], columns: object) -> tuple[int, ...]:
     if not chosen:
         raise SettingsError("the DataFrame has no columns to feed; select at least one.")
     for name in chosen:
-        if name not in names:
-            raise SettingsError(f"the DataFrame has no column {name!r}: it has {list(names)}.")
-        if list(names).count(name) > 1 or chosen.count(name) > 1:
+        if chosen.count(name) > 1:
             raise SettingsError(
                 f"column {name!r} exists twice: rename one, for example by df.toDF(...)."
             )
-    return tuple(map(list(names).index, chosen))
+    return positions_of(names, chosen)
 
 
-def positions_of(names: Sequence[str], asked: Sequence[str]) -> tuple[int, ...]:
+def positions_of(names: Sequence[str], asked: Sequence[str], what: str = "") -> tuple[int, ...]:
     """Return the positions of columns, each of which may be asked for several times.
 
     Args:
         names: columns of the DataFrame.
         asked: names of some of them.
+        what: the user's name of the argument that names them; "": columns=.
 
     Raises:
         SettingsError: a column is missing, or the DataFrame has two of that name.
     """
     for name in asked:
         if (count := names.count(name)) != 1:
-            what = "has no such column" if not count else f"has {count} of them"
+            found = "has no such column" if not count else f"has {count} of them"
             raise SettingsError(
-                f"columns={list(asked)}: {name!r}: the DataFrame {what}: it has {list(names)}; "
-                "name columns that exist once, df.toDF(...) renames them"
+                f"{what or f'columns={list(asked)}'}: {name!r}: the DataFrame {found}: it has "
+                f"{list(names)}; name columns that exist once, df.toDF(...) renames them"
             )
     return tuple(map(names.index, asked))
 

@@ -32,6 +32,7 @@ class FedEpochRecord:
 
     def __init__(self) -> None:
         self._client: Callable[[], PSClient] | None = None
+        self._run = ""
         self._feeds: dict[str, FedEpochs] = {}
         self.before: dict[str, int] = {}
         """By feed, the epochs that the interrupted run had trained which this one resumes."""
@@ -41,26 +42,28 @@ class FedEpochRecord:
         metadata: dict[str, Any],
         client: Callable[[], PSClient],
         *,
-        joins: bool,
+        run: str,
         resumes: bool,
     ) -> None:
-        """Take what the restored checkpoint says.
+        """Take what the restored checkpoint says, or the servers that this run has filled before.
+
+        The record names its run: a chief that was lost may have restored the servers, and not come
+        to this yet.
 
         Args:
-            metadata: of the checkpoint; of the running servers for a chief that joins.
+            metadata: of the servers.
             client: returns the client of the servers that `fit` uses.
-            joins: the chief was lost and started again; the run is the same.
+            run: id of this cluster; another attempt of its chief has the same.
             resumes: the run goes on where an interrupted one was; False: it forgets that.
         """
-        self._client, self._feeds = client, fed_epochs(metadata)
-        if not joins and not resumes:
-            self.end()
-        elif not joins and self._feeds:
-            # At once: a chief that joins before the first epoch has ended begins from this record.
-            self._feeds = {
-                feed: FedEpochs(found.count, found.count, found.fit)
-                for feed, found in self._feeds.items()
-            }
+        self._client, self._run = client, run
+        found = fed_epochs(metadata)
+        for feed, each in found.items():
+            if each.run == run:
+                self._feeds[feed] = each
+            elif resumes:
+                self._feeds[feed] = FedEpochs(each.count, each.count, each.fit, run)
+        if self._feeds != found:
             self._write()
         self.before = {feed: found.before for feed, found in self._feeds.items()}
 
@@ -73,7 +76,7 @@ class FedEpochRecord:
             place: where `fit` goes on after it.
         """
         before = self.before.get(feed, 0)
-        self._feeds[feed] = FedEpochs(before + epoch + 1, before, place)
+        self._feeds[feed] = FedEpochs(before + epoch + 1, before, place, self._run)
         self._write()
 
     def stopped(self, feed: str, number: int) -> None:
@@ -85,7 +88,7 @@ class FedEpochRecord:
         """
         found = self._feeds.get(feed)
         if found is not None and found.fit.number == number:
-            self._feeds[feed] = FedEpochs(found.count, found.before, FitPlace(number + 1, -1))
+            self._feeds[feed] = msgspec.structs.replace(found, fit=FitPlace(number + 1, -1))
             self._write()
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tfos.errors import SettingsError
-from tfos.feed.dataframe_columns import quoted
+from tfos.feed.dataframe_columns import positions_of, quoted
 from tfos.timeseries.cutting import TIME, VALUE, WindowPlan, cut
 
 _NUMBERS = {"tinyint", "smallint", "int", "bigint", "float", "double"}
@@ -98,9 +98,8 @@ class WindowTask:
 def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> str:
     """Return the type of the time column."""
     kinds = dict(df.dtypes)
-    for name in (*series, time, value):
-        if name not in kinds:
-            raise SettingsError(f"the DataFrame has no column {name!r}; it has {sorted(kinds)}")
+    asked = (*series, time, value)
+    positions_of([name for name, _ in df.dtypes], asked, f"id={list(series)}, {time=}, {value=}")
     if len({*series, time, value}) < len(series) + 2 or not series:
         raise SettingsError(
             f"id={list(series)}, time={time!r} and value={value!r} must be different columns"

@@ -179,7 +179,7 @@ class WorkerProcess:
                 os.makedirs(context.log_dir, exist_ok=True)
             mirror = self._mirror_logs(context.cluster_log_dir)
             sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
-            self._saves.begin(context, joins=self._joining is not None)
+            self._saves.begin(context)
             self._activity.enter("main_fun")
             returned = _as_message(self._call(lambda: main_fun(args, context)))
             self._activity.enter("finishing")

@@ -49,17 +49,12 @@ class RunSaves:
         self._trained, self._epochs, self._send = trained, epochs, send
         self._saver: ChiefSaver | None = None
 
-    def begin(self, context: NodeContext, *, joins: bool) -> None:
-        """Resume and save by the user's plan from now on; tell the driver what is trained.
-
-        Args:
-            context: of this worker.
-            joins: this worker was lost and started again.
-        """
+    def begin(self, context: NodeContext) -> None:
+        """Resume and save by the user's plan from now on; tell the driver what is trained."""
         self._start(context)
         if context.is_chief and self._settings.feeds:
-            resumes = context.resumes_epochs
-            self._trained.begin(self._saver, context.ps_client, joins=joins, resumes=resumes)
+            run, resumes = self._settings.cluster_id, context.resumes_epochs
+            self._trained.begin(self._saver, context.ps_client, run=run, resumes=resumes)
 
     def begin_late(self, context: NodeContext) -> None:
         """Begin where the workers serve the parameters themselves, from ctx.distribute on."""

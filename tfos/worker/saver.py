@@ -65,7 +65,7 @@ class ChiefSaver:
         """
         directory, step = self._plan.directory, -1
         storage = self._open_storage(directory)
-        if self._joins and all(each.manifest_hash for each in self._client.describe()):
+        if self._joins and self._client.is_filled():
             # The servers go on with what they hold, and the directory is this run's own.
             self._restored_step = latest(storage) if steps_on_disk(storage) else None
         elif steps_on_disk(storage):

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tfos.worker.saver import ChiefSaver
 
 RESTART_S = 50.0
-"""Seconds until a restarted server has checked its checkpoint and listens, below the client's
-timeout; then it says itself that it restores. One that does not restart ends the cluster before."""
+"""Seconds until a restarted server has found a checkpoint and listens, below the client's timeout;
+then it says itself that it restores. One that does not restart ends the cluster before."""
 
 _logger = logging.getLogger(__name__)
 

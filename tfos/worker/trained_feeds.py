@@ -67,7 +67,7 @@ class TrainedFeeds:
         saver: ChiefSaver | None,
         client: Callable[[], PSClient],
         *,
-        joins: bool = False,
+        run: str = "",
         resumes: bool = False,
     ) -> None:
         """Report what the restored parameters contain; the servers hold parameters now.
@@ -75,7 +75,7 @@ class TrainedFeeds:
         Args:
             saver: the chief's saver; None: the cluster does not save.
             client: returns the client of the servers that `fit` uses.
-            joins: the chief was lost and started again.
+            run: id of this cluster.
             resumes: fed epochs go on where an interrupted run was.
         """
         self._saver, self._client = saver, client
@@ -84,7 +84,7 @@ class TrainedFeeds:
             found = metadata.get(METADATA_NAME, {})
             self._trained = {str(query): int(batch) for query, batch in found.items()}
             self._saved = dict(self._trained)
-            self._fed.begin(metadata, client, joins=joins, resumes=resumes)
+            self._fed.begin(metadata, client, run=run, resumes=resumes)
         self._answer("", 0, epochs=self._fed.before)
 
     def begin_late(self, saver: ChiefSaver, client: Callable[[], PSClient]) -> None:

@@ -14,8 +14,9 @@ from ps.config import ServerSettings
 from ps.errors import StaleGeneration
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.protocol import messages
-from ps.server.lifecycle import Attempt, Lifecycle
+from ps.server.lifecycle import Lifecycle
 from ps.server.rendezvous import RendezvousBoard
+from ps.server.request import Attempt
 from ps.server.server import PSServer
 from rpc.auth.handshake import Identity, Role
 from rpc.errors import RemoteError

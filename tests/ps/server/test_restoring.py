@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import restore
+from ps.checkpoint.format import step_name
+from ps.checkpoint.restore import RestoreOptions
 from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
-from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone
-from ps.manifest.manifest import Adam, Hyper, Manifest
+from ps.manifest.manifest import Adam, Hyper
 from ps.server import handlers, lifecycle
 from ps.server.handlers import Service
 from ps.server.save_restore import restore_into
@@ -74,20 +75,30 @@ def test_a_server_restarted_without_any_kernel_is_waited_for_while_it_compiles(
             new.close()
 
 
-class HeldRestore:
-    """A server's restore, which stands before its kernels are compiled until `goes_on`."""
+BEFORE_KERNELS = (Service, "_new_dense")
+BEFORE_FILES = (restore, "verify_files")
 
-    def __init__(self, bed: Cluster, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+class HeldRestore:
+    """A server's restore, which stands at a function until `goes_on`."""
+
+    def __init__(
+        self,
+        bed: Cluster,
+        root: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        at: tuple[Any, str] = BEFORE_KERNELS,
+    ) -> None:
         self.goes_on = threading.Event()
         self.stands = threading.Event()
-        make = Service._new_dense
+        passes = getattr(*at)
 
-        def held(service: Service, manifest: Manifest) -> DenseShard:
+        def held(*arguments: Any) -> Any:
             self.stands.set()
             assert self.goes_on.wait(WAIT_S)
-            return make(service, manifest)
+            return passes(*arguments)
 
-        monkeypatch.setattr(Service, "_new_dense", held)
+        monkeypatch.setattr(*at, held)
         self._thread = threading.Thread(target=self._restart, args=(bed, root), daemon=True)
         self.failed: list[Exception] = []
         self._thread.start()
@@ -108,7 +119,7 @@ class HeldRestore:
 @pytest.fixture
 def held(
     bed: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], HeldRestore]]:
+) -> Iterator[Callable[..., HeldRestore]]:
     """Make a save, one more push, and a restart that stands."""
     made: list[HeldRestore] = []
     bed.workers(MANIFEST, filled(MANIFEST))
@@ -117,8 +128,8 @@ def held(
     bed.clients[0].push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
     monkeypatch.setattr(lifecycle, "RESTORE_LOOK_S", 0.1)
 
-    def restart() -> HeldRestore:
-        made.append(HeldRestore(bed, tmp_path, monkeypatch))
+    def restart(at: tuple[Any, str] = BEFORE_KERNELS) -> HeldRestore:
+        made.append(HeldRestore(bed, tmp_path, monkeypatch, at))
         return made[0]
 
     yield restart
@@ -200,6 +211,111 @@ def test_requests_wait_for_a_server_that_restores_longer_than_their_deadline(
     lines = [each.getMessage() for each in caplog.records if "restored" in each.getMessage()]
     assert len(lines) == len(REQUESTS), "each says it once"
     assert lines[0].startswith("ps:0 was started again and has restored its parameters from a ch")
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F08")
+def test_a_server_listens_before_it_has_read_the_files_of_its_checkpoint(
+    bed: Cluster, held: Callable[..., HeldRestore], monkeypatch: pytest.MonkeyPatch
+):
+    restored = held(BEFORE_FILES)
+    client = bed.client(reconnect_s=0.5)
+    assert client.describe()[0].phase == "RESTORING"
+    client._adopt(MANIFEST)
+    postpone = OutgoingCall.postpone
+
+    def told(call: OutgoingCall, error: PSError) -> None:
+        restored.goes_on.set()
+        postpone(call, error)
+
+    monkeypatch.setattr(OutgoingCall, "postpone", told)
+    assert set(bed.pulled(client)["trainable"]) == {np.float32(0.0), np.float32(1.0)}
+
+
+def damage(root: Path, step: int) -> None:
+    """Flip a bit of the first bucket; the file's size stays."""
+    path = next(each for each in sorted((root / step_name(step)).iterdir()) if "ps-0" in each.name)
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+
+
+def start(bed: Cluster, root: Path, **options: Any) -> tuple[Any, bool]:
+    """Start a server that restores; returns the step or the error, and whether it had listened."""
+    listened: list[bool] = []
+    with PSServer(bed.servers[0].settings, bed.credentials) as server:
+        server.bind_tcp("127.0.0.1")
+
+        def listening() -> None:
+            listened.append(True)
+
+        like = RestoreOptions(**options)
+        (end,) = run_all(lambda: server.start_restoring(root, like=like, listening=listening))
+    return end, bool(listened)
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F41")
+def test_a_damaged_checkpoint_is_left_out_as_before_a_server_listened(
+    bed: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    bed.workers(MANIFEST, filled(MANIFEST))
+    for step in (1, 2):
+        bed.clients[0].push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+        bed.clients[0].save(tmp_path, step)
+    damage(tmp_path, 2)
+    assert start(bed, tmp_path) == (1, True)
+    texts = [each.getMessage() for each in caplog.records]
+    skipped = [each for each in texts if each.startswith("checkpoint step 2 in ")]
+    assert len(skipped) == 1, "and it is said once"
+    assert "is skipped" in skipped[0]
+    assert "is damaged: the digest of bucket 0" in skipped[0]
+    error, has_listened = start(bed, tmp_path, strict=True)
+    assert has_listened
+    assert isinstance(error, CheckpointError)
+    assert "is damaged: the digest of bucket 0" in str(error)
+    damage(tmp_path, 1)
+    error, has_listened = start(bed, tmp_path)
+    assert has_listened
+    assert "no complete checkpoint in" in str(error)
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F42")
+def test_what_the_manifests_tell_is_found_before_a_server_takes_an_older_ones_place(
+    bed: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    other = with_tables(table(), size=900, rule=ADD)
+    bed.workers(other, filled(other))
+    bed.clients[0].save(tmp_path, 1)
+    error, has_listened = start(bed, tmp_path, manifest=MANIFEST)
+    assert not has_listened
+    assert "the checkpoint is of another model" in str(error)
+    error, has_listened = start(bed, tmp_path, job="another")
+    assert not has_listened
+    assert "no complete checkpoint in" in str(error)
+    (tmp_path / step_name(7)).mkdir()
+    caplog.clear()
+    assert start(bed, tmp_path) == (1, True)
+    texts = [each.getMessage() for each in caplog.records]
+    assert sum(each.startswith("checkpoint step 7 in") for each in texts) == 1
+    error, has_listened = start(bed, tmp_path, strict=True)
+    assert not has_listened
+    assert "step 7 has no readable manifest" in str(error)
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F41")
+def test_a_damaged_checkpoint_of_another_model_hides_no_sound_one(bed: Cluster, tmp_path: Path):
+    other = with_tables(table(), size=900, rule=ADD)
+    bed.workers(MANIFEST, filled(MANIFEST))
+    bed.clients[0].save(tmp_path, 1)
+    bed.clients[0].close()
+    with cluster("inproc", num_servers=2) as second:
+        second.client().seed(other, filled(other))
+        second.clients[0].save(tmp_path, 2)
+    damage(tmp_path, 2)
+    assert start(bed, tmp_path, manifest=MANIFEST) == (1, True)
 
 
 @pytest.mark.socket

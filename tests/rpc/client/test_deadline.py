@@ -55,4 +55,4 @@ def test_a_call_that_its_own_process_held_up_gets_its_answer(monkeypatch):
             reply = connection.call(b"echo", [b"abc"], timeout_s=TIMEOUT_S)
         except DeadlineExceeded as error:
             pytest.fail(str(error))
-        assert reply.payload == b"abc"
+        assert bytes(reply.payload) == b"abc"

@@ -45,6 +45,9 @@ def test_a_feed_without_rows_has_no_charts():
     assert {name.split("/")[2] for name in found if name.startswith("tfos/feed/")} == {"input"}
     shares = {name: value for name, value in found.items() if "share_of" in name}
     assert shares == {"tfos/chief/share_of_compute": 0.25, "tfos/chief/share_of_push": 0.75}
+    assert "tfos/chief/skipped_steps" not in found, "a chart of zeros"
+    trainer.skipped_steps = 2
+    assert dict(recorder._cluster_scalars([]))["tfos/chief/skipped_steps"] == 2.0
 
 
 def test_points_tell_what_happened_since_the_last_one():

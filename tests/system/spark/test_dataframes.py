@@ -318,7 +318,7 @@ def test_a_model_learns_from_columns(spark, session, tmp_path):
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
-    ("no column 'y': it has", lambda s, f: s.range(3), {"columns": ["y"]}),
+    ("'y': the DataFrame has no such column: it has", lambda s, f: s.range(3), {"columns": ["y"]}),
     ("must be a list of names", lambda s, f: s.range(3), {"columns": "id"}),
     ("no columns to feed", lambda s, f: s.range(3).select(), {}),
     ("'id' exists twice", lambda s, f: s.range(3).select("id", "id"), {}),

@@ -71,7 +71,7 @@ def test_every_column_is_fed_once_and_flags_are_not():
             r"featuresCols names no column; the DataFrame has",
         ),
         (ColumnPlan(features=("z",), labels=("y",)), "featuresCols: 'z': .* has no such column"),
-        (ColumnPlan(features=("x",), labels=("twice",)), "labelCols: 'twice': .* has two of them"),
+        (ColumnPlan(features=("x",), labels=("twice",)), "labelCols: 'twice': .* has 2 of them"),
         (ColumnPlan(features=("x",), labels=("word",)), "label column 'word' is word: string"),
         (ColumnPlan(features=("x",), labels=("day",)), "label column 'day' is day: date"),
         (

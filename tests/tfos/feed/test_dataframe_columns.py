@@ -7,7 +7,8 @@ from pyspark.sql.types import LongType
 
 from feeding.columnar.schema import MAX_COLUMNS
 from rpc.errors import SettingsError
-from tfos.feed.dataframe_columns import Leaf, check_ids, leaves, positions_of
+from tfos.estimators.columns import ColumnPlan
+from tfos.feed.dataframe_columns import Leaf, check_ids, leaves, positions_of, select
 
 
 @pytest.mark.attack("A10")
@@ -24,6 +25,20 @@ def test_a_name_that_two_columns_have_names_none_of_them():
         positions_of(["a", "b", "a"], ["b", "a"])
     with pytest.raises(SettingsError, match="'A': the DataFrame has no such column"):
         positions_of(["a"], ["A"])
+
+
+def test_every_door_words_a_missing_column_alike():
+    fields = [("a", LongType()), ("y", LongType())]
+    doors = {
+        r"columns=\['x'\]": lambda: select(["a", "y"], ["x"]),
+        "featuresCols": lambda: ColumnPlan(features=("x",), labels=("y",)).check(fields),
+    }
+    for what, door in doors.items():
+        sentence = rf"^{what}: 'x': the DataFrame has no such column: it has \['a', 'y'\]; name "
+        with pytest.raises(SettingsError, match=sentence):
+            door()
+    with pytest.raises(SettingsError, match="column 'a' exists twice"):
+        select(["a", "a"], None)
 
 
 @pytest.mark.parametrize("kind", ["float", "double", "decimal"])

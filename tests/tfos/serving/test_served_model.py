@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -410,12 +411,15 @@ def test_a_prediction_that_waits_for_a_refresh_is_made_by_the_newer_model(
 
     monkeypatch.setattr(served_model.ServedModel, "_wait", noted)
 
+    def has_come(what: str) -> bool:
+        return what in kinds[1:]  # behind the first predict
+
     def come_both() -> None:
         older.between = lambda: None
         for thread, what in ((refreshing, "a predict"), (waiting, "a refresh")):
             thread.start()
             with served._changed:
-                assert served._changed.wait_for(lambda what=what: kinds[1:].count(what) == 1, 30)
+                assert served._changed.wait_for(partial(has_come, what), 30)
 
     older.between = come_both
     assert values(served.predict(np.array([1]))) == [2.0]

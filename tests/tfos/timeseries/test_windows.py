@@ -25,7 +25,7 @@ WRONG = [
     ({"horizon": 1.5}, "horizon must be an int >= 1, got 1.5"),
     ({"step": True}, "step must be an int >= 1, got True"),
     ({"duplicates": "last"}, "duplicates must be"),
-    ({"value": "dely"}, "no column 'dely'; it has"),
+    ({"value": "dely"}, "'dely': the DataFrame has no such column: it has"),
     ({"value": "plane"}, "'plane'.* must be different columns"),
     ({"value": "past"}, "value column 'past' must be of numbers, it is string"),
     ({"time": "plane", "id": "leaves"}, "time column 'plane' must be of timestamps"),

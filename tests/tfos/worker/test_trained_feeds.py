@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from ps.errors import ServerPhaseError
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
@@ -11,6 +15,7 @@ from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
 from tfos.worker.trained_feeds import METADATA_NAME, TrainedFeeds
 
 PLACE = FitPlace(0, 1)
+_numbers = itertools.count()
 
 
 class Client:
@@ -174,19 +179,27 @@ def test_only_the_queries_trained_last_are_noted():
 
 
 class Run:
-    """A chief whose run resumes from metadata, or joins the run that has them."""
+    """A chief whose run resumes from metadata, or joins the run that has written them."""
 
     def __init__(
-        self, metadata: dict[str, Any], *, joins: bool = False, resumes: bool = True
+        self,
+        metadata: dict[str, Any],
+        *,
+        run: str = "",
+        resumes: bool = True,
+        set_metadata: Callable[[str, Any], None] | None = None,
     ) -> None:
+        self.run = run or f"run {next(_numbers)}"
         self.client = Client()
         self.client.metadata = dict(metadata)
+        if set_metadata is not None:
+            self.client.set_metadata = set_metadata  # type: ignore[assignment, method-assign]
         self.said: list[BatchReport] = []
         self.batches = TrainedFeeds(self.said.append)
         self.batches.begin(
             Saver(self.client, dict(metadata)),  # type: ignore[arg-type]
             lambda: self.client,  # type: ignore[arg-type,return-value]
-            joins=joins,
+            run=self.run,
             resumes=resumes,
         )
 
@@ -207,7 +220,7 @@ def test_an_interrupted_run_leaves_its_trained_epochs_and_the_next_one_goes_on_f
     second = Run(first.client.metadata)
     assert second.said[0].epochs == {"input": 2}
     second.train(0, FitPlace(0, 3))
-    assert second.noted == {"input": FedEpochs(3, 2, FitPlace(0, 3))}
+    assert second.noted == {"input": FedEpochs(3, 2, FitPlace(0, 3), second.run)}
     assert Run(second.client.metadata).said[0].epochs == {"input": 3}
 
 
@@ -219,13 +232,13 @@ def test_a_run_that_is_to_feed_all_epochs_forgets_those_of_the_interrupted_one()
     assert run.said[0].epochs == {}
     assert run.client.metadata[FED_EPOCHS] is None
     run.train(0, PLACE)
-    assert run.noted == {"input": FedEpochs(1, 0, PLACE)}
+    assert run.noted == {"input": FedEpochs(1, 0, PLACE, run.run)}
 
 
 def test_a_chief_that_joins_counts_from_where_its_run_began():
     lost = Run({FED_EPOCHS: {"input": {"count": 2, "before": 0, "fit": {"number": 0, "epoch": 2}}}})
     lost.train(0, FitPlace(0, 3))
-    joined = Run(lost.client.metadata, joins=True)
+    joined = Run(lost.client.metadata, run=lost.run)
     assert joined.said[0].epochs == {"input": 2}
     joined.train(1, FitPlace(0, 4))
     assert joined.noted["input"].count == 4
@@ -233,10 +246,37 @@ def test_a_chief_that_joins_counts_from_where_its_run_began():
 
 def test_a_chief_that_was_lost_in_the_first_epoch_counts_from_where_its_run_began():
     lost = Run({FED_EPOCHS: {"input": {"count": 2, "before": 1, "fit": {"number": 0, "epoch": 2}}}})
-    joined = Run(lost.client.metadata, joins=True)
+    joined = Run(lost.client.metadata, run=lost.run)
     assert joined.said[0].epochs == {"input": 2}
     joined.train(0, FitPlace(0, 3))
-    assert joined.noted == {"input": FedEpochs(3, 2, FitPlace(0, 3))}
+    assert joined.noted == {"input": FedEpochs(3, 2, FitPlace(0, 3), lost.run)}
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_chief_that_is_lost_before_it_has_recorded_where_its_run_begins_trains_no_epoch_twice(
+    resumes: bool,
+):
+    """The servers are restored by then: they hold the record of the interrupted run."""
+    interrupted = Run({})
+    interrupted.train(0, FitPlace(0, 1))
+    interrupted.train(1, FitPlace(0, 2))
+    restored = dict(interrupted.client.metadata)
+
+    class Lost(Exception):
+        pass
+
+    def lose(name: str, value: Any) -> None:
+        raise Lost
+
+    with pytest.raises(Lost):
+        Run(restored, run="second", resumes=resumes, set_metadata=lose)
+    joined = Run(restored, run="second", resumes=resumes)
+    assert joined.said[0].epochs == ({"input": 2} if resumes else {})
+    joined.train(0, FitPlace(0, 3))
+    assert joined.noted["input"].count == (3 if resumes else 1)
+    third = Run(joined.client.metadata, run="third")
+    assert third.said[0].epochs == {"input": 3 if resumes else 1}
 
 
 def test_a_run_whose_fit_has_stopped_itself_goes_on_with_the_next_fit():
@@ -244,9 +284,9 @@ def test_a_run_whose_fit_has_stopped_itself_goes_on_with_the_next_fit():
     run.train(0, FitPlace(0, 1))
     run.batches.stopped("other", 0)
     run.batches.stopped("input", 1)  # of another model's fit: the record is of fit 0
-    assert run.noted == {"input": FedEpochs(1, 0, FitPlace(0, 1))}
+    assert run.noted == {"input": FedEpochs(1, 0, FitPlace(0, 1), run.run)}
     run.batches.stopped("input", 0)
-    assert run.noted == {"input": FedEpochs(1, 0, FitPlace(1, -1))}
+    assert run.noted == {"input": FedEpochs(1, 0, FitPlace(1, -1), run.run)}
     assert Run(run.client.metadata).said[0].epochs == {"input": 1}
 
 
@@ -280,4 +320,4 @@ def test_an_epoch_without_rows_before_the_servers_have_a_model_is_recorded_with_
     run.train(0, FitPlace(0, 1))
     run.client.set_metadata = keep  # type: ignore[method-assign]
     run.train(1, FitPlace(0, 2))
-    assert run.noted == {"input": FedEpochs(2, 0, FitPlace(0, 2))}
+    assert run.noted == {"input": FedEpochs(2, 0, FitPlace(0, 2), run.run)}

@@ -167,7 +167,8 @@ class _Recorder:
                 for field in _FEED_FIELDS:
                     yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
-        yield f"{_GROUP}chief/skipped_steps", float(trainer.skipped_steps)
+        if trainer.skipped_steps:  # none is with on_nonfinite="error": a chart of zeros
+            yield f"{_GROUP}chief/skipped_steps", float(trainer.skipped_steps)
         counts, self._counted = self._counted, trainer.id_counts
         for name, new in self._counted.items():
             yield from ids_per_batch(name, new, counts.get(name, IdCounts()))

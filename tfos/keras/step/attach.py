@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps.client.compile_wait import COMPILE_TIMEOUT_S
+from ps.client.retry import READY_TIMEOUT_S
 from ps.manifest.manifest import Manifest
 from ps.manifest.sharding import bucket_bytes_for
 from tfos.errors import UnsupportedModel
@@ -25,7 +25,7 @@ from tfos.keras.step.gradients.gradient_step import MAX_DENSIFIED_BYTES
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.variables import VariableGroup, Variables
 
-ATTACH_TIMEOUT_S = COMPILE_TIMEOUT_S + 600.0
+ATTACH_TIMEOUT_S = READY_TIMEOUT_S + 600.0
 """For the chief to seed the servers: its imports, its data, its first batch, and then the wait for
 the servers' kernels."""
 
@@ -106,6 +106,8 @@ def adopt_frozen(
 def with_buckets(manifest: Manifest, client: Any) -> Manifest:
     """Return the manifest with the buckets of servers that have parameters, or with fitting ones.
 
+    Those that lack the seed of a lost chief have none: the next seed replaces it.
+
     A restored checkpoint keeps its buckets, whatever the number of servers is now.
 
     Args:
@@ -113,9 +115,9 @@ def with_buckets(manifest: Manifest, client: Any) -> Manifest:
         client: the process's PSClient.
 
     Raises:
-        PSError: as PSClient.describe and PSClient.attach.
+        PSError: as PSClient.is_filled and PSClient.attach.
     """
-    if all(server.manifest_hash for server in client.describe()):
+    if client.is_filled():
         size = client.attach().bucket_bytes
     else:
         num_bytes = sum(group.nbytes for group in manifest.pushed_groups)
