@@ -157,7 +157,8 @@ class TrainerProcess:
     def _next(self, timeout_s: float | None) -> Any:
         """Return the next message, None if the process has ended, False at the deadline."""
         try:
-            return self._link.receive(None if timeout_s is None else max(0.0, timeout_s))
+            left_s = None if timeout_s is None else max(0.0, timeout_s)
+            return self._link.receive(left_s, peer_pidfd=self._child.pidfd)
         except LinkError:
             return None
         except TimeoutError:
