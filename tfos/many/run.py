@@ -239,9 +239,9 @@ class MapRun:
                 elif _TOO_LARGE in reason:
                     self._fail(
                         MapTrainError(
-                            f"the values of slot {slot} are too large to come back: {reason}. Raise "
-                            f"{_TOO_LARGE}, pass results_dir, or save large values in the function "
-                            "and return their paths"
+                            f"the values of slot {slot} are too large to come back: {reason}. "
+                            f"Raise {_TOO_LARGE}, pass results_dir, or save large values in the "
+                            "function and return their paths"
                         )
                     )
                 elif self._queue.most_losses >= _MAX_LOSSES:

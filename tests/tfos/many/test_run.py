@@ -237,6 +237,6 @@ def test_a_package_that_executors_lack_has_a_next_step(beds):
 
     bed = beds(bare)
     with pytest.raises(
-        MapTrainError, match="msgspec'. The executors' Python lacks it: set PYSPARK"
+        MapTrainError, match=r"msgspec'\. The executors' Python lacks it: set PYSPARK"
     ):
         bed.trainings.wait(WAIT_S)
