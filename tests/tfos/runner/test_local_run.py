@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import cloudpickle
 import numpy as np
+import psutil
 import pytest
 
 import tfos
+from tests.support.feed import eventually
 from tfos import runner
 from tfos.errors import (
     NodeFailedError,
@@ -127,3 +129,20 @@ def test_a_rank_that_the_driver_ends_is_no_failure_of_its_own(monkeypatch):
     with pytest.raises(NodeFailedError, match="no luck here") as found:
         run_local(raises_on_rank_1, (), {}, 2)
     assert [each.node.index for each in found.value.failures] == [1]
+
+
+def test_a_rank_that_has_returned_is_named_with_what_ranks_must_do(tmp_path):
+    def leaves(path):
+        if runner.rank():
+            with open(f"{path}.new", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(f"{path}.new", path)
+            return
+        assert eventually(lambda: os.path.exists(path), "rank 1 is there")
+        with open(path) as file:
+            pid = int(file.read())
+        assert eventually(lambda: not psutil.pid_exists(pid), "rank 1 has ended")
+        runner.allreduce(1)
+
+    with pytest.raises(NodeFailedError, match=r"rank 1 cannot be reached.*returned already: every"):
+        run_local(leaves, (str(tmp_path / "pid"),), {}, 2)
