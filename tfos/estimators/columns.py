@@ -35,6 +35,11 @@ class ColumnPlan:
         names = [*self.features, *self.labels, *([self.weight] if self.weight else ())]
         return list(dict.fromkeys(names))
 
+    @property
+    def used(self) -> list[str]:
+        """All columns that a fit looks at, each once."""
+        return list(dict.fromkeys([*self.fed, *([self.validation] if self.validation else ())]))
+
     def check(self, fields: Sequence[tuple[str, Any]]) -> None:
         """Refuse columns that a fit cannot use.
 
