@@ -146,3 +146,21 @@ def test_a_rank_that_has_returned_is_named_with_what_ranks_must_do(tmp_path):
 
     with pytest.raises(NodeFailedError, match=r"rank 1 cannot be reached.*returned already: every"):
         run_local(leaves, (str(tmp_path / "pid"),), {}, 2)
+
+
+@pytest.mark.parametrize("child", ["returns", "raises", "exits"])
+def test_what_a_rank_forks_is_no_rank(child):
+    def forks(child):
+        runner.barrier()
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+        elif child == "raises":
+            raise ValueError("of the fork")
+        elif child == "exits":
+            sys.exit(0)
+        else:
+            return "fork"
+        return float(runner.allreduce(1))
+
+    assert run_local(forks, (child,), {}, 2) == [2.0, 2.0]
