@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import subprocess
 import sys
+
+from tfos.many.slot.trainer_process import copy_lines
 
 PROGRAM = """
 import os, pickle, socket, sys, tempfile
@@ -66,3 +69,15 @@ def test_a_function_that_calls_exit_is_told_to_return_and_the_next_item_is_train
     told = trained("3", "1")
     assert "it called sys.exit('bye'); let the function return a value in its place" in told
     assert told[-1] == "{'item': 1, 'is_fork': False}"
+
+
+def test_output_without_line_ends_keeps_an_error_small(tmp_path, capsys):
+    output = tmp_path / "output"
+    output.write_bytes(b"first\n" + b"=" * 3_000_000 + b"\rlast \xff")
+    tail = collections.deque(["before"], maxlen=20)
+    with open(output, "rb") as file:
+        copy_lines(file.fileno(), tail)
+    assert len(tail) == 20
+    assert sum(map(len, tail)) <= 20_000
+    assert tail[-1].endswith("=\rlast \\xff")
+    assert len(capsys.readouterr().err) > 3_000_000
