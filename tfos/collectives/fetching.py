@@ -85,7 +85,7 @@ class PeerLinks:
                     timeout_s=max(_LAST_CONNECT_S, min(CONNECT_S, left_s)),
                 )
             except RpcError as error:
-                raise RankLost(f"rank {rank} cannot be reached: {error}") from error
+                raise RankLost(f"rank {rank} cannot be reached: {error}{_hint(error)}") from error
 
     def close(self) -> None:
         """Close all connections: peers that wait for this rank are told so."""
@@ -147,6 +147,12 @@ class PeerLinks:
             raise _lost(each, error) from None
         each.pending = None
         return True
+
+
+def _hint(error: RpcError) -> str:
+    if isinstance(error, DeadlineExceeded):
+        return ""
+    return ". If it has returned already: every rank must make the same collective calls"
 
 
 def _lost(each: Wanted, error: RpcError) -> RankLost:

@@ -130,15 +130,23 @@ def bounds(count: int, num_parts: int) -> list[int]:
 
 
 def _as_array(part: Any) -> Array:
-    array = np.asarray(part)
+    try:
+        array = np.asarray(part)
+    except ValueError as error:
+        raise SettingsError(
+            f"collective calls take arrays, got a {type(part).__name__} that is none: {error}. "
+            "Bring its parts as a list of arrays"
+        ) from error
     if array.dtype.kind not in _KINDS:
         raise SettingsError(
             f"collective calls take arrays of numbers and booleans, got {type(part).__name__} of "
-            f"dtype {array.dtype}"
+            f"dtype {array.dtype}; of bfloat16 bring x.astype('float32'), and nothing but arrays "
+            "in a list, tuple or dict"
         )
     if isinstance(part, np.ma.MaskedArray):
         raise SettingsError(
             "a masked array has no mask at its arrival: pass its filled() values, and its mask as "
             "an array beside them"
         )
-    return np.ascontiguousarray(array).reshape(array.shape)
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)  # of files that are big-endian
+    return np.ascontiguousarray(native).reshape(array.shape)

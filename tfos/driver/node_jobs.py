@@ -27,7 +27,7 @@ from tfos.node import versions
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
-from tfos.spark.jobs import SparkJob, reason_of, was_cancelled
+from tfos.spark.jobs import SparkJob, advised_reason_of, was_cancelled
 from tfos.spark.node_rdd import node_rdd
 from tfos.spark.profiles import NodePlaces, spark_profile
 from tfos.topology import Plan, PlannedNode
@@ -261,15 +261,6 @@ def _end_of(job: SparkJob[list[Any]], nodes: tuple[PlannedNode, ...], first_atte
     return JobEnd(
         nodes=nodes,
         first_attempt=first_attempt,
-        error=_with_advice(reason_of(job.error)),
+        error=advised_reason_of(job.error),
         is_cancelled=was_cancelled(job.error),
-    )
-
-
-def _with_advice(reason: str) -> str:
-    if not reason.startswith("ModuleNotFoundError"):
-        return reason
-    return (
-        f"{reason}. The executors' Python lacks it: set PYSPARK_PYTHON (spark.pyspark.python) to a "
-        "Python where tfos is installed, or ship an environment with --archives"
     )

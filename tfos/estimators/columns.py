@@ -16,7 +16,8 @@ from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
 
 _TEXTS = {"string", "char", "varchar", "binary"}
-_TIMES = {"date", "timestamp", "timestamp_ntz"}
+_MICROSECONDS = {"timestamp", "timestamp_ntz"}
+_TIMES = {"date", *_MICROSECONDS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,11 @@ class ColumnPlan:
         """All columns that reach workers, each once."""
         names = [*self.features, *self.labels, *([self.weight] if self.weight else ())]
         return list(dict.fromkeys(names))
+
+    @property
+    def used(self) -> list[str]:
+        """All columns that a fit looks at, each once."""
+        return list(dict.fromkeys([*self.fed, *([self.validation] if self.validation else ())]))
 
     def check(self, fields: Sequence[tuple[str, Any]]) -> None:
         """Refuse columns that a fit cannot use.
@@ -80,8 +86,8 @@ class ColumnPlan:
             takes_ids: whether integers of each input become ids of a table; empty: none do.
 
         Raises:
-            SettingsError: another number of columns than of inputs or outputs, text where an
-                input takes numbers, or floats where it takes ids.
+            SettingsError: another number of columns than of inputs or outputs, text or timestamps
+                where an input takes numbers, or floats where it takes ids.
         """
         if len(dtypes) > 1 and len(self.features) != len(dtypes):
             raise SettingsError(
@@ -103,6 +109,12 @@ class ColumnPlan:
                 raise SettingsError(
                     f"feature column {leaf}: the model takes {dtype} there; StringIndexer makes "
                     "numbers of text, F.col(name).cast('string') text of numbers"
+                )
+            if leaf.kind in _MICROSECONDS and dtype.startswith(("float", "bfloat")):
+                raise SettingsError(
+                    f"feature column {leaf}: the model takes {dtype} there, which rounds the "
+                    "microseconds since 1970 of a timestamp; make a column of what counts in it: "
+                    "F.hour(name), F.dayofweek(name), or seconds since a start"
                 )
             if is_id:
                 dataframe_columns.check_ids(leaf, dtype)

@@ -56,16 +56,21 @@ def take_number(model_dir: str) -> int:
         model_dir: of all fits.
 
     Raises:
-        SettingsError: the path is refused.
-        OSError: the file system failed.
+        SettingsError: the path is refused, or nothing can be written there.
     """
-    number = max(_numbers(model_dir, _MODEL, _SERVERS, _TAKEN))
-    while True:
-        number += 1
-        place = _child(model_dir, f"fit-{number:05d}")
-        with contextlib.suppress(FileExistsError):  # another driver was faster
-            filesystem_for(place).write(place, b"", overwrite=False)
-            return number
+    try:
+        number = max(_numbers(model_dir, _MODEL, _SERVERS, _TAKEN))
+        while True:
+            number += 1
+            place = _child(model_dir, f"fit-{number:05d}")
+            with contextlib.suppress(FileExistsError):  # another driver was faster
+                filesystem_for(place).write(place, b"", overwrite=False)
+                return number
+    except OSError as error:
+        raise SettingsError(
+            f"model_dir={model_dir} takes no models: {error}. Pass a directory in which the driver "
+            "may write"
+        ) from error
 
 
 def write_fit(model_dir: str, number: int, content: bytes, servers: int | None) -> None:
@@ -88,14 +93,24 @@ def newest_state(model_dir: str) -> SavedFit:
     Raises:
         SettingsError: there is neither a model nor a checkpoint of servers.
     """
-    model, servers = _newest(model_dir)
+    try:
+        model, servers = _newest(model_dir)
+    except OSError as error:
+        raise SettingsError(f"model_dir={model_dir} cannot be read: {error}") from error
     if not model and not servers:
         raise SettingsError(f"{model_dir} has no model and no checkpoint of a fit")
     if servers > model:  # of a fit that has not ended
         return SavedFit(model, servers)
     if not servers:
         return SavedFit(model, None)
-    return SavedFit(model, json.loads(read_model(_record(model_dir, model)))["servers"])
+    record = _record(model_dir, model)
+    try:
+        return SavedFit(model, json.loads(read_model(record))["servers"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"{record} is no record of a fit: {error}. load({fit_file(model_dir, model)!r}) takes "
+            "the model without the servers' state"
+        ) from error
 
 
 def write_model(path: str, content: bytes) -> None:

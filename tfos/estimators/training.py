@@ -27,7 +27,7 @@ from tfos.estimators.program import (
 )
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.slots import LONGEST_FIT_S, slots_for
-from tfos.feed.dataframe import check_classic
+from tfos.feed.dataframe import check_classic, chosen
 from tfos.feed.dataframe_columns import quoted
 from tfos.spark.facts import max_result_bytes
 
@@ -146,7 +146,8 @@ def fit(
     _check_frame(frame, plan, recipe)
     if validation is not None:
         _check_frame(validation, plan, recipe)
-    train, held = _split(frame, plan, settings) if validation is None else (frame, validation)
+    rows = chosen(frame, plan.used)
+    train, held = _split(rows, plan, settings) if validation is None else (rows, validation)
     _check_rows(train, "has no rows to train")
     if held is not None:
         _check_rows(held, "has no rows that validate")
@@ -156,7 +157,7 @@ def fit(
         FedData(plan, settings.batch_size),
         None if held is None else FedData(plan, settings.batch_size, "validation"),
     )
-    fed = [each and each.select(*map(quoted, plan.fed)) for each in (train, held)]
+    fed = [each and chosen(each, plan.fed) for each in (train, held)]
     return _trained(frame.sparkSession.sparkContext, program, settings, *fed)
 
 
@@ -254,7 +255,7 @@ def evaluate(
     _check_frame(frame, plan, recipe)
     _check_rows(frame, "has no rows to evaluate")
     program = EvaluateProgram(recipe=recipe, data=FedData(plan, batch_size))
-    fed = frame.select(*map(quoted, plan.fed))
+    fed = chosen(frame, plan.fed)
     return _evaluated(frame.sparkSession.sparkContext, program, fed, verbose=verbose)
 
 

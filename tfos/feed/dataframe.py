@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,18 @@ def with_plain_names(frame: Any) -> Any:
         return frame
     # Spark reads `a.b` as field b of a, and `A` and `a` as the same name.
     return frame.toDF(*(f"c{position}" for position in range(len(columns))))
+
+
+def chosen(frame: Any, names: Sequence[str]) -> Any:
+    """Return the DataFrame of some columns; others may have the same names but for their case.
+
+    Args:
+        frame: a classic DataFrame.
+        names: of columns that it has once each.
+    """
+    plain = with_plain_names(frame)
+    positions = dataframe_columns.positions_of(frame.columns, names)
+    return plain.select(*(plain.columns[position] for position in positions)).toDF(*names)
 
 
 def check_classic(frame: Any) -> None:

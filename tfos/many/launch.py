@@ -105,9 +105,15 @@ class RunWork:
             self.groups.release()
 
 
-def listed_work(items: ListedItems) -> RunWork:
-    """Return the items of a list."""
-    return RunWork(items.names, items.digest, items.pickled, None, ("",) * len(items.names))
+def listed_work(items: ListedItems, *, with_digest: bool) -> RunWork:
+    """Return the items of a list.
+
+    Args:
+        items: their names and pickles.
+        with_digest: they are to be compared with those of an earlier run.
+    """
+    digest = items.digest if with_digest else ""
+    return RunWork(items.names, digest, items.pickled, None, ("",) * len(items.names))
 
 
 def grouped_work(given: Any, num_slots: int, *, with_digests: bool) -> RunWork:

@@ -18,7 +18,8 @@ from tfos.driver.preflight import check_timeout
 from tfos.errors import SettingsError
 from tfos.files import paths
 from tfos.many import groups
-from tfos.many.items import function_digest, items_of
+from tfos.many.digests import function_digest
+from tfos.many.items import items_of
 from tfos.many.launch import (
     RunOptions,
     RunPlace,
@@ -102,7 +103,7 @@ def _started(
     if listed is None:
         work = grouped_work(items, num_slots, with_digests=results_dir is not None)
     else:
-        work = listed_work(listed)
+        work = listed_work(listed, with_digest=results_dir is not None)
     try:
         results = _claimed(results_dir, place.facts, fn, work)
         return start(place, work, options, num_slots, results)

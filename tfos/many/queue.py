@@ -8,7 +8,7 @@ Threads: none; its owner serialises the calls.
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,6 +88,8 @@ class TrainingQueue:
         """The item that a slot has drawn and not begun, as far as is known here."""
         self._values: dict[int, SlotAttempt] = {}
         """Who has an item's value, where values are not durable."""
+        self._losses: Counter[int] = Counter()
+        """Times that an item's value was lost."""
         self._newest: dict[int, SlotAttempt] = {}
         self._is_stopped = False
         self._num_open = len(names)
@@ -98,6 +100,11 @@ class TrainingQueue:
     def is_complete(self) -> bool:
         """Whether every item is done or has failed."""
         return not self._num_open
+
+    @property
+    def most_losses(self) -> int:
+        """How often the value of one item was lost, of the item that lost most."""
+        return max(self._losses.values(), default=0)
 
     def count(self, state: TrainingState) -> int:
         """Return the number of items in a state."""
@@ -209,6 +216,7 @@ class TrainingQueue:
             self._failed(item, replace(self.table[item], error=reason))
         for item in [item for item, holder in self._values.items() if holder.slot == slot]:
             del self._values[item]
+            self._losses[item] += 1
             self.table[item] = replace(self.table[item], state=TrainingState.WAITING, error=reason)
             self._num_open += 1
             self._put_back(item)

@@ -81,7 +81,8 @@ class ResultsDirectory:
             num_items: their number.
 
         Raises:
-            SettingsError: the results are of another function or of other items.
+            SettingsError: the results are of another function or of other items, or nothing can be
+                written there.
         """
         mark = RunMark(
             format=_FORMAT,
@@ -92,19 +93,22 @@ class ResultsDirectory:
         )
         path = f"{self.path}/{_MARK}"
         try:
-            self._fs.write(path, msgspec.json.encode(mark), overwrite=False)
-        except FileExistsError:
-            found = self._read_mark(path)
-            if found.function_digest != function_digest:
-                reason = f"of another function or another version of it ({found.function})"
-            elif found.items_digest != items_digest:
-                reason = f"of other items ({found.num_items} then, {num_items} now)"
-            else:
-                return
+            found = self._put_mark(path, mark)
+        except OSError as error:
             raise SettingsError(
-                f"results_dir={self.path} holds results {reason}. Pass another results_dir, or "
-                f"delete that one; to keep its results all the same, delete only {path}."
-            ) from None
+                f"results_dir={self.path} takes no results: {error}. Pass a directory in which "
+                "driver and executors may write"
+            ) from error
+        if found.function_digest != function_digest:
+            reason = f"of another function or another version of it ({found.function})"
+        elif found.items_digest != items_digest:
+            reason = f"of other items ({found.num_items} then, {num_items} now)"
+        else:
+            return
+        raise SettingsError(
+            f"results_dir={self.path} holds results {reason}. Pass another results_dir, or "
+            f"delete that one; to keep its results all the same, delete only {path}."
+        )
 
     def done(self) -> Iterator[tuple[int, ResultHead]]:
         """Yield position and head of each item that an earlier run has done."""
@@ -162,6 +166,14 @@ class ResultsDirectory:
         return ResultHead(
             item=found.item, seconds=found.seconds, metrics=metrics, rows_digest=found.rows_digest
         )
+
+    def _put_mark(self, path: str, mark: RunMark) -> RunMark:
+        """Write the mark; return the one that is there then, which may be an earlier run's."""
+        try:
+            self._fs.write(path, msgspec.json.encode(mark), overwrite=False)
+        except FileExistsError:
+            return self._read_mark(path)
+        return mark
 
     def _read_mark(self, path: str) -> RunMark:
         with self._fs.open(path) as file:

@@ -20,7 +20,7 @@ from tfos.console.progress_lines import ProgressLines
 from tfos.errors import MapTrainError, NotEnoughSlots, TFOSError
 from tfos.many.messages import BeatReply, Draw, Ended, EndSlot, Order, SlotBeat, WaitForItem
 from tfos.many.queue import SlotAttempt, TrainingQueue, TrainingState
-from tfos.spark.jobs import SparkJob, inheriting, reason_of, was_cancelled
+from tfos.spark.jobs import SparkJob, advised_reason_of, inheriting, was_cancelled
 
 _HOLD_S = 2.0
 """An idle slot's call is answered after this long at the latest."""
@@ -29,6 +29,10 @@ _SILENT_S = 30.0
 """A slot without a call for this long is lost; longer than the slot's own lease of the driver."""
 _MAX_FAILURES = 4
 """Jobs that fail one after the other without an item that ends in between."""
+_MAX_LOSSES = 4
+"""Times that one item's value is lost with its slot: each time it is trained again."""
+_TOO_LARGE = "spark.driver.maxResultSize"
+"""In Spark's reason; another try would be as large."""
 _CANCEL_S = 10.0
 _LATER_ATTEMPT = 1000
 """Attempts of a slot's next job begin this much higher: Spark counts its own from 0."""
@@ -227,11 +231,27 @@ class MapRun:
                 self.values.update(values)
                 self._queue.slot_ended(slot, values)
             elif not self._stopping:
-                reason = reason_of(job.error)
+                reason = advised_reason_of(job.error)
                 self._queue.slot_lost(slot, f"slot {slot}: {reason}")
                 self._failures += 1
                 if was_cancelled(job.error) and not job.is_cancelled:
                     self._fail(MapTrainError(f"the job of slot {slot} was cancelled: {reason}"))
+                elif _TOO_LARGE in reason:
+                    self._fail(
+                        MapTrainError(
+                            f"the values of slot {slot} are too large to come back: {reason}. "
+                            f"Raise {_TOO_LARGE}, pass results_dir, or save large values in the "
+                            "function and return their paths"
+                        )
+                    )
+                elif self._queue.most_losses >= _MAX_LOSSES:
+                    self._fail(
+                        MapTrainError(
+                            f"values were lost {_MAX_LOSSES} times with their slots, and their "
+                            f"items trained again each time; the last time: {reason}. Pass "
+                            "results_dir: what is done stays done then"
+                        )
+                    )
                 elif self._failures >= _MAX_FAILURES:
                     self._fail(
                         MapTrainError(

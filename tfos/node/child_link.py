@@ -112,11 +112,15 @@ class ChildLink(Generic[Received]):
         with self._send_lock:
             return self._send_all(memoryview(_LENGTH.pack(len(body)) + body), timeout_s)
 
-    def receive(self, timeout_s: float | None = None) -> Received | None:
+    def receive(
+        self, timeout_s: float | None = None, *, peer_pidfd: int | None = None
+    ) -> Received | None:
         """Wait for one message; None when the peer has closed its end and all have been returned.
 
         Args:
             timeout_s: None waits however long the peer is silent.
+            peer_pidfd: of the peer, whose end is the link's too: what it has forked may hold its
+                end of the link open. None: the link alone is watched.
 
         Raises:
             TimeoutError: no message has come in time.
@@ -124,14 +128,18 @@ class ChildLink(Generic[Received]):
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
+        if peer_pidfd is not None:
+            poll.register(peer_pidfd, select.POLLIN)
         while True:
             message = self._next_buffered()
             if message is not None or not self._is_open:
                 return message
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            if not poll.poll(None if left_s is None else math.ceil(1000 * left_s)):
+            ready = poll.poll(None if left_s is None else math.ceil(1000 * left_s))
+            if not ready:
                 raise TimeoutError
-            self._is_open = self._fill()
+            has_ended = any(each == peer_pidfd for each, _ in ready)
+            self._is_open = self._fill() and not has_ended
 
     def receive_ready(self) -> tuple[list[Received], bool]:
         """Return the messages that have arrived, without waiting, and whether the link is open."""

@@ -1,6 +1,7 @@
-"""End of a node's process without the teardown of its interpreter.
+"""End of a node's process without the teardown of its interpreter; the end of what it has forked.
 
-Covers: the order in which a process ends: threads, exit handlers, buffers, the process itself.
+Covers: the order in which a process ends: threads, exit handlers, buffers, the process itself;
+processes that user code has forked and that come back from it.
 Does not: decide when it ends, or release anything of its own.
 Runs in: supervisors, parameter servers and workers, as the last call of their `main`.
 
@@ -17,7 +18,10 @@ import ctypes
 import gc
 import io
 import os
+import sys
 import threading
+import traceback
+from collections.abc import Iterator
 from typing import NoReturn
 
 _BUFFERED = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
@@ -37,6 +41,35 @@ def leave(code: int = 0) -> NoReturn:
         _write_buffers()
     finally:
         os._exit(code)
+
+
+@contextlib.contextmanager
+def forks_end() -> Iterator[None]:
+    """End a process that user code in this block has forked, where it would leave the block.
+
+    Beyond the block it would report as the process that it was forked from: one function, two ends.
+    """
+    own = os.getpid()
+    try:
+        yield
+    except SystemExit as end:
+        if os.getpid() == own:
+            raise
+        _end_fork(0 if end.code in (None, 0) else 1)
+    except BaseException:
+        if os.getpid() == own:
+            raise
+        traceback.print_exc()
+        _end_fork(1)
+    if os.getpid() != own:
+        _end_fork(0)
+
+
+def _end_fork(code: int) -> NoReturn:
+    for each in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            each.flush()
+    os._exit(code)
 
 
 def _write_buffers() -> None:

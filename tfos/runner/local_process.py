@@ -24,6 +24,7 @@ from tfos.collectives.offers import Offers
 from tfos.errors import LinkError
 from tfos.node import failure, whole_files
 from tfos.node.child_link import ChildLink
+from tfos.node.process_exit import forks_end
 from tfos.runner import ranks
 from tfos.runner.rank_process import RankWork, pickled
 
@@ -110,7 +111,9 @@ def leave_outcome(outcome_fd: int, outcome: RankOutcome) -> None:
 
 def _value(spec: LocalRank, work: RankWork, group: RankGroup) -> bytes:
     with ranks.entered(group, spec.rank):
-        return pickled(work(), spec.rank)
+        with forks_end():
+            value = work()
+        return pickled(value, spec.rank)
 
 
 def _peers(spec: LocalRank, endpoint: Endpoint) -> dict[int, RankPeer]:

@@ -207,3 +207,14 @@ def reason_of(error: BaseException) -> str:
         return str(found[-1])[:_MAX_REASON_CHARS]
     lines = text.strip().splitlines() or [type(error).__qualname__]
     return lines[0][:_MAX_REASON_CHARS]
+
+
+def advised_reason_of(error: BaseException) -> str:
+    """Return `reason_of` a job on the executors, with the next step where their Python is bare."""
+    reason = reason_of(error)
+    if not reason.startswith("ModuleNotFoundError"):
+        return reason
+    return (
+        f"{reason}. The executors' Python lacks it: set PYSPARK_PYTHON (spark.pyspark.python) to a "
+        "Python where tfos is installed, or ship an environment with --archives"
+    )

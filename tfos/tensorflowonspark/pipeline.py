@@ -27,8 +27,7 @@ from tfos.config import InputMode
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.estimators.functions import function_of, reference_to
 from tfos.feed import dataframe_columns
-from tfos.feed.dataframe import with_plain_names
-from tfos.feed.dataframe_columns import quoted
+from tfos.feed.dataframe import chosen, with_plain_names
 from tfos.feed.dataframe_inference import partition_id
 from tfos.predict.column import check_ids, read_signature
 from tfos.predict.predictor import OutputColumn, predictor_of
@@ -188,7 +187,7 @@ class TFEstimator(
         )
         with cluster:
             cluster.train(
-                dataset.select(*map(quoted, columns)),
+                chosen(dataset, columns),
                 num_epochs=self.getEpochs(),
                 feed_timeout=self.getFeedTimeout(),
             )
@@ -257,7 +256,7 @@ class TFModel(
         def predict(batches: Iterator[Any]) -> Iterator[Any]:
             return predictor.results(partition_id(), batches)
 
-        given = dataset.select(*map(quoted, columns))
+        given = chosen(dataset, columns)
         check_ids(predictor, given)
         return with_plain_names(given).mapInArrow(predict, predictor.schema())
 

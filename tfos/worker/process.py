@@ -37,7 +37,7 @@ from tfos.native.reserved_port import ReservedPort, wanted_port
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, aside, start_order_thread
 from tfos.node.child_log import start_log
-from tfos.node.process_exit import leave
+from tfos.node.process_exit import forks_end, leave
 from tfos.node.spec import ChildSpec
 from tfos.topology import PS_ROLE
 from tfos.worker import spark_files
@@ -225,7 +225,8 @@ class WorkerProcess:
     def _call(self, user_code: Callable[[], Any]) -> Any:
         self._in_user_code = True
         try:
-            return user_code()
+            with forks_end():
+                return user_code()
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise

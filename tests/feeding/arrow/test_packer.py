@@ -240,7 +240,9 @@ MISSING = [
 @pytest.mark.parametrize(("array", "fill", "wanted"), MISSING)
 def test_a_missing_value_is_refused_by_place_or_filled(array, fill, wanted):
     batch = pa.record_batch({"x": array})
-    with pytest.raises(RowError, match=r"partition 3, row [01], column 'x': null.*nulls=\{'x': "):
+    with pytest.raises(
+        RowError, match=r"partition 3, row [01], column 'x': null; F\.coalesce.*nulls=\{'x': "
+    ):
         chunks_of([batch], partition=3)
     (chunk,) = chunks_of([batch], fills={"x": fill})
     rows = [found(value) for (value,) in rows_of(chunk)]

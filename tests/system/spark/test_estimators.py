@@ -330,6 +330,21 @@ def test_a_split_keeps_the_order_of_rows_and_draws_once(frame):
     assert 0.18 * NUM_ROWS < len(held) < 0.32 * NUM_ROWS
 
 
+def test_other_columns_may_differ_from_those_of_a_fit_in_case_alone(frame, monkeypatch):
+    from tfos.ml import KerasEstimator
+
+    wide = frame.toDF("features", "Features", "LABEL", "label", "Held")
+    fed = []
+    monkeypatch.setattr(
+        "tfos.estimators.training._trained", lambda sc, program, settings, *given: fed.append(given)
+    )
+    with pytest.raises(AttributeError, match="content"):  # nothing has trained
+        KerasEstimator(model_fn=linear, validationCol="Held").fit(wide)
+    labels = [[row.label for row in each.sort("label").collect()] for each in fed[0]]
+    for found, condition in zip(labels, ("not held", "held"), strict=True):
+        assert found == [row.label for row in frame.filter(condition).sort("label").collect()]
+
+
 def test_an_estimator_is_saved_by_the_names_of_its_functions(spark, tmp_path):
     from tests.support.named_models import compiled
     from tfos.errors import SettingsError

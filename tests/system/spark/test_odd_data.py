@@ -60,7 +60,7 @@ FED: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }
 REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a null in a DataFrame": (
-        r"partition 0, row 1, column 'b': null; train\(\.\.\., nulls=",
+        r"partition 0, row 1, column 'b': null; F\.coalesce\(\) replaces it, .*takes nulls=",
         lambda sc: _frame(sc, [(1, 2.0), (2, None)], "a int, b double").coalesce(1),
     ),
     "a row of None": (

@@ -73,6 +73,25 @@ def test_each_dtype_and_shape_comes_back(start, dtype):
         np.testing.assert_array_equal(found["b"], [3.0, 1.0])
 
 
+def test_arrays_of_files_with_the_other_byte_order_are_numbers_like_others(start):
+    def call(group: RankGroup) -> Any:
+        image = np.arange(3, dtype=">f4") + np.float32(group.rank)
+        return group.allreduce(image.astype(">f4")), *group.allgather(image.astype(">i2"))
+
+    for found in start(2).run(call):
+        assert [each.tolist() for each in found] == [[1, 3, 5], [0, 1, 2], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("value", [[[1], [1, 2]], [{"a": 1}], None, "text"])
+def test_what_is_no_array_is_refused_and_the_next_call_is_made(start, value):
+    def call(group: RankGroup) -> Any:
+        with pytest.raises(SettingsError, match="collective calls take arrays"):
+            group.allreduce({"value": value})
+        return group.allreduce(1)
+
+    assert start(2).run(call) == [2, 2]
+
+
 def test_half_precision_is_summed_as_single_precision(start):
     found = start(3).run(lambda group: group.allreduce(np.float16([2048.0, 1.0][group.rank > 0])))
     assert [float(each) for each in found] == [2050.0] * 3

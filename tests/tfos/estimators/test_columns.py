@@ -105,6 +105,15 @@ def test_columns_that_do_not_fit_the_model_are_refused():
         plan.check_model(FIELDS, ("string", "string"), 1)
 
 
+@pytest.mark.parametrize("kind", [Kind("timestamp"), Kind("array", Kind("timestamp_ntz"))])
+def test_timestamps_that_floats_would_round_are_refused(kind):
+    plan = ColumnPlan(features=("at",), labels=("y",))
+    fields = [*FIELDS, ("at", kind)]
+    with pytest.raises(SettingsError, match=r"feature column at: .*takes float32.*F\.hour"):
+        plan.check_model(fields, ("float32",), 1)
+    plan.check_model(fields, ("int64",), 1)
+
+
 @pytest.mark.fault("F49")
 @pytest.mark.parametrize("kind", [DOUBLE, Kind("float"), Kind("decimal"), Kind("array", DOUBLE)])
 def test_floats_that_would_be_ids_are_refused(kind):

@@ -140,3 +140,22 @@ def test_an_estimator_needs_data_that_it_knows_and_a_directory_to_go_on_from():
         model_creator=lambda config: None, cluster_size=3, consistency="ssp", staleness_bound=2
     )
     assert bounded._of_fit(0, 1, 64, (), None).staleness_bound == 2
+
+
+def test_a_model_dir_that_takes_no_models_is_refused_before_a_fit(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("not a directory")
+    for path in (str(file), f"{file}/below", "/proc/models"):
+        with pytest.raises(SettingsError, match=r"takes no models: .* Pass a directory in which"):
+            model_files.take_number(path)
+    with pytest.raises(SettingsError, match=r"model_dir=.*file cannot be read"):
+        model_files.newest_state(str(file))
+
+
+def test_a_record_that_is_none_leaves_the_model_to_load(tmp_path):
+    (tmp_path / "servers-00001").mkdir()
+    model_files.write_fit(str(tmp_path), 1, b"model", 1)
+    for damage in ("", "{}", "[]"):
+        (tmp_path / "model-00001.json").write_text(damage)
+        with pytest.raises(SettingsError, match=r"no record of a fit.*load\('.*00001\.keras'\)"):
+            model_files.newest_state(str(tmp_path))

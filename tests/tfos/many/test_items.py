@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -10,7 +13,8 @@ import numpy as np
 import pytest
 
 from tfos.errors import NotPicklable, SettingsError
-from tfos.many.items import function_digest, items_of
+from tfos.many.digests import function_digest
+from tfos.many.items import items_of
 from tfos.many.slot.trainer import metrics_of
 
 
@@ -37,8 +41,15 @@ def test_what_is_no_set_of_items_is_refused(given):
 
 
 def test_equal_names_are_refused():
-    with pytest.raises(SettingsError, match="two items are named '1'"):
+    with pytest.raises(SettingsError, match="2 items are named '1'; pass a mapping"):
         items_of({1: "a", "1": "b"})
+
+
+def test_long_names_that_begin_alike_differ():
+    begin = "x" * 200
+    names = items_of({f"{begin}{end}": end for end in "ab"}).names
+    assert len(set(names)) == 2
+    assert {len(name) for name in names} == {120}
 
 
 def test_an_item_that_cannot_travel_is_named():
@@ -112,3 +123,58 @@ def test_what_fits_no_metric_fails_no_training():
     assert metrics_of(10**400) == {}
     scores = {f"row {number}": number for number in range(300_000)}
     assert list(metrics_of(scores)) == list(scores)[:1000]
+
+
+PROGRAM = """
+import dataclasses, functools
+import numpy as np
+from tfos.many.digests import function_digest
+from tfos.many.items import items_of
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: float
+    names: frozenset = frozenset({"a", "b", "c", "d"})
+    def scaled(self): return 2 * self.rate
+
+class Program:
+    def __init__(self, config): self.config, self.tags = config, {"x", "y", "z"}
+    def train(self, item): return self.config
+    def __call__(self, item): return item
+
+CONFIG, WEIGHTS = Config(RATE), np.full(3, RATE)
+
+def loop(item): return loop(CONFIG)
+def weighs(item): return WEIGHTS
+
+def closed(config, more):
+    more.append(lambda item: (config, more))
+    return more[-1]
+
+print(items_of([Config(RATE), {"tags": {"u", "v", "w"}, "config": Config(1.0)}]).digest)
+for each in (
+    Program(Config(RATE)).train, Program(Config(RATE)), functools.partial(loop, Config(RATE)),
+    closed(Config(RATE), [{"p", "q"}]), loop, weighs, closed(lambda: RATE, []),
+    functools.partial(loop, lambda: Config(RATE)),
+):
+    print(function_digest(each))
+"""
+
+
+def program_digests(seed, rate):
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("RATE", rate)],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return run.stdout.split()
+
+
+def test_the_next_process_has_the_same_digests_of_a_programs_own_classes_and_sets():
+    first = program_digests("1", "0.5")
+    assert program_digests("2", "0.5") == first
+    assert not set(program_digests("1", "0.25")) & set(first)
+    assert len(set(first)) == len(first)

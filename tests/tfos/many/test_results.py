@@ -51,3 +51,10 @@ def test_numbers_of_a_training_that_diverged_do_not_stop_the_next_run(results):
     results.write(1, ResultHead(item="b", seconds=1.5, metrics=metrics), b"pickle")
     ((item, head),) = results.done()
     assert (item, head.item, str(head.metrics)) == (1, "b", str(metrics))
+
+
+def test_a_place_that_takes_no_results_is_refused_before_anything_is_trained(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    for path in (f"{tmp_path}/file", f"{tmp_path}/file/below", "/proc/results"):
+        with pytest.raises(SettingsError, match=r"takes no results: .* Pass a directory in which"):
+            ResultsDirectory(f"file://{path}").claim("train", "f1", "i1", 3)

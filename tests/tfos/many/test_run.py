@@ -207,3 +207,36 @@ def test_an_item_that_is_trained_again_after_its_value_was_lost_is_yielded_once(
     assert [row.item for row in bed.trainings.as_ended()] == ["a", "b", "c"]
     assert [row.attempts for row in bed.trainings.table()] == [2, 2, 2]
     assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "attempts"),
+    [
+        (
+            "results (2 GiB) is bigger than spark.driver.maxResultSize (1 GiB)",
+            "too large.*Raise",
+            1,
+        ),
+        ("executor lost", "lost 4 times with their slots.*executor lost. Pass results_dir", 4),
+    ],
+)
+def test_values_that_never_arrive_end_the_run(beds, reason, text, attempts):
+    def trains_in_vain(bed, slot, attempt):
+        trains_all(bed, slot, attempt)
+        raise RuntimeError(reason)
+
+    bed = beds(trains_in_vain, num_slots=1)
+    with pytest.raises(MapTrainError, match=text):
+        bed.trainings.wait(WAIT_S)
+    assert {row.attempts for row in bed.trainings.table()} == {attempts}
+
+
+def test_a_package_that_executors_lack_has_a_next_step(beds):
+    def bare(bed, slot, attempt):
+        raise RuntimeError("ModuleNotFoundError: No module named 'msgspec'")
+
+    bed = beds(bare)
+    with pytest.raises(
+        MapTrainError, match=r"msgspec'\. The executors' Python lacks it: set PYSPARK"
+    ):
+        bed.trainings.wait(WAIT_S)

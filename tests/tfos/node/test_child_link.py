@@ -1,7 +1,10 @@
 """The framing of the link between a supervisor and its child."""
 
+import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -113,3 +116,23 @@ def test_what_the_peer_sent_before_its_end_arrives(ends):
 def test_a_child_may_report_every_event_that_its_supervisor_does_not_make():
     own = {messages.Failed, messages.Restarted, messages.TensorBoardUp}
     assert set(FromChild.__args__) == set(messages.Event.__args__) - own | {Progress, Raised}
+
+
+def test_the_end_of_the_peers_process_is_the_links_although_its_fork_holds_it_open(ends):
+    supervisor, child, _ = ends
+    child.send(messages.Done())
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        process.wait(60)
+        assert supervisor.receive(60, peer_pidfd=pidfd) == messages.Done()
+        assert received_or_silence(supervisor, pidfd) is None
+    finally:
+        os.close(pidfd)
+
+
+def received_or_silence(link, pidfd):
+    try:
+        return link.receive(1, peer_pidfd=pidfd)
+    except TimeoutError:
+        return "silence"

@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import cloudpickle
 import numpy as np
+import psutil
 import pytest
 
 import tfos
+from tests.support.feed import eventually
 from tfos import runner
 from tfos.errors import (
     NodeFailedError,
@@ -127,3 +129,38 @@ def test_a_rank_that_the_driver_ends_is_no_failure_of_its_own(monkeypatch):
     with pytest.raises(NodeFailedError, match="no luck here") as found:
         run_local(raises_on_rank_1, (), {}, 2)
     assert [each.node.index for each in found.value.failures] == [1]
+
+
+def test_a_rank_that_has_returned_is_named_with_what_ranks_must_do(tmp_path):
+    def leaves(path):
+        if runner.rank():
+            with open(f"{path}.new", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(f"{path}.new", path)
+            return
+        assert eventually(lambda: os.path.exists(path), "rank 1 is there")
+        with open(path) as file:
+            pid = int(file.read())
+        assert eventually(lambda: not psutil.pid_exists(pid), "rank 1 has ended")
+        runner.allreduce(1)
+
+    with pytest.raises(NodeFailedError, match=r"rank 1 cannot be reached.*returned already: every"):
+        run_local(leaves, (str(tmp_path / "pid"),), {}, 2)
+
+
+@pytest.mark.parametrize("child", ["returns", "raises", "exits"])
+def test_what_a_rank_forks_is_no_rank(child):
+    def forks(child):
+        runner.barrier()
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+        elif child == "raises":
+            raise ValueError("of the fork")
+        elif child == "exits":
+            sys.exit(0)
+        else:
+            return "fork"
+        return float(runner.allreduce(1))
+
+    assert run_local(forks, (child,), {}, 2) == [2.0, 2.0]

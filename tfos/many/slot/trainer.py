@@ -27,7 +27,7 @@ from tfos.node import whole_files
 from tfos.node.child_link import ChildLink
 from tfos.node.child_log import start_log
 from tfos.node.failure import text_of, user_traceback
-from tfos.node.process_exit import leave
+from tfos.node.process_exit import forks_end, leave
 from tfos.worker import spark_files
 from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
 
@@ -114,16 +114,21 @@ class Trainer:
             value = self._call(function, item)
             seconds = time.monotonic() - started_s
             return Returned(seconds, metrics_of(value), _write(value, order.values_fd))
+        except SystemExit as end:
+            text = f"it called sys.exit({end.code!r}); let the function return a value in its place"
+            return TrainingRaised(time.monotonic() - started_s, f"{_text_of(end)}\n{text}")
         except Exception as error:  # noqa: BLE001 - whatever user code raises
             return TrainingRaised(time.monotonic() - started_s, _text_of(error))
 
     def _call(self, function: Callable[..., Any], item: Any) -> Any:
-        if not self._spec.is_grouped:
-            return function(item)
-        import pyarrow
+        arguments: tuple[Any, ...] = (item,)
+        if self._spec.is_grouped:
+            import pyarrow
 
-        key, stream = item
-        return function(key, pyarrow.ipc.open_stream(stream).read_all())
+            key, stream = item
+            arguments = (key, pyarrow.ipc.open_stream(stream).read_all())
+        with forks_end():
+            return function(*arguments)
 
 
 def _write(value: Any, values_fd: int) -> int:

@@ -40,6 +40,8 @@ START_S = 300.0
 """From the start of the process until it has imported what the function begins with."""
 _END_S = 5.0
 _TAIL_LINES = 20
+_TAIL_LINE_CHARS = 1000
+_LINE_BYTES = 64 * 1024
 
 
 class TrainerProcess:
@@ -157,7 +159,8 @@ class TrainerProcess:
     def _next(self, timeout_s: float | None) -> Any:
         """Return the next message, None if the process has ended, False at the deadline."""
         try:
-            return self._link.receive(None if timeout_s is None else max(0.0, timeout_s))
+            left_s = None if timeout_s is None else max(0.0, timeout_s)
+            return self._link.receive(left_s, peer_pidfd=self._child.pidfd)
         except LinkError:
             return None
         except TimeoutError:
@@ -177,12 +180,24 @@ class TrainerProcess:
         return f"{text}; its last lines:\n{tail}" if tail else text
 
     def _copy_output(self) -> None:
-        """Copy its output to the executor's log, and keep the last lines."""
-        with (
-            contextlib.suppress(OSError, ValueError),
-            open(self._child.output, "rb", closefd=False) as output,  # Child closes it
-        ):
-            for line in output:
-                text = line.decode(errors="backslashreplace")
-                self._tail.append(text.rstrip("\n"))
-                sys.stderr.write(text)
+        copy_lines(self._child.output, self._tail)
+
+
+def copy_lines(source: int, tail: collections.deque[str]) -> None:
+    """Copy a trainer's output to the executor's log, and keep the last lines.
+
+    A line without end, such as Keras' progress, comes in pieces: an attempt's error travels in a
+    message of bounded size.
+
+    Args:
+        source: descriptor of the output; stays open.
+        tail: takes the lines, of each the last characters.
+    """
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(source, "rb", closefd=False) as output,  # Child closes it
+    ):
+        while line := output.readline(_LINE_BYTES):
+            text = line.decode(errors="backslashreplace")
+            tail.append(text.rstrip("\n")[-_TAIL_LINE_CHARS:])
+            sys.stderr.write(text)

@@ -1,0 +1,83 @@
+"""A trainer: an item has one end, whatever its function has forked or how it leaves."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+
+from tfos.many.slot.trainer_process import copy_lines
+
+PROGRAM = """
+import os, pickle, socket, sys, tempfile
+import cloudpickle
+from tfos.many.messages import FromTrainer, TrainItem
+from tfos.many.slot.specs import TrainerSpec
+from tfos.many.slot.trainer import Trainer
+from tfos.node.child_link import ChildLink
+
+def forks(item):
+    if item == 3:
+        sys.exit("bye")
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return {"item": item, "is_fork": not child}
+
+own = os.getpid()
+items, value = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+ours, theirs = socket.socketpair()
+link, offset = ChildLink(ours, FromTrainer), 0
+for item in map(int, sys.argv[1:]):
+    data = pickle.dumps(item)
+    offset += items.write(data)
+    link.send(TrainItem(offset - len(data), len(data), value.fileno()))
+items.flush()
+ours.shutdown(socket.SHUT_WR)
+spec = TrainerSpec(
+    function=cloudpickle.dumps(forks), is_grouped=False, items_fd=items.fileno(),
+    link_fd=theirs.fileno(), spark_files="", title="trainer",
+)
+Trainer(spec, ChildLink(theirs, TrainItem)).run()
+if os.getpid() != own:
+    os._exit(0)
+theirs.close()
+while (message := link.receive(60)) is not None:
+    print(type(message).__name__, getattr(message, "metrics", ""), getattr(message, "error", ""))
+if os.fstat(value.fileno()).st_size:
+    print(pickle.load(value))
+"""
+
+
+def trained(*items):
+    line = [sys.executable, "-c", PROGRAM, *items]
+    run = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return [line.rstrip() for line in run.stdout.splitlines()]
+
+
+def test_what_a_function_has_forked_ends_no_item():
+    assert trained("1", "2") == [
+        "TrainerReady",
+        "Returned {'item': 1.0}",
+        "Returned {'item': 2.0}",
+        "{'item': 2, 'is_fork': False}",
+    ]
+
+
+def test_a_function_that_calls_exit_is_told_to_return_and_the_next_item_is_trained():
+    told = trained("3", "1")
+    assert "it called sys.exit('bye'); let the function return a value in its place" in told
+    assert told[-1] == "{'item': 1, 'is_fork': False}"
+
+
+def test_output_without_line_ends_keeps_an_error_small(tmp_path, capsys):
+    output = tmp_path / "output"
+    output.write_bytes(b"first\n" + b"=" * 3_000_000 + b"\rlast \xff")
+    tail = collections.deque(["before"], maxlen=20)
+    with open(output, "rb") as file:
+        copy_lines(file.fileno(), tail)
+    assert len(tail) == 20
+    assert sum(map(len, tail)) <= 20_000
+    assert tail[-1].endswith("=\rlast \\xff")
+    assert len(capsys.readouterr().err) > 3_000_000
