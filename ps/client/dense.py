@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -231,15 +232,10 @@ class DenseClient:
                 intos = tables.behind(intos)
             else:
                 change = partial(self._clipped_push.change, behind=tables.intos)
-        if packer is not None:
-            with packer.sending(self._servers.links):
-                acks = change(
-                    request, timeout_s=self._servers.times.timeout_s, payloads=payloads, intos=intos
-                )
-        else:
-            acks = change(
-                request, timeout_s=self._servers.times.timeout_s, payloads=payloads, intos=intos
-            )
+        sending = nullcontext() if packer is None else packer.sending(self._servers.links)
+        with sending:
+            limit_s = self._servers.times.timeout_s
+            acks = change(request, timeout_s=limit_s, payloads=payloads, intos=intos)
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def assign(self, values: Mapping[str, Array]) -> None:

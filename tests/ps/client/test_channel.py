@@ -78,7 +78,7 @@ def test_stats_say_which_way_is_taken_and_what_travelled(transport: str, path: s
         "push": 2,
         "pull": 1,
     }
-    assert stats.requests == 6
+    assert stats.requests == 7
     assert (stats.refused, stats.retries, stats.reconnects) == (0, 0, 0)
     assert 3 * 4000 < stats.bytes_out < 3 * 4000 + 4000  # values, two gradients
     assert 4000 < stats.bytes_in < 4000 + 2000
