@@ -422,9 +422,7 @@ def test_labels_that_keras_would_broadcast_over_one_unit_are_refused(cluster, op
     model = keras.Sequential(([keras.Input((20,))] if built else []) + layers)
     model.compile("sgd", "mse", **options)
     distribute(model, cluster.contexts[0])
-    text = (
-        r"output 'price' have the shape \[batch, 2\] and the output has \[batch, 1\]: mean_s"
-    )
+    text = r"output 'price' have the shape \[batch, 2\] and the output has \[batch, 1\]: mean_s"
     with pytest.raises(SettingsError, match=text):
         model.fit(X, np.zeros((256, 2), "float32"), batch_size=32, verbose=0)
     assert not cluster.pushes
