@@ -141,7 +141,8 @@ def _outcomes(state: ClusterView) -> list[tuple[bytes, str]]:
 
 
 def _missing(worker: Member, state: ClusterView) -> str:
-    if worker.done is not None and worker.status in (NodeStatus.DONE, NodeStatus.ENDED):
+    returned = (NodeStatus.DONE, NodeStatus.ENDED, NodeStatus.LOST)  # what comes after changes none
+    if worker.done is not None and worker.status in returned:
         reason = worker.done.no_result
         return f"{worker.name}: {reason}" if reason else ""
     if worker.status is NodeStatus.RUNNING and not worker.stop_ordered:

@@ -428,6 +428,22 @@ def test_fit_on_a_feed_is_refused_if_the_servers_are_left_out(monkeypatch):
         assert ctx.seen == [], "a distributed model reports its progress itself"
 
 
+@pytest.mark.parametrize("is_distributed", [True, False])
+def test_fed_labels_that_keras_would_broadcast_over_one_unit_are_refused(is_distributed):
+    rows = [(row, np.zeros(2, np.float32)) for row in X[: 3 * BATCH]]
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows], finish=True)
+        model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1, name="price")])
+        model.compile("sgd", "mse")
+        if is_distributed:
+            distribute(model, ctx)
+        text = r"'price' have the shape \[batch, 2\] and the output has \[batch, 1\]"
+        with pytest.raises(SettingsError, match=text):
+            model.fit(FeedDataset(ctx, BATCH), verbose=0)
+        assert not cluster.pushes
+
+
 def test_an_epoch_without_rows_before_the_first_batch_has_no_metrics():
     with serving() as cluster:
         ctx = cluster.contexts[0]

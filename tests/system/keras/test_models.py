@@ -413,3 +413,18 @@ def test_frozen_weights_are_not_moved_but_kept(cluster):
     ]
     trained, frozen = model.layers[1].weights, model.layers[0].weights
     assert names == [[weight.path for weight in weights] for weights in (trained, frozen)]
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=["traced", "eager"])
+@pytest.mark.parametrize("built", [True, False])
+def test_labels_that_keras_would_broadcast_over_one_unit_are_refused(cluster, options, built):
+    layers = [keras.layers.Dense(1, name="price")]
+    model = keras.Sequential(([keras.Input((20,))] if built else []) + layers)
+    model.compile("sgd", "mse", **options)
+    distribute(model, cluster.contexts[0])
+    text = r"output 'price' have the shape \[batch, 2\] and the output has \[batch, 1\]: mean_s"
+    with pytest.raises(SettingsError, match=text):
+        model.fit(X, np.zeros((256, 2), "float32"), batch_size=32, verbose=0)
+    assert not cluster.pushes
+    model.fit(X, np.zeros((256, 1), "float32"), batch_size=32, verbose=0)
+    assert cluster.pushes == 8

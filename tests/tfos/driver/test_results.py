@@ -21,7 +21,7 @@ from tfos.errors import (
     PhaseError,
     SettingsError,
 )
-from tfos.failure import NodeFailure, NodeId
+from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.monitor.history import BestCheckpoint
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
@@ -184,3 +184,21 @@ def test_without_a_best_checkpoint_the_error_says_what_there_was():
 def test_a_cluster_that_keeps_no_best_says_how_to_ask_for_it(plan):
     with pytest.raises(SettingsError, match="keep_best='val_loss'"):
         Cluster(plan).best_checkpoint()
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("name", ["worker:0", "worker:1"])
+@pytest.mark.parametrize("others_train", [True, False])
+def test_a_value_stays_when_its_executor_is_lost_after_main_fun_returned(
+    name: str, others_train: bool
+):
+    """Its supervisor may notice that before the driver misses its heartbeats."""
+    cluster = Cluster()
+    names = [f"worker:{rank}" for rank in range(3)]
+    for each in names if not others_train else [name]:
+        cluster.returns(each, each)
+    cluster.fails(name, "executor 1 (JVM pid 7) ended", error_type=EXECUTOR_LOST)
+    for each in names:
+        cluster.returns(each, each)
+    assert cluster.coordinator.error() is None
+    assert cluster.results(default=None) == names

@@ -93,6 +93,8 @@ def meaning_of(
         return Meaning.EVALUATOR_LOST
     if outside and member.planned.serves_tensorflow and _is_left_to_coordinator(member, around):
         return Meaning.COORDINATOR_DECIDES
+    if member.status is NodeStatus.DONE and is_running and not around.needs_all_workers:
+        return Meaning.OTHERS_GO_ON  # also without others: its main_fun has returned
     restarts = around.has_restart and _may_restart(member, failure, around)
     if restarts and (outside or is_crash(failure)):
         return Meaning.STARTED_AGAIN
@@ -127,8 +129,6 @@ def explained(
 def _may_restart(member: Member, failure: NodeFailure, around: Surroundings) -> bool:
     """Whether another attempt of the node can take its place."""
     if around.phase is not ClusterPhase.RUNNING or around.is_ending:
-        return False
-    if member.status is NodeStatus.DONE:
         return False
     plan = around.plan
     if member.planned.is_ps:  # a killed child is its supervisor's to start again

@@ -105,6 +105,8 @@ def others_go_on(member: Member, failure: NodeFailure, left: Sequence[Member]) -
         failure: how it ended.
         left: the workers that train on.
     """
+    if member.done is not None:
+        return Warn(f"{_lost(member, failure)}; its main_fun had returned before")
     remaining = ", ".join(worker.name for worker in left)
     if len(left) > _MOST_NAMED:
         remaining = f"{len(left)} workers"

@@ -34,6 +34,7 @@ from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.label_order import LabelOrder
+from tfos.keras.data.label_shapes import check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
@@ -108,6 +109,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._lone: LoneProgress | None = None
         """Of the running `fit`, if its model is not distributed."""
         self._class_weights: ClassWeights | None = None
+        self._unmatched: Any = None
+        """The model of the running fit, until its labels' shapes are compared with its outputs'."""
         self._refusal_of_lists = ""
         """Why the model of the running fit takes no rows of differing lengths; empty: it may."""
         self._label_order: LabelOrder | None = None
@@ -196,6 +199,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         ready = self._heads.popleft()
         self._batches += 1
         self.rows += num_rows(tuple(keras.tree.flatten(ready.values)[:1]))
+        if self._unmatched is not None and len(ready.values) > 1:
+            is_over = check_labels(self._unmatched, ready.values[1])
+            self._unmatched = None if is_over else self._unmatched
         self._hand(ready)
         if self._label_order is not None and len(ready.values) > 1:
             self._check_order(self._label_order.looks_sorted(ready.values[1]))
@@ -319,6 +325,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
                 self._lone = LoneProgress(fit, self._ctx.seen_progress)
         self._refusal_of_lists = "" if fit is None else refusal_of_lists(fit.model)
         trains = fit is not None and fit.x is self
+        self._unmatched = fit.model if fit is not None and trains else None
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
         for ready in self._heads:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras.compiled_call import CompiledCall
+from tfos.keras.data.label_shapes import check_labels
 from tfos.keras.data.lists import explained
 from tfos.keras.embedding import dense_embeddings, row_flow
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
@@ -137,6 +138,8 @@ class GradientStep:
         return ids
 
     def _own_step(self, data: Any) -> tuple[Any, Captured]:
+        if isinstance(data, tuple) and len(data) > 1:  # of a traced step once per kind of batch
+            check_labels(self._model, data[1])
         with intercepted(self._optimizer) as captured:
             return self._model.train_step(data), captured
 

@@ -1,0 +1,100 @@
+"""Labels that Keras would broadcast over one unit are refused, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+import keras
+
+from tfos.errors import SettingsError
+from tfos.keras.data.label_shapes import check_labels
+
+pytestmark = pytest.mark.tf
+
+
+def model(*units: int, loss: Any = "mse") -> keras.Model:
+    given = keras.Input((3,))
+    outputs = [keras.layers.Dense(each, name=f"out{at}")(given) for at, each in enumerate(units)]
+    made = keras.Model(given, outputs[0] if len(outputs) == 1 else outputs)
+    made.compile(loss=loss)
+    return made
+
+
+def labels(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+WIDE = r"labels of output 'out0' have the shape \[batch, 2\] and the output has \[batch, 1\]: "
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        ("mse", "mean_squared_error"),
+        (keras.losses.mean_absolute_error, "mean_absolute_error"),
+        (keras.losses.Huber(0.5), "huber"),
+        (["mse"], "mean_squared_error"),
+        ({"out0": "mse"}, "mean_squared_error"),
+    ],
+)
+def test_two_labels_of_one_unit_are_refused(loss: Any, name: str):
+    with pytest.raises(SettingsError, match=rf"{WIDE}{name} would compare all 2 .* 2 units"):
+        check_labels(model(1, loss=loss), labels(8, 2))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(labels(8, 2), labels(8, 1)), {"out0": labels(8, 2), "out1": labels(8)}],
+    ids=["in order", "by name"],
+)
+def test_the_output_is_named_where_there_are_several(given: Any):
+    with pytest.raises(SettingsError, match=WIDE):
+        check_labels(model(1, 1), given)
+
+
+def user_loss(expected: Any, found: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(expected - found))
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def own_step() -> keras.Model:
+    given = keras.Input((3,))
+    made = OwnStep(given, keras.layers.Dense(1)(given))
+    made.compile(loss="mse")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "given"),
+    [
+        (lambda: model(1), labels(8)),
+        (lambda: model(1), labels(8, 1)),
+        (lambda: model(2), labels(8, 2)),
+        (lambda: model(2), labels(8, 1)),
+        (lambda: model(3, loss="sparse_categorical_crossentropy"), labels(8, 1)),
+        (lambda: model(1, loss=user_loss), labels(8, 2)),
+        (lambda: model(1, loss=None), labels(8, 2)),
+        (lambda: model(1, loss="cosine_similarity"), labels(8, 2)),
+        (lambda: model(1, 1, loss={"out1": "mse"}), (labels(8, 2), labels(8))),
+        (own_step, labels(8, 2)),
+    ],
+)
+def test_what_may_be_meant_so_is_let_through(made: Any, given: Any):
+    assert check_labels(made(), given)
+
+
+def test_a_model_without_a_shape_is_looked_at_again():
+    made = keras.Sequential([keras.layers.Dense(1)])
+    made.compile(loss="mse")
+    assert not check_labels(made, labels(8, 2))
+    made.build((None, 3))
+    with pytest.raises(SettingsError, match="shape"):
+        check_labels(made, labels(8, 2))

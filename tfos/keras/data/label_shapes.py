@@ -1,0 +1,104 @@
+"""Label shapes: labels that are wider than the model's one unit, which Keras broadcasts silently.
+
+    labels [batch, 2], output [batch, 1], mean squared error:
+        every label of a row is compared with the same unit, and the loss is their mean
+
+Covers: outputs of known shapes, and Keras' losses that compare element by element and do not refuse
+this themselves.
+Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+
+from tfos.errors import SettingsError
+
+_ELEMENTWISE = {
+    keras.losses.hinge,
+    keras.losses.squared_hinge,
+    keras.losses.huber,
+    keras.losses.log_cosh,
+    keras.losses.mean_absolute_error,
+    keras.losses.mean_absolute_percentage_error,
+    keras.losses.mean_squared_error,
+    keras.losses.mean_squared_logarithmic_error,
+    keras.losses.poisson,
+}
+
+
+def check_labels(model: Any, labels: Any) -> bool:
+    """Refuse labels that a loss of Keras would compare with one unit each.
+
+    Args:
+        model: compiled.
+        labels: of one batch, nested as Keras takes them; each has a shape.
+
+    Returns:
+        Whether the outputs' shapes are known; a Sequential without an Input has them after its
+        first batch.
+
+    Raises:
+        SettingsError: names both shapes.
+    """
+    if not getattr(model, "built", False):
+        return False
+    is_kerass = all(
+        getattr(type(model), name) is getattr(keras.Model, name)
+        for name in ("train_step", "compute_loss")
+    )
+    outputs = getattr(model, "outputs", None)
+    if not is_kerass or not outputs:
+        return True
+    for name, output, label, loss in _matched(model, list(outputs), labels):
+        wide, unit = _shape(label), _shape(output)
+        compares = _resolved(loss)
+        if compares in _ELEMENTWISE and _is_broadcast(wide, unit):
+            raise SettingsError(
+                f"the labels of output {name!r} have the shape {_text(wide)} and the output has "
+                f"{_text(unit)}: {compares.__name__} would compare all {wide[-1]} labels of "
+                f"a row with its one unit. Give that layer {wide[-1]} units, or name one label "
+                "column; a loss of your own may compare them so"
+            )
+    return True
+
+
+def _matched(model: Any, outputs: list[Any], labels: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield name, output, its labels and its loss."""
+    names = getattr(model, "output_names", None) or [model.layers[-1].name]  # of a Sequential
+    for at, (name, output) in enumerate(zip(names, outputs, strict=True)):
+        label, loss = (_part(each, at, name, len(outputs)) for each in (labels, model.loss))
+        if label is not None and loss is not None:
+            yield name, output, label, loss
+
+
+def _part(nested: Any, at: int, name: str, count: int) -> Any:
+    """Return what belongs to one output; None: unknown."""
+    if isinstance(nested, Mapping):
+        return nested.get(name)
+    if isinstance(nested, list | tuple):
+        return nested[at] if len(nested) == count else None
+    return nested if count == 1 or isinstance(nested, str) or callable(nested) else None
+
+
+def _resolved(loss: Any) -> Any:
+    """Return the function behind a loss."""
+    found = keras.losses.get(loss) if isinstance(loss, str) else loss
+    return getattr(found, "fn", found)
+
+
+def _shape(tensor: Any) -> tuple[int | None, ...]:
+    return tuple(getattr(tensor, "shape", None) or ())
+
+
+def _is_broadcast(labels: tuple[int | None, ...], output: tuple[int | None, ...]) -> bool:
+    if len(labels) != len(output) or len(labels) < 2 or output[-1] != 1:
+        return False
+    return labels[-1] is not None and labels[-1] > 1
+
+
+def _text(shape: tuple[int | None, ...]) -> str:
+    return f"[{', '.join(['batch', *map(str, shape[1:])])}]"
