@@ -193,9 +193,8 @@ def _row_of(item: int, rows: Array | None) -> int:
 
 def _no_fill(name: str, rows: Array | None, *, wants_list: bool) -> str:
     value = "[..]" if wants_list and rows is None else "value"
-    what = "null" if rows is None else "null inside a list"
     # Estimators and predictions take no nulls=, so what every caller can do comes first.
-    return (
-        f"{what}; F.coalesce() replaces it, df.na.drop() drops rows, and cluster.train takes "
-        f"nulls={{{name!r}: {value}}}"
-    )
+    advice = "null; F.coalesce() replaces it, df.na.drop() drops rows"
+    if rows is not None:
+        advice = "null inside a list; F.array_compact() drops it, F.transform() replaces it"
+    return f"{advice}, and cluster.train takes nulls={{{name!r}: {value}}}"

@@ -240,9 +240,8 @@ MISSING = [
 @pytest.mark.parametrize(("array", "fill", "wanted"), MISSING)
 def test_a_missing_value_is_refused_by_place_or_filled(array, fill, wanted):
     batch = pa.record_batch({"x": array})
-    with pytest.raises(
-        RowError, match=r"partition 3, row [01], column 'x': null; F\.coalesce.*nulls=\{'x': "
-    ):
+    advice = r"null(; F\.coalesce| inside a list; F\.array_compact).*nulls=\{'x': "
+    with pytest.raises(RowError, match=rf"partition 3, row [01], column 'x': {advice}"):
         chunks_of([batch], partition=3)
     (chunk,) = chunks_of([batch], fills={"x": fill})
     rows = [found(value) for (value,) in rows_of(chunk)]
