@@ -64,6 +64,11 @@ def items_of(given: Iterable[Any] | Mapping[Any, Any]) -> ListedItems:
             "items must be a list of items, a mapping from names to items or a grouped DataFrame "
             f"(df.groupBy(...)), got {type(given).__qualname__}"
         )
+    if type(given).__module__.startswith("pandas."):
+        raise SettingsError(
+            f"items is a pandas {type(given).__qualname__}, which iterates over names or cells: "
+            "pass df.to_dict('records'), dict(list(df.groupby(key))) or series.to_list()"
+        )
     if isinstance(given, Mapping):
         pairs = [(shown_name(name), item) for name, item in given.items()]
     else:

@@ -120,7 +120,8 @@ class ManyTrainings:
             item: its name, as in the table.
 
         Raises:
-            MapTrainError: the item has failed, with its error; or its value is not there yet.
+            MapTrainError: the item has failed, with its error; or its value is not there yet, or
+                cannot be read here.
             SettingsError: there is no item of this name.
         """
         number = self._positions.get(item)
@@ -133,14 +134,14 @@ class ManyTrainings:
                 f"item {item!r} is {row.state.value} after {row.attempts} attempts{reason}"
             )
         if self._results is not None:
-            return cloudpickle.loads(self._results.value(number))
+            return _unpickled(item, self._results.value(number))
         data = self._run.values.get(number)
         if data is None:
             raise MapTrainError(
                 f"the value of item {item!r} arrives when its slot ends: wait() first, or give "
                 "map_train a results_dir"
             )
-        return cloudpickle.loads(data)
+        return _unpickled(item, data)
 
     def values(self) -> dict[str, Any]:
         """Return the values of all items that are done, by name, after the end of the run."""
@@ -236,3 +237,13 @@ class ManyTrainings:
 
 def _has_more(ended: Sequence[int], seen: int) -> bool:
     return len(ended) > seen
+
+
+def _unpickled(item: str, data: bytes) -> Any:
+    try:
+        return cloudpickle.loads(data)
+    except Exception as error:
+        raise MapTrainError(
+            f"the value of item {item!r} cannot be read here: {type(error).__name__}: {error}. A "
+            "package that made it may be missing at the driver; return plain data"
+        ) from error

@@ -10,11 +10,12 @@ import threading
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from tfos.errors import NotPicklable, SettingsError
 from tfos.many.digests import function_digest
-from tfos.many.items import items_of
+from tfos.many.items import items_of, shown_name
 from tfos.many.slot.trainer import metrics_of
 
 
@@ -47,9 +48,18 @@ def test_equal_names_are_refused():
 
 def test_long_names_that_begin_alike_differ():
     begin = "x" * 200
-    names = items_of({f"{begin}{end}": end for end in "ab"}).names
-    assert len(set(names)) == 2
+    names = [shown_name(begin + end) for end in "ab"]
+    assert names[0] != names[1]
     assert {len(name) for name in names} == {120}
+
+
+def test_a_table_of_pandas_is_told_how_its_rows_or_groups_become_items():
+    frame = pandas.DataFrame({"rate": [0.1, 0.2]})
+    for given in (frame, frame["rate"]):
+        with pytest.raises(
+            SettingsError, match=r"a pandas (DataFrame|Series).*to_dict\('records'\)"
+        ):
+            items_of(given)
 
 
 def test_an_item_that_cannot_travel_is_named():
@@ -129,7 +139,7 @@ PROGRAM = """
 import dataclasses, functools
 import numpy as np
 from tfos.many.digests import function_digest
-from tfos.many.items import items_of
+from tfos.many.items import items_of, shown_name
 
 @dataclasses.dataclass(frozen=True)
 class Config:

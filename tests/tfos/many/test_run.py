@@ -240,3 +240,15 @@ def test_a_package_that_executors_lack_has_a_next_step(beds):
         MapTrainError, match=r"msgspec'\. The executors' Python lacks it: set PYSPARK"
     ):
         bed.trainings.wait(WAIT_S)
+
+
+def test_a_value_that_the_driver_cannot_read_is_named(beds):
+    def trains(bed, slot, attempt):
+        trains_all(bed, slot, attempt)
+        return [(0, b"cno_such_package\nThing\n."), (1, b"N."), (2, b"N.")]
+
+    bed = beds(trains, num_slots=1)
+    assert bed.trainings.wait(WAIT_S)
+    assert bed.trainings.value("b") is None
+    with pytest.raises(MapTrainError, match=r"value of item 'a' cannot be read here: ModuleNotF"):
+        bed.trainings.value("a")
