@@ -22,7 +22,7 @@ def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
     assert list((tmp_path / "mnist_model" / "logs").rglob("*tfevents*"))
 
     flags = ("--cluster_size", "1", "--output", str(tmp_path / "predictions"))
-    output = submit(EXAMPLES / "mnist_inference.py", *flags, master=separate(1), cwd=tmp_path)
+    output = submit(EXAMPLES / "mnist_inference.py", *flags, master="local[2]", cwd=tmp_path)
     assert number(output, r"predictions: (\d+)") == 1000
     assert number(output, r"right: ([01]\.\d+)") > 0.9
     written = [
