@@ -24,7 +24,11 @@ START_S = 90.0
 MASTER_PORT = r"Starting Spark master at spark://[^\s:]+:(\d+)"
 WEB_PORT = r"MasterWebUI\b.* started at http://[^\s:]+:(\d+)"
 STANDALONE = "standalone[3,1]"
-MASTERS = ("local[4]", "local-cluster[3,1,1024]", STANDALONE)
+MASTERS = (
+    "local[4]",
+    "local-cluster[3,1,1024]",  # a standalone master and its workers within the driver's JVM
+    pytest.param(STANDALONE, marks=pytest.mark.long),  # eight JVMs
+)
 
 standalones: dict[str, Standalone] = {}
 """The running ones by the URL of their master, for tests that add workers."""

@@ -127,3 +127,17 @@ def test_shutdown_refuses_times_before_it_ends_anything(cluster, options):
         cluster.shutdown(**options)
     assert cluster.phase is ClusterPhase.RUNNING
     cluster.abort()
+
+
+def test_a_saved_model_answers_in_the_place_of_main_fun(cluster, monkeypatch):
+    """What it answers is in tests/system/spark/test_predict_column.py."""
+    asked: list[tuple[Any, ...]] = []
+
+    def predicted_by(*given: Any) -> str:
+        asked.append(given)
+        return "the answers"
+
+    monkeypatch.setattr("tfos.predict.column.predicted_by", predicted_by)
+    assert cluster.inference("a frame", model="m", columns=["x"], output="y") == "the answers"
+    assert asked == [("a frame", "m", ["x"], "y", "error")]
+    cluster.abort()

@@ -359,5 +359,5 @@ class CheckpointMachine(RuleBasedStateMachine):
         assert [each.step for each in found if each] == [each.step for each in self.best()]
 
 
-CheckpointMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15)
+CheckpointMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=15)
 TestCheckpoints = pytest.mark.slow(CheckpointMachine.TestCase)

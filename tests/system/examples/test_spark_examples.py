@@ -1,4 +1,7 @@
-"""Every example runs as its docstring says, by spark-submit on separate executor processes."""
+"""Every example runs as its docstring says, by spark-submit; those that are long on executors.
+
+The gate's one runs in Spark's threads: test_wheel has the README's program on three executors.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(600)] 
 
 
 def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
-    output = submit(EXAMPLES / "mnist_spark.py", "--tensorboard", "--epochs", "5", cwd=tmp_path)
+    flags = ("--tensorboard", "--epochs", "5")
+    output = submit(EXAMPLES / "mnist_spark.py", *flags, master="local[4]", cwd=tmp_path)
     assert number(output, r"test accuracy: (0\.\d+)") > 0.9
     assert re.search(r"TensorBoard: http://\S+:\d+", output), output[-4000:]
     assert (tmp_path / "mnist_export" / "model.keras").is_file()
     assert list((tmp_path / "mnist_model" / "logs").rglob("*tfevents*"))
 
     flags = ("--cluster_size", "1", "--output", str(tmp_path / "predictions"))
-    output = submit(EXAMPLES / "mnist_inference.py", *flags, master=separate(1), cwd=tmp_path)
+    output = submit(EXAMPLES / "mnist_inference.py", *flags, master="local[2]", cwd=tmp_path)
     assert number(output, r"predictions: (\d+)") == 1000
     assert number(output, r"right: ([01]\.\d+)") > 0.9
     written = [

@@ -52,6 +52,12 @@ MODES: dict[str, dict[str, Any]] = {
     "sync": {"consistency": "sync", "reduction": "sum"},
     "hybrid": {"consistency": "hybrid"},
 }
+MOSTLY_HYBRID: list[Any] = [
+    *(pytest.param(each, marks=pytest.mark.long) for each in ("async", "pipeline", "sync")),
+    "hybrid",  # which has a barrier, rows on arrival and permits
+]
+SYNC_OR_HYBRID: list[Any] = [pytest.param("sync", marks=pytest.mark.long), "hybrid"]
+ALL_BUT_PIPELINE: list[Any] = [pytest.param("async", marks=pytest.mark.long), *SYNC_OR_HYBRID]
 
 
 class Count(keras.Model):  # type: ignore[misc]  # Keras has no types
@@ -117,7 +123,7 @@ FAULTS = [
 @pytest.mark.fault("F24")
 @pytest.mark.fault("F28")
 @pytest.mark.fault("F29")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MOSTLY_HYBRID)
 def test_a_push_harmed_anywhere_is_trained_once_and_brings_the_next_rows(
     proxied: Callable[..., ProxiedCluster], mode: str
 ):
@@ -165,7 +171,12 @@ def two_servers(num_workers: int = 1, **settings: Any) -> Iterator[Cluster]:
 @pytest.mark.fault("F12")
 @pytest.mark.fault("F30")
 @pytest.mark.parametrize(
-    ("mode", "restarted"), [("async", [1]), ("sync", [1]), ("hybrid", [1]), ("hybrid", [0, 1])]
+    ("mode", "restarted"),
+    [
+        *(pytest.param(each, [1], marks=pytest.mark.long) for each in ("async", "hybrid")),
+        ("sync", [1]),
+        ("hybrid", [0, 1]),
+    ],
 )
 def test_restarted_servers_lack_exactly_the_updates_that_they_tell(
     tmp_path: Path, mode: str, restarted: list[int]
@@ -226,7 +237,7 @@ def frozen_in_a_step(
 
 
 @pytest.mark.fault("F06")
-@pytest.mark.parametrize("mode", ["async", "sync", "hybrid"])
+@pytest.mark.parametrize("mode", ALL_BUT_PIPELINE)
 def test_a_frozen_worker_with_rows_ahead_is_replaced_and_what_it_pushes_later_is_refused(
     mode: str,
 ):
@@ -251,7 +262,7 @@ def test_a_frozen_worker_with_rows_ahead_is_replaced_and_what_it_pushes_later_is
 @pytest.mark.fault("F02")
 @pytest.mark.fault("F06")
 @pytest.mark.parametrize("on_lost", ["fail", "continue"])
-@pytest.mark.parametrize("mode", ["sync", "hybrid"])
+@pytest.mark.parametrize("mode", SYNC_OR_HYBRID)
 def test_a_worker_that_is_lost_with_rows_ahead_ends_the_others_steps_or_lets_them_go_on(
     mode: str, on_lost: Any
 ):
@@ -320,7 +331,7 @@ def test_a_worker_that_stands_with_rows_ahead_holds_up_nobody_or_as_the_bound_sa
 
 @pytest.mark.fault("F34")
 @pytest.mark.fault("F50")
-@pytest.mark.parametrize("mode", ["async", "sync", "hybrid"])
+@pytest.mark.parametrize("mode", ALL_BUT_PIPELINE)
 def test_a_worker_without_rows_and_one_with_few_hold_up_nobody(mode: str):
     x, y = data(6 * BATCH)
     parts = [slice(0), slice(2 * BATCH), slice(6 * BATCH)]
@@ -340,7 +351,14 @@ def test_a_worker_without_rows_and_one_with_few_hold_up_nobody(mode: str):
 
 
 @pytest.mark.parametrize(
-    ("mode", "when_full"), [*((mode, "refuse") for mode in MODES), ("hybrid", "lru")]
+    ("mode", "when_full"),
+    [
+        *(
+            pytest.param(mode, "refuse", marks=[pytest.mark.long] * (mode != "hybrid"))
+            for mode in MODES
+        ),
+        ("hybrid", "lru"),
+    ],
 )
 def test_a_full_table_names_feature_table_limit_and_next_step_or_drops_its_oldest_rows(
     mode: str, when_full: Any
@@ -452,7 +470,7 @@ def test_floats_that_keras_would_round_to_ids_are_refused(shape: str):
 
 @pytest.mark.fault("F50")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # of Keras, for generators
-@pytest.mark.parametrize("mode", ["async", "sync", "hybrid"])
+@pytest.mark.parametrize("mode", ALL_BUT_PIPELINE)
 def test_batches_of_one_row_train_and_one_of_none_is_refused_by_name(mode: str):
     x = ids(num_steps=1)
 

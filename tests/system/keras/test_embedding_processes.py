@@ -36,6 +36,7 @@ from tests.support.waiting import wait_until
 from tests.system.keras.test_embedding import BATCH
 from tests.system.keras.test_embedding_faults import (
     IDS,
+    MOSTLY_HYBRID,
     STEPS,
     counted,
     counting,
@@ -54,10 +55,6 @@ pytestmark = [pytest.mark.tf, pytest.mark.socket, pytest.mark.timeout(230)]
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 6.0
 """Of a request: a server that compiles its kernels on a busy host answers within it."""
-MOSTLY_HYBRID: list[Any] = [
-    *(pytest.param(each, marks=pytest.mark.long) for each in ("async", "pipeline", "sync")),
-    "hybrid",  # which has a barrier, rows on arrival and permits
-]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.keras_training import Servers, feed_epochs, offer, serving
-from tests.system.keras.test_embedding_faults import MODES
+from tests.system.keras.test_embedding_faults import MODES, MOSTLY_HYBRID
 from tfos.errors import FeedEndedWarning
 from tfos.fit_place import METADATA_NAME, FedEpochs, FitPlace, fed_epochs
 from tfos.keras import Embedding
@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 BATCH = 8
 IDS = 40
 BY_MODE: dict[str, dict[str, Any] | None] = {"no cluster": None, **MODES}
+ALONE_OR_MOSTLY_HYBRID: list[Any] = ["no cluster", *MOSTLY_HYBRID]
 Data = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 FIRST, SECOND = {0: 1.0, 1: 3.0}, {0: 2.0, 1: 5.0}
 
@@ -89,7 +90,7 @@ def stopping(model: keras.Model, batch: int) -> keras.callbacks.Callback:
     )
 
 
-@pytest.mark.parametrize("mode", BY_MODE)
+@pytest.mark.parametrize("mode", ALONE_OR_MOSTLY_HYBRID)
 def test_a_fit_of_arrays_that_is_stopped_and_a_second_one(mode: str):
     x, y, weights = data(8)
     with serving() as cluster:
@@ -114,7 +115,7 @@ def test_a_fit_that_is_asked_to_stop_ends_with_its_epoch():
         check(model, (x, weights))
 
 
-@pytest.mark.parametrize("mode", BY_MODE)
+@pytest.mark.parametrize("mode", ALONE_OR_MOSTLY_HYBRID)
 def test_fits_of_two_feeds_by_turns_with_class_and_sample_weights(mode: str):
     """Batches that are prepared under one fit's class weights may be trained under another's."""
     one, other = data(8), data(5, seed=1)
@@ -137,7 +138,7 @@ def test_fits_of_two_feeds_by_turns_with_class_and_sample_weights(mode: str):
         check(model, (x, weights * factors), (x_2, weights_2 * factors_2))
 
 
-@pytest.mark.parametrize("mode", BY_MODE)
+@pytest.mark.parametrize("mode", ALONE_OR_MOSTLY_HYBRID)
 def test_a_callback_that_trains_a_batch_of_its_own_takes_none_away_from_fit(mode: str):
     x, y, weights = data(8)
     own = data(1, seed=1)

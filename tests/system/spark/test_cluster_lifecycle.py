@@ -172,7 +172,7 @@ def test_an_exception_without_a_feed_is_raised_by_shutdown(spark):
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("exit", "code 1"),
+        pytest.param("exit", "code 1", marks=pytest.mark.long),
         ("segv", "SIGSEGV"),
         pytest.param("SIGABRT", "SIGABRT", marks=pytest.mark.long),
     ],

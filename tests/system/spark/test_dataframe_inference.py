@@ -4,11 +4,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.support.saved_linear import saved
 from tfos import InputMode, TFCluster
 from tfos.errors import NodeFailedError, SettingsError
-
-__all__ = ["saved"]
 
 pytestmark = [
     pytest.mark.spark,
@@ -107,9 +104,9 @@ def test_vectors_are_answered(sql, cluster):
     assert answered.select("x").collect() == frame.select("x").collect()
 
 
-def frame_with_holes(sql):
+def frame_with_holes(sql, partitions=4):
     """Columns whose names any query would misread, and a hole in every third row."""
-    frame = frame_of(sql, "filled", 60).selectExpr(
+    frame = frame_of(sql, "filled", 60, partitions).selectExpr(
         "id", "how", "x", "if(id % 3 = 0, null, id) as hole", "missing as text", "id as ID"
     )
     return frame.toDF("i.d", "how", "x", "missing.x", "text", "I.D")
@@ -133,7 +130,8 @@ def test_missing_values_are_filled_for_main_fun_and_stay_in_the_frame(sql, clust
 
 
 def test_missing_values_are_refused_by_name_unless_filled(sql, cluster):
-    answered = cluster.inference(frame_with_holes(sql), columns=["x", "missing.x", "how"])
+    frame = frame_with_holes(sql, 1)  # Spark repeats each task that fails
+    answered = cluster.inference(frame, columns=["x", "missing.x", "how"])
     with pytest.raises(PySparkException, match=r"column 'missing\.x'"):
         answered.collect()
 
@@ -171,33 +169,6 @@ def test_what_does_not_fit_the_frame_is_refused_at_once(sql, cluster, asked, tex
 def test_options_of_frames_are_refused_for_rdds(spark, cluster):
     with pytest.raises(SettingsError, match="are for a DataFrame"):
         cluster.inference(spark.parallelize([1]), output="a int")
-
-
-@pytest.mark.parametrize("has_arrow_udf", [True, False])
-def test_a_saved_model_answers_the_rows_of_a_frame(sql, cluster, saved, monkeypatch, has_arrow_udf):
-    if not has_arrow_udf:
-        monkeypatch.setattr("tfos.feed.dataframe_inference.arrow_udf", lambda: None)
-    frame = frame_of(sql, "any", 60, 1)  # one executor loads TensorFlow
-    rows = cluster.inference(frame, model=saved).orderBy("id").collect()
-    assert [(row.id, row.y[0]) for row in rows] == [(i, i + 4.0) for i in range(60)]
-    assert cluster.inference(frame, model=saved, columns=["x"]).columns == [
-        *frame.columns,
-        "y",
-        "p",
-    ]
-
-
-def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, cluster, saved):
-    frame = frame_of(sql, "any")
-    for asked, text in (
-        ({"columns": ["q"]}, r"'q': the DataFrame has no such column: it has"),
-        ({"output": "a"}, r"output='a': the model .* has the outputs \['y', 'p'\]"),
-        ({"nulls": 0}, "nulls=0, output=None beside model="),
-    ):
-        with pytest.raises(SettingsError, match=text):
-            cluster.inference(frame, model=saved, **asked)
-    with pytest.raises(SettingsError, match="answers the rows of a DataFrame, got RDD"):
-        cluster.inference(spark.parallelize([1]), model=saved)
 
 
 @pytest.mark.fault("F38")

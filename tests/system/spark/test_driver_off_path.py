@@ -74,9 +74,9 @@ def _median_rate(counts: list[tuple[float, int]]) -> float:
 @pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True)
 def test_driver_traffic_is_small_and_does_not_grow_with_the_model(spark, tmp_path):
     small_python, small_jvm = _measure(spark, tmp_path, 1_000_000)  # 4 MB
-    large_python, large_jvm = _measure(spark, tmp_path, 20_000_000)  # 80 MB
+    large_python, large_jvm = _measure(spark, tmp_path, 5_000_000)  # 20 MB
     figures = (
-        f"bytes/s with 4 MB and 80 MB of parameters: python {small_python:.0f}, "
+        f"bytes/s with 4 MB and 20 MB of parameters: python {small_python:.0f}, "
         f"{large_python:.0f}; "
         f"jvm {small_jvm:.0f}, {large_jvm:.0f}"
     )

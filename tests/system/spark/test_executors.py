@@ -150,6 +150,7 @@ def test_a_task_that_spark_retries_replaces_its_first_attempt_and_fences_it(spar
     await_executors(spark, 3)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F18")
 @pytest.mark.parametrize("spark", [STANDALONE], indirect=True)
 def test_executors_that_come_late_are_waited_for_and_busy_ones_do_not_count(

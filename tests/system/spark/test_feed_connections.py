@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(170, func_only=True),
     pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
 ]
-PARTITIONS = 30
+PARTITIONS = 12
 WORKERS = 2
 PROCESSES = 3
 CLOSED_S = 20.0

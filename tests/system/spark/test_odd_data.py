@@ -54,8 +54,8 @@ FED: dict[str, tuple[int, Callable[[Any], Any]]] = {
     ),
     "a DataFrame without rows": (0, lambda sc: _frame(sc, [], "a int, b double")),
     "an RDD without partitions": (0, lambda sc: sc.emptyRDD()),
-    "one huge partition": (100_000, lambda sc: sc.parallelize(range(100_000), 1)),
-    "many empty partitions": (3, lambda sc: sc.parallelize(range(3), 32)),
+    "one huge partition": (20_000, lambda sc: sc.parallelize(range(20_000), 1)),
+    "many empty partitions": (3, lambda sc: sc.parallelize(range(3), 12)),
     "partitions of different types": (20, lambda sc: sc.parallelize([1] * 10 + ["x"] * 10, 2)),
 }
 REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -106,14 +106,14 @@ def test_shutdown_waits_until_every_batch_of_a_stream_is_trained(spark, tmp_path
         from pyspark.streaming import StreamingContext
 
         stream_context = StreamingContext(spark, 0.5)
-    batches = [spark.parallelize(range(i * 100, i * 100 + 100), 2) for i in range(4)]
+    batches = [spark.parallelize(range(i * 100, i * 100 + 100), 2) for i in range(2)]
     batches.append(spark.parallelize([STOP], 1))
     cluster = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK)
     cluster.start(keep, str(tmp_path))
     assert cluster.train(stream_context.queueStream(batches)) is None
     stream_context.start()
     cluster.shutdown(stream_context, timeout=120)
-    assert sorted(map(int, kept(tmp_path))) == list(range(400))
+    assert sorted(map(int, kept(tmp_path))) == list(range(200))
     assert spark.parallelize(range(4), 2).sum() == 6
     shown = capfd.readouterr().err
     assert "ERROR JobScheduler" not in shown

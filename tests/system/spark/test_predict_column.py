@@ -1,4 +1,4 @@
-"""predict_column: a saved model as a function of columns, without a cluster.
+"""A saved model as a function of columns, and over the rows of a frame, without a cluster.
 
 Spark's threads are enough: each further Python worker of executors would load TensorFlow.
 """
@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from tests.support.saved_linear import saved
 from tfos import predict_column
 from tfos.errors import SettingsError
+from tfos.predict.column import predicted_by
 
 __all__ = ["saved"]
 
@@ -78,3 +79,28 @@ def test_what_no_model_can_answer_is_refused_at_once(saved, monkeypatch):
     monkeypatch.setattr("tfos.predict.column.arrow_udf", lambda: None)
     with pytest.raises(SettingsError, match=r"needs Spark 4\.1, .*; this is 4\."):
         predict_column(saved)
+
+
+@pytest.mark.parametrize("has_arrow_udf", [True, False])
+def test_a_saved_model_answers_the_rows_of_a_frame(sql, saved, monkeypatch, has_arrow_udf):
+    """As `TFCluster.inference(model=)` asks it to."""
+    if not has_arrow_udf:  # as with Spark 4.0
+        monkeypatch.setattr("tfos.feed.dataframe_inference.arrow_udf", lambda: None)
+    frame = frame_of(sql, 60)
+    rows = predicted_by(frame, saved, None, None, "error").orderBy("id").collect()
+    assert [(row.id, row.y[0]) for row in rows] == [(i, i + 4.0) for i in range(60)]
+    answered = predicted_by(frame, saved, ["x"], None, "error")
+    assert answered.columns == [*frame.columns, "y", "p"]
+
+
+def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, saved):
+    frame = frame_of(sql, 60)
+    for columns, output, nulls, text in (
+        (["q"], None, "error", r"'q': the DataFrame has no such column: it has"),
+        (None, "a", "error", r"output='a': the model .* has the outputs \['y', 'p'\]"),
+        (None, None, 0, "nulls=0, output=None beside model="),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            predicted_by(frame, saved, columns, output, nulls)
+    with pytest.raises(SettingsError, match="answers the rows of a DataFrame, got RDD"):
+        predicted_by(spark.parallelize([1]), saved, None, None, "error")

@@ -1,5 +1,7 @@
 """Servers and workers that are killed under `fit` of a model with tables: exact, or one sentence.
 
+All of them take minutes: what servers lack and tell is exact in tests/system/keras/
+test_embedding_faults.py, and a whole cluster goes on without a server in test_learning.py.
 The gradient of a row is -1 for each of its ids, and that of the one dense parameter -1 for each
 row of the batch, at rate 1: so both are how often they were trained.
 """
@@ -37,10 +39,6 @@ MODES: dict[str, dict[str, Any]] = {
     "hybrid": {"consistency": "hybrid"},
     "sync": {"consistency": "sync", "reduction": "sum"},
 }
-MOSTLY_LONG = [
-    *(pytest.param(mode, marks=pytest.mark.long) for mode in MODES if mode != "hybrid"),
-    "hybrid",
-]
 
 
 def count_rows(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
@@ -107,10 +105,11 @@ def stepped_again(out: Path) -> None:
     wait_until(lambda: len(list(out.glob("stepped-*"))) == 2, "steps of both workers", START_S)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F08")
 @pytest.mark.fault("F12")
 @pytest.mark.fault("F30")
-@pytest.mark.parametrize("mode", MOSTLY_LONG)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_server_killed_with_a_checkpoint_lacks_exactly_the_updates_that_it_tells(
     spark: Any, tmp_path: Path, capsys: Any, mode: str
 ) -> None:
