@@ -18,7 +18,7 @@ from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavai
 from feeding.filesystem import globbing
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
+from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, check_range
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.temp_files import collected, pieces_of, staging_name
 
@@ -237,8 +237,7 @@ class FsspecReader:
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
         """See RangeReader."""
-        if offset < 0 or length < 0:
-            raise ValueError(f"a range of {self.path} at {offset} with {length} bytes")
+        check_range(self.path, offset, length)
         length = max(0, min(length, self.size_bytes - offset))
         return self._read(offset, length) if length else bytes
 

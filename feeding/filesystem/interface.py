@@ -85,6 +85,21 @@ class RangeReader(Protocol):
         """Close it."""
 
 
+def check_range(path: str, offset: int, length: int) -> None:
+    """Refuse a range that no file has; each RangeReader asks this first.
+
+    Args:
+        path: of the file.
+        offset: of the first byte.
+        length: in bytes.
+
+    Raises:
+        ValueError: the offset or the length is negative.
+    """
+    if offset < 0 or length < 0:
+        raise ValueError(f"a range of {path} at {offset} with {length} bytes")
+
+
 class FileSystem(Protocol):
     """Files of one scheme and authority."""
 

@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 
 from feeding.errors import PathError
 from feeding.filesystem import globbing
-from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
+from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, check_range
 from feeding.filesystem.location import LOCAL, parse
 from feeding.filesystem.temp_files import pieces_of, staging_name
 
@@ -109,8 +109,7 @@ class LocalReader:
 
     def read_range(self, offset: int, length: int) -> bytes:
         """See RangeReader."""
-        if offset < 0 or length < 0:
-            raise ValueError(f"a range of {self.path} at {offset} with {length} bytes")
+        check_range(self.path, offset, length)
         parts = []
         while length and (part := os.pread(self._descriptor, length, offset)):
             parts.append(part)

@@ -181,10 +181,7 @@ class RankGroup:
         forms = self._layouts(call, self._others)
         buffers = {rank: self._memory.take(forms[rank].num_bytes).data for rank in self._others}
         self._fetch(
-            [
-                self._wanted(call, rank, BROUGHT, 0, buffers[rank], last=True)
-                for rank in self._others
-            ]
+            [_wanted(call, rank, BROUGHT, 0, buffers[rank], last=True) for rank in self._others]
         )
         own = [each.copy() for each in arrays]
         self._wait(offer)
@@ -214,14 +211,14 @@ class RankGroup:
         if len(data) <= FEW_BYTES:
             offer = CallOffer(call, [root])  # in its next call this rank could not answer the root
             self._offers.post(offer)
-            self._fetch([self._wanted(call, root, BROUGHT, 0, data, last=True)])
+            self._fetch([_wanted(call, root, BROUGHT, 0, data, last=True)])
             self._wait(offer)
             return layout.put_together(form, layout.arrays_of(form, data))
         offer = CallOffer(call, self._others)
         offer.views[MADE] = [data]
         self._offers.post(offer)
         start, stop = bounds[self.rank], bounds[self.rank + 1]
-        self._fetch([self._wanted(call, root, BROUGHT, start, data[start:stop], last=False)])
+        self._fetch([_wanted(call, root, BROUGHT, start, data[start:stop], last=False)])
         self._finish_slices(offer, data, bounds)
         return layout.put_together(form, layout.arrays_of(form, data))
 
@@ -285,7 +282,7 @@ class RankGroup:
         def begun(number: int) -> list[Wanted]:
             first, end = pieces[number]
             wanted = [
-                self._wanted(
+                _wanted(
                     call,
                     rank,
                     BROUGHT,
@@ -312,7 +309,7 @@ class RankGroup:
         self._offers.grow(offer, MADE, len(data))
         self._fetch(
             [
-                self._wanted(
+                _wanted(
                     offer.call,
                     rank,
                     MADE,
@@ -336,18 +333,6 @@ class RankGroup:
         offer.ready[BROUGHT] = sum(map(len, views))
         self._offers.post(offer)
 
-    def _wanted(
-        self,
-        call: CollectiveCall,
-        rank: int,
-        part: int,
-        start: int,
-        into: memoryview,
-        *,
-        last: bool,
-    ) -> Wanted:
-        return Wanted(rank, ArrayFetch(call, part, start, start + len(into), last), into)
-
     def _fetch(self, wanted: Sequence[Wanted]) -> None:
         self._links.begin(wanted)
         self._links.finish(wanted, self._deadline_s, self._timeout_s)
@@ -355,6 +340,12 @@ class RankGroup:
     def _wait(self, offer: CallOffer) -> None:
         self._offers.wait_fetched(offer, self._deadline_s, self._timeout_s)
         offer.views = [(), ()]  # they would hold the memory of the result
+
+
+def _wanted(
+    call: CollectiveCall, rank: int, part: int, start: int, into: memoryview, *, last: bool
+) -> Wanted:
+    return Wanted(rank, ArrayFetch(call, part, start, start + len(into), last), into)
 
 
 def _check_timeout(timeout_s: Any) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from feeding.errors import FileChanged
 from feeding.filesystem.bounded_calls import BoundedCall, CallTimeout
 from feeding.filesystem.hdfs.client import HdfsRequest, RequestBudget, Requests
+from feeding.filesystem.interface import check_range
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader
@@ -81,8 +82,7 @@ class HdfsReader:
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
         """See RangeReader."""
-        if offset < 0 or length < 0:
-            raise ValueError(f"a range of {self.path} at {offset} with {length} bytes")
+        check_range(self.path, offset, length)
         length = max(0, min(length, self.size_bytes - offset))  # hdfs-native panics past the end
         if not length:
             return bytes
