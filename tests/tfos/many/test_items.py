@@ -10,7 +10,6 @@ import threading
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 
 from tfos.errors import NotPicklable, SettingsError
@@ -54,7 +53,7 @@ def test_long_names_that_begin_alike_differ():
 
 
 def test_a_table_of_pandas_is_told_how_its_rows_or_groups_become_items():
-    frame = pandas.DataFrame({"rate": [0.1, 0.2]})
+    frame = pytest.importorskip("pandas").DataFrame({"rate": [0.1, 0.2]})
     for given in (frame, frame["rate"]):
         with pytest.raises(
             SettingsError, match=r"a pandas (DataFrame|Series).*to_dict\('records'\)"
