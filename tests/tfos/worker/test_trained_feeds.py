@@ -193,7 +193,7 @@ class Run:
         self.client = Client()
         self.client.metadata = dict(metadata)
         if set_metadata is not None:
-            self.client.set_metadata = set_metadata  # type: ignore[method-assign]
+            self.client.set_metadata = set_metadata  # type: ignore[method-assign,assignment]
         self.said: list[BatchReport] = []
         self.batches = TrainedFeeds(self.said.append)
         self.batches.begin(
