@@ -25,8 +25,8 @@ def test_digits_fed_by_spark_are_learned_and_the_model_predicts(tmp_path):
     assert (tmp_path / "mnist_export" / "model.keras").is_file()
     assert list((tmp_path / "mnist_model" / "logs").rglob("*tfevents*"))
 
-    flags = ("--cluster_size", "1", "--output", str(tmp_path / "predictions"))
-    output = submit(EXAMPLES / "mnist_inference.py", *flags, master="local[2]", cwd=tmp_path)
+    to = ("--cluster_size", "1", "--output", str(tmp_path / "predictions"))
+    output = submit(EXAMPLES / "mnist_inference.py", *to, master="local[2]", cwd=tmp_path)
     assert number(output, r"predictions: (\d+)") == 1000
     assert number(output, r"right: ([01]\.\d+)") > 0.9
     written = [
