@@ -10,13 +10,14 @@ Threads: the public calls come from the main thread; ps.client.periodic_saver ha
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ps.checkpoint.format import Checkpoint, step_name
 from ps.checkpoint.reader import best, latest, steps_on_disk
 from ps.checkpoint.score import Score
-from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError
@@ -61,7 +62,8 @@ class ChiefSaver:
         """Restore the servers if this run resumes an earlier one, then save while main_fun runs.
 
         Raises:
-            CheckpointError: no checkpoint is complete, or the directory belongs to another run.
+            CheckpointError: no checkpoint is complete, or the directory belongs to another run, or
+                nothing can be written there.
         """
         directory, step = self._plan.directory, -1
         storage = self._open_storage(directory)
@@ -77,6 +79,8 @@ class ChiefSaver:
                 )
             step = self._restored_step = self._client.restore(directory)
             logging.getLogger("tfos").info("going on from step %d in %s", step, directory)
+        if not self._joins:
+            _check_writable(storage)
         self._saver.start(saved_step=step)
 
     @property
@@ -134,3 +138,17 @@ class ChiefSaver:
         """Save changes since the last save, and end. Idempotent."""
         self._saver.close()
         self._client.close()
+
+
+def _check_writable(storage: Storage) -> None:
+    """Refuse a directory in which every save would fail: a warning in a log is easily missed."""
+    name = f"probe-{secrets.token_hex(8)}"
+    try:
+        with typed_errors(storage, name, "write"):
+            storage.put(name, b"", overwrite=False)
+            storage.remove(name)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"no checkpoint can be saved in {storage.where()}: {error}; name a directory that "
+            "every host of the cluster can write"
+        ) from error

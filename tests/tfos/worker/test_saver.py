@@ -54,6 +54,21 @@ def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monke
     assert not (tmp_path / "lease.json").exists()
 
 
+@pytest.mark.fault("F40")
+def test_a_directory_in_which_nothing_can_be_written_is_refused_before_anything_is_trained(
+    tmp_path: Path,
+):
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(Path("/proc/none")), bed.client)
+        with pytest.raises(CheckpointError, match=r"no checkpoint can be saved in /proc/none: "):
+            saver.start()
+        saver.close()
+        saver = ChiefSaver(plan(tmp_path / "new"), bed.client)
+        saver.start()
+        assert not list((tmp_path / "new").iterdir())
+        saver.close()
+
+
 def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, monkeypatch, caplog):
     monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
     publish = LocalStorage.publish
