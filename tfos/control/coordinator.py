@@ -320,11 +320,11 @@ class Coordinator:
                 if self._server is not None:
                     self._server.send(action.node, action.order)
             elif isinstance(action, Warn):
-                self._console.warn(action.text)
+                self._console.warn(action.text, waits=False)
             elif isinstance(action, Replace):
                 self._replace(action)
             else:
-                self._console.line(action.text)
+                self._console.line(action.text, waits=False)
 
     def _watch_liveness(self) -> None:
         interval_s = min(1.0, self._config.heartbeat_s / 2)

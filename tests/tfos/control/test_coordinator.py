@@ -30,8 +30,9 @@ class Bed:
     def __init__(self) -> None:
         self.out = io.StringIO()
         self.authority = ClusterAuthority("bed")
+        self.console = Console(stream=self.out)
         self.coordinator = Coordinator(
-            plan(3, 1), ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3), Console(stream=self.out)
+            plan(3, 1), ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3), self.console
         )
         self.port = self.coordinator.start("127.0.0.1", self.authority.driver())
         self.nodes: dict[str, Node] = {}
@@ -46,6 +47,10 @@ class Bed:
         assert self.coordinator.wait(lambda s: s.phase is ClusterPhase.RUNNING, WAIT_S)
         for node in self.nodes.values():
             node.expect(messages.Start)
+
+    def shown(self) -> str:
+        assert self.console.flush(WAIT_S)
+        return self.out.getvalue()
 
     def close(self) -> None:
         for node in self.nodes.values():
@@ -91,7 +96,7 @@ def test_the_roster_reaches_every_node(bed):
 def test_output_of_nodes_is_shown_with_its_origin(bed):
     node = bed.join("worker:1")
     node.client.log(messages.LogBatch(node.id, ("hello \x1b[31m",), 2))
-    assert bed.out.getvalue().splitlines()[-2:] == [
+    assert bed.shown().splitlines()[-2:] == [
         r"worker:1@h | hello \x1b[31m",
         "worker:1@h | (2 lines dropped: over the rate limit; see its log)",
     ]
@@ -105,7 +110,7 @@ def test_a_node_that_floods_the_driver_is_cut_to_the_rate(bed):
     for _ in range(500):
         bed.coordinator.on_log(messages.LogBatch(node.id, ("y",) * 1000))
     admitted = 2000 + 400 * (time.monotonic() - began_s)
-    lines = bed.out.getvalue().splitlines()
+    lines = bed.shown().splitlines()
     assert lines.count("worker:1@h | y") <= admitted
     dropped = sum(int(line.split("(")[1].split()[0]) for line in lines if "lines dropped" in line)
     assert lines.count("worker:1@h | y") + dropped == 500_000
@@ -116,7 +121,7 @@ def test_a_worker_that_reports_in_the_chiefs_place_is_refused(bed):
     bed.join_all()
     with pytest.raises(ControlRefused, match="worker:1 may not report TensorBoardUp; only the"):
         bed.nodes["worker:1"].client.report(messages.TensorBoardUp("http://evil:80"))
-    assert "evil" not in bed.out.getvalue()
+    assert "evil" not in bed.shown()
     assert bed.coordinator.read(lambda state: state.tensorboard) is None
 
 
