@@ -25,7 +25,7 @@ from tfos.console.terminal import TerminalLine
 
 MOST_CHARS = 1_000_000
 """That wait to be written: some thousands of lines."""
-PATIENCE_S = 0.5
+PATIENCE_S = 1.0
 """How long a line of the driver is waited for: what the program writes next comes behind it."""
 EXIT_S = 5.0
 """How long the last lines are waited for when the interpreter exits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from tfos.control.members import Member
@@ -86,8 +87,15 @@ def _node_report(
         silent_s=max(0.0, now_s - member.heard_s),
         rss_mib=beat.rss_bytes / _MIB if beat is not None else 0.0,
         steps=progress.get("steps", 0.0),
-        rows=sum(feed.taken_rows for feed in beat.feeds) if beat is not None else 0,
+        rows=_trained_rows(member),
         loss=progress.get("loss"),
         times=times,
         server=stragglers.server_counters(beat),
     )
+
+
+def _trained_rows(member: Member) -> int:
+    """Return the rows that main_fun reports, or else those of its feeds."""
+    own = member.progress.get("rows", 0.0)
+    feeds = member.heartbeat.feeds if member.heartbeat is not None else ()
+    return int(own) if math.isfinite(own) and own else sum(each.trained_rows for each in feeds)

@@ -59,6 +59,7 @@ def test_a_live_line_is_replaced_and_the_final_one_stays():
     console.node_lines("worker:0@h", ("hello",), 0)
     console.progress("20 rows")
     console.progress("done", final=True)
+    assert console.flush(WAIT_S)
     text = out.getvalue()
     assert "worker:0@h | hello" in text
     assert text.endswith("tfos | done\n")

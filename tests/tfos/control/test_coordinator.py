@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -200,3 +201,18 @@ def test_closing_twice_is_fine_and_ends_the_wait_of_others(bed):
     bed.coordinator.close()
     assert woken.wait(WAIT_S)
     waiter.join(WAIT_S)
+
+
+def test_a_part_that_does_not_close_is_told_and_the_others_and_the_server_close(bed):
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    closed = threading.Event()
+    bed.coordinator.at_close(fail)
+    bed.coordinator.at_close(closed.set)
+    bed.coordinator.close()
+    assert closed.is_set()
+    assert bed.coordinator._server is None
+    assert "did not close: OSError: the disk is full" in bed.shown()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", bed.port)) != 0

@@ -92,7 +92,7 @@ def test_a_value_that_cannot_travel_warns_once_and_fails_only_results():
     cluster = Cluster()
     text = "main_fun returned a keras.Model; return numbers"
     shown: list[str] = []
-    warn = lambda line, waits: shown.append(line)  # noqa: E731, ARG005
+    warn = lambda line, waits: shown.append(line)  # noqa: E731
     cluster.coordinator._console.warn = warn  # type: ignore[assignment, method-assign]
     for name in ("worker:0", "worker:1", "worker:2"):
         cluster.hear(name, messages.Done(no_result=text))

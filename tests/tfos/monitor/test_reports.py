@@ -185,3 +185,13 @@ def test_without_containers_the_sum_is_told_and_nobody_is_warned():
     assert report.notes == ()
     assert [each.nodes for each in report.executors] == [("ps:0", "worker:0")]
     assert "executor 3 on host-b: 1,800 MiB: ps:0, worker:0" in str(report)
+
+
+def test_rows_that_a_main_fun_reads_itself_are_those_that_it_reports():
+    state = running(0.0, executors=("1", "2", "3"))
+    beat = messages.Heartbeat(NodeId("worker", 0), 2, "main_fun", progress={"rows": 640.0})
+    state.on_heartbeat(beat, 0.0)
+    fed = messages.FeedSnapshot("input", 100, 90, trained_rows=64)
+    state.on_heartbeat(messages.Heartbeat(NodeId("worker", 1), 2, "main_fun", feeds=(fed,)), 0.0)
+    rows = {each.name: each.rows for each in cluster_report("c", state, 1.0).nodes}
+    assert (rows["worker:0"], rows["worker:1"]) == (640, 64)
