@@ -7,7 +7,7 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "started_at", "running_s",                          # Unix seconds; seconds since then
      "links": {"tensorboard": URL, "spark": URL},        # only those there are
      "nodes": [{"name", "status", "phase", "host", "executor", "pid", "attempt", "silent_s",
-                "rss_mib", "steps", "rows", "loss", "steps_per_s", "rows_per_s",
+                "rss_mib", "steps", "rows", "loss", "metrics", "steps_per_s", "rows_per_s",
                 "where": null | {"compute_s", "feed_s", "lookup_s", "pull_s", "push_s", "wait_s"},
                                                          # of one step, lately
                 "feeds": [{"feed", "fed", "taken", "trained", "dropped", "unread_bytes",
@@ -143,6 +143,7 @@ def _node(report: NodeReport, member: Member) -> Json:
         "steps": _number(report.steps),
         "rows": report.rows,
         "loss": _number(report.loss),
+        "metrics": _metrics(report.metrics),
         **_rates(member),
         "where": _where(report),
         "feeds": _feeds(member),
