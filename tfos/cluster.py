@@ -11,6 +11,7 @@ own (tfos.spark.interruptible), so that Ctrl-C interrupts only the waiting user 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -223,6 +224,10 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         except KeyboardInterrupt:
             self.abort("start() was interrupted")
             raise
+        except BaseException:
+            if self.phase in (ClusterPhase.FAILED, ClusterPhase.CLOSED):
+                self._withdraw()
+            raise
 
     def train(  # noqa: PLR0913 - TensorFlowOnSpark's arguments, and ours by keyword
         self,
@@ -380,7 +385,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             self.abort("shutdown() did not finish")  # no effect once it has
             raise
         finally:
-            withdraw(self._reserved.sc, self.cluster_id)
+            self._withdraw()
 
     def abort(self, reason: str = "aborted by the driver") -> None:
         """Stop every node at once, without waiting for main_fun. Idempotent, raises nothing.
@@ -395,6 +400,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         except BaseException:
             self._ending.leave()
             raise
+        finally:
+            self._withdraw()
 
     @property
     def phase(self) -> ClusterPhase:
@@ -441,6 +448,11 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             cluster.abort("reserve() failed")
             raise
         return cluster
+
+    def _withdraw(self) -> None:
+        """Give the later jobs of this thread no credentials of this cluster."""
+        with contextlib.suppress(Exception):  # a JVM that has ended gives nobody anything
+            withdraw(self._reserved.sc, self.cluster_id)
 
     def _started(self, main_fun: Callable[[Any, Any], Any], args: Any) -> TFCluster:
         try:

@@ -140,8 +140,19 @@ class DaemonThreads(futures.Executor):
             self._started += start
             self._changed.notify()
         if start:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._start()
         return future
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:  # Python 3.12 starts none while the interpreter exits
+            with self._changed:
+                self._started -= 1
+                if self._started or not self._work:
+                    return  # one that runs takes it
+                work = self._work.popleft()
+            work()
 
     def _run(self) -> None:
         while True:

@@ -93,8 +93,13 @@ class Context:
         loss: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        self.progress.append((step, rows, loss))
-        self.numbers.append(metrics or {})
+        self.report_numbers({**(metrics or {}), "steps": step, "rows": rows, "loss": loss})
+
+    def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
+        others = {name: value for name, value in numbers.items() if value is not None}
+        steps, rows = int(others.pop("steps")), int(others.pop("rows"))
+        self.progress.append((steps, rows, others.pop("loss", None)))
+        self.numbers.append(others)
 
     @property
     def staging_dir(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from typing import Any
 
@@ -16,9 +17,10 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.state.actions import Action
 from tfos.control.state.cluster_state import ClusterState
-from tfos.errors import SettingsError
+from tfos.errors import ReservationTimeout, SettingsError
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
+from tfos.spark.task_secrets import PREFIX
 from tfos.topology import plan
 
 pytestmark = pytest.mark.socket
@@ -141,3 +143,32 @@ def test_a_saved_model_answers_in_the_place_of_main_fun(cluster, monkeypatch):
     assert cluster.inference("a frame", model="m", columns=["x"], output="y") == "the answers"
     assert asked == [("a frame", "m", ["x"], "y", "error")]
     cluster.abort()
+
+
+def secrets_of(spark: FakeSpark) -> list[str]:
+    return [each for key, each in spark.properties.items() if key.startswith(PREFIX) and each]
+
+
+def test_an_abort_leaves_no_secret_in_the_threads_local_properties():
+    with contextlib.closing(FakeSpark()) as spark:
+        cluster = TFCluster.reserve(spark, 2, 1)
+        assert secrets_of(spark)
+        cluster.abort()
+        assert not secrets_of(spark)
+        with pytest.raises(KeyError), TFCluster.reserve(spark, 2, 1):
+            raise KeyError("the program's own")
+        assert not secrets_of(spark)
+
+
+def test_a_start_that_ends_the_cluster_leaves_no_secret(monkeypatch):
+    def fail(reserved: Any, _ending: Any, _pickled: Any) -> None:
+        reserved.coordinator.close(ClusterPhase.FAILED)
+        raise ReservationTimeout("no node came")
+
+    monkeypatch.setattr("tfos.cluster.start_nodes", fail)
+    with contextlib.closing(FakeSpark()) as spark:
+        cluster = TFCluster.reserve(spark, 2, 1)
+        with pytest.raises(ReservationTimeout):
+            cluster.start(lambda args, ctx: None)
+        assert not secrets_of(spark)
+        cluster.abort()

@@ -166,6 +166,9 @@ def _show(found: Json) -> None:
         _write(f"{name}: {visible(url)}")
     for line in _node_lines(found["nodes"]):
         _write(line)
+    for node in found["nodes"]:
+        if node.get("metrics"):  # a driver of an earlier release sends none
+            _write(f"{node['name']}: {_metrics(node)}")
     for note in found["notes"]:
         _write(visible(note))
     if found["epochs"]:

@@ -4,7 +4,7 @@ Covers: prefixes, escaping, a live line on a terminal or in a notebook and plain
 silence.
 Does not: decide what to show.
 Runs in: the driver; writes to its standard error, so that the program's own output stays clean.
-Threads: any; one lock keeps lines whole.
+Threads: any; nobody but the writer's thread is held up by a standard error that nobody reads.
 """
 
 from __future__ import annotations
@@ -12,27 +12,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from tfos.console.notebook import NotebookDisplay, is_notebook
 from tfos.console.printable import printable
-from tfos.console.terminal import TerminalLine
-
-
-class LiveDisplay(Protocol):
-    """What shows a line that is replaced."""
-
-    def update(self, text: str) -> None:
-        """Replace the line."""
-
-    def print(self, text: str) -> bool:
-        """Show another line, without disturbing this one; return whether it did."""
-
-    def keep(self, text: str) -> bool:
-        """Show a line that stays with those of its kind; return whether it did."""
-
-    def close(self) -> None:
-        """End; what was kept stays."""
+from tfos.console.writer import Writer
 
 
 class Console:
@@ -51,8 +35,9 @@ class Console:
         self._details = details
         self._stream = stream
         self._lock = threading.RLock()
-        self._live: LiveDisplay | None = None
+        self._notebook: NotebookDisplay | None = None
         self._is_notebook_broken = False
+        self._writer = Writer(self._on_closed)
 
     @property
     def is_terminal(self) -> bool:
@@ -65,22 +50,33 @@ class Console:
         """Whether progress replaces what it showed before; else each call of it is a line."""
         return self.is_terminal or self._is_notebook
 
-    def line(self, text: str) -> None:
-        """Show one line of the driver."""
+    def line(self, text: str, *, waits: bool = True) -> None:
+        """Show one line of the driver.
+
+        Args:
+            text: the line.
+            waits: for a moment, so that what the program writes next comes behind it; False: under
+                a lock, or where another process waits for an answer.
+        """
         if self.enabled:
-            self._write(f"tfos | {printable(text)}")
+            self._write(f"tfos | {printable(text)}", waits=waits)
 
     def detail(self, text: str) -> None:
         """Show one line for those who look into tfos."""
         if self._details:
             self.line(text)
 
-    def warn(self, text: str) -> None:
-        """Show a warning, also when silent."""
-        self._write(f"tfos | WARNING: {printable(text)}")
+    def warn(self, text: str, *, waits: bool = True) -> None:
+        """Show a warning, also when silent.
+
+        Args:
+            text: the warning.
+            waits: as of `line`.
+        """
+        self._write(f"tfos | WARNING: {printable(text)}", waits=waits)
 
     def node_lines(self, prefix: str, lines: tuple[str, ...], dropped: int) -> None:
-        """Show a node's output as `worker:1@host | text`.
+        """Show a node's output as `worker:1@host | text`; waits for nobody.
 
         Args:
             prefix: the node and its host.
@@ -93,7 +89,7 @@ class Console:
         if dropped:
             text.append(f"{prefix} | ({dropped} lines dropped: over the rate limit; see its log)")
         if text:
-            self._write("\n".join(text))
+            self._writer.write_output("\n".join(text), self._out())
 
     def progress(self, text: str, *, final: bool = False) -> None:
         """Replace the live line, or write a plain one. The final one stays.
@@ -104,51 +100,54 @@ class Console:
         """
         if not self.enabled:
             return
-        with self._lock:
-            live = self._open()
-            try:
-                if live is not None and not final:
-                    live.update(text)
-                    return
-                if live is not None and live.keep(text):
-                    return
-            except Exception:  # noqa: BLE001 - whatever a notebook's front end does
-                self._is_notebook_broken = True
-            self.end_progress()
-            self._write(f"tfos | {printable(text)}")
+        if self._is_notebook and self._show_in_notebook(text, stays=final):
+            return
+        if self.is_terminal and not final:
+            self._writer.show_live(text, self._out())
+            return
+        self.end_progress()
+        self._write(f"tfos | {printable(text)}", waits=True)
 
     def end_progress(self) -> None:
         """Remove the live line."""
         with self._lock:
-            live, self._live = self._live, None
-            if live is not None:
+            notebook, self._notebook = self._notebook, None
+            if notebook is not None:
                 with contextlib.suppress(Exception):
-                    live.close()
+                    notebook.close()
+        if self.is_terminal:
+            self._writer.end_live(self._out())
 
-    def _open(self) -> LiveDisplay | None:
-        """Return what shows progress live, if anything can."""
-        if self._live is None:
-            if self._is_notebook:
-                self._live = NotebookDisplay()
-            elif self.is_terminal:
-                self._live = TerminalLine(self._out())
-        return self._live
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all lines are written; return whether they were in time.
+
+        Args:
+            timeout_s: seconds to wait at most.
+        """
+        return self._writer.flush(timeout_s)
+
+    def _show_in_notebook(self, text: str, *, stays: bool) -> bool:
+        """Show a line of progress in the cell's output; return whether the front end took it."""
+        with self._lock:
+            if self._notebook is None:
+                self._notebook = NotebookDisplay()
+            try:
+                (self._notebook.keep if stays else self._notebook.update)(text)
+            except Exception:  # noqa: BLE001 - whatever a notebook's front end does
+                self._is_notebook_broken = True
+                return False
+            return True
 
     @property
     def _is_notebook(self) -> bool:
         return self._stream is None and not self._is_notebook_broken and is_notebook()
 
-    def _write(self, text: str) -> None:
-        with self._lock:
-            if self._live is not None and self._live.print(text):
-                return
-            out = self._out()
-            try:
-                out.write(text + "\n")
-                out.flush()
-            except (OSError, ValueError):
-                # The user closed or redirected standard error; output is no reason to fail.
-                self.enabled = False
+    def _write(self, text: str, *, waits: bool) -> None:
+        self._writer.write(text, self._out(), waits=waits)
+
+    def _on_closed(self) -> None:
+        # The user closed or redirected standard error; output is no reason to fail.
+        self.enabled = False
 
     def _out(self) -> Any:
         return self._stream if self._stream is not None else sys.stderr

@@ -39,17 +39,11 @@ class NotebookDisplay:
         """Replace the last line."""
         self._show(printable(text))
 
-    def print(self, text: str) -> bool:
-        """Return whether it takes other lines: no, they are output of the cell."""
-        del text
-        return False
-
-    def keep(self, text: str) -> bool:
-        """Add a line that stays; return True."""
+    def keep(self, text: str) -> None:
+        """Add a line that stays."""
         self._kept.append(printable(text))
         self._num_kept += 1
         self._show("")
-        return True
 
     def close(self) -> None:
         """Leave the lines that stay."""

@@ -1,7 +1,7 @@
 """TerminalLine: one line at the bottom of a terminal that progress replaces.
 
 Covers: drawing it below other lines.      Does not: decide when (tfos.console.console).
-Threads: none; the console serialises the calls.
+Threads: none; the writer's thread makes the calls.
 """
 
 from __future__ import annotations
@@ -35,17 +35,11 @@ class TerminalLine:
 
         self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
-    def print(self, text: str) -> bool:
-        """Write a line above it, which stays; return whether that was possible."""
+    def print(self, text: str) -> None:
+        """Write a line above it, which stays."""
         from rich.text import Text
 
         self._live.console.print(Text(text), soft_wrap=True)
-        return True
-
-    def keep(self, text: str) -> bool:
-        """Return whether it can hold a line that stays: no, that is a line of the terminal."""
-        del text
-        return False
 
     def close(self) -> None:
         """Remove it."""

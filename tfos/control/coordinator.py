@@ -115,7 +115,13 @@ class Coordinator:
             self._changed.notify_all()
             closers, self._at_close = self._at_close, []
         for close in closers:
-            close()
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001 - the others, and the server, close as well
+                self._console.warn(
+                    f"a part of the control plane did not close: {type(error).__name__}: {error}",
+                    waits=False,
+                )
         if server is not None:
             server.close()
         thread = self._liveness
@@ -123,7 +129,7 @@ class Coordinator:
             thread.join(self._config.heartbeat_s)
 
     def at_close(self, close: Callable[[], None]) -> None:
-        """Have something closed with the control plane; it raises nothing."""
+        """Have something closed with the control plane; what it raises is a warning."""
         with self._lock:
             self._at_close.append(close)
 
@@ -320,11 +326,11 @@ class Coordinator:
                 if self._server is not None:
                     self._server.send(action.node, action.order)
             elif isinstance(action, Warn):
-                self._console.warn(action.text)
+                self._console.warn(action.text, waits=False)
             elif isinstance(action, Replace):
                 self._replace(action)
             else:
-                self._console.line(action.text)
+                self._console.line(action.text, waits=False)
 
     def _watch_liveness(self) -> None:
         interval_s = min(1.0, self._config.heartbeat_s / 2)

@@ -66,6 +66,10 @@ class RegisterReply(msgspec.Struct, frozen=True):
     """Seconds after which the supervisor ends a suspended child."""
 
 
+METRIC = "metric "
+"""Before the names of the metrics that main_fun reports itself, in `progress`."""
+
+
 class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
     """One epoch of one feed at a worker; see feeding.receiver.epoch_rows."""
 
@@ -106,7 +110,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     child_pid: int = 0
     rss_bytes: int = 0
     progress: dict[str, float] = {}
-    """steps, rows, loss and what else main_fun reported; see tfos.worker.reports.progress_meter."""
+    """steps, rows, loss and more, see tfos.worker.reports.progress_meter; the user's own metrics
+    have METRIC before their names, so that none is taken for one of these."""
     feeds: tuple[FeedSnapshot, ...] = ()
     stats: bytes = b""
     """Of a parameter server: its `ps.stats.server_stats.ServerStats`, which only the driver

@@ -1,7 +1,8 @@
 """Stop ticket: what lets another process of the same user stop the stream that trains a cluster.
 
-Covers: the file with the key, in the user's cache directory; asking the driver by it.
-Does not: stop anything (tfos.streaming.dstream does, at the driver).
+Covers: what is in it, in the user's cache directory; asking the driver by it.
+Does not: write and read files (tfos.control.ticket_files), stop anything (tfos.streaming.dstream
+does, at the driver).
 Runs in: the driver, which writes it; a command of the user, which reads it.      Threads: any.
 
 The key proves one right alone: to ask for the stop of streams. No other user can read it.
@@ -9,14 +10,13 @@ The key proves one right alone: to ask for the stop of streams. No other user ca
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-import msgspec
 
 from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import bracketed
-from rpc.jit.cache_directory import user_cache, why_unsafe
+from rpc.jit.cache_directory import user_cache
+from rpc.process_id import ProcessId
+from tfos.control import ticket_files
 from tfos.control.client import ControlClient
 from tfos.control.identity import STOPPER_NAME
 from tfos.errors import ControlError, ControlRefused, SettingsError
@@ -25,7 +25,7 @@ from tfos.failure import NodeId
 _ASK_S = 10.0
 
 
-class StopTicket(msgspec.Struct, frozen=True):
+class StopTicket(ProcessId, frozen=True, kw_only=True):
     """The right to stop the streams of one cluster."""
 
     cluster_id: str
@@ -49,14 +49,15 @@ def write(cluster_id: str, port: int, credentials: TlsCredentials) -> Path:
         OSError: the directory cannot be made, or is not the user's alone.
     """
     directory = _directory()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if reason := why_unsafe(directory, (os.geteuid(), 0)):
-        raise OSError(f"{directory} is not used: {reason}")
+    ticket_files.remove_ended(directory, "*-*", StopTicket)  # keys of drivers that were killed
     path = directory / f"{port}-{cluster_id}"
-    ticket = StopTicket(cluster_id, credentials.cert_pem, credentials.key_pem, credentials.ca_pem)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(handle, "wb") as file:
-        file.write(msgspec.msgpack.encode(ticket))
+    ticket = StopTicket.of_this(
+        cluster_id=cluster_id,
+        cert_pem=credentials.cert_pem,
+        key_pem=credentials.key_pem,
+        ca_pem=credentials.ca_pem,
+    )
+    ticket_files.write(path, ticket)
     return path
 
 
@@ -72,11 +73,7 @@ def ask_stop(host: str, port: int) -> None:
         ControlError: the driver does not answer, or refuses.
     """
     refused: ControlError | None = None
-    for path in sorted(_directory().glob(f"{port}-*")):
-        try:
-            ticket = msgspec.msgpack.decode(path.read_bytes(), type=StopTicket)
-        except (OSError, msgspec.MsgspecError):
-            continue
+    for ticket in ticket_files.read(_directory(), f"{port}-*", StopTicket, with_others=True):
         credentials = TlsCredentials(ticket.cert_pem, ticket.key_pem, ticket.ca_pem)
         client = ControlClient(
             f"{bracketed(host)}:{port}", ticket.cluster_id, NodeId(STOPPER_NAME, 0), credentials

@@ -55,7 +55,11 @@ class FinalCheckpoint:
         worker = threading.Thread(
             target=self._run, args=(timeout_s,), name="tfos-last-save", daemon=True
         )
-        worker.start()
+        try:
+            worker.start()
+        except RuntimeError:  # Python 3.12 starts none while the interpreter exits
+            self._run(timeout_s)
+            return
         worker.join(timeout_s)
         if worker.is_alive():
             reason = "it is still under way, and goes on while the servers stop"
@@ -67,7 +71,7 @@ class FinalCheckpoint:
             found = self._try(started_s + timeout_s)
         except RequestTimeout as error:
             self._warn(timeout_s, f"{error}. {_MORE_TIME}")
-        except (PSError, RpcError, OSError) as error:
+        except (PSError, RpcError, OSError, RuntimeError) as error:  # or a thread that is refused
             self._warn(timeout_s, str(error))
         else:
             self._console.line(f"{found} ({time.monotonic() - started_s:.1f} s)")

@@ -33,6 +33,8 @@ _FORCE_S = 2.0
 """Grace of a node's child after an abort: enough to flush files, short of the user's patience."""
 _ORDERLY_S = 5.0
 """Grace of a node's child after main_fun has returned."""
+_LAST_LINES_S = 2.0
+"""How long the screen may take the last lines; what comes behind them, as a traceback, waits."""
 _WORKERS_SHARE = 0.6
 """Part of abort_s in which workers end before the servers are stopped anyway; above both graces."""
 _STOP_SHARE = 0.2
@@ -116,7 +118,7 @@ class Shutdown:
             else:
                 self._stop_all("shutdown", _ORDERLY_S, save=False)
         finally:
-            self._coordinator.close(ClusterPhase.CLOSED)
+            self._close(ClusterPhase.CLOSED)
         self.raise_failure()
         if late is not None:
             raise late
@@ -127,7 +129,7 @@ class Shutdown:
             self._stop_all(reason, _FORCE_S, save=True)
         finally:
             failed = self._coordinator.error() is not None
-            self._coordinator.close(ClusterPhase.FAILED if failed else ClusterPhase.CLOSED)
+            self._close(ClusterPhase.FAILED if failed else ClusterPhase.CLOSED)
 
     def leave(self) -> None:
         """Wait for the nodes neither again nor at exit: an abort goes on, its user has left it."""
@@ -150,6 +152,7 @@ class Shutdown:
             yield
         except (NodeFailedError, PoisonRows):
             self._is_raised = self._coordinator.error() is not None
+            self._console.flush(_LAST_LINES_S)
             raise
 
     def _finish(
@@ -237,6 +240,10 @@ class Shutdown:
                 f"{', '.join(names)} did not confirm the stop within {self._config.abort_s:.0f} s; "
                 "their lease ends them"
             )
+
+    def _close(self, phase: ClusterPhase) -> None:
+        self._coordinator.close(phase)
+        self._console.flush(_LAST_LINES_S)
 
     def _unwatch(self) -> None:
         if self._on_drop is not None:

@@ -34,6 +34,13 @@ class ProgressReports(Protocol):
             metrics: further values by name.
         """
 
+    def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
+        """Report what `fit` has counted; never raises.
+
+        Args:
+            numbers: by name, with `steps`, `rows` and `loss`.
+        """
+
 
 class WorkerContext(ProgressReports, Protocol):
     """The part of `NodeContext` that this package uses."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
@@ -226,6 +226,8 @@ class NodeReport:
     """Of a worker that trains a distributed model."""
     server: ServerStats | None = None
     """Of a parameter server: its counters since it started."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """That main_fun reported by `ctx.report_progress(..., metrics=...)`."""
 
     def __repr__(self) -> str:
         cells = zip(_NODE_HEAD[1:], _cells(self)[1:], strict=True)
@@ -290,6 +292,9 @@ class ClusterReport:
             if node.times is not None:
                 own = duration_text(node.times.own_s)
                 yield f"{node.name}: {own} of its own per step lately; {node.times}"
+            if node.metrics:
+                shown = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
+                yield f"{node.name}: {shown}"
 
 
 def _server_text(stats: ServerStats) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 
+from tfos.console.printable import visible
 from tfos.control.members import Member
-from tfos.control.messages import DRIVER_EXECUTOR
+from tfos.control.messages import DRIVER_EXECUTOR, METRIC
 from tfos.control.state.cluster_view import ClusterView
 from tfos.monitor import reports, stragglers
 
 _MIB = 1 << 20
+_MOST_METRICS = 20
+_NAME_CHARS = 100
 
 
 def cluster_report(cluster_id: str, state: ClusterView, now_s: float) -> reports.ClusterReport:
@@ -86,8 +91,26 @@ def _node_report(
         silent_s=max(0.0, now_s - member.heard_s),
         rss_mib=beat.rss_bytes / _MIB if beat is not None else 0.0,
         steps=progress.get("steps", 0.0),
-        rows=sum(feed.taken_rows for feed in beat.feeds) if beat is not None else 0,
+        rows=_trained_rows(member),
         loss=progress.get("loss"),
         times=times,
         server=stragglers.server_counters(beat),
+        metrics=_metrics(progress),
     )
+
+
+def _metrics(progress: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that main_fun reports itself, by names that steer no terminal."""
+    found = {
+        visible(name.removeprefix(METRIC))[:_NAME_CHARS]: value
+        for name, value in progress.items()
+        if name.startswith(METRIC)
+    }
+    return dict(itertools.islice(found.items(), _MOST_METRICS))
+
+
+def _trained_rows(member: Member) -> int:
+    """Return the rows that main_fun reports, or else those of its feeds."""
+    own = member.progress.get("rows", 0.0)
+    feeds = member.heartbeat.feeds if member.heartbeat is not None else ()
+    return int(own) if math.isfinite(own) and own else sum(each.trained_rows for each in feeds)

@@ -7,7 +7,7 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "started_at", "running_s",                          # Unix seconds; seconds since then
      "links": {"tensorboard": URL, "spark": URL},        # only those there are
      "nodes": [{"name", "status", "phase", "host", "executor", "pid", "attempt", "silent_s",
-                "rss_mib", "steps", "rows", "loss", "steps_per_s", "rows_per_s",
+                "rss_mib", "steps", "rows", "loss", "metrics", "steps_per_s", "rows_per_s",
                 "where": null | {"compute_s", "feed_s", "lookup_s", "pull_s", "push_s", "wait_s"},
                                                          # of one step, lately
                 "feeds": [{"feed", "fed", "taken", "trained", "dropped", "unread_bytes",
@@ -141,8 +141,9 @@ def _node(report: NodeReport, member: Member) -> Json:
         "silent_s": round(report.silent_s, 1) if report.pid else 0.0,
         "rss_mib": round(report.rss_mib),
         "steps": _number(report.steps),
-        "rows": _trained_rows(member),
+        "rows": report.rows,
         "loss": _number(report.loss),
+        "metrics": _metrics(report.metrics),
         **_rates(member),
         "where": _where(report),
         "feeds": _feeds(member),
@@ -166,13 +167,6 @@ def _where(report: NodeReport) -> Json | None:
         return None
     names = ("compute_s", "feed_s", "lookup_s", "pull_s", "push_s", "wait_s")
     return {name: _number(getattr(times, name) / times.steps) for name in names}
-
-
-def _trained_rows(member: Member) -> float:
-    """Return the rows that main_fun reports, or else those of its feeds."""
-    own = member.progress.get("rows", 0.0)
-    feeds = member.heartbeat.feeds if member.heartbeat is not None else ()
-    return own if math.isfinite(own) and own else float(sum(each.trained_rows for each in feeds))
 
 
 def _rates(member: Member) -> Json:

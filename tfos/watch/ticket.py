@@ -1,28 +1,22 @@
 """Ticket of a driver: what lets its user's other processes look at its job, save and stop it.
 
-Covers: the file with address and key, in the user's runtime directory; reading all of them, those
-of dead drivers left out.
-Does not: ask the driver (tfos.watch.operator).
+Covers: what is in it; its directory, of the user's login.
+Does not: write and read files (tfos.control.ticket_files), ask the driver (tfos.watch.operator).
 Runs in: the driver, which writes it; a command of the user, which reads it.      Threads: any.
 
-The key proves one right: to ask as the operator. The file has mode 0600, its directory belongs to
-the user alone, and both are checked again when it is read.
+The key proves one right: to ask as the operator.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
 from pathlib import Path
-
-import msgspec
 
 from rpc.jit.cache_directory import user_cache, why_unsafe
 from rpc.process_id import ProcessId
+from tfos.control import ticket_files
 from tfos.errors import SettingsError
 
-MOST_BYTES = 64 << 10
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
 
 
@@ -52,14 +46,8 @@ def write(ticket: DriverTicket) -> Path:
         SettingsError: this user has no directory of its own.
         OSError: the directory cannot be made, or is not the user's alone.
     """
-    directory = directory_of_tickets()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if reason := why_unsafe(directory, (os.geteuid(), 0)):
-        raise OSError(f"{directory} is not used: {reason}")
-    path = directory / f"{ticket.cluster_id}.ticket"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(handle, "wb") as file:
-        file.write(msgspec.msgpack.encode(ticket))
+    path = directory_of_tickets() / f"{ticket.cluster_id}.ticket"
+    ticket_files.write(path, ticket)
     return path
 
 
@@ -71,22 +59,7 @@ def read_all() -> list[DriverTicket]:
     Raises:
         SettingsError: this user has no directory of its own, or others can change it.
     """
-    directory = directory_of_tickets()
-    if not directory.exists():
-        return []
-    if reason := why_unsafe(directory, (os.geteuid(), 0)):
-        raise SettingsError(f"{directory} is not read: {reason}")
-    found = []
-    for path in directory.glob("*.ticket"):
-        ticket = _read(path)
-        if ticket is None:
-            continue
-        has_ended = ticket.has_ended()
-        if has_ended:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        elif has_ended is False:  # None: of another host or container, on a shared directory
-            found.append(ticket)
+    found = ticket_files.read(directory_of_tickets(), "*.ticket", DriverTicket)
     return sorted(found, key=lambda each: each.started_at)
 
 
@@ -106,17 +79,3 @@ def directory_of_tickets() -> Path:
             "directory of its own, mode 0700"
         )
     return cache / "tfos" / "drivers"
-
-
-def _read(path: Path) -> DriverTicket | None:
-    """Return what a file holds; None unless it is a ticket that this user alone could write."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-            if not is_ours or status.st_mode & 0o077:
-                return None
-            body = file.read(MOST_BYTES)
-        return msgspec.msgpack.decode(body, type=DriverTicket)
-    except (OSError, msgspec.MsgspecError):
-        return None

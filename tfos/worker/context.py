@@ -9,13 +9,14 @@ Runs in: the worker's process.      Threads: `report_progress` from any; the res
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpc.auth.handshake import Identity, Role
-from tfos.control.messages import Joining, RosterEntry
+from tfos.control.messages import METRIC, Joining, RosterEntry
 from tfos.errors import PhaseError
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
     from tfos.worker.feeds import WorkerFeeds
     from tfos.worker.reports.epoch_reports import EpochReports
     from tfos.worker.saver import ChiefSaver
+
+
+_MOST_METRICS = 20
+"""As many as the driver shows: each goes with every heartbeat."""
 
 
 class NodeContext(PortedContext):
@@ -568,9 +573,20 @@ class NodeContext(PortedContext):
             step: steps that this worker has trained.
             rows: rows that this worker has trained.
             loss: the newest loss; None: not known.
-            metrics: further numbers by name, shown by `cluster.status()`.
+            metrics: further numbers by any name, shown by `cluster.status()`, `tfos status` and the
+                page, the first 20 of them.
         """
-        self.seen_progress.report({**(metrics or {}), "steps": step, "rows": rows, "loss": loss})
+        own = dict(itertools.islice((metrics or {}).items(), _MOST_METRICS))
+        named = {f"{METRIC}{name}": value for name, value in own.items()}
+        self.report_numbers({**named, "steps": step, "rows": rows, "loss": loss})
+
+    def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
+        """Report what a loop of tfos' own has counted; never raises.
+
+        Args:
+            numbers: by name, with `steps`, `rows` and `loss`; see ProgressMeter.
+        """
+        self.seen_progress.report(numbers)
 
     def _own_files(self, directory: Path) -> tuple[WorkerInputs, WorkerOutput]:
         """Return this worker's part of the job's inputs and output, with copies in `directory`."""

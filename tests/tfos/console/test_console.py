@@ -7,6 +7,8 @@ import pytest
 from tfos.console.console import Console
 from tfos.console.printable import printable
 
+WAIT_S = 10.0
+
 
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
@@ -15,7 +17,9 @@ class _Terminal(io.StringIO):
 
 def test_a_node_line_has_its_prefix():
     out = io.StringIO()
-    Console(stream=out).node_lines("worker:1@h", ("one", "two"), 3)
+    console = Console(stream=out)
+    console.node_lines("worker:1@h", ("one", "two"), 3)
+    assert console.flush(WAIT_S)
     assert out.getvalue().splitlines() == [
         "worker:1@h | one",
         "worker:1@h | two",
@@ -55,6 +59,7 @@ def test_a_live_line_is_replaced_and_the_final_one_stays():
     console.node_lines("worker:0@h", ("hello",), 0)
     console.progress("20 rows")
     console.progress("done", final=True)
+    assert console.flush(WAIT_S)
     text = out.getvalue()
     assert "worker:0@h | hello" in text
     assert text.endswith("tfos | done\n")

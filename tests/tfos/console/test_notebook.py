@@ -64,6 +64,7 @@ def test_progress_is_one_output_that_keeps_ended_epochs(front, capsys):
     assert front.texts == ["epoch 1 of 2: done"]
     console.progress("another call")
     assert front.texts == ["epoch 1 of 2: done", "another call"]
+    assert console.flush(10.0)
     assert capsys.readouterr().err == "worker:0@h | hello\n"
 
 

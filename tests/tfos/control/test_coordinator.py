@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -30,8 +31,9 @@ class Bed:
     def __init__(self) -> None:
         self.out = io.StringIO()
         self.authority = ClusterAuthority("bed")
+        self.console = Console(stream=self.out)
         self.coordinator = Coordinator(
-            plan(3, 1), ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3), Console(stream=self.out)
+            plan(3, 1), ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3), self.console
         )
         self.port = self.coordinator.start("127.0.0.1", self.authority.driver())
         self.nodes: dict[str, Node] = {}
@@ -46,6 +48,10 @@ class Bed:
         assert self.coordinator.wait(lambda s: s.phase is ClusterPhase.RUNNING, WAIT_S)
         for node in self.nodes.values():
             node.expect(messages.Start)
+
+    def shown(self) -> str:
+        assert self.console.flush(WAIT_S)
+        return self.out.getvalue()
 
     def close(self) -> None:
         for node in self.nodes.values():
@@ -91,7 +97,7 @@ def test_the_roster_reaches_every_node(bed):
 def test_output_of_nodes_is_shown_with_its_origin(bed):
     node = bed.join("worker:1")
     node.client.log(messages.LogBatch(node.id, ("hello \x1b[31m",), 2))
-    assert bed.out.getvalue().splitlines()[-2:] == [
+    assert bed.shown().splitlines()[-2:] == [
         r"worker:1@h | hello \x1b[31m",
         "worker:1@h | (2 lines dropped: over the rate limit; see its log)",
     ]
@@ -105,7 +111,7 @@ def test_a_node_that_floods_the_driver_is_cut_to_the_rate(bed):
     for _ in range(500):
         bed.coordinator.on_log(messages.LogBatch(node.id, ("y",) * 1000))
     admitted = 2000 + 400 * (time.monotonic() - began_s)
-    lines = bed.out.getvalue().splitlines()
+    lines = bed.shown().splitlines()
     assert lines.count("worker:1@h | y") <= admitted
     dropped = sum(int(line.split("(")[1].split()[0]) for line in lines if "lines dropped" in line)
     assert lines.count("worker:1@h | y") + dropped == 500_000
@@ -116,7 +122,7 @@ def test_a_worker_that_reports_in_the_chiefs_place_is_refused(bed):
     bed.join_all()
     with pytest.raises(ControlRefused, match="worker:1 may not report TensorBoardUp; only the"):
         bed.nodes["worker:1"].client.report(messages.TensorBoardUp("http://evil:80"))
-    assert "evil" not in bed.out.getvalue()
+    assert "evil" not in bed.shown()
     assert bed.coordinator.read(lambda state: state.tensorboard) is None
 
 
@@ -195,3 +201,18 @@ def test_closing_twice_is_fine_and_ends_the_wait_of_others(bed):
     bed.coordinator.close()
     assert woken.wait(WAIT_S)
     waiter.join(WAIT_S)
+
+
+def test_a_part_that_does_not_close_is_told_and_the_others_and_the_server_close(bed):
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    closed = threading.Event()
+    bed.coordinator.at_close(fail)
+    bed.coordinator.at_close(closed.set)
+    bed.coordinator.close()
+    assert closed.is_set()
+    assert bed.coordinator._server is None
+    assert "did not close: OSError: the disk is full" in bed.shown()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", bed.port)) != 0

@@ -129,3 +129,32 @@ def test_a_file_system_that_hangs_holds_the_end_up_no_longer_than_allowed(
         wait_until(lambda: steps_on_disk(storage_at(tmp_path)) == [0], "the save that went on")
     assert f"were not saved to {tmp_path} within 5.0 s: it is still under way" in said
     assert "A larger abort_s" in said
+
+
+def test_it_saves_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Python 3.12 starts none while the interpreter exits, where an unattended cluster ends."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "tfos-last-save":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    with cluster("inproc", num_servers=2) as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        client.push(filled(MANIFEST, 1.0), hyper=Hyper(1.0), rows=1)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        told = save(bed, tmp_path)
+        assert told.startswith(f"saved the parameters after 1 updates to {tmp_path}/step-1")
+
+
+def test_a_save_for_which_no_thread_can_be_started_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: Any) -> str:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(FinalCheckpoint, "_try", refuse)
+    with cluster("inproc", num_servers=1) as bed:
+        told = save(bed, tmp_path)
+    assert told.startswith(f"the parameters were not saved to {tmp_path} within 10.0 s: can't")

@@ -92,7 +92,8 @@ def test_a_value_that_cannot_travel_warns_once_and_fails_only_results():
     cluster = Cluster()
     text = "main_fun returned a keras.Model; return numbers"
     shown: list[str] = []
-    cluster.coordinator._console.warn = shown.append  # type: ignore[assignment, method-assign]
+    warn = lambda line, waits: shown.append(line)  # noqa: E731
+    cluster.coordinator._console.warn = warn  # type: ignore[assignment, method-assign]
     for name in ("worker:0", "worker:1", "worker:2"):
         cluster.hear(name, messages.Done(no_result=text))
     assert shown == [f"worker:0: {text}. The run goes on; cluster.results() will fail"]

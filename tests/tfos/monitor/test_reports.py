@@ -185,3 +185,26 @@ def test_without_containers_the_sum_is_told_and_nobody_is_warned():
     assert report.notes == ()
     assert [each.nodes for each in report.executors] == [("ps:0", "worker:0")]
     assert "executor 3 on host-b: 1,800 MiB: ps:0, worker:0" in str(report)
+
+
+def test_rows_that_a_main_fun_reads_itself_are_those_that_it_reports():
+    state = running(0.0, executors=("1", "2", "3"))
+    beat = messages.Heartbeat(NodeId("worker", 0), 2, "main_fun", progress={"rows": 640.0})
+    state.on_heartbeat(beat, 0.0)
+    fed = messages.FeedSnapshot("input", 100, 90, trained_rows=64)
+    state.on_heartbeat(messages.Heartbeat(NodeId("worker", 1), 2, "main_fun", feeds=(fed,)), 0.0)
+    rows = {each.name: each.rows for each in cluster_report("c", state, 1.0).nodes}
+    assert (rows["worker:0"], rows["worker:1"]) == (640, 64)
+
+
+def test_metrics_of_main_fun_are_shown_and_change_no_number_of_tfos():
+    state = running(0.0, executors=("1", "2", "3"))
+    metric = messages.METRIC
+    progress = {"rows": 640.0, f"{metric}auc": 0.75, f"{metric}rows": 1.0, f"{metric}a\x1b[2J": 2.0}
+    state.on_heartbeat(messages.Heartbeat(NodeId("worker", 0), 2, "", progress=progress), 0.0)
+    report = cluster_report("c", state, 1.0)
+    (worker,) = [each for each in report.nodes if each.name == "worker:0"]
+    assert worker.rows == 640
+    assert worker.metrics == {"auc": 0.75, "rows": 1.0, "a\\x1b[2J": 2.0}
+    assert "worker:0: auc 0.75, rows 1, a\\x1b[2J 2" in str(report).splitlines()
+    assert "auc 0.75" in report._repr_html_()

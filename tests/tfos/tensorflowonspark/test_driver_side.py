@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 
+import msgspec
 import pytest
 
 from tests.support.fake_spark import FakeSpark
@@ -181,3 +182,28 @@ def test_a_parallel_run_that_fails_or_is_lost_is_an_error(monkeypatch):
     monkeypatch.setattr(TFParallel, "TFCluster", lost)
     with pytest.raises(NodeFailedError, match="killed"):
         TFParallel.run(None, nothing, {}, 2)
+
+
+def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, tmp_path):
+    """A fixed TFOS_SERVER_PORT: each killed driver of that port had left a file with a key."""
+    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    _, port = cluster.cluster_meta["server_addr"]
+    keys = cluster._reserved.keys.authority.node("stopper")
+    killed = [stop_ticket.write(f"0-killed-{number}", port, keys) for number in range(20)]
+    for path in killed:
+        ticket = msgspec.msgpack.decode(path.read_bytes(), type=stop_ticket.StopTicket)
+        earlier = msgspec.structs.replace(ticket, started="1")  # of this pid, long ago
+        path.write_bytes(msgspec.msgpack.encode(earlier))
+    asked: list[str] = []
+    client = stop_ticket.ControlClient
+    stop_ticket.ControlClient = lambda address, name, *rest: (  # type: ignore[misc, assignment]
+        asked.append(name) or client(address, name, *rest)
+    )
+    try:
+        stream_stop.publish(cluster._reserved)
+        assert not any(path.exists() for path in killed)
+        reservation.Client(("127.0.0.1", port)).request_stop()
+    finally:
+        stop_ticket.ControlClient = client  # type: ignore[misc]
+    assert asked == [cluster.cluster_id]
+    cluster.abort()

@@ -40,6 +40,7 @@ def orders(bed: WatchedJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
 def test_the_snapshot_has_nodes_rates_servers_feeds_and_links(bed):
     for seq, at_s in ((1, 0.0), (2, 2.0)):
         progress = {"at_s": at_s, "steps": 10 * at_s, "rows": 640 * at_s, "loss": 0.5 - at_s / 10}
+        progress[f"{messages.METRIC}auc"] = 0.75
         feed = messages.FeedSnapshot("input", fed_rows=900, trained_rows=640, unread_bytes=77)
         bed.beat("worker:1", seq, progress=progress, feeds=(feed,), rss_bytes=5 << 20)
     bed.beat("ps:0", 1, stats=server_stats())
@@ -52,6 +53,7 @@ def test_the_snapshot_has_nodes_rates_servers_feeds_and_links(bed):
     nodes = {each["name"]: each for each in found["nodes"]}
     worker, server = nodes["worker:1"], nodes["ps:0"]["server"]
     assert (worker["steps_per_s"], worker["rows_per_s"], worker["loss"]) == (10, 640, 0.3)
+    assert (worker["metrics"], nodes["worker:0"]["metrics"]) == ({"auc": 0.75}, {})
     assert nodes["worker:0"]["steps_per_s"] == 1
     assert (worker["host"], worker["status"], worker["rss_mib"]) == ("host-a", "running", 5)
     assert worker["feeds"][0]["unread_bytes"] == 77

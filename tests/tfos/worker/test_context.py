@@ -14,7 +14,7 @@ from tests.support.nodes import node_settings
 from tests.support.waiting import WAIT_S
 from tfos.collectives.offers import Offers
 from tfos.config import Checkpoints
-from tfos.control.messages import RosterEntry
+from tfos.control.messages import METRIC, RosterEntry
 from tfos.errors import (
     NoServersError,
     NotDistributed,
@@ -179,7 +179,15 @@ def test_progress_becomes_numbers():
     seen: list[dict[str, float]] = []
     ctx = make_context(on_progress=seen.append)
     ctx.report_progress(3, 96, None, {"accuracy": 1})
-    assert seen == [{"steps": 3.0, "rows": 96.0, "accuracy": 1.0}]
+    assert seen == [{"steps": 3.0, "rows": 96.0, f"{METRIC}accuracy": 1.0}]
+
+
+def test_a_metric_of_any_name_is_none_of_tfos_own_numbers():
+    seen: list[dict[str, float]] = []
+    names = ("epoch", "at_s", "compute_s", "steps", "rows", "loss")
+    make_context(on_progress=seen.append).report_progress(3, 96, 0.5, dict.fromkeys(names, 7))
+    own = {"steps": 3.0, "rows": 96.0, "loss": 0.5}
+    assert seen == [{**{f"{METRIC}{name}": 7.0 for name in names}, **own}]
 
 
 def test_progress_that_is_no_number_never_stops_training(caplog):

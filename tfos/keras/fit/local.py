@@ -113,6 +113,9 @@ class LocalContext:
     ) -> None:
         """Nobody listens. Arguments as of NodeContext.report_progress."""
 
+    def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
+        """Nobody listens. Arguments as of NodeContext.report_numbers."""
+
     def close(self) -> None:
         """End the server, and with it the tables. Idempotent."""
         self._server.close()

@@ -67,13 +67,14 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     def _report(self, logs: Logs) -> None:
         trainer = self.model.__dict__.get("_tfos_trainer")
         steps, rows = (trainer.steps, trainer.rows) if trainer else (self._steps, 0)
-        numbers = trainer.times.spent() if trainer else {}
+        numbers: dict[str, float | None] = {**trainer.times.spent()} if trainer else {}
         numbers["epoch"] = float(self._epoch)
         epochs = (self.params or {}).get("epochs")
         if epochs is not None and not isinstance(epochs, AllEpochs):
             numbers["epochs"] = float(epochs)
         loss = (logs or {}).get("loss")
-        self._ctx.report_progress(steps, rows, None if loss is None else float(loss), numbers)
+        numbers |= {"steps": steps, "rows": rows, "loss": None if loss is None else float(loss)}
+        self._ctx.report_numbers(numbers)
 
 
 class EpochProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types

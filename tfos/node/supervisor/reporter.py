@@ -1,13 +1,15 @@
-"""Reporter: one thread that registers, reports events, sends log lines and heartbeats.
+"""Reporter: registers, then reports events and heartbeats on one thread, lines on another.
 
 Covers: order and retry of reports, the rhythm of heartbeats, the time of the last contact.
 Does not: decide anything; refusals and orders are posted to the supervisor.
 Threads: `report`, `log` and `finish` belong to the supervisor's main thread; `post` and `vitals`
-are called on this object's thread or the client's.
+are called on this object's threads or the client's. Lines have a thread of their own because a
+driver whose screen takes none must not cost the node its lease.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -89,6 +91,9 @@ class Reporter:
         self._last_contact_s = time.monotonic()
         self._seq = 0
         self._thread = threading.Thread(target=self._run, name="tfos-reporter", daemon=True)
+        self._lines_thread = threading.Thread(
+            target=self._send_output, name="tfos-lines", daemon=True
+        )
 
     @property
     def last_contact_s(self) -> float:
@@ -103,7 +108,7 @@ class Reporter:
         """Queue an event; events arrive at the driver in this order, each at least once."""
         with self._changed:
             self._events.append(event)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def log(self, lines: tuple[str, ...], dropped: int) -> None:
         """Queue lines of output for a driver that wants them.
@@ -117,14 +122,17 @@ class Reporter:
         if lines or dropped:
             with self._changed:
                 self._output.add(lines, dropped)
-                self._changed.notify()
+                self._changed.notify_all()
 
     def finish(self, timeout_s: float) -> None:
         """Send queued reports for at most `timeout_s` seconds, and disconnect."""
+        by_s = time.monotonic() + timeout_s
         with self._changed:
-            self._finish_by_s = time.monotonic() + timeout_s
-            self._changed.notify()
+            self._finish_by_s = by_s
+            self._changed.notify_all()
         self._thread.join(timeout_s)
+        if self._lines_thread.ident is not None:
+            self._lines_thread.join(max(0.0, by_s - time.monotonic()))
         if self._is_connected.is_set():
             self._client.close()
 
@@ -143,6 +151,7 @@ class Reporter:
             self._heartbeat_s = reply.heartbeat_s
             self._post(Registered(reply))
             self._client.orders(self._post, lambda reason: self._post(Unwanted(reason)))
+            self._lines_thread.start()
             self._serve()
         except ControlRefused as error:
             self._post(Unwanted(str(error)))
@@ -163,27 +172,30 @@ class Reporter:
 
     def _serve(self) -> None:
         next_beat_s = time.monotonic()
-        while not self._is_over():
-            try:
-                self._send_events()
-                if self._finish_by_s is not None or time.monotonic() >= self._output.due_s():
-                    self._send_lines()
-                if time.monotonic() >= next_beat_s:
-                    next_beat_s = time.monotonic() + self._heartbeat_s
-                    self._beat()
-            except ControlUnavailable:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._finish_by_s is not None, _RETRY_S)
+        while not self._is_over(has_more=bool(self._events)):
+            are_sent = self._try(self._send_events)
+            if time.monotonic() >= next_beat_s:  # also when the driver takes no event
+                next_beat_s = time.monotonic() + self._heartbeat_s
+                self._try(self._beat)
             with self._changed:
-                if not self._events and self._finish_by_s is None:
-                    wake_s = min(next_beat_s, self._output.due_s())
-                    self._changed.wait(max(0.0, wake_s - time.monotonic()))
+                if not are_sent:
+                    self._changed.wait_for(lambda: self._finish_by_s is not None, _RETRY_S)
+                elif not self._events and self._finish_by_s is None:
+                    self._changed.wait(max(0.0, next_beat_s - time.monotonic()))
 
-    def _is_over(self) -> bool:
+    @staticmethod
+    def _try(call: Callable[[], None]) -> bool:
+        """Return whether the driver has answered."""
+        try:
+            call()
+        except ControlUnavailable:
+            return False
+        return True
+
+    def _is_over(self, *, has_more: bool) -> bool:
         if self._finish_by_s is None:
             return False
-        nothing_left = not self._events and self._output.is_empty
-        return nothing_left or time.monotonic() > self._finish_by_s
+        return not has_more or time.monotonic() > self._finish_by_s
 
     def _send_events(self) -> None:
         while self._events:
@@ -191,19 +203,31 @@ class Reporter:
             self._last_contact_s = time.monotonic()
             self._events.popleft()
 
-    def _send_lines(self) -> None:
-        with self._changed:
-            lines, dropped = self._output.take(time.monotonic())
-        if not lines and not dropped:
-            return
+    def _send_output(self) -> None:
+        try:
+            while not self._is_over(has_more=not self._output.is_empty):
+                with self._changed:
+                    due_s = self._output.due_s()
+                    if self._finish_by_s is None and time.monotonic() < due_s:
+                        wait_s = None if due_s == math.inf else due_s - time.monotonic()
+                        self._changed.wait(wait_s)
+                        continue
+                    lines, dropped = self._output.take(time.monotonic())
+                if lines or dropped:
+                    self._send_lines(lines, dropped)
+        except ControlRefused as error:
+            self._post(Unwanted(str(error)))
+
+    def _send_lines(self, lines: tuple[str, ...], dropped: int) -> None:
         batch = messages.LogBatch(self._register_message.node, lines, dropped)
         try:
             self._client.log(batch, timeout_s=self._timeout_s())
         except ControlUnavailable:
             with self._changed:
                 self._output.lose(dropped + len(lines))
-            raise
-        self._last_contact_s = time.monotonic()
+                self._changed.wait_for(lambda: self._finish_by_s is not None, _RETRY_S)
+        else:
+            self._last_contact_s = time.monotonic()
 
     def _beat(self) -> None:
         vitals = self._heartbeat_state()
@@ -221,7 +245,9 @@ class Reporter:
             )
         )
         self._last_contact_s = time.monotonic()
-        self._output.wanted = reply.output
+        with self._changed:
+            self._output.wanted = reply.output
+            self._changed.notify_all()
         if reply.fenced:
             self._post(Unwanted("a newer attempt of this node has replaced it"))
 

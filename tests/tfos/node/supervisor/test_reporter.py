@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rpc.endpoint import Endpoint
 from tests.support.waiting import wait_until
 from tfos.control import messages
+from tfos.errors import ControlUnavailable
 from tfos.failure import NodeId
 from tfos.node.supervisor.reporter import HeartbeatState, Reporter, Unwanted
 
-WAIT_S = 30.0
+WAIT_S = 10.0
 
 
 def reporter(connect, notices):
@@ -115,3 +117,50 @@ def test_a_driver_that_shows_all_output_gets_all_of_it():
         each.log(tuple(map(str, range(300))), 7)
     assert driver.lines == list(map(str, range(300)))
     assert driver.dropped == 7
+
+
+class DriverThatTakesNoLines(PlayedDriver):
+    """Its standard error is full: a call with lines is never answered."""
+
+    def __init__(self) -> None:
+        super().__init__("all")
+        self.asked = threading.Event()
+        self.answers = threading.Event()
+
+    def log(self, batch: messages.LogBatch, **_: Any) -> None:
+        self.asked.set()
+        self.answers.wait(WAIT_S)
+        if self.dropped == 0 and not self.lines:
+            self.dropped -= len(batch.lines)
+            raise ControlUnavailable("Log: DEADLINE_EXCEEDED")
+        super().log(batch)
+
+
+def test_lines_that_the_driver_does_not_take_delay_no_heartbeat():
+    driver = DriverThatTakesNoLines()
+    with reports_to(driver) as each:
+        driver.wait_beats()
+        each.log(("one", "two"), 0)
+        assert driver.asked.wait(WAIT_S)
+        driver.wait_beats()
+        driver.answers.set()
+        each.log(("three",), 0)
+    assert driver.lines == ["three"]
+    assert driver.dropped == 0  # told: the two that were lost
+
+
+class DriverThatTakesNoEvents(PlayedDriver):
+    """It answers heartbeats only."""
+
+    def report(self, event: messages.Event, **_: Any) -> None:
+        del event
+        raise ControlUnavailable("Report: DEADLINE_EXCEEDED")
+
+
+def test_an_event_that_the_driver_does_not_take_stops_no_heartbeat():
+    driver = DriverThatTakesNoEvents("none")
+    each = reporter(lambda: driver, queue.SimpleQueue())
+    each.start()
+    each.report(messages.Listening(Endpoint("h", 1)))
+    driver.wait_beats()
+    each.finish(0.1)
