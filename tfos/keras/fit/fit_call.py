@@ -151,6 +151,7 @@ def _left_out(model: Any, number: int) -> Any:
 
 def _check(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     _check_rows(arguments)
+    _check_steps(arguments, trainer)
     _check_callbacks(arguments, trainer)
     validation.check(arguments)
 
@@ -166,6 +167,28 @@ def _check_rows(arguments: dict[str, Any]) -> None:
                 "and weights, (x, y, weight), and ctx.dataset(batch_size) sets the size; drop "
                 f"{name}, or compute it in map_fn"
             )
+
+
+def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
+    """Refuse epochs that a worker could begin without rows while the others wait for its push."""
+    dataset, steps = arguments.get("x"), arguments.get("steps_per_epoch")
+    if steps is None or not isinstance(dataset, BatchDataset) or not dataset.feed:
+        return
+    ctx, consistency = trainer.ctx, trainer.settings.consistency
+    if trainer.waits and ctx.num_workers > 1:
+        raise SettingsError(
+            f"fit(ctx.dataset(...), steps_per_epoch={steps}): workers get different numbers of "
+            f"batches of a fed epoch, and with consistency={consistency!r} the {ctx.num_workers} "
+            "workers wait for each other's pushes: one without rows would hold them up for ever. "
+            "Leave steps_per_epoch out: an epoch of fit is a fed epoch; feed fewer rows for "
+            "shorter ones"
+        )
+    if ctx.is_chief:
+        logger.warning(
+            "fit(steps_per_epoch=%s): the epochs of fit are not the fed epochs; leave it out to "
+            "train a fed epoch in each",
+            steps,
+        )
 
 
 def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
