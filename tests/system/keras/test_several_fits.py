@@ -161,7 +161,7 @@ def test_a_run_that_resumes_begins_in_the_epoch_that_was_interrupted():
         context.resumes_epochs = True
         x, y, weights = data(2)
         rows = [(ids, label, weight) for ids, label, weight in zip(x, y, weights, strict=True)]
-        left = {"input": FedEpochs(4, 0, FitPlace(1, 1))}
+        left = {"input": FedEpochs(4, 0, FitPlace(1, 1), run="the one before")}
         context.client.set_metadata(METADATA_NAME, msgspec.to_builtins(left))
         saver: Any = SimpleNamespace(
             restored_metadata=context.client.metadata, release=lambda: None

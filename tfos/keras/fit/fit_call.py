@@ -69,7 +69,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         report = EpochReporter(trainer, before, dataset, arguments, number)
         joining = [] if place is None else [JoinAtFirstBatch(trainer)]
         after = [*joining, report, AfterCallbacks(trainer, name, kept_rate)]
-        _follow_positions(trainer, dataset, arguments)
+        _follow_positions(trainer, dataset, arguments, joins=place is not None)
         progress = ProgressReport(trainer.ctx)
         callbacks = _callback_list(model, arguments, before, progress, after)
         arguments["callbacks"] = callbacks
@@ -93,10 +93,13 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
     return fit
 
 
-def _follow_positions(trainer: PSTrainer, dataset: Any, arguments: dict[str, Any]) -> None:
+def _follow_positions(
+    trainer: PSTrainer, dataset: Any, arguments: dict[str, Any], *, joins: bool
+) -> None:
     if isinstance(dataset, BatchDataset):
         trainer.positions.follow(dataset)
-        _check_first_epoch(dataset, arguments)
+        if not joins:  # a worker that does has the others' epoch and their files' epoch
+            _check_first_epoch(dataset, arguments)
 
 
 def _warn_of_end(epochs: int, num_run: int) -> None:
