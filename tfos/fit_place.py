@@ -24,6 +24,8 @@ class FitPlace(msgspec.Struct, frozen=True):
     """As Keras counts; -1: it has not begun."""
     first: int = 0
     """The epoch that the fit has begun with."""
+    files_epoch: int = 0
+    """The epoch of its files, or its feed, that comes next, counted by them and not by Keras."""
 
 
 class FedEpochs(msgspec.Struct, frozen=True):

@@ -56,7 +56,9 @@ class EpochLog:
                 self.count += 1
                 self._epochs.append(event)
                 if event.is_distributed and self.place is not None:
-                    self.place = msgspec.structs.replace(self.place, epoch=event.epoch + 1)
+                    self.place = msgspec.structs.replace(
+                        self.place, epoch=event.epoch + 1, files_epoch=event.fed_epoch + 1
+                    )
                 known = self._trained.get(event.feed, -1)
                 self._trained[event.feed] = max(known, event.fed_epoch)
             case BestSaved():
@@ -69,9 +71,9 @@ class EpochLog:
         if event.feed:
             (self._read_feeds.discard if event.is_over else self._read_feeds.add)(event.feed)
         if event.number >= 0 and event.is_over:
-            self.place = FitPlace(event.number + 1, -1)
+            self.place = FitPlace(event.number + 1, -1, files_epoch=event.fed_epoch)
         elif event.number >= 0:
-            self.place = FitPlace(event.number, event.epoch, event.epoch)
+            self.place = FitPlace(event.number, event.epoch, event.epoch, event.fed_epoch)
             self._first[event.feed] = event.fed_epoch
 
     def next_of(self, feed: str) -> int | None:

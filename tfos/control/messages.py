@@ -206,7 +206,7 @@ class FitReading(msgspec.Struct, frozen=True, tag=True):
     epoch: int = 0
     """Its first epoch, as Keras counts."""
     fed_epoch: int = 0
-    """The feed's epoch that it begins with."""
+    """The epoch of the feed, or of the files, that it begins with, or that comes after its end."""
 
 
 class EpochTrained(msgspec.Struct, frozen=True, tag=True):
@@ -228,7 +228,7 @@ class EpochTrained(msgspec.Struct, frozen=True, tag=True):
     feed: ShortText = ""
     """Empty: it reads files, or the model is not distributed."""
     fed_epoch: int = -1
-    """The feed's newest epoch that this worker has trained to its end; -1: none."""
+    """The newest epoch of the feed, or of the files, that this worker has trained; -1: none."""
     is_distributed: bool = False
     """Whether all workers train this model together."""
 

@@ -183,7 +183,7 @@ class FileRows:
         )
         # A worker that joins others reads with them, from the beginning of their epoch.
         place = self._ctx.fit_place
-        reader = self._reader(place.epoch if place is not None else 0)
+        reader = self._reader(place.files_epoch if place is not None else 0)
         if self._course is None:
             return FileDataset(reader, batch_size, columns, ctx=self._ctx)
         return FileDataset(

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpc.auth.handshake import Identity, Role
 from tfos.control.messages import METRIC, Joining, RosterEntry
-from tfos.errors import PhaseError
+from tfos.errors import PhaseError, UnsupportedModel
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
 from tfos.files.worker_files import WorkerInputs, WorkerOutput
@@ -150,6 +151,8 @@ class NodeContext(PortedContext):
         self._credentials, self._offers = credentials, offers
         self._identity = Identity(Role.WORKER, bundle.node.rank, spec.attempt)
         self._rank_group: RankGroup | None = None
+        self._distributed: tuple[weakref.ref[keras.Model], str] | None = None
+        """The model that `distribute` got, and its name; None: none yet."""
         self._servers = ServerAccess(
             spec,
             roster,
@@ -413,14 +416,15 @@ class NodeContext(PortedContext):
         Raises:
             NotCompiled: compile first.
             NoServersError: the cluster has TensorFlow's servers.
-            UnsupportedOptimizer, UnsupportedModel: the text names the obstacle.
+            UnsupportedOptimizer, UnsupportedModel: the text names the obstacle, another model too.
             SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
             CollectiveError: num_ps=0, and another worker does not come here.
         """
+        self._refuse_another(model)
         self._servers.serve_where_none_are(model, consistency)
         from tfos.keras.fit.distribute import distribute
 
-        return distribute(
+        distributed = distribute(
             model,
             self,
             consistency=consistency,
@@ -430,6 +434,19 @@ class NodeContext(PortedContext):
             on_nonfinite=on_nonfinite,
             pipeline=pipeline,
             compression=compression,
+        )
+        self._distributed = (weakref.ref(model), str(model.name))
+        return distributed
+
+    def _refuse_another(self, model: Any) -> None:
+        """Servers that hold a model's parameters would give a copy of it the trained ones."""
+        if self._distributed is None or self._distributed[0]() is model:
+            return
+        raise UnsupportedModel(
+            f"a cluster trains one model, and this one has {self._distributed[1]!r}, whose trained "
+            f"weights {getattr(model, 'name', model)!r} would begin with. For models that do not "
+            "depend on each other, such as those of a k-fold loop, use tfos.map_train or a cluster "
+            "for each; to go on with this training, call fit of the first model again"
         )
 
     def load_rows(self, table: str, rows: Iterable[tuple[Any, Any]]) -> int:

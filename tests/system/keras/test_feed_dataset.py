@@ -273,6 +273,35 @@ def test_steps_per_epoch_cut_a_fed_epoch_into_several():
         assert watch.seen == [2, 2, 1]
 
 
+@pytest.mark.parametrize("consistency", ["sync", "ssp"])
+def test_steps_per_epoch_of_a_feed_are_refused_where_workers_wait_for_each_other(consistency):
+    """A worker with fewer batches would wait for rows, and the others' pushes for that worker."""
+    bound = {} if consistency == "sync" else {"staleness_bound": 1}
+    with serving(num_workers=2) as cluster:
+        models = [make_model(), make_model()]
+        for ctx, epoch in zip(cluster.contexts, (batches(4), batches(2)), strict=True):
+            feed_epochs(ctx.feed_channel, epoch, finish=False)
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx, consistency=consistency, **bound)
+            data = FeedDataset(ctx, BATCH)
+            expected = rf"steps_per_epoch=2\).*{consistency}.*2 workers.*Leave steps_per_epoch out"
+            with pytest.raises(SettingsError, match=expected):
+                model.fit(data, epochs=2, steps_per_epoch=2, verbose=0)
+
+        together(work, 2)
+
+
+def test_steps_per_epoch_of_a_feed_are_warned_of_where_workers_do_not_wait(caplog):
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(4), finish=True)
+        model = distribute(make_model(), ctx)
+        model.fit(FeedDataset(ctx, BATCH), epochs=2, steps_per_epoch=1, verbose=0)
+        assert caplog.text.count("are not the fed epochs") == 1
+
+
 def test_a_feed_that_ends_early_is_said_without_distribution_too():
     with serving() as cluster:
         ctx = cluster.contexts[0]

@@ -17,6 +17,7 @@ from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
+from tfos.control.epoch_log import EpochLog
 from tfos.errors import NotDistributed, SortedRowsWarning
 from tfos.fit_place import FitPlace
 from tfos.keras.data.lone_progress import LoneProgress
@@ -39,7 +40,6 @@ class Place(NamedTuple):
     rank: int
     num_workers: int
     told: list[dict[str, float]] = []  # noqa: RUF012 - each test that looks gives its own
-
     fit_place: FitPlace | None = None
 
     @property
@@ -100,6 +100,36 @@ def test_sync_workers_train_on_uneven_shares_also_of_no_rows(tmp_path, zipped):
         assert (cluster.rows(1) == 0) is zipped
         for one, two in zip(models[0].weights, models[1].weights, strict=True):
             np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_a_worker_that_joins_reads_the_epoch_of_the_files_that_the_others_read(tmp_path):
+    """Keras counts as `fit` is told, and the files' epochs decide who reads which rows."""
+    path = write(tmp_path / "rows", range(40))
+    own_epochs = list(rows_of(path, 0, 1).shuffled(1).batches(40, epochs=4))
+
+    def joined_by(reported: list[Any]) -> tuple[int, list[int]]:
+        log = EpochLog()
+        for event in reported:
+            log.note(event)
+        place = log.place
+        assert place is not None
+        reading = Reading(Place(0, 1, fit_place=place))  # type: ignore[arg-type]
+        data = reading.tfrecord(path, COLUMNS).shuffled(1).dataset(40, features="x", labels="n")
+        return place.epoch, [int(n) for n in next(data)[1]]
+
+    with serving() as cluster:
+        ctx, found = cluster.contexts[0], []
+        model = distribute(make_model(), ctx)
+        join = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: found.append(joined_by(ctx.reported))
+        )
+        data = rows_of(path, 0, 1).shuffled(1).dataset(4, features="x", labels="n")
+        for initial in (10, 0):
+            model.fit(data, initial_epoch=initial, epochs=initial + 2, verbose=0, callbacks=[join])
+            found.append(joined_by(ctx.reported))
+    assert [epoch for epoch, _ in found] == [10, 11, -1, 0, 1, -1]
+    expected = [own_epochs[number]["n"].tolist() for number in (0, 1, 2, 2, 3)]
+    assert [numbers for _, numbers in found[:5]] == expected
 
 
 def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):

@@ -189,6 +189,46 @@ def test_an_epoch_of_skipped_steps_alone_has_no_loss(cluster):
     assert np.isfinite(history["loss"]).all()
 
 
+def normalized(optimizer):
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+    return compiled(keras.Sequential([keras.Input((20,)), *layers]), optimizer)
+
+
+def accumulating():
+    return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.fault("F48")
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        (lambda: keras.optimizers.SGD(0.1), {"on_nonfinite": "skip"}),
+        (accumulating, {"on_nonfinite": "skip", "consistency": "sync"}),
+        (scaled, {}),
+    ],
+    ids=["async", "accumulation", "loss scale"],
+)
+def test_a_skipped_step_leaves_the_statistics_of_layers_as_they_were(cluster, optimizer, settings):
+    model = distribute(normalized(optimizer()), cluster.contexts[0], **settings)
+    model.fit(X[:128], Y[:128], batch_size=32, shuffle=False, verbose=0)
+    norm = model.layers[0]
+    before = [norm.moving_mean.numpy(), norm.moving_variance.numpy()]
+    model.fit(np.full_like(X[:32], np.nan), Y[:32], batch_size=32, verbose=0)
+    assert model._tfos_trainer.skipped_steps == 1
+    np.testing.assert_array_equal(norm.moving_mean.numpy(), before[0])
+    np.testing.assert_array_equal(norm.moving_variance.numpy(), before[1])
+    poisoned = X[:128].copy()
+    poisoned[3] = np.nan
+    model.fit(poisoned, Y[:128], batch_size=32, shuffle=False, verbose=0)
+    assert model._tfos_trainer.skipped_steps == 2
+    assert all(np.isfinite(values).all() for values in cluster.values().values())
+    assert not np.array_equal(norm.moving_mean.numpy(), before[0])
+
+
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"weight_decay": 0.0}])
 def test_variable_without_gradient_keeps_its_value(cluster, settings):
     class Unused(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types

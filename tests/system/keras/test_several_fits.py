@@ -162,7 +162,7 @@ def test_a_run_that_resumes_begins_in_the_epoch_that_was_interrupted():
         context.resumes_epochs = True
         x, y, weights = data(2)
         rows = [(ids, label, weight) for ids, label, weight in zip(x, y, weights, strict=True)]
-        left = {"input": FedEpochs(4, 0, FitPlace(1, 1))}
+        left = {"input": FedEpochs(4, 0, FitPlace(1, 1), run="the one before")}
         context.client.set_metadata(METADATA_NAME, msgspec.to_builtins(left))
         saver: Any = SimpleNamespace(
             restored_metadata=context.client.metadata, release=lambda: None
@@ -214,6 +214,35 @@ def test_a_run_that_resumes_has_the_learning_rate_that_callbacks_had_made():
         model = make_model(cluster, "async")
         model.fit(x, y, callbacks=[rates_seen(after, model)], **options)
         assert after == [1.0], "the run before has ended, so this one begins anew"
+
+
+def test_a_rate_that_came_back_to_the_programs_own_is_the_one_that_is_resumed():
+    """A callback lowers the rate, sets it back, and the run is interrupted then, twice."""
+    x, y, weights = data(2)
+    options = {"sample_weight": weights, "batch_size": BATCH, "verbose": 0}
+
+    def setting(model: keras.Model, rates: dict[int, float], stop: int, seen: list[float]) -> Any:
+        def begin(epoch: int, logs: Any) -> None:
+            seen.append(float(model.optimizer.learning_rate.numpy()))
+            if epoch == stop:
+                raise KeyboardInterrupt
+
+        def end(epoch: int, logs: Any) -> None:
+            model.optimizer.learning_rate = rates[epoch]
+
+        return keras.callbacks.LambdaCallback(on_epoch_begin=begin, on_epoch_end=end)
+
+    with serving() as cluster:
+        seen: list[list[float]] = []
+        plans = [({0: 0.5, 1: 1.0}, 2), ({0: 0.5}, 1), ({0: 1.0}, 1), ({}, 0)]
+        for number, (rates, stop) in enumerate(plans):
+            cluster.contexts[0].resumes_rate = number > 0
+            model = make_model(cluster, "async")
+            seen.append([])
+            with pytest.raises(KeyboardInterrupt):
+                callback = setting(model, rates, stop, seen[-1])
+                model.fit(x, y, epochs=4, callbacks=[callback], **options)
+        assert seen == [[1.0, 0.5, 1.0], [1.0, 0.5], [0.5, 1.0], [1.0]]
 
 
 @pytest.mark.parametrize(("program", "taken"), [(0.5, 0.5), (0.125, 0.0625)])

@@ -37,6 +37,7 @@ ENDPOINT = Endpoint("h", 11)
 
 
 WORKER_1 = PlannedNode("worker", 1, 1)
+CHIEF = PlannedNode("worker", 0, 0, is_chief=True)
 EVALUATOR = PlannedNode("evaluator", 0, 2)
 
 

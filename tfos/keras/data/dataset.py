@@ -156,6 +156,11 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self._over
 
     @property
+    def next_epoch(self) -> int:
+        """The first epoch of which not every batch was handed out."""
+        return max(self.ended_epoch + 1, self.first_epoch)
+
+    @property
     def waited_s(self) -> float:
         """Time that training waited for rows; near the training time: feed faster."""
         return self._prefetcher.waited_s

@@ -91,7 +91,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
                 rows=self._before.rows,
                 seconds=time.monotonic() - self._began_s,
                 feed=self._feed,
-                fed_epoch=-1 if self._dataset is None else self._dataset.ended_epoch,
+                fed_epoch=-1 if self._dataset is None else self._dataset.next_epoch - 1,
                 is_distributed=True,
             ),
             is_distributed=True,
@@ -115,7 +115,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
             is_over,
             number=self._number,
             epoch=self._first_epoch,
-            fed_epoch=0 if self._dataset is None else self._dataset.ended_epoch + 1,
+            fed_epoch=0 if self._dataset is None else self._dataset.next_epoch,
         )
 
 

@@ -69,7 +69,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         report = EpochReporter(trainer, before, dataset, arguments, number)
         joining = [] if place is None else [JoinAtFirstBatch(trainer)]
         after = [*joining, report, AfterCallbacks(trainer, name, kept_rate)]
-        _follow_positions(trainer, dataset, arguments)
+        _follow_positions(trainer, dataset, arguments, joins=place is not None)
         progress = ProgressReport(trainer.ctx)
         callbacks = _callback_list(model, arguments, before, progress, after)
         arguments["callbacks"] = callbacks
@@ -93,10 +93,13 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
     return fit
 
 
-def _follow_positions(trainer: PSTrainer, dataset: Any, arguments: dict[str, Any]) -> None:
+def _follow_positions(
+    trainer: PSTrainer, dataset: Any, arguments: dict[str, Any], *, joins: bool
+) -> None:
     if isinstance(dataset, BatchDataset):
         trainer.positions.follow(dataset)
-        _check_first_epoch(dataset, arguments)
+        if not joins:  # a worker that does has the others' epoch and their files' epoch
+            _check_first_epoch(dataset, arguments)
 
 
 def _warn_of_end(epochs: int, num_run: int) -> None:
@@ -151,6 +154,7 @@ def _left_out(model: Any, number: int) -> Any:
 
 def _check(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     _check_rows(arguments)
+    _check_steps(arguments, trainer)
     _check_callbacks(arguments, trainer)
     validation.check(arguments)
 
@@ -166,6 +170,28 @@ def _check_rows(arguments: dict[str, Any]) -> None:
                 "and weights, (x, y, weight), and ctx.dataset(batch_size) sets the size; drop "
                 f"{name}, or compute it in map_fn"
             )
+
+
+def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
+    """Refuse epochs that a worker could begin without rows while the others wait for its push."""
+    dataset, steps = arguments.get("x"), arguments.get("steps_per_epoch")
+    if steps is None or not isinstance(dataset, BatchDataset) or not dataset.feed:
+        return
+    ctx, consistency = trainer.ctx, trainer.settings.consistency
+    if trainer.waits and ctx.num_workers > 1:
+        raise SettingsError(
+            f"fit(ctx.dataset(...), steps_per_epoch={steps}): workers get different numbers of "
+            f"batches of a fed epoch, and with consistency={consistency!r} the {ctx.num_workers} "
+            "workers wait for each other's pushes: one without rows would hold them up for ever. "
+            "Leave steps_per_epoch out: an epoch of fit is a fed epoch; feed fewer rows for "
+            "shorter ones"
+        )
+    if ctx.is_chief:
+        logger.warning(
+            "fit(steps_per_epoch=%s): the epochs of fit are not the fed epochs; leave it out to "
+            "train a fed epoch in each",
+            steps,
+        )
 
 
 def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:

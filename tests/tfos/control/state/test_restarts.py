@@ -175,7 +175,7 @@ def test_a_new_attempt_learns_the_open_epochs_the_fit_and_what_it_has_missed():
     _, (_, start), (_, flush) = orders(serves(state, "worker:1", 100))
     assert isinstance(start, messages.Start)
     # Epoch 2 was fed, and the chief has yet to report it: all meet at its end.
-    assert start.joining == messages.Joining((("input", 2),), FitPlace(0, 2, 0))
+    assert start.joining == messages.Joining((("input", 2),), FitPlace(0, 2, 0, 2))
     assert flush == messages.Flush("input", 2)
     assert [each.name for each in state.unflushed("input", 2)] == ["worker:0", "worker:1"]
     assert [each.name for each in state.unflushed("input", 1)] == ["worker:0"]

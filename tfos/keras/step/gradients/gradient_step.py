@@ -25,7 +25,7 @@ from tfos.keras.step.gradients.interception import Captured, check_writes, inter
 from tfos.keras.step.gradients.loss_scale import LossScale
 from tfos.keras.step.gradients.missing_gradients import MissingGradients
 from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
-from tfos.keras.step.gradients.skipped_metrics import MetricsBefore
+from tfos.keras.step.gradients.skipped_step import MetricsBefore, StatesBefore
 from tfos.keras.step.gradients.traces import Traces
 from tfos.keras.step.variables import Variables
 
@@ -59,7 +59,8 @@ class GradientStep:
         model: compiled.
         variables: the model's, in the servers' groups.
         clips_here: whether the worker clips gradients before they are pushed.
-        skips: whether a step whose gradient is not finite is left out, of the metrics as well.
+        skips: whether a step whose gradient is not finite is left out, of the metrics as well. The
+            statistics of layers skip it, too, also where it is skipped to search a loss scale.
     """
 
     def __init__(
@@ -146,7 +147,11 @@ class GradientStep:
     def _run(self, data: Any, rows: dict[str, Any], positions: list[Any]) -> tuple[Any, ...]:
         import tensorflow as tf
 
-        before = MetricsBefore(self._model) if self._skips else None
+        metrics = MetricsBefore(self._model) if self._skips else None
+        statistics_before = None
+        if self._skips or self._scale.is_searched:
+            groups = self._variables.statistics
+            statistics_before = StatesBefore(v for group in groups for v in group.variables)
         flow = InsideRows() if self._model.run_eagerly else GivenRows(rows, positions, self._calls)
         with row_flow.flowing(flow):
             logs, captured = self._own_step(data)
@@ -158,8 +163,10 @@ class GradientStep:
         row_gradients = [(unscaled(values), indices) for values, indices in row_gradients]
         finite = _all_finite([*gradients.values(), *(values for values, _ in row_gradients)])
         self._scale.update(finite)
-        if before is not None:
-            logs = before.restored_unless(finite, logs)
+        if metrics is not None:
+            logs = metrics.restored_unless(finite, logs)
+        if statistics_before is not None:
+            statistics_before.restored_unless(finite)
         complete = tf.constant(value=True)
         if self._accumulator is not None:
             gradients, complete = self._accumulator.add(gradients, finite)
