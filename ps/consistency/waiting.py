@@ -286,9 +286,7 @@ class WaitingPushes(Generic[Gradient]):
 
     def _take(self, workers: Sequence[WorkerRank]) -> list[PendingPush[Gradient]]:
         """Remove and return what waits of these workers, worker by worker."""
-        taken: list[PendingPush[Gradient]] = []
-        for worker in workers:
-            for name in tuple(self.pushes):
-                if name.worker == worker:
-                    taken += (self.pushes.pop(name),)
-        return taken
+        places = {worker: place for place, worker in enumerate(workers)}
+        names = [name for name in self.pushes if name.worker in places]
+        names.sort(key=lambda name: places[name.worker])
+        return [self.pushes.pop(name) for name in names]
