@@ -87,12 +87,16 @@ class Metadata:
         Raises:
             PSSettingsError: there are too many, or they are too large.
         """
-        if name not in self._texts and len(self._texts) >= MAX_ENTRIES:
+        if text == REMOVED:
+            return
+        before = self._texts.get(name)
+        if before is None and len(self._texts) >= MAX_ENTRIES:
             raise PSSettingsError(
                 f"metadata {name!r} would be one more than the {MAX_ENTRIES} that may be kept; "
                 "use a name again, or remove some: set_metadata(name, None)"
             )
-        total = self._num_bytes + _size(name, text)
+        replaced = 0 if before is None else _size(name, before)
+        total = self._num_bytes - replaced + _size(name, text)
         if total > MAX_ALL_BYTES:
             raise PSSettingsError(
                 f"with {name!r} all metadata would have {total} bytes, the limit is "

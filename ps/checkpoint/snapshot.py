@@ -61,6 +61,8 @@ class SegmentSnapshot:
         """Whether the batches hold all rows, not only changes since the base."""
         self.version = 0
         """Version of the segment at the snapshot."""
+        self.num_loads = 0
+        """How often rows had been loaded into it by then, which makes no version."""
         self.counts: Array = np.empty(0, np.uint16)
         """[depth, width] uint16: pushes of ids without a row; empty if the table does not count."""
         self._segment = table.segments[place[1]]
@@ -79,6 +81,7 @@ class SegmentSnapshot:
             since = -1 if gone is None or self._base is None else self._base
             self._gone = self._gone if gone is None else gone
             self.version, self.counts = segment.version, segment.counts.copy()
+            self.num_loads = segment.num_loads
             self._rows = segment.snapshot = RowSnapshot(since, segment.version, segment.num_rows)
             self._at_snapshot()
             if self._is_released:  # since its caller looked
@@ -256,7 +259,8 @@ class ShardSnapshot:
     def num_changes(self) -> int:
         """`CopyOnWrite.num_changes` at the snapshot, once all are copied."""
         units = sum(self.versions().values()) + self.frozen.num_changes
-        return self.clock + self._num_metadata_changes + units
+        loads = sum(segment.num_loads for segment in self.segments)
+        return self.clock + self._num_metadata_changes + units + loads
 
     def begin_writing(self) -> bool:
         """Whether the snapshot still exists; from now on it does not expire."""

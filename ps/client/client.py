@@ -177,12 +177,22 @@ class PSClient:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds of every call that does not say otherwise; may be assigned."""
+        """Seconds of every call that does not say otherwise, in (0, 86400]; may be assigned."""
         return self._servers.times.timeout_s
 
     @timeout_s.setter
     def timeout_s(self, timeout_s: float) -> None:
         self._servers.times.timeout_s = timeout_s
+
+    @property
+    def longest_push_s(self) -> float:
+        """Seconds that one push takes at most, while a server restores its parameters.
+
+        It holds for each round of the push, and for the two of the join before a newer attempt's
+        first one.
+        """
+        num_joining = 2 if self.identity.generation else 0
+        return (self._dense.num_rounds + num_joining) * self._servers.times.longest_s
 
     @property
     def num_servers(self) -> int:

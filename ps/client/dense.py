@@ -77,6 +77,11 @@ class DenseClient:
             )
         return self._manifest
 
+    @property
+    def num_rounds(self) -> int:
+        """Round trips of a push."""
+        return 1 if self._clipped_push is None else 2
+
     def known_hash(self) -> str:
         """Return the manifest's hash; raises as `manifest`."""
         return self._hash if self._manifest is not None else self.manifest.hash()

@@ -11,7 +11,6 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
@@ -46,22 +45,39 @@ Purpose = Literal["lookups", "saves"]
 """What has connections of its own, so that it holds up no push."""
 
 
-@dataclass
 class CallTimes:
-    """How long the calls of one client take; shared by all of its connections."""
+    """How long the calls of one client take; shared by all of its connections.
 
-    timeout_s: float
-    """Of each call that does not say otherwise; may be assigned."""
-    reconnect_s: float
-    """A server that cannot be reached for so long is gone."""
-    restore_s: float = READY_TIMEOUT_S
-    """For how long a server that restores is asked again."""
+    Args:
+        timeout_s: of each call that does not say otherwise, in (0, MAX_WAIT_S].
+        reconnect_s: a server that cannot be reached for so long is gone.
+        restore_s: for how long a server that restores is asked again.
+    """
 
-    def __post_init__(self) -> None:
-        if not 0 < self.timeout_s <= MAX_WAIT_S:
-            raise PSSettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {self.timeout_s}")
-        if self.reconnect_s <= 0:
-            raise PSSettingsError(f"reconnect_s must be above 0, got {self.reconnect_s}")
+    def __init__(
+        self, timeout_s: float, reconnect_s: float, restore_s: float = READY_TIMEOUT_S
+    ) -> None:
+        if not reconnect_s > 0:
+            raise PSSettingsError(f"reconnect_s must be above 0, got {reconnect_s}")
+        self.timeout_s = timeout_s
+        self.reconnect_s = reconnect_s
+        self.restore_s = restore_s
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds of each call that does not say otherwise; may be assigned."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        if not 0 < timeout_s <= MAX_WAIT_S:
+            raise PSSettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {timeout_s}")
+        self._timeout_s = timeout_s
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds that one exchange takes at most; see ps.client.retry."""
+        return max(self.timeout_s, self.restore_s)
 
 
 class ServerGroup:

@@ -6,7 +6,9 @@ Does not: say how a push's wait ends (ps.consistency.waiting), read sockets or h
 shard's `Updates` apply what is decided.
 Runs in: PS processes.
 Threads: any. `changed` guards record, policy and waiting pushes; a reduction runs under it, so
-between two clocks nobody sees half of an update. Lock order: `changed`, then one bucket's.
+between two clocks nobody sees half of an update. It is notified by whatever ends a wait: an action,
+a fence, the gate's end, a snapshot (ps.server.snapshot_trigger). Lock order: `changed`, then one
+bucket's.
 
     begin_push   before a gradient is read: ticket, decision, staleness
     arrive       after it: the policy decides, and that is executed
@@ -591,7 +593,6 @@ class Gate(Generic[Gradient]):
         with self.changed:
             yield self._policy.clock
             self._updates.moved()
-            self.changed.notify_all()
 
     def close(self, error: PSError) -> None:
         """End all waits, with `error` where nothing was applied; later requests get it too."""
@@ -621,7 +622,8 @@ class Gate(Generic[Gradient]):
             else:
                 self._waiting.break_up(action)
         self._updates.moved()
-        self.changed.notify_all()
+        if actions:  # else nobody's wait has ended: one waking all at every arrival is quadratic
+            self.changed.notify_all()
 
     def _begin(self, request: RequestId, acknowledged: int, acked_updates: int) -> Ticket:
         if self._closed is not None:

@@ -158,7 +158,10 @@ class Updates(Protocol[Gradient]):
         """
 
     def applied(self, push: PendingPush[Gradient]) -> None:
-        """A push has become part of the parameters; called once for each."""
+        """A push has become part of the parameters; called once for each.
+
+        What it refuses by the push's ticket now, the sender hears with the push's clock.
+        """
 
     def moved(self) -> None:
         """The clock or the parameters may have changed."""
@@ -243,13 +246,11 @@ class WaitingPushes(Generic[Gradient]):
         """Answer: they are part of a clock, or were refused before it was complete."""
         for push in self._take(action.workers):
             push.clock = action.clock
-            if push.is_applied:
-                continue
             if push.gradient is not None and push.error is None:
                 self._note_applied(push)
-            else:  # a null push, or one that was refused
+            elif not push.is_applied:  # a null push, or one that was refused
                 push.ticket.complete()
-                push.error = push.error or push.ticket.refusal
+            push.error = push.error or push.ticket.refusal
 
     def drop(self, action: Drop) -> None:
         """Forget a lost worker's pushes; if it was only frozen, it gets StaleGeneration."""
@@ -286,9 +287,7 @@ class WaitingPushes(Generic[Gradient]):
 
     def _take(self, workers: Sequence[WorkerRank]) -> list[PendingPush[Gradient]]:
         """Remove and return what waits of these workers, worker by worker."""
-        taken: list[PendingPush[Gradient]] = []
-        for worker in workers:
-            for name in tuple(self.pushes):
-                if name.worker == worker:
-                    taken += (self.pushes.pop(name),)
-        return taken
+        places = {worker: place for place, worker in enumerate(workers)}
+        names = [name for name in self.pushes if name.worker in places]
+        names.sort(key=lambda name: places[name.worker])
+        return [self.pushes.pop(name) for name in names]

@@ -53,7 +53,7 @@ from ps.errors import (
 )
 from ps.exactly_once import CompletionLog, SessionRecord, Verdict
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
-from ps.metadata import Metadata
+from ps.metadata import AttachedMetadata, Metadata
 from ps.optim.rules import step_scalars
 from ps.protocol import messages
 from ps.protocol.messages import Ack
@@ -331,12 +331,26 @@ class ServingShard:
             if push.tables.parts:
                 self._counters.count(push.id.worker, table_pushes=1)
         if push.metadata is not None:
-            self.metadata.put(push.metadata.name, push.metadata.text)
+            self._keep_metadata(push, push.metadata)
 
     def moved(self) -> None:
         """See ps.consistency.waiting.Updates."""
         if self.snapshots.wanted is not None:
             self.snapshots.check()
+
+    def _keep_metadata(self, push: PendingPush[StagedGradient], brought: AttachedMetadata) -> None:
+        """Keep what a push brings; where there is no room, its sender and every copy hear so.
+
+        Only ps:0 can refuse it, so it does once the push counts: the other servers take theirs.
+        """
+        try:
+            self.metadata.check_room(brought.name, brought.text)
+        except PSSettingsError as error:
+            clock = str(self.gate.clock_of(push.id.worker))
+            text = f"{error.message}. It is not kept; the push counts at every server"
+            push.ticket.refuse(PSSettingsError(text, {messages.WORKER_CLOCK: clock}))
+        else:
+            self.metadata.put(brought.name, brought.text)
 
     def _set_values(self, staged: StagedGradient) -> None:
         for index, bucket in enumerate(self.dense.owned):
@@ -385,8 +399,6 @@ class ServingShard:
             raise PSSettingsError("a push needs the learning rate: send `hyper`, or push_null()")
         if request.rows < 1:
             raise PSSettingsError(f"a push needs at least 1 row, got {request.rows}")
-        if request.metadata is not None:
-            self.metadata.check_room(request.metadata.name, request.metadata.text)
         if hyper.scalars:
             self._check_scalars(hyper)
         if tables is msgspec.UNSET:

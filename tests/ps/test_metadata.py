@@ -12,21 +12,25 @@ import msgspec
 import numpy as np
 import pytest
 
+from ps import metadata as kept
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.cli.main import main
+from ps.client.client import PSClient
 from ps.errors import NonFiniteGradient, PSSettingsError, RoleError, ServerPhaseError
-from ps.manifest.manifest import Hyper
+from ps.manifest.manifest import SGD, Hyper
 from ps.metadata import (
     MAX_ALL_BYTES,
     MAX_ENTRIES,
     MAX_ENTRY_BYTES,
     MAX_PUSHED_LENGTH,
+    AttachedMetadata,
     Metadata,
     pushed,
 )
 from ps.protocol import messages
 from ps.protocol.messages import Number
+from ps.server import shard
 from rpc.auth.handshake import Identity, Role
 from rpc.client.connection import connect
 from rpc.errors import RemoteError
@@ -36,6 +40,7 @@ from tests.support.ps_cluster import (
     cluster,
     filled,
     make_manifest,
+    raw_call,
     run_all,
     succeeded,
 )
@@ -220,3 +225,79 @@ def test_a_request_that_comes_again_changes_nothing_that_came_after_it():
     assert kept.texts() == {"n": '"other"'}
     kept.put_once(1, 2, "n", "null")
     assert kept.texts() == {}
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, client: PSClient) -> None:
+    monkeypatch.setattr(kept, "MAX_ENTRIES", 1)
+    client.set_metadata("only", 1)
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp", "sync", "sync in two rounds"])
+def test_a_push_whose_metadata_has_no_room_counts_at_every_server(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Refused by ps:0 alone it would count at the other servers, and in their clocks."""
+    monkeypatch.setattr(shard, "SEND_BYTES", 1 << 18)  # values go back before the push is over
+    rule = SGD(global_clipnorm=0.9) if "rounds" in mode else ADD
+    bound = {"staleness_bound": 1} if mode == "ssp" else {}
+    manifest = make_manifest(200_000, rule=rule, consistency=mode.split()[0], **bound)
+    with cluster("tcp", num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        no_room(monkeypatch, clients[0])
+
+        def step(rank: int, metadata: AttachedMetadata | None = None) -> None:
+            into = filled(manifest)
+            clients[rank].push_pull(
+                filled(manifest, 1.0), into, hyper=HYPER, rows=1, metadata=metadata
+            )
+
+        other, refused = run_all(partial(step, 0), partial(step, 1, pushed("more", 2)))
+        assert other is None
+        assert isinstance(refused, PSSettingsError), refused
+        assert "one more than the 1 that may be kept" in str(refused)
+        assert "the push counts at every server" in str(refused)
+        first = bed.pulled(clients[0])["trainable"]
+        assert len(set(first)) == 1, "as often at one server as at the other"
+        succeeded(run_all(partial(step, 0), partial(step, 1)))
+        after = bed.pulled(clients[0])["trainable"]
+        np.testing.assert_allclose(after, 2 * first, rtol=1e-6)
+        assert len(set(after)) == 1
+        assert len({each.clock for each in clients[0].describe()}) == 1
+        assert clients[0].metadata() == {"only": 1}
+
+
+def test_a_repeated_push_hears_again_that_its_metadata_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with cluster() as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        no_room(monkeypatch, client)
+        ones = filled(MANIFEST, 1.0)["trainable"]
+        request = messages.Push(MANIFEST.hash(), Number(7, 1), 1, HYPER, metadata=pushed("more", 2))
+        for _ in range(2):
+            with pytest.raises(RemoteError, match="one more than the 1"):
+                raw_call(bed, 0, request, [ones])
+            assert set(bed.pulled(client)["trainable"]) == {np.float32(1.0)}
+
+
+def test_a_repeated_push_whose_metadata_is_kept_is_no_second_one(monkeypatch: pytest.MonkeyPatch):
+    with cluster() as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        ones = filled(MANIFEST, 1.0)["trainable"]
+        request = messages.Push(MANIFEST.hash(), Number(7, 1), 1, HYPER, metadata=pushed("at", 2))
+        raw_call(bed, 0, request, [ones])
+        monkeypatch.setattr(kept, "MAX_ALL_BYTES", 4)
+        raw_call(bed, 0, request, [ones])
+        assert set(bed.pulled(client)["trainable"]) == {np.float32(1.0)}
+
+
+def test_a_value_in_the_place_of_another_needs_only_the_difference():
+    metadata, text = Metadata(), "x" * MAX_ENTRY_BYTES
+    for number in range(15):
+        metadata.put(f"n{number}", text)
+    metadata.put("last", "x" * (MAX_ENTRY_BYTES // 2))
+    metadata.check_room("n0", text)
+    metadata.check_room("n0", "null")
+    metadata.check_room("never/there", "null")
+    with pytest.raises(PSSettingsError, match="the limit is"):
+        metadata.check_room("new", text)

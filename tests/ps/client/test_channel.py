@@ -18,6 +18,7 @@ from ps.errors import (
     ClosedError,
     ManifestMismatch,
     NonFiniteGradient,
+    PSSettingsError,
     RequestTimeout,
     ServerGone,
     ServerPhaseError,
@@ -285,3 +286,15 @@ def test_a_deadline_that_is_assigned_later_holds_for_every_call(call: str):
         with pytest.raises(RequestTimeout):
             {"push": push, "batch": batch}[call]()
         assert time.monotonic() - begun_s < WAIT_S / 2
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), 86_401.0])
+def test_a_deadline_that_no_server_takes_is_refused_when_it_is_assigned(timeout_s: float):
+    manifest = with_tables(table())
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        before_s = client.timeout_s
+        with pytest.raises(PSSettingsError, match="timeout_s must be in"):
+            client.timeout_s = timeout_s
+        assert client.timeout_s == before_s
+        client.describe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,3 +157,14 @@ def test_of_the_workers_only_the_chief_loads_and_a_spark_task_may():
         task.attach()
         assert task.tables.load_rows("user", IDS, VALUES) == IDS.size
         assert chief.tables.load_rows("user", IDS, VALUES) == 0
+
+
+def test_servers_whose_rows_were_loaded_are_known_as_saved(tmp_path: Path):
+    """Else an idle job writes the same checkpoint again and again, and drops the older ones."""
+    with cluster(num_servers=2) as bed:
+        client = started(bed, user())
+        client.tables.load_rows("user", IDS, VALUES)
+        client.save(tmp_path, 1)
+        assert all(server.saved_as for server in client.describe())
+        client.tables.load_rows("user", IDS[:1] + 5000, VALUES[:1])
+        assert not all(server.saved_as for server in client.describe()), "one has another row"

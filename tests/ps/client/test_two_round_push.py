@@ -284,3 +284,21 @@ def test_settle_without_anything_to_settle_changes_nothing():
         assert raw_call(bed, 0, messages.Settle(digest, Number(9, 1), 5)).clock == 0
         with pytest.raises((RemoteError, PSSettingsError), match="8 bytes, this shard takes 0"):
             raw_call(bed, 0, messages.Settle(digest, Number(9, 2), 5), [np.zeros(1)])
+
+
+def test_the_longest_push_has_a_restoring_server_in_each_of_its_rounds():
+    rule = RULES["global_clipnorm"]
+    one_round = make_manifest(5000, consistency="sync")
+    two_rounds = make_manifest(5000, rule=rule, consistency="sync")
+    for manifest, rounds in ((one_round, 1), (two_rounds, 2)):
+        with cluster(num_servers=2, num_workers=2) as bed:
+            client, _ = bed.workers(manifest, filled(manifest))
+            times = client._servers.times
+            client.timeout_s, times.restore_s = 20.0, 70.0
+            assert client.longest_push_s == rounds * 70.0
+            client.timeout_s = 300.0
+            assert client.longest_push_s == rounds * 300.0
+            again = bed.client(0, generation=1)
+            again.attach()
+            again._servers.times.restore_s = 70.0
+            assert again.longest_push_s == (rounds + 2) * 70.0, "it joins first, in two exchanges"

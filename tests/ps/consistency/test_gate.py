@@ -9,9 +9,11 @@ from functools import partial
 
 import pytest
 
+from ps.consistency import waits
 from ps.consistency.asp import ASP
 from ps.consistency.bsp import BSP
-from ps.consistency.gate import Event, Gate
+from ps.consistency.gate import Event, Gate, LookupTurn
+from ps.consistency.hybrid import Hybrid
 from ps.consistency.policy import OnLost, Policy, PushDecision
 from ps.consistency.ssp import SSP
 from ps.consistency.waiting import PendingPush
@@ -25,6 +27,7 @@ from ps.errors import (
 )
 from ps.exactly_once import CompletionLog, RequestId, SessionRecord, Verdict
 from ps.manifest.manifest import Hyper, WorkerRank
+from tests.support.waiting import wait_until
 
 HYPER = Hyper(0.1)
 NEVER_GONE = bool
@@ -411,3 +414,47 @@ def test_the_push_of_a_replaced_attempt_makes_room_for_its_successors(is_fenced:
     assert not new.is_done, "worker 0 has not pushed"
     bench.gate.arrive(bench.arrival(0))
     assert (bench.reduced, new.clock, bench.workers) == ([[0.0, 1.0]], 1, [0, 1])
+
+
+def test_what_ends_no_wait_wakes_nobody():
+    """At a barrier every arrival but the last would wake all that came before it."""
+    bench = Bench(policy=BSP(3))
+    gate = bench.gate
+    woken: list[int] = []
+    gate.changed.notify_all = lambda: woken.append(gate.clock)  # type: ignore[method-assign]
+    for rank in (0, 1):
+        gate.arrive(bench.arrival(rank))
+        with gate.between_clocks():
+            pass
+    assert gate.change(RequestId(WorkerRank(2), 0, 2, 1), JOIN)
+    assert woken == []
+    gate.arrive(bench.arrival(2))
+    assert woken == [1]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_loss_ends_the_waits_of_the_lost_and_of_those_that_waited_for_it(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A lookup waits for its own worker's batches, so only its worker's loss ends it."""
+    monkeypatch.setattr(waits, "CHECK_PEER_S", 60.0)
+    bench = Bench("continue", policy=Hybrid(2, 1, on_lost="continue"))
+    gate = bench.gate
+    ended: list[Exception] = []
+
+    def look_up(worker: int, sequence: int) -> None:
+        name = RequestId(WorkerRank(worker), 0, 2, sequence)
+        open_now = range(1, sequence + 1)
+        try:
+            gate.rows.look_up(LookupTurn(name, open_now, time.monotonic() + 60.0, NEVER_GONE))
+        except StaleGeneration as error:
+            ended.append(error)
+
+    look_up(lost, 1)
+    thread = threading.Thread(target=look_up, args=(lost, 2))
+    thread.start()
+    wait_until(lambda: gate.lookups.num_waiting == 1, "the second batch to wait")
+    gate.lose(WorkerRank(lost))
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert len(ended) == 1

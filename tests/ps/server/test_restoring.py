@@ -349,6 +349,12 @@ def test_a_restore_without_end_is_waited_for_with_a_bound(
     with pytest.raises(RequestTimeout, match=text):
         client.pull(filled(MANIFEST))
     assert time.monotonic() - began_s >= 1.0
+    began_s = time.monotonic()
+    with pytest.raises(RequestTimeout, match=text):
+        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+    took_s = time.monotonic() - began_s
+    assert client.timeout_s < took_s, "so its sender waits for longest_push_s, not timeout_s"
+    assert client.longest_push_s == client._servers.times.longest_s == 1.0
     patient = bed.client()
     patient.describe()  # connects, which a busy machine takes longer for
     with pytest.raises(RequestTimeout, match="ps:0 still restores its parameters"):

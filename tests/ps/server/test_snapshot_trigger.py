@@ -12,6 +12,7 @@ import pytest
 from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import CopyOnWrite
 from ps.client.saver import _snapshot
+from ps.consistency import waits
 from ps.consistency.bsp import BSP
 from ps.consistency.gate import Gate
 from ps.consistency.waiting import PendingPush
@@ -191,3 +192,21 @@ def test_without_barriers_each_server_has_a_moment_of_its_own():
     assert _snapshot(servers, NOW, float("inf"), is_agreed=False) == 9
     with pytest.raises(RequestTimeout, match="the save was not done in time"):
         _snapshot(servers, NOW, 0.0, is_agreed=True)
+
+
+def test_a_save_that_waits_for_a_settled_clock_goes_on_when_it_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """What settles a clock ends no push's wait: nobody else would wake the save."""
+    monkeypatch.setattr(waits, "CHECK_PEER_S", 60.0)
+    bench.step()
+    bench.is_settled = False
+    made: list[SnapshotTaken] = []
+    order = SnapshotRequest("save", {})
+    waiter = threading.Thread(target=lambda: made.append(bench.make(order, 60.0)))
+    waiter.start()
+    wait_until(lambda: len(bench.gate.changed._waiters) == 1, "the save to wait")  # type: ignore[attr-defined]
+    with bench.gate.between_clocks():
+        bench.is_settled = True
+    waiter.join(10.0)
+    assert made == [(1, True)]

@@ -13,6 +13,7 @@ from ps.manifest.manifest import Hyper
 from tfos.keras.step import variables
 from tfos.keras.step.exchange.exchange import ParameterExchange
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush, hyper_of
+from tfos.keras.step.exchange.pipeline import GRACE_S, PipelinedPush
 from tfos.keras.step.step_clock import StepClock
 
 tf = pytest.importorskip("tensorflow")
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.tf
 class Servers:
     """The n-th answer is n in every element."""
 
-    timeout_s = 20.0
+    timeout_s = 0.1
+    longest_push_s = 20.0
 
     def __init__(self) -> None:
         self.pushed: list[dict[str, Any]] = []
@@ -143,3 +145,20 @@ def test_scalars_travel_in_sync_alone(model):
     assert hyper_of(found, output, is_sync=False) == Hyper(learning_rate=0.5)
     own = hyper_of(found, output, is_sync=True)
     assert own == Hyper(learning_rate=0.5, scalars={"trainable": (0.25,)})
+
+
+@pytest.mark.fault("F08")
+def test_a_push_in_flight_is_waited_for_as_long_as_its_own_exchange_may_take(
+    exchange, servers, monkeypatch
+):
+    waits = []
+    wait = PipelinedPush.wait
+
+    def noted(push, timeout_s):
+        waits.append(timeout_s)
+        return wait(push, timeout_s)
+
+    monkeypatch.setattr(PipelinedPush, "wait", noted)
+    exchange.push(outgoing(), most_in_flight=1)
+    exchange.drain()
+    assert waits == [servers.longest_push_s + GRACE_S]

@@ -55,7 +55,7 @@ class ParameterExchange:
         self._replica = Replica(variables.groups, model.optimizer)
         self.keeps_averages = optimizers.keeps_averages(model.optimizer)
         self._averages = Averages(model, variables.groups) if self.keeps_averages else None
-        self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.timeout_s)
+        self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
         self._rows_waiting = 0
         self.steps = 0
         self.rows = 0

@@ -68,7 +68,7 @@ class InFlight(Generic[Result]):
     """Pushes in flight, the oldest first.
 
     Args:
-        timeout_s: returns the deadline of one push in seconds.
+        timeout_s: returns the seconds that one push takes at most.
     """
 
     def __init__(self, timeout_s: Callable[[], float]) -> None:
