@@ -239,8 +239,8 @@ def test_a_push_whose_metadata_has_no_room_counts_at_every_server(
     """Refused by ps:0 alone it would count at the other servers, and in their clocks."""
     monkeypatch.setattr(shard, "SEND_BYTES", 1 << 18)  # values go back before the push is over
     rule = SGD(global_clipnorm=0.9) if "rounds" in mode else ADD
-    bound = {"staleness_bound": 1} if mode == "ssp" else {}
-    manifest = make_manifest(200_000, rule=rule, consistency=mode.split()[0], **bound)
+    consistency, bound = mode.split()[0], int(mode == "ssp")
+    manifest = make_manifest(200_000, rule=rule, consistency=consistency, staleness_bound=bound)
     with cluster("tcp", num_servers=2, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
         no_room(monkeypatch, clients[0])

@@ -420,13 +420,8 @@ class NodeContext(PortedContext):
             SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
             CollectiveError: num_ps=0, and another worker does not come here.
         """
-        self._refuse_another(model)
-        self._servers.serve_where_none_are(model, consistency)
-        from tfos.keras.fit.distribute import distribute
-
-        distributed = distribute(
+        return self._distribute(
             model,
-            self,
             consistency=consistency,
             reduction=reduction,
             staleness_bound=staleness_bound,
@@ -435,6 +430,13 @@ class NodeContext(PortedContext):
             pipeline=pipeline,
             compression=compression,
         )
+
+    def _distribute(self, model: Any, *, consistency: Consistency, **settings: Any) -> Any:
+        self._refuse_another(model)
+        self._servers.serve_where_none_are(model, consistency)
+        from tfos.keras.fit.distribute import distribute
+
+        distributed = distribute(model, self, consistency=consistency, **settings)
         self._distributed = (weakref.ref(model), str(model.name))
         return distributed
 

@@ -54,6 +54,9 @@ class Evaluator:
     def epochs(self) -> EpochReports:
         return EpochReports(self.told.append)
 
+    def report_numbers(self, numbers) -> None:
+        """No `fit` runs here."""
+
     def report_progress(self, step, rows, loss=None, metrics=None) -> None:
         self.progress.append((step, rows, loss, metrics))
 

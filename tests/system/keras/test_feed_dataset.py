@@ -276,7 +276,7 @@ def test_steps_per_epoch_cut_a_fed_epoch_into_several():
 @pytest.mark.parametrize("consistency", ["sync", "ssp"])
 def test_steps_per_epoch_of_a_feed_are_refused_where_workers_wait_for_each_other(consistency):
     """A worker with fewer batches would wait for rows, and the others' pushes for that worker."""
-    bound = {} if consistency == "sync" else {"staleness_bound": 1}
+    bound = None if consistency == "sync" else 1
     with serving(num_workers=2) as cluster:
         models = [make_model(), make_model()]
         for ctx, epoch in zip(cluster.contexts, (batches(4), batches(2)), strict=True):
@@ -284,7 +284,7 @@ def test_steps_per_epoch_of_a_feed_are_refused_where_workers_wait_for_each_other
 
         def work(rank):
             ctx = cluster.contexts[rank]
-            model = distribute(models[rank], ctx, consistency=consistency, **bound)
+            model = distribute(models[rank], ctx, consistency=consistency, staleness_bound=bound)
             data = FeedDataset(ctx, BATCH)
             expected = rf"steps_per_epoch=2\).*{consistency}.*2 workers.*Leave steps_per_epoch out"
             with pytest.raises(SettingsError, match=expected):

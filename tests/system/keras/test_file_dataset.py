@@ -128,7 +128,7 @@ def test_a_worker_that_joins_reads_the_epoch_of_the_files_that_the_others_read(t
             model.fit(data, initial_epoch=initial, epochs=initial + 2, verbose=0, callbacks=[join])
             found.append(joined_by(ctx.reported))
     assert [epoch for epoch, _ in found] == [10, 11, -1, 0, 1, -1]
-    expected = [own_epochs[number]["n"].tolist() for number in (0, 1, 2, 2, 3)]
+    expected = [np.asarray(own_epochs[number]["n"]).tolist() for number in (0, 1, 2, 2, 3)]
     assert [numbers for _, numbers in found[:5]] == expected
 
 

@@ -239,8 +239,8 @@ def test_a_rate_that_came_back_to_the_programs_own_is_the_one_that_is_resumed():
             cluster.contexts[0].resumes_rate = number > 0
             model = make_model(cluster, "async")
             seen.append([])
+            callback = setting(model, rates, stop, seen[-1])
             with pytest.raises(KeyboardInterrupt):
-                callback = setting(model, rates, stop, seen[-1])
                 model.fit(x, y, epochs=4, callbacks=[callback], **options)
         assert seen == [[1.0, 0.5, 1.0], [1.0, 0.5], [0.5, 1.0], [1.0]]
 

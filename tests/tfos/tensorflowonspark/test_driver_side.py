@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.support.fake_spark import FakeSpark
 from tfos import InputMode, TFCluster
 from tfos.control import stop_ticket
+from tfos.control.client import ControlClient
 from tfos.driver import server_address, stream_stop
 from tfos.errors import ControlError, ControlRefused, NodeFailedError, SettingsError
 from tfos.failure import NodeFailure, NodeId
@@ -184,7 +186,7 @@ def test_a_parallel_run_that_fails_or_is_lost_is_an_error(monkeypatch):
         TFParallel.run(None, nothing, {}, 2)
 
 
-def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, tmp_path):
+def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, tmp_path, monkeypatch):
     """A fixed TFOS_SERVER_PORT: each killed driver of that port had left a file with a key."""
     cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     _, port = cluster.cluster_meta["server_addr"]
@@ -195,15 +197,14 @@ def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, tmp_path):
         earlier = msgspec.structs.replace(ticket, started="1")  # of this pid, long ago
         path.write_bytes(msgspec.msgpack.encode(earlier))
     asked: list[str] = []
-    client = stop_ticket.ControlClient
-    stop_ticket.ControlClient = lambda address, name, *rest: (  # type: ignore[misc, assignment]
-        asked.append(name) or client(address, name, *rest)
-    )
-    try:
-        stream_stop.publish(cluster._reserved)
-        assert not any(path.exists() for path in killed)
-        reservation.Client(("127.0.0.1", port)).request_stop()
-    finally:
-        stop_ticket.ControlClient = client  # type: ignore[misc]
+
+    def noted(address: str, name: str, *rest: Any) -> ControlClient:
+        asked.append(name)
+        return ControlClient(address, name, *rest)
+
+    monkeypatch.setattr(stop_ticket, "ControlClient", noted)
+    stream_stop.publish(cluster._reserved)
+    assert not any(path.exists() for path in killed)
+    reservation.Client(("127.0.0.1", port)).request_stop()
     assert asked == [cluster.cluster_id]
     cluster.abort()
