@@ -7,6 +7,7 @@ import itertools
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -239,7 +240,7 @@ def test_a_push_whose_metadata_has_no_room_counts_at_every_server(
     """Refused by ps:0 alone it would count at the other servers, and in their clocks."""
     monkeypatch.setattr(shard, "SEND_BYTES", 1 << 18)  # values go back before the push is over
     rule = SGD(global_clipnorm=0.9) if "rounds" in mode else ADD
-    bound = {"staleness_bound": 1} if mode == "ssp" else {}
+    bound: dict[str, Any] = {"staleness_bound": 1} if mode == "ssp" else {}
     manifest = make_manifest(200_000, rule=rule, consistency=mode.split()[0], **bound)
     with cluster("tcp", num_servers=2, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))

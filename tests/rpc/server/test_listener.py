@@ -264,8 +264,8 @@ class TestTheWay:
 class TestTheDoor:
     @pytest.mark.parametrize("place", ["_accept", "_begin_handshake", "_admit", "feed"])
     def test_one_failure_of_any_kind_shuts_out_nobody_else(self, place, monkeypatch, caplog):
-        owner = ServerHandshake if place == "feed" else Authenticator
-        failed = []
+        owner: object = ServerHandshake if place == "feed" else Authenticator
+        failed: list[str] = []
 
         with bed() as made:
             if place == "_admit":
