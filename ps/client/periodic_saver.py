@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_FAILED = (PSError, RpcError, OSError)
+_EXPECTED = (PSError, RpcError, OSError)
+"""Any other failure, as of a process without threads or memory, is tried again too, and logged with
+its traceback: the end of this thread would be the end of all saves."""
 _RETRY_S = 1.0
 """After the first save that failed; doubled with each further one, up to the plan's period."""
 _MAX_DOUBLINGS = 16
@@ -158,7 +160,7 @@ class PeriodicSaver:
 
     def _wait_seeded(self) -> bool:
         """Wait until there is something to save; tried once more at the end, for the last save."""
-        reported = ""
+        reported: str | None = None
         has_ended = False
         while not has_ended:
             has_ended = self._ended.is_set()
@@ -170,10 +172,13 @@ class PeriodicSaver:
             except (ManifestMismatch, PSSettingsError) as error:
                 _logger.warning("nothing is saved: %s", error)
                 return False
-            except _FAILED as error:  # a disk that is away, a server that stops and is replaced
+            except Exception as error:
+                # A disk that is away, a server that stops and is replaced.
                 if not isinstance(error, ServerUnavailable) and str(error) != reported:
                     reported = str(error)
-                    _logger.warning("nothing is saved yet: %s", reported)
+                    _logger.warning(
+                        "nothing is saved yet: %s", error, exc_info=not isinstance(error, _EXPECTED)
+                    )
                 self._ended.wait(_LOOK_S)
                 continue
             return True
@@ -193,7 +198,7 @@ class PeriodicSaver:
             return False
         try:
             return self._clock() - self._saved_clock >= self._period.every_steps
-        except _FAILED:
+        except Exception:  # noqa: BLE001 - see _EXPECTED
             return False  # the next save will tell
 
     def _save(self, score: Score | None = None) -> str:
@@ -218,7 +223,7 @@ class PeriodicSaver:
             self._saved_clock = clock
             self._num_failed = 0
             wait_s = period.every_s
-        except _FAILED as error:
+        except Exception as error:  # noqa: BLE001 - see _EXPECTED
             failed = f"{type(error).__qualname__}: {error}"
             self._tell(clock, error)
             wait_s = min(period.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
@@ -230,5 +235,9 @@ class PeriodicSaver:
         moment = "" if clock is None else f" at clock {clock}"
         newest = f"the last save is step {self._saved_step}" if self._saved_step >= 0 else "no save"
         _logger.warning(
-            "the parameters%s were not saved: %s; training goes on, %s", moment, error, newest
+            "the parameters%s were not saved: %s; training goes on, %s",
+            moment,
+            error,
+            newest,
+            exc_info=not isinstance(error, _EXPECTED),
         )

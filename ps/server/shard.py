@@ -22,7 +22,6 @@ is released. In sync mode the whole gradient goes to a staging buffer.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,6 +46,7 @@ from ps.errors import (
     PSError,
     PSSettingsError,
     PushError,
+    RequestTimeout,
     ServerPhaseError,
     ShapeError,
     TableFull,
@@ -543,9 +543,11 @@ class ServingShard:
         self._counters.count(worker, refused=1)
         null = self.gate.refuse(push, refused)
         if null is not None:
-            with (
-                contextlib.suppress(PSError),  # the refusal is the news, not what ended the wait
-                self._counters.waiting(worker),
-            ):
-                self.gate.wait(null, deadline_s, call.peer_gone)
+            try:
+                with self._counters.waiting(worker):
+                    self.gate.wait(null, deadline_s, call.peer_gone)
+            except RequestTimeout:
+                raise  # it still stands at the barrier, so its worker must not push beside it
+            except PSError:
+                pass  # the refusal is the news, not what ended the wait
         raise refused from error

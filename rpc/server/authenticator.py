@@ -99,7 +99,7 @@ class Authenticator:
             while not self._closing:
                 try:
                     self._serve_ready()
-                except OSError:
+                except Exception:  # noqa: BLE001 - without this thread nobody comes in any more
                     _log.exception("accepting connections failed; trying again")
                     self._pause_accepting()
         finally:
@@ -158,7 +158,11 @@ class Authenticator:
                 return
             if stream is None:
                 return
-            self._begin_handshake(stream)
+            try:
+                self._begin_handshake(stream)
+            except Exception:
+                stream.close()
+                raise
 
     def _begin_handshake(self, stream: Stream) -> None:
         self.accepted += 1
@@ -180,36 +184,50 @@ class Authenticator:
     def _continue_handshake(self, pending: _Unauthenticated) -> None:
         handshake, stream = pending.handshake, pending.stream
         try:
-            if not pending.is_greeted:
-                if isinstance(stream, TlsStream) and not stream.shake_hands():
-                    return
-                self._send(stream, handshake.greeting)
-                pending.is_greeted = True
-            while handshake.session is None and handshake.refusal is None:
-                chunk = bytearray(handshake.wanted - len(pending.received))
-                count = pending.stream.recv_into(memoryview(chunk))
-                if count is None:
-                    return
-                pending.received += chunk[:count]
-                if len(pending.received) < handshake.wanted:
-                    continue
-                message = bytes(pending.received)
-                pending.received.clear()
-                answer = handshake.feed(message)
-                if answer:
-                    self._send(pending.stream, answer)
+            self._exchange(pending)
         except RpcError as error:
             self._refuse(pending, str(error))
             return
+        except Exception as error:  # noqa: BLE001 - it is this connection's end, not the others'
+            _log.exception("the handshake with %s failed", stream.peer_address)
+            self._refuse(pending, f"{type(error).__name__}: {error}")
+            return
         if handshake.session is None:
-            self._refuse(pending, str(handshake.refusal))
+            if handshake.refusal is not None:
+                self._refuse(pending, str(handshake.refusal))
             return
         self._remove(pending)
-        refusal = self._admit(pending.stream, handshake.session)
+        try:
+            refusal = self._admit(stream, handshake.session)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.exception("%s cannot be served", stream.peer_address)
+            refusal = f"{type(error).__name__}: {error}"
         if refusal:
             self.refused += 1
-            self._refusals.log(pending.stream.peer_address, refusal)
-            pending.stream.close()
+            self._refusals.log(stream.peer_address, refusal)
+            stream.close()
+
+    def _exchange(self, pending: _Unauthenticated) -> None:
+        """Send and receive what can be now."""
+        handshake, stream = pending.handshake, pending.stream
+        if not pending.is_greeted:
+            if isinstance(stream, TlsStream) and not stream.shake_hands():
+                return
+            self._send(stream, handshake.greeting)
+            pending.is_greeted = True
+        while handshake.session is None and handshake.refusal is None:
+            chunk = bytearray(handshake.wanted - len(pending.received))
+            count = stream.recv_into(memoryview(chunk))
+            if count is None:
+                return
+            pending.received += chunk[:count]
+            if len(pending.received) < handshake.wanted:
+                continue
+            message = bytes(pending.received)
+            pending.received.clear()
+            answer = handshake.feed(message)
+            if answer:
+                self._send(stream, answer)
 
     def _send(self, stream: Stream, data: bytes) -> None:
         if stream.sendmsg([memoryview(data)]) != len(data):

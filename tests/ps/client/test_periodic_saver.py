@@ -28,6 +28,7 @@ from ps.metadata import pushed
 from ps.server.server import PSServer
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, random_arrays
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
+from tests.support.waiting import wait_until
 
 __all__ = ["table_kernels_loaded"]
 pytestmark = [pytest.mark.socket, pytest.mark.usefixtures("table_kernels_loaded")]  # seconds, cold
@@ -207,6 +208,35 @@ def test_a_save_that_is_asked_for_holds_no_part_of_a_batch(tmp_path: Path):
         saver.release()
         assert saver.save_between() == ""
         assert len(steps(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_a_process_without_threads_or_memory_for_a_moment_saves_later(
+    tmp_path: Path, error: Exception, is_seeded: bool, caplog: pytest.LogCaptureFixture
+):
+    failed = threading.Event()
+
+    def find() -> PSClient:
+        if is_failing and not failed.is_set():
+            failed.set()
+            raise error
+        return bed.driver()
+
+    is_failing = not is_seeded
+    with cluster() as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=0.1), find)
+        saver.start()
+        if is_seeded:
+            wait_until(lambda: saver.saved_step >= 0, "the first save")
+            is_failing = True
+        push(client)
+        assert failed.wait(20.0)
+        expected = 1 + is_seeded
+        wait_until(lambda: len(steps(tmp_path)) == expected, "a save after the failure")
+        saver.close()
+    assert type(error).__name__ in caplog.text
 
 
 @pytest.mark.parametrize("last", [True, False])

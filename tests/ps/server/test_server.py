@@ -971,3 +971,13 @@ def restart(bed: Cluster) -> None:
     new.bind_inproc(old.endpoint.inproc)
     new.start()
     bed.servers[:] = [new]
+
+
+def test_a_refused_push_that_still_stands_at_the_barrier_is_overdue():
+    """Its worker would push again, beside what still waits there."""
+    manifest = make_manifest(60, consistency="sync")
+    with cluster(num_workers=2) as bed:
+        client, _ = bed.workers(manifest, filled(manifest))
+        client.timeout_s = 1.0
+        with pytest.raises(RequestTimeout, match="clock 0 still waits for worker 1"):
+            client.push(filled(manifest, np.nan), hyper=Hyper(0.1), rows=1)

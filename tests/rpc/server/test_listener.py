@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -12,11 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from rpc.auth.handshake import Credentials, Identity
+from rpc.auth.handshake import Credentials, Identity, ServerHandshake
 from rpc.client.connection import connect
 from rpc.endpoint import Endpoint, advertised_host, boot_id
-from rpc.errors import ConnectionClosed, DeadlineExceeded, PeerGone, PortInUse, TransportError
+from rpc.errors import (
+    ConnectionClosed,
+    DeadlineExceeded,
+    PeerGone,
+    PortInUse,
+    RpcError,
+    TransportError,
+)
 from rpc.limits import Limits
+from rpc.server.authenticator import Authenticator
 from rpc.server.listener import Call, Listener
 from tests.support.rpc import SERVER, WAIT_S, WORKER, RawClient, bed
 from tests.support.waiting import wait_until
@@ -253,6 +262,31 @@ class TestTheWay:
 
 
 class TestTheDoor:
+    @pytest.mark.parametrize("place", ["_accept", "_begin_handshake", "_admit", "feed"])
+    def test_one_failure_of_any_kind_shuts_out_nobody_else(self, place, monkeypatch, caplog):
+        owner: object = ServerHandshake if place == "feed" else Authenticator
+        failed: list[str] = []
+
+        with bed() as made:
+            if place == "_admit":
+                owner = made.listener._authenticator
+            works = getattr(owner, place)
+
+            def fails_once(*arguments):
+                if failed:
+                    return works(*arguments)
+                failed.append(place)
+                raise RuntimeError("out of threads")
+
+            monkeypatch.setattr(owner, place, fails_once)
+            stranger = RawClient(made.address)
+            with stranger, contextlib.suppress(RpcError), made.connect(timeout_s=1.0):
+                pass
+            with made.connect() as connection:
+                assert connection.call(b"echo", timeout_s=WAIT_S).meta == b"done"
+        assert failed
+        assert "RuntimeError" in caplog.text
+
     def test_256_clients_come_in_at_once(self):
         with bed() as made:
             failures: list[Exception] = []
