@@ -25,7 +25,7 @@ class FitPlace(msgspec.Struct, frozen=True):
     first: int = 0
     """The epoch that the fit has begun with."""
     files_epoch: int = 0
-    """The epoch of its files, or feed, that comes next; with `fit(initial_epoch=10)` not `epoch`."""
+    """The epoch of its files, or its feed, that comes next, counted by them and not by Keras."""
 
 
 class FedEpochs(msgspec.Struct, frozen=True):

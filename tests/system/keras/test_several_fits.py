@@ -215,6 +215,35 @@ def test_a_run_that_resumes_has_the_learning_rate_that_callbacks_had_made():
         assert after == [1.0], "the run before has ended, so this one begins anew"
 
 
+def test_a_rate_that_came_back_to_the_programs_own_is_the_one_that_is_resumed():
+    """A callback lowers the rate, sets it back, and the run is interrupted then, twice."""
+    x, y, weights = data(2)
+    options = {"sample_weight": weights, "batch_size": BATCH, "verbose": 0}
+
+    def setting(model: keras.Model, rates: dict[int, float], stop: int, seen: list[float]) -> Any:
+        def begin(epoch: int, logs: Any) -> None:
+            seen.append(float(model.optimizer.learning_rate.numpy()))
+            if epoch == stop:
+                raise KeyboardInterrupt
+
+        def end(epoch: int, logs: Any) -> None:
+            model.optimizer.learning_rate = rates[epoch]
+
+        return keras.callbacks.LambdaCallback(on_epoch_begin=begin, on_epoch_end=end)
+
+    with serving() as cluster:
+        seen: list[list[float]] = []
+        plans = [({0: 0.5, 1: 1.0}, 2), ({0: 0.5}, 1), ({0: 1.0}, 1), ({}, 0)]
+        for number, (rates, stop) in enumerate(plans):
+            cluster.contexts[0].resumes_rate = number > 0
+            model = make_model(cluster, "async")
+            seen.append([])
+            callback = setting(model, rates, stop, seen[-1])
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(x, y, epochs=4, callbacks=[callback], **options)
+        assert seen == [[1.0, 0.5, 1.0], [1.0, 0.5], [0.5, 1.0], [1.0]]
+
+
 @pytest.mark.parametrize(("program", "taken"), [(0.5, 0.5), (0.125, 0.0625)])
 def test_a_later_fit_of_a_run_that_resumes_follows_the_program(
     program: float, taken: float, caplog

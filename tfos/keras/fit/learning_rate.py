@@ -68,13 +68,19 @@ class KeptRate:
         first = rate if self._own is None else self._own.first
         self._own = RateRecord(number, first, rate, rate)
         if self._left is not None and self._left.fit == number:
+            self._is_recorded = True
             self._take(self._left, rate)
         self.record()
 
     def record(self) -> None:
-        """On the chief: have the servers keep the rate if the program would begin with another."""
+        """On the chief: have the servers keep the rate if the program would begin with another.
+
+        Once a rate is kept, so is its return to the program's own.
+        """
         own, rate = self._own, learning_rate(self._trainer.optimizer)
-        if own is None or rate is None or own.first == own.began == rate:
+        if own is None or rate is None:
+            return
+        if own.first == own.began == rate and not self._is_recorded:
             return
         if not self._trainer.ctx.is_chief:
             return
