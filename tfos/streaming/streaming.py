@@ -310,8 +310,8 @@ def _refuse_settings(checkpoint_location: str | None, request: FeedRequest) -> N
         names = ", ".join(name for name, is_given in given.items() if is_given)
         raise SettingsError(
             f"stream(query, {names}): the query runs already, and trains all its columns by the "
-            "feed 'input' from its own checkpoint; leave these settings out, or pass the DataFrame or "
-            "its writeStream with them before it is started"
+            "feed 'input' from its own checkpoint; leave these settings out, or pass the DataFrame "
+            "or its writeStream with them before it is started"
         )
 
 
