@@ -124,15 +124,20 @@ class DirectReader:
         try:
             parts = self._take(most_rows, epoch)
         except BaseException:
-            self._begin(epoch)
+            self.begin(epoch)
             raise
         if parts:
             rows = joined(parts)
             return Batch(num_rows(rows), self.schema, rows, self._position)
-        self._begin(epoch + 1)
+        self.begin(epoch + 1)
         return EpochEnd(epoch)
 
-    def _begin(self, epoch: int) -> None:
+    def begin(self, epoch: int) -> None:
+        """Let the next batch be an epoch's first.
+
+        Args:
+            epoch: from 0.
+        """
         self._runs = self._run = self._left = None
         self._move(Place(epoch))
 

@@ -135,10 +135,12 @@ class EvaluateProgram:
 
     def __call__(self, args: Any, ctx: Any) -> dict[str, float]:
         """Evaluate one epoch."""
+        from tfos.keras.fit.epoch_report import shown_metrics
+
         del args
         model = self.recipe.build()
         found = model.evaluate(self.data.dataset(ctx, model), verbose=0, return_dict=True)
-        return {name: float(value) for name, value in found.items()}
+        return shown_metrics(found)
 
 
 def _answer(ctx: Any, model: Any) -> None:

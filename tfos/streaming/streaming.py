@@ -76,10 +76,12 @@ class Streams:
             request: the call's arguments.
 
         Raises:
-            SettingsError: the source is no stream.
+            SettingsError: the source is no stream, or a query with settings that it cannot take.
         """
         query = source
-        if not hasattr(query, "awaitTermination"):
+        if hasattr(query, "awaitTermination"):
+            _refuse_settings(checkpoint_location, request)
+        else:
             writer = source if hasattr(source, "foreachBatch") else _writer_of(source)
             if checkpoint_location is not None:
                 writer = writer.option("checkpointLocation", checkpoint_location)
@@ -279,7 +281,7 @@ class StreamCalls:
 
         Args:
             source: a streaming DataFrame; its `writeStream` with a trigger and options; or a query
-                that was started with `foreachBatch(cluster.train_batch)`.
+                that was started with `foreachBatch(cluster.train_batch)`, without more arguments.
             checkpoint_location: directory in which Spark notes how far the query is.
             feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
@@ -287,12 +289,30 @@ class StreamCalls:
             nulls: what missing values become, as for `train`.
 
         Raises:
-            SettingsError: the source is no stream.
+            SettingsError: the source is no stream, or a query with settings that it cannot take.
         """
         request = FeedRequest(
             data=None, feed=qname, feed_timeout_s=feed_timeout, columns=columns, nulls=nulls
         )
         return self._streams.start(source, checkpoint_location, request)
+
+
+def _refuse_settings(checkpoint_location: str | None, request: FeedRequest) -> None:
+    """Refuse what a query that runs already has settled."""
+    given = {
+        "checkpoint_location": checkpoint_location is not None,
+        "columns": request.columns is not None,
+        "feed_timeout": request.feed_timeout_s != _FEED_TIMEOUT_S,
+        "nulls": not isinstance(request.nulls, str) or request.nulls != "error",
+        "qname": request.feed != "input",
+    }
+    if any(given.values()):
+        names = ", ".join(name for name, is_given in given.items() if is_given)
+        raise SettingsError(
+            f"stream(query, {names}): the query runs already, and trains all its columns by the "
+            "feed 'input' from its own checkpoint; leave these settings out, or pass the DataFrame "
+            "or its writeStream with them before it is started"
+        )
 
 
 def _writer_of(data: Any) -> Any:

@@ -414,14 +414,17 @@ class NodeContext(PortedContext):
             The same model object.
 
         Raises:
-            NotCompiled: compile first.
             NoServersError: the cluster has TensorFlow's servers.
-            UnsupportedOptimizer, UnsupportedModel: the text names the obstacle, another model too.
+            NotCompiled, UnsupportedOptimizer, UnsupportedModel: the obstacle; a second model.
             SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
             CollectiveError: num_ps=0, and another worker does not come here.
         """
-        return self._distribute(
+        self._servers.serve_where_none_are(self._only(model), consistency)
+        from tfos.keras.fit.distribute import distribute
+
+        distribute(
             model,
+            self,
             consistency=consistency,
             reduction=reduction,
             staleness_bound=staleness_bound,
@@ -430,20 +433,17 @@ class NodeContext(PortedContext):
             pipeline=pipeline,
             compression=compression,
         )
+        return self._trained(model)
 
-    def _distribute(self, model: Any, *, consistency: Consistency, **settings: Any) -> Any:
-        self._refuse_another(model)
-        self._servers.serve_where_none_are(model, consistency)
-        from tfos.keras.fit.distribute import distribute
-
-        distributed = distribute(model, self, consistency=consistency, **settings)
+    def _trained(self, model: keras.Model) -> keras.Model:
+        """Note the model that the cluster trains; return it."""
         self._distributed = (weakref.ref(model), str(model.name))
-        return distributed
+        return model
 
-    def _refuse_another(self, model: Any) -> None:
-        """Servers that hold a model's parameters would give a copy of it the trained ones."""
+    def _only(self, model: Any) -> Any:
+        """Return the model; refuse a second one, to which servers would give the trained values."""
         if self._distributed is None or self._distributed[0]() is model:
-            return
+            return model
         raise UnsupportedModel(
             f"a cluster trains one model, and this one has {self._distributed[1]!r}, whose trained "
             f"weights {getattr(model, 'name', model)!r} would begin with. For models that do not "

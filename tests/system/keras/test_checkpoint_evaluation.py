@@ -15,9 +15,10 @@ import pytest
 from ps.checkpoint.storage import storage_at
 from ps.client.saver import SaveOptions
 from tests.support.keras_training import DEADLINE_S, serving
+from tests.system.keras.test_file_dataset import rows_of, write
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras import Embedding
-from tfos.keras.fit.checkpoint_evaluation import CheckpointEvaluation
+from tfos.keras.fit.checkpoint_evaluation import LAST_TRIES, CheckpointEvaluation
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.saved_parameters import SavedParameters
 from tfos.worker.reports.epoch_reports import EpochReports
@@ -115,6 +116,73 @@ def test_what_was_saved_last_is_evaluated_after_the_training(tmp_path):
         expected = training.save()
         context.stop_asked = True
         assert list(evaluating.run().values()) == [expected]
+
+
+def test_rows_of_files_and_metrics_with_many_values_are_evaluated(tmp_path):
+    write(tmp_path / "rows", range(40))
+    rows = rows_of(tmp_path / "rows", 0, 1)
+
+    def build_small() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        many = keras.metrics.F1Score(average=None)
+        model.compile("sgd", keras.losses.MeanSquaredError(), metrics=["mae", many])
+        return model
+
+    def mapped(x: Any, n: Any) -> Any:
+        return x, np.eye(3, dtype=np.float32)[n % 3]
+
+    def data() -> Any:
+        return rows.dataset(8, features="x", labels="n", map_fn=mapped)
+
+    with serving() as servers:
+        client = servers.contexts[0].client
+        model = distribute(build_small(), servers.contexts[0])
+        context = Evaluator(str(tmp_path / "events"), stop_asked=True)
+        directory = str(tmp_path / "saves")
+        for arguments in ({"x": data()}, {"x": data(), "steps": 2}):
+            model.fit(data(), verbose=0)
+            client.save(directory, None, options=SaveOptions())
+            saved = SavedParameters(build_small(), directory, storage_at)
+            (found,) = CheckpointEvaluation(saved, context, arguments, 0.01).run().values()
+            steps = arguments.get("steps")
+            expected = model.evaluate(data(), steps=steps, verbose=0, return_dict=True)
+            assert found == {f"val_{name}": expected[name] for name in ("loss", "mae")}
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_evaluated_later(
+    tmp_path, monkeypatch, is_over
+):
+    with serving() as servers:
+        training = Training(servers, tmp_path / "saves")
+        expected = training.save()
+        context, evaluating = evaluation(training, tmp_path)
+        context.stop_asked = is_over
+        load, errors = evaluating._saved.load, [OSError("stale handle"), OSError("stale handle")]
+
+        def failing() -> int:
+            if errors:
+                raise errors.pop()
+            context.stop_asked = True
+            return load()
+
+        monkeypatch.setattr(evaluating._saved, "load", failing)
+        assert list(evaluating.run().values()) == [expected]
+
+
+def test_a_checkpoint_that_stays_unreadable_does_not_hold_up_the_end(tmp_path, monkeypatch, caplog):
+    with serving() as servers:
+        training = Training(servers, tmp_path / "saves")
+        training.save()
+        context, evaluating = evaluation(training, tmp_path)
+        context.stop_asked = True
+
+        def failing() -> int:
+            raise OSError("no disk")
+
+        monkeypatch.setattr(evaluating._saved, "load", failing)
+        assert evaluating.run() == {}
+    assert caplog.text.count("was not evaluated: no disk") == LAST_TRIES
 
 
 def test_without_any_checkpoint_there_is_no_evaluation(tmp_path):

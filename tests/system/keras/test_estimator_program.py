@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.support.keras_training import serving
 from tfos.errors import NonFiniteGradient
-from tfos.estimators.program import FitProgram, MadeData
+from tfos.estimators.program import EvaluateProgram, FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
 from tfos.keras import Embedding
 from tfos.keras.fit.distribute import distribute
@@ -70,6 +70,23 @@ def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
         program(None, context(rank))
     assert [sorted(epoch) for epoch in SEEN] == [list(range(NUM_ROWS))] * EPOCHS
     assert SEEN[0] not in (SEEN[1], sorted(SEEN[0]))
+
+
+def scored():
+    """Return a compiled model with a metric of one value per class."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", metrics=["mae", keras.metrics.F1Score(average=None)])
+    return model
+
+
+def ones():
+    """Return rows with a target per class."""
+    return tf.data.Dataset.from_tensors((np.ones((4, 1), "float32"), np.ones((4, 3), "float32")))
+
+
+def test_an_evaluation_leaves_out_metrics_with_a_value_per_class():
+    program = EvaluateProgram(recipe=ModelRecipe(model_fn=scored), data=MadeData(ones))
+    assert set(program(None, context(0))) == {"loss", "mae"}
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

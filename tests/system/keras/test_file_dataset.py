@@ -132,6 +132,35 @@ def test_a_worker_that_joins_reads_the_epoch_of_the_files_that_the_others_read(t
     assert [numbers for _, numbers in found[:5]] == expected
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_pass_of_fewer_steps_measures_the_same_rows_each_time(tmp_path, seed):
+    path = write(tmp_path / "rows", range(50))
+    rows = rows_of(path, 0, 1)
+    rows = rows if seed is None else rows.shuffled(seed)
+    first = next(rows.batches(20))["n"]
+    x = np.repeat(first.astype(np.float32)[:, None] / 100, 4, axis=1)
+    model = make_model()
+    expected = model.evaluate(x, first, batch_size=4, verbose=0)
+    data = rows.dataset(4, features="x", labels="n")
+    for _ in range(4):
+        assert model.evaluate(data, steps=5, verbose=0) == pytest.approx(expected)
+    assert model.evaluate(data, steps=5, verbose=0) != pytest.approx(
+        model.evaluate(data, verbose=0)
+    )
+    data = rows.dataset(4, features="x", labels="n")
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    fitted = model.fit(x, first, epochs=3, validation_data=data, validation_steps=5, verbose=0)
+    assert fitted.history["val_loss"] == pytest.approx([expected] * 3)
+
+
+def test_steps_per_epoch_go_on_where_the_epoch_before_ended(tmp_path):
+    path = write(tmp_path / "rows", range(40))
+    data, seen = rows_of(path, 0, 1).dataset(4, features="x", labels="n"), []
+    data._hand = lambda ready: seen.extend(ready.values[1].tolist())
+    make_model().fit(data, epochs=2, steps_per_epoch=5, verbose=0)
+    assert seen == list(range(40))
+
+
 def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):
     path = write(tmp_path / "rows", range(50))
     reading = Reading(PlaceWithServers(0, 2))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.keras_training import Servers, feed_epochs, offer, serving
+from tests.support.keras_training import Servers, feed_epochs, offer, serving, together
 from tests.system.keras.test_embedding_faults import MODES, MOSTLY_HYBRID
 from tfos.errors import FeedEndedWarning
 from tfos.fit_place import METADATA_NAME, FedEpochs, FitPlace, fed_epochs
@@ -101,6 +101,28 @@ def test_a_fit_of_arrays_that_is_stopped_and_a_second_one(mode: str):
         model.fit(x, y, class_weight=SECOND, **options)
         done = slice(3 * BATCH)
         check(model, (x[done], weights[done]), (x, by_class(y, SECOND)))
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_only_the_chiefs_callbacks_end_an_epoch_in_its_middle(consistency: str, caplog):
+    """Another worker that stopped there would begin the next epoch out of step."""
+    x, y, weights = data(4)
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "sample_weight": weights}
+    with serving(num_workers=2) as cluster:
+        models = []
+        for _ in range(2):
+            models.append(Weights())
+            models[-1].compile(keras.optimizers.SGD(1.0), jit_compile=False)
+            models[-1](np.zeros((2, 2), "int64"))
+
+        def work(rank: int) -> list[int]:
+            model = distribute(models[rank], cluster.contexts[rank], consistency=consistency)
+            callbacks = [stopping(model, 1)] if rank else []
+            return list(model.fit(x, y, epochs=2, callbacks=callbacks, **options).epoch)
+
+        assert together(work, 2) == [[0, 1], [0, 1]]
+        assert cluster.rows(0) == cluster.rows(1) == 2 * len(x)
+        assert caplog.text.count("the chief's callbacks decide") == 1
 
 
 def test_a_fit_that_is_asked_to_stop_ends_with_its_epoch():

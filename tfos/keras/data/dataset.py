@@ -118,7 +118,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._was_checked = False
         self._heads: deque[Any] = deque()
         """Read and not handed out: batches, and the end or the error behind them."""
-        self._over = False
+        self._over = self._in_loop = self._trains = False
         self._batches = 0
         self.rows = 0
         """Handed out since the epoch's loop began."""
@@ -295,6 +295,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """Return the metadata that the chief sets before the first push."""
         return {}
 
+    def _loop_ended(self) -> None:
+        """Keras has left the loop of an epoch, perhaps before the epoch's end."""
+
     def _begin_reading(self) -> None:
         """The next batch is about to be read."""
 
@@ -329,7 +332,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             if fit.x is self:
                 self._lone = LoneProgress(fit, self._ctx.seen_progress)
         self._refusal_of_lists = "" if fit is None else refusal_of_lists(fit.model)
-        trains = fit is not None and fit.x is self
+        self._trains = trains = fit is not None and fit.x is self
         self._unmatched = fit.model if fit is not None and trains else None
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
@@ -362,6 +365,13 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def on_epoch_begin(self) -> None:
         """Keras starts the loop of an epoch."""
         self._begin()
+        self._in_loop = True
+
+    def on_epoch_end(self) -> None:
+        """Keras has left the loop; it says so before it, too."""
+        if self._in_loop:
+            self._in_loop = False
+            self._loop_ended()
 
     @property
     def num_batches(self) -> EpochLength:

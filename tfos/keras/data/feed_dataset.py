@@ -41,17 +41,10 @@ class FeedDataset(BatchDataset):
         super().__init__(self._feed, batch_size, columns, name=feed, ctx=ctx)
         self.feed = feed
         self._channel = ctx.feed_channel
-        self._in_loop = False
 
-    def on_epoch_begin(self) -> None:
-        """Keras starts the loop of an epoch."""
-        super().on_epoch_begin()
-        self._in_loop = True
-
-    def on_epoch_end(self) -> None:
-        """Keras has left the loop: with `validation_steps`, perhaps before the epoch's end."""
-        was_in_loop, self._in_loop = self._in_loop, False  # Keras says so before the loop, too
-        if was_in_loop and self._channel.validates(self.feed):
+    def _loop_ended(self) -> None:
+        """With `validation_steps`, it may be before the epoch's end."""
+        if self._channel.validates(self.feed):
             while not self.at_end():
                 self._heads.popleft()
 

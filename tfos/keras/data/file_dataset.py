@@ -73,6 +73,15 @@ class FileDataset(BatchDataset):
         keys = partition_columns(self._reader.files).values()
         return ", ".join(key.name for key in keys if len(set(key.texts.values())) > 1)
 
+    def _loop_ended(self) -> None:
+        """Let each validation and evaluation of fewer steps than batches read the same rows."""
+        if self._trains or self._over:
+            return
+        self._prefetcher.restart()
+        self._heads.clear()
+        self._reader.begin(self.next_epoch)
+        self._position = self._reader.position
+
     def _hand(self, ready: Ready) -> None:
         if ready.position is not None:
             self._position = ready.position

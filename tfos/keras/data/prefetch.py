@@ -94,6 +94,16 @@ class Prefetcher:
         """Return the next batch or the end if it was read by now, else None. Raises as `take`."""
         return None if self._queue.empty() else self.take()
 
+    def restart(self) -> None:
+        """Give up what was read; `read` may be changed until `start` begins anew."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self._queue = None, queue.Queue(self._queue.maxsize)
+        self._closed.clear()
+
     def close(self) -> None:
         """End the thread at its next batch; batches already read are lost."""
         self._closed.set()

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ps.errors import CheckpointError
-from tfos.control.messages import MAX_METRICS, Evaluated
+from tfos.control.messages import Evaluated
 from tfos.errors import SettingsError
+from tfos.keras.data.file_dataset import FileDataset
+from tfos.keras.fit.epoch_report import shown_metrics
 from tfos.keras.fit.saved_parameters import SavedParameters
 from tfos.keras.protocols import EvaluatorContext
 
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between two questions whether the training is over."""
+
+LAST_TRIES = 5
+"""To read the newest checkpoint once the training is over; until then there is no limit."""
 
 Metrics = dict[str, float]
 
@@ -48,10 +53,11 @@ class CheckpointEvaluation:
         arguments: Mapping[str, Any],
         poll_s: float,
     ) -> None:
-        if hasattr(arguments.get("x"), "__next__"):
+        x = arguments.get("x")
+        if hasattr(x, "__next__") and not isinstance(x, FileDataset):
             raise SettingsError(
                 "evaluate_checkpoints() reads its data once per checkpoint, and x is an iterator, "
-                "which ends with the first one: pass arrays or a tf.data.Dataset"
+                "which ends with the first one: pass arrays, a tf.data.Dataset or one of ctx.read"
             )
         if not poll_s > 0:
             raise SettingsError(f"poll_s must be > 0 seconds, got {poll_s!r}.")
@@ -70,13 +76,19 @@ class CheckpointEvaluation:
         """
         found: dict[int, Metrics] = {}
         seen: int | None = None
+        last_tries = 0
         try:
             while True:
                 is_over = self._ctx.stop_asked  # before the look: it sees the last save
                 newest = self._newest()
-                if newest is not None and newest != seen:
-                    self._take(found)
-                    seen = newest
+                if newest is not None and newest != seen and last_tries < LAST_TRIES:
+                    last_tries += is_over
+                    if self._take(found):
+                        seen = newest
+                    elif is_over:
+                        time.sleep(min(LOOK_S, self._poll_s))
+                    else:
+                        self._wait()
                 elif is_over:
                     return found
                 else:
@@ -91,22 +103,27 @@ class CheckpointEvaluation:
             logger.warning("no look at the checkpoints: %s", error)
             return None
 
-    def _take(self, found: dict[int, Metrics]) -> None:
-        """Evaluate the newest checkpoint that can be read, unless that was done before."""
+    def _take(self, found: dict[int, Metrics]) -> bool:
+        """Evaluate the newest checkpoint that can be read, unless that was done before.
+
+        Returns:
+            False: it may be readable the next time.
+        """
         begin_s = time.monotonic()
         try:
             step = self._saved.load()
         except (CheckpointError, OSError) as error:  # removed meanwhile, or damaged
             logger.warning("the newest checkpoint was not evaluated: %s", error)
-            return
+            return not isinstance(error, OSError)
         if step in found:
-            return
+            return True
         logs = self._saved.model.evaluate(**self._arguments, verbose=0, return_dict=True)
-        metrics = {f"val_{name}": float(value) for name, value in list(logs.items())[:MAX_METRICS]}
+        metrics = shown_metrics({f"val_{name}": value for name, value in logs.items()})
         found[step] = metrics
         self._ctx.epochs.evaluated(Evaluated(step, metrics, time.monotonic() - begin_s))
         self._ctx.report_progress(step, 0, metrics.get("val_loss"), metrics)
         self._write(step, metrics)
+        return True
 
     def _write(self, step: int, metrics: Metrics) -> None:
         """Write event files; training and evaluation never fail because of their display."""

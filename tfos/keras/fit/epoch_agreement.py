@@ -273,7 +273,27 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._trainer = trainer
         self._name = name
         self._kept_rate = kept_rate
-        self._has_run = False
+        self._has_run = self._has_overruled = False
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
+        """Let the chief's callbacks alone end an epoch early: a worker that stops there is ahead.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: Keras's, unused.
+        """
+        if self._trainer.ctx.is_chief or not self.model.stop_training:
+            return
+        self.model.stop_training = False
+        if not self._has_overruled:
+            self._has_overruled = True
+            logger.warning(
+                "a callback of worker:%d has set stop_training inside of an epoch, at batch %d. It "
+                "trains on: the chief's callbacks decide when fit stops, for all workers; let the "
+                "chief's callback set it",
+                self._trainer.ctx.worker_rank,
+                batch,
+            )
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Step 5 of the module's list.
