@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -276,7 +278,7 @@ def test_steps_per_epoch_cut_a_fed_epoch_into_several():
 @pytest.mark.parametrize("consistency", ["sync", "ssp"])
 def test_steps_per_epoch_of_a_feed_are_refused_where_workers_wait_for_each_other(consistency):
     """A worker with fewer batches would wait for rows, and the others' pushes for that worker."""
-    bound = {} if consistency == "sync" else {"staleness_bound": 1}
+    bound: dict[str, Any] = {} if consistency == "sync" else {"staleness_bound": 1}
     with serving(num_workers=2) as cluster:
         models = [make_model(), make_model()]
         for ctx, epoch in zip(cluster.contexts, (batches(4), batches(2)), strict=True):
