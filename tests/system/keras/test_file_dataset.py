@@ -137,7 +137,7 @@ def test_a_pass_of_fewer_steps_measures_the_same_rows_each_time(tmp_path, seed):
     path = write(tmp_path / "rows", range(50))
     rows = rows_of(path, 0, 1)
     rows = rows if seed is None else rows.shuffled(seed)
-    first = next(rows.batches(20))["n"]
+    first = np.asarray(next(rows.batches(20))["n"])
     x = np.repeat(first.astype(np.float32)[:, None] / 100, 4, axis=1)
     model = make_model()
     expected = model.evaluate(x, first, batch_size=4, verbose=0)
@@ -153,10 +153,10 @@ def test_a_pass_of_fewer_steps_measures_the_same_rows_each_time(tmp_path, seed):
     assert fitted.history["val_loss"] == pytest.approx([expected] * 3)
 
 
-def test_steps_per_epoch_go_on_where_the_epoch_before_ended(tmp_path):
+def test_steps_per_epoch_go_on_where_the_epoch_before_ended(tmp_path, monkeypatch):
     path = write(tmp_path / "rows", range(40))
     data, seen = rows_of(path, 0, 1).dataset(4, features="x", labels="n"), []
-    data._hand = lambda ready: seen.extend(ready.values[1].tolist())
+    monkeypatch.setattr(data, "_hand", lambda ready: seen.extend(ready.values[1].tolist()))
     make_model().fit(data, epochs=2, steps_per_epoch=5, verbose=0)
     assert seen == list(range(40))
 

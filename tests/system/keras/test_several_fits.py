@@ -104,7 +104,7 @@ def test_a_fit_of_arrays_that_is_stopped_and_a_second_one(mode: str):
 
 
 @pytest.mark.parametrize("consistency", ["async", "sync"])
-def test_only_the_chiefs_callbacks_end_an_epoch_in_its_middle(consistency: str, caplog):
+def test_only_the_chiefs_callbacks_end_an_epoch_in_its_middle(consistency: Any, caplog):
     """Another worker that stopped there would begin the next epoch out of step."""
     x, y, weights = data(4)
     options = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "sample_weight": weights}

@@ -51,9 +51,9 @@ def calls() -> StreamCalls:
 )
 def test_settings_of_a_query_that_runs_already_are_refused(given: dict[str, Any]):
     with pytest.raises(SettingsError, match=rf"{', '.join(sorted(given))}.*runs already.*writeSt"):
-        calls().stream(Query(), **given)  # type: ignore[arg-type]
+        calls().stream(Query(), **given)
 
 
 def test_a_query_that_runs_already_is_taken_as_it_is():
     with pytest.raises(Watched):
-        calls().stream(Query())  # type: ignore[arg-type]
+        calls().stream(Query())
