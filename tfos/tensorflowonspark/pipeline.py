@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from pyspark.ml import Estimator, Model
@@ -343,6 +343,7 @@ class _Writer(MLWriter):  # type: ignore[misc]  # pyspark is not checked
         instance = self._instance
         names = {each: reference_to(each, getattr(instance, each)) for each in instance.functions}
         try:
+            _check_keys(vars(instance.args))
             extra = {"args": json.loads(json.dumps(vars(instance.args))), "functions": names}
         except TypeError as error:
             raise SettingsError(
@@ -350,6 +351,22 @@ class _Writer(MLWriter):  # type: ignore[misc]  # pyspark is not checked
                 "lists and dicts in tf_args"
             ) from error
         DefaultParamsWriter.saveMetadata(instance, path, self.sc, extraMetadata=extra)
+
+
+def _check_keys(value: Any) -> None:
+    """Refuse keys that JSON would turn into texts: loaded, they would not be found.
+
+    Raises:
+        TypeError: a key is none.
+    """
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is {type(key).__name__}, not str")
+            _check_keys(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_keys(each)
 
 
 class _Reader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked

@@ -70,7 +70,7 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
         bed.log_line("logged at info"),
     )
     beat = bed.heartbeat("worker:0", lambda beat: "loss" in beat.progress)
-    reported = {"steps": 3.0, "rows": 96.0, "loss": 0.5, "accuracy": 0.25}
+    reported = {"steps": 3.0, "rows": 96.0, "loss": 0.5, f"{messages.METRIC}accuracy": 0.25}
     assert reported.items() <= beat.progress.items()
     assert (beat.progress["epochs_begun"], beat.progress["epoch_steps"]) == (1.0, 0.0)
     assert run.is_running, "the worker still takes rows that nobody reads"
