@@ -27,7 +27,12 @@ SPARK_EXECUTORS = 4
 """The most that one of them needs."""
 OWN_SPARK = ("inference",)
 """Its reference imports TensorFlow once per executor, so at toy size it has one."""
-WITHOUT_SPARK = {
+KERAS_WORKERS = {
+    "deepfm": ["P14", "P14c"],
+    "row_lookahead": ["P23"],
+}
+"""Their workers are processes, each of which imports Keras."""
+OTHERS = {
     # It limits TensorFlow to one thread, which must come before its first use.
     "apply": ["APPLY"] * 4,
     "allreduce": ["P26"],
@@ -36,7 +41,6 @@ WITHOUT_SPARK = {
     "checkpoint": ["P19", "P18"],
     "compression": ["PACK"] * 3,
     "control_nodes": ["SIM"] * 14,
-    "deepfm": ["P14", "P14c"],
     "decode": ["DECODE", "DECODE-arrow"] * 3,
     "dense": ["P01", "P01", *["P01g"] * 4, "P02", "P02", "P03"],
     "driver": ["driver"] * 4,
@@ -49,7 +53,6 @@ WITHOUT_SPARK = {
     "parquet": ["P11"] * 4,
     "peers": ["P04"] * 3,
     "row_exchange": ["ROWS"] * 4,
-    "row_lookahead": ["P23"],
     "scaling": ["P17", "steps", "steps"],
     "serving": ["P25", "P25p99"],
     "small": ["P05"],

@@ -7,7 +7,7 @@ import pytest
 from tests.support.benchmarks import ON_HDFS, printed_by
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_benchmark_of_hdfs_works(hdfs):
     lines = printed_by("scripts.benchmarks.hdfs", "--toy", "--url", hdfs.url)
