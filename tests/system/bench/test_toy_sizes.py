@@ -35,7 +35,7 @@ def figures(names: list[str]) -> dict[str, list[str]]:
 
 
 @pytest.mark.tf
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_benchmarks_without_spark_and_keras_workers_work():
     assert figures(list(OTHERS)) == OTHERS
 
