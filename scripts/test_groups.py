@@ -87,13 +87,13 @@ GROUPS = (
         f"hdfs and not ({LATER})",
         budget_s=150,
     ),
-    Group("bench", (f"{_SYSTEMS}/bench",), f"not ({LATER})", budget_s=170),
     Group(
         "processes",
         (*_PROCESSES, f"{_SYSTEMS}/examples", f"{_SYSTEMS}/soak"),
         f"process and not (spark or hdfs or {LATER})",
         budget_s=150,
     ),
+    Group("bench", (f"{_SYSTEMS}/bench",), f"not ({LATER})", budget_s=100),
 )
 """The fastest to fail first, then the longest first."""
 IDLE = Group("idle", _ROOMS, "idle and not long", budget_s=300)

@@ -25,7 +25,7 @@ __all__ = ["table_kernels_loaded"]
 pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
 
 NUM_SCHEDULES = 100
-NUM_IDLE_SCHEDULES = 1_000
+NUM_IDLE_SCHEDULES = 600
 NUM_IN_ONE_TEST = 100
 NUM_LONG_SCHEDULES = 40_000
 RARE_ONES = range(4500, 5500)
@@ -73,7 +73,7 @@ def test_many_schedules_keep_every_promise():
 @pytest.mark.idle
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(NUM_SCHEDULES, NUM_IDLE_SCHEDULES, NUM_IN_ONE_TEST))
-def test_a_thousand_schedules_keep_every_promise(first: int):
+def test_hundreds_of_schedules_keep_every_promise(first: int):
     run(range(first, first + NUM_IN_ONE_TEST))
 
 

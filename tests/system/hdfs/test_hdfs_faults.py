@@ -37,6 +37,7 @@ def fs(hdfs: LocalHdfs) -> FileSystem:
     return filesystem_for(hdfs.url, PATIENT)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F40")
 def test_reading_goes_on_and_a_write_is_repeated_when_a_datanode_is_killed(hdfs, fs, directory):
     path = f"{directory}/file"

@@ -85,6 +85,7 @@ def test_models_that_are_not_kept_are_freed(tmp_path, monkeypatch):
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda _: TaskContext()))
     monkeypatch.setattr(TaskContext, "cpus", lambda _: 1)
     monkeypatch.setattr(loading, "_loaded", {})
+    monkeypatch.setattr(loading, "KEPT", 1)
     load, made = export.load_model, []
 
     def noted(*args: Any, **kwargs: Any) -> Any:

@@ -100,6 +100,7 @@ def alone(file, fed, held, asked):
     return history, model.predict(inputs(asked), verbose=0)[:, 0].tolist()
 
 
+@pytest.mark.long
 def test_one_worker_has_the_history_and_the_answers_of_one_process(frame, tmp_path):
     """Unseen ids included. The worker imports Embedding for the model's file alone."""
     from pyspark.sql import functions as f

@@ -409,6 +409,7 @@ def made(config, batch_size):
     return tf.data.Dataset.from_tensor_slices((x, x @ WEIGHTS + 1)).batch(batch_size)
 
 
+@pytest.mark.long
 def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
     from tfos.errors import SettingsError
     from tfos.orca import Estimator

@@ -140,7 +140,9 @@ def _kill_driver_jvm(app: App) -> None:
         pytest.param(
             THREADS, _kill_driver_python, "", marks=(pytest.mark.fault("F13"), pytest.mark.long)
         ),
-        pytest.param(EXECUTORS, _kill_driver_jvm, "", marks=pytest.mark.fault("F13")),
+        pytest.param(
+            EXECUTORS, _kill_driver_jvm, "", marks=(pytest.mark.fault("F13"), pytest.mark.long)
+        ),
     ],
     ids=["success", "failure", "ctrl-c", "kill-driver", "kill-driver-python", "kill-driver-jvm"],
 )

@@ -75,7 +75,7 @@ def values_of(value: Any) -> list[Any]:
     return [item.encode() if isinstance(item, str) else item for item in items]
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(batches(), some.integers(0, 5), some.integers(0, 12))
 def test_batches_come_back_and_each_record_holds_its_row(batch, skipped, kept):
     part = batch.slice(min(skipped, batch.num_rows - 1), kept + 1)
