@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.ml.util import DefaultParamsWriter
 
 from tfos.errors import SettingsError
 from tfos.tensorflowonspark import pipeline
@@ -20,7 +21,7 @@ from tfos.tensorflowonspark import pipeline
 )
 def test_what_a_file_would_change_is_refused(args: dict[str, Any], named: str, monkeypatch):
     """`args.rates[1]` was a KeyError in the program that loads it."""
-    monkeypatch.setattr(pipeline.DefaultParamsWriter, "saveMetadata", lambda *_, **__: None)
+    monkeypatch.setattr(DefaultParamsWriter, "saveMetadata", lambda *_, **__: None)
     writer = pipeline.TFModel(args).write()
     with pytest.raises(SettingsError, match=rf"cannot be saved \(.*{named}"):
         writer.saveImpl("nowhere")
