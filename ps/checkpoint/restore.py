@@ -101,18 +101,18 @@ def check_restorable(root: Root, step: int | None, like: RestoreOptions) -> None
         CheckpointError: there is none, or the one that `find` would return is of another model.
     """
     storage = storage_at(root)
-    if step is not None or not steps_on_disk(storage):
+    steps = steps_on_disk(storage)
+    if step is not None or not steps:
         find(root, step, like)
         return
     if like.strict:
-        newest = load_chain(storage, steps_on_disk(storage)[0])[0]
+        newest = load_chain(storage, steps[0])[0]
     else:
         chains = complete_chains(storage, is_told=False)
-        found = (each[0] for each in chains if like.job in (None, each[0].job))
-        first = next(found, None)
-        if first is None:
+        found = next((each for each, *_ in chains if like.job in (None, each.job)), None)
+        if found is None:
             raise none_complete(storage)
-        newest = first
+        newest = found
     try:
         _check_fits(newest, like)
     except CheckpointError:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -237,9 +236,8 @@ class DenseClient:
                 intos = tables.behind(intos)
             else:
                 change = partial(self._clipped_push.change, behind=tables.intos)
-        sending = nullcontext() if packer is None else packer.sending(self._servers.links)
-        with sending:
-            limit_s = self._servers.times.timeout_s
+        limit_s, links = self._servers.times.timeout_s, self._servers.links
+        with contextlib.nullcontext() if packer is None else packer.sending(links):
             acks = change(request, timeout_s=limit_s, payloads=payloads, intos=intos)
         return acks[0] if len(acks) == 1 else joined(acks)
 

@@ -45,7 +45,6 @@ class ParameterExchange:
         steps: pushes of this worker that the servers have acknowledged.
         rows: rows in those, and in batches that are only accumulated so far.
         clock: updates of the servers that the local variables contain.
-        keeps_averages: whether the servers keep moving averages, which each pull brings.
     """
 
     def __init__(self, client: Any, model: Any, variables: Variables, times: StepClock) -> None:
@@ -53,13 +52,18 @@ class ParameterExchange:
         self._variables = variables
         self._times = times
         self._replica = Replica(variables.groups, model.optimizer)
-        self.keeps_averages = optimizers.keeps_averages(model.optimizer)
-        self._averages = Averages(model, variables.groups) if self.keeps_averages else None
+        keeps_averages = optimizers.keeps_averages(model.optimizer)
+        self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
         self._rows_waiting = 0
         self.steps = 0
         self.rows = 0
         self.clock = 0
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether the servers keep moving averages, which each pull brings."""
+        return self._averages is not None
 
     @property
     def num_in_flight(self) -> int:
