@@ -188,6 +188,17 @@ class NodeJobs:
         ended = [job for job in self._jobs if job.is_ended and job.error is None]
         return {result.name: result.value for job in ended for result in job.result()}
 
+    def lost_values(self) -> list[str]:
+        """Return why jobs that nobody here cancelled brought no values; once the jobs have ended.
+
+        A failed job loses the values of all its nodes, those that have ended well included.
+        """
+        return [
+            advised_reason_of(job.error)
+            for job in self._jobs
+            if job.error is not None and not job.is_cancelled
+        ]
+
     def _bundles(self, nodes: tuple[PlannedNode, ...]) -> list[NodeBundle]:
         profiles = self._places.profiles
         return [

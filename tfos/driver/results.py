@@ -67,11 +67,22 @@ class ResultCalls:
         """Return, by rank, the bytes that main_fun gave to `ctx.hand_over`; after `shutdown()`.
 
         Spark brings them as results of the nodes' tasks, so they may be large. A worker that handed
-        nothing over, or whose task failed, is left out.
+        nothing over, or that was stopped, is left out.
+
+        Raises:
+            NoResultError: the workers ended well and Spark could not bring what they handed over;
+                the text has its reason, such as the limit `spark.driver.maxResultSize`.
         """
         values = self._ending.values()
         workers = self._reserved.plan.workers
-        return {each.rank: values[each.name] for each in workers if values.get(each.name)}
+        found = {each.rank: values[each.name] for each in workers if values.get(each.name)}
+        reasons = self._ending.lost_values()
+        if len(found) < len(workers) and reasons:
+            raise NoResultError(
+                f"{len(workers) - len(found)} of {len(workers)} values were made and did not "
+                f"arrive at the driver: {'; '.join(reasons)}"
+            )
+        return found
 
     def history(self) -> History:
         """Return metrics, seconds and steps of every epoch of `fit` so far, the newest 10,000.

@@ -20,7 +20,13 @@ from tfos.console.progress_lines import ProgressLines
 from tfos.errors import MapTrainError, NotEnoughSlots, TFOSError
 from tfos.many.messages import BeatReply, Draw, Ended, EndSlot, Order, SlotBeat, WaitForItem
 from tfos.many.queue import SlotAttempt, TrainingQueue, TrainingState
-from tfos.spark.jobs import SparkJob, advised_reason_of, inheriting, was_cancelled
+from tfos.spark.jobs import (
+    MAX_RESULT_SIZE,
+    SparkJob,
+    advised_reason_of,
+    inheriting,
+    was_cancelled,
+)
 
 _HOLD_S = 2.0
 """An idle slot's call is answered after this long at the latest."""
@@ -31,7 +37,6 @@ _MAX_FAILURES = 4
 """Jobs that fail one after the other without an item that ends in between."""
 _MAX_LOSSES = 4
 """Times that one item's value is lost with its slot: each time it is trained again."""
-_TOO_LARGE = "spark.driver.maxResultSize"
 """In Spark's reason; another try would be as large."""
 _CANCEL_S = 10.0
 _LATER_ATTEMPT = 1000
@@ -236,12 +241,11 @@ class MapRun:
                 self._failures += 1
                 if was_cancelled(job.error) and not job.is_cancelled:
                     self._fail(MapTrainError(f"the job of slot {slot} was cancelled: {reason}"))
-                elif _TOO_LARGE in reason:
+                elif MAX_RESULT_SIZE in reason:
                     self._fail(
                         MapTrainError(
-                            f"the values of slot {slot} are too large to come back: {reason}. "
-                            f"Raise {_TOO_LARGE}, pass results_dir, or save large values in the "
-                            "function and return their paths"
+                            f"the values of slot {slot} are too large to come back: {reason}; or "
+                            "pass results_dir"
                         )
                     )
                 elif self._queue.most_losses >= _MAX_LOSSES:

@@ -6,9 +6,10 @@ Does not: train (tfos.keras.fit.distribute, in mode sync), hold parameters (tfos
 Runs in: a worker's process.      Threads: main_fun's.
 
 `fit` gets the batches of one process, and the slots part each of them: rank r of n computes rows
-r, r+n, r+2n, ... of arrays, or the r-th part of each batch of a dataset. So an epoch has the steps
-and the rows that it has in one process, and the mean weighted by rows is that batch's gradient.
-All slots have one seed: datasets that shuffle without one yield the same order everywhere.
+r, r+n, r+2n, ... of each batch of arrays, or the r-th part of each batch of a dataset. So an epoch
+has the steps and the rows that it has in one process, and the mean weighted by rows is that batch's
+gradient. All slots have one seed: datasets that shuffle without one yield the same order
+everywhere. What layers draw (dropout, noise) is another on each slot.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_BATCH = 32
 """Keras'."""
+_SEED_STATE = "seed_generator_state"
+"""Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
 
 
 def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
@@ -84,6 +87,7 @@ def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
                 "override train_step() in its place, or use tfos.run and ctx.distribute"
             )
         ctx.distribute(model, consistency="sync")
+        draw_apart(model, ctx.rank)
         vars(model)["fit"] = _sharing(model.fit, ctx.rank, ctx.num_workers)
         models.append(model)
         return model.fit(*args, **kwargs)
@@ -152,19 +156,43 @@ def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
         )
     batch_size = arguments.get("batch_size") or _DEFAULT_BATCH
     _check_rows("batch_size", batch_size, size)
-    _check_rows("rows", leaves[0].shape[0], size)
+    num_rows = leaves[0].shape[0]
+    _check_rows("rows", num_rows, size)
+    if batch_size % size == 0:
+        own: Any = slice(rank, None, size)  # of arrays a view
+    else:
+        own = np.flatnonzero(np.arange(num_rows) % batch_size % size == rank)
+
+    def part(leaf: Any) -> Any:
+        if isinstance(own, slice):
+            return leaf[own]
+        return tf.gather(leaf, own) if tf.is_tensor(leaf) else np.asarray(leaf)[own]
+
     for name in ("x", "y", "sample_weight"):
         if arguments.get(name) is not None:
-            arguments[name] = keras.tree.map_structure(
-                lambda each: each[rank::size], arguments[name]
-            )
-    arguments["batch_size"] = (rank + 1) * batch_size // size - rank * batch_size // size
+            arguments[name] = keras.tree.map_structure(part, arguments[name])
+    arguments["batch_size"] = len(range(rank, batch_size, size))
+
+
+def draw_apart(model: Any, rank: int) -> None:
+    """Let the layers of this rank draw other numbers than those of rank 0.
+
+    Args:
+        model: whose seed generators have the same state on all ranks.
+        rank: from 0.
+    """
+    for variable in model.non_trainable_variables:
+        if variable.name == _SEED_STATE:
+            seed, count = np.asarray(variable)
+            own = np.random.SeedSequence([int(seed), rank]).generate_state(1)[0] if rank else seed
+            variable.assign([own, count])
 
 
 def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
     """Return a dataset with this rank's part of each batch of another.
 
     A last batch with fewer rows than ranks has none for some of them: their epoch ends before it.
+    Within a dataset that repeats, they are one batch ahead from there; each row still counts once.
 
     Args:
         dataset: of batches, [batch, ...].

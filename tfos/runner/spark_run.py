@@ -84,7 +84,12 @@ def run_work(
     Raises:
         NotEnoughSlots, NodeFailedError, NoResultError: as `run`.
     """
-    every_rank = dataclasses.replace(config or ClusterConfig(), tolerate_lost_workers=False)
+    given = config or ClusterConfig()
+    every_rank = dataclasses.replace(
+        given,
+        tolerate_lost_workers=False,
+        restarts=dataclasses.replace(given.restarts, workers=0),
+    )
     with TFCluster.reserve(context, count, 0, ps=ps, config=every_rank) as cluster:
         cluster.start(main_fun, work)
     values = cluster.handed_over()

@@ -30,6 +30,8 @@ _PYTHON_ERROR = re.compile(
 )
 """With the lines that follow, up to a blank one: a message may hold a table."""
 _MAX_REASON_CHARS = 2000
+MAX_RESULT_SIZE = "spark.driver.maxResultSize"
+"""Spark's setting that bounds what one job brings to the driver."""
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
 
 
@@ -210,8 +212,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def advised_reason_of(error: BaseException) -> str:
-    """Return `reason_of` a job on the executors, with the next step where their Python is bare."""
+    """Return `reason_of` a job on the executors, with the next step where Spark's text has none."""
     reason = reason_of(error)
+    if MAX_RESULT_SIZE in reason:
+        return f"{reason}. Raise {MAX_RESULT_SIZE}, or save large values and return their paths"
     if not reason.startswith("ModuleNotFoundError"):
         return reason
     return (

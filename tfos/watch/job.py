@@ -156,7 +156,7 @@ def _why_no_stop(state: ClusterView) -> str:
         return f"the cluster is {state.phase.name}: no training runs that could be stopped"
     if not state.training():
         return "main_fun has returned on every worker: no training runs that could be stopped"
-    if state.plan.is_mirrored or state.tensorflow_servers:
+    if state.needs_all_workers or state.tensorflow_servers:
         return (
             "TensorFlow's own strategy trains here, and its workers end together or not at all: "
             "stop in main_fun by a callback, or end the program"

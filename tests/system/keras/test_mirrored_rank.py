@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,7 +15,12 @@ import pytest
 from tests.support.keras_training import blobs, serving
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.keras.fit.distribute import distribute
-from tfos.runner.mirrored_rank import distributed_fits, part_of_batches, take_part
+from tfos.runner.mirrored_rank import (
+    distributed_fits,
+    draw_apart,
+    part_of_batches,
+    take_part,
+)
 
 tf = pytest.importorskip("tensorflow")
 
@@ -31,14 +37,33 @@ def test_the_parts_of_all_slots_are_the_batches_of_one_process(size):
         rows = np.concatenate([each[1].numpy() for each in found])
         np.testing.assert_array_equal(rows, expected.numpy())
         np.testing.assert_array_equal(np.concatenate([each[0]["a"] for each in found]), x[rows])
-    seen, batch = [], 0
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_the_parts_of_arrays_are_the_batches_of_one_process(size, tensors):
+    x, y = np.arange(70).reshape(35, 2), np.arange(35)
+    given = tf.constant(y) if tensors else y
+    found: list[list[int]] = [[] for _ in range(5)]
     for rank in range(size):
-        arguments: dict[str, Any] = {"x": [x, x], "y": y, "sample_weight": None, "batch_size": 8}
+        arguments: dict[str, Any] = {"x": [x, x], "y": given, "batch_size": 8}
         take_part(arguments, rank, size)
-        seen += arguments["y"].tolist()
-        batch += arguments["batch_size"]
-        np.testing.assert_array_equal(arguments["x"][1], x[arguments["y"]])
-    assert (sorted(seen), batch) == (y.tolist(), 8)
+        rows = np.asarray(arguments["y"])
+        np.testing.assert_array_equal(arguments["x"][1], x[rows])
+        for number, first in enumerate(range(0, len(rows), arguments["batch_size"])):
+            found[number] += rows[first : first + arguments["batch_size"]].tolist()
+    assert [sorted(batch) for batch in found] == [y[at : at + 8].tolist() for at in range(0, 35, 8)]
+
+
+def test_layers_of_slots_draw_apart():
+    dropped = []
+    for rank in (0, 1, 2, 0):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.layers.Dropout(0.5)])
+        draw_apart(model, rank)
+        dropped.append(np.asarray(model(np.ones((1, 64)), training=True)).tobytes())
+    assert len(set(dropped)) == 3
+    assert dropped[0] == dropped[3]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +81,7 @@ def test_data_that_slots_cannot_share_are_refused(arguments, text):
 
 def test_every_fit_is_distributed_and_what_trains_beside_it_is_refused():
     x, y = blobs(64)
+    importlib.import_module("tfos.keras.fit.local")  # it has a fit of its own
     plain_fit = keras.Model.fit
 
     class OwnFit(keras.Sequential):  # type: ignore[misc]  # keras has no types

@@ -11,6 +11,7 @@ import pytest
 
 import tfos
 from tfos import runner
+from tfos.errors import NoResultError
 
 pytestmark = [
     pytest.mark.spark,
@@ -18,6 +19,25 @@ pytestmark = [
     pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
 ]
 FAILED_WITHIN_S = 30.0
+NO_RANK_COMES_BACK = tfos.ClusterConfig(restarts=tfos.Restarts(workers=3))
+"""`run` says so whatever the configuration asks for."""
+
+
+LIMIT = "spark.driver.maxResultSize"
+
+
+def large_value():
+    return bytes(4 << 20) if runner.rank() else b""
+
+
+def test_values_above_sparks_limit_end_with_its_name(spark):
+    conf = spark._jsc.sc().conf()
+    conf.set(LIMIT, "1m")
+    try:
+        with pytest.raises(NoResultError, match=f"2 of 2 values were made (.|\n)*{LIMIT}"):
+            tfos.run(large_value, num_proc=2, sc=spark)
+    finally:
+        conf.remove(LIMIT)
 
 
 def work(count, fail=""):
@@ -47,7 +67,7 @@ def test_values_come_back_in_rank_order_and_a_failed_rank_is_named(spark, capfd)
     ):
         began_s = time.monotonic()
         with pytest.raises(tfos.NodeFailedError, match=text):
-            tfos.run(work, (10, fail), num_proc=3, sc=spark)
+            tfos.run(work, (10, fail), num_proc=3, sc=spark, config=NO_RANK_COMES_BACK)
         assert time.monotonic() - began_s < FAILED_WITHIN_S
     with pytest.raises(tfos.TFOSError, match=r"need 4 task slots at once .*Spark offers 3"):
         tfos.run(work, (10,), num_proc=4, sc=spark)

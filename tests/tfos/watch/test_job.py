@@ -232,6 +232,13 @@ def test_a_stop_asks_every_worker_once(bed, monkeypatch):
     assert bed.job.snapshot()["stop"] == STOP_REASON
 
 
+def test_workers_that_tensorflow_ties_together_are_not_stopped(bed):
+    bed.coordinator.on_event(node_id("worker:1"), messages.InCollective())
+    outcome = bed.job.stop()
+    assert not outcome.is_done
+    assert "its workers end together or not at all" in outcome.text
+
+
 def test_an_ended_cluster_is_neither_saved_nor_stopped(bed):
     bed.fail("worker:0", error_type="ValueError", message="broken row")
     for outcome in (bed.job.save(), bed.job.stop()):

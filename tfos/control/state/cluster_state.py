@@ -396,7 +396,7 @@ class ClusterState(ClusterOrders):
             num_training=sum(each is not member for each in self.training()),
             tensorflow_workers=[each.name for each in beside if each.planned.role != PS_ROLE],
             has_restart=member.restarts.has_left(now_s),
-            needs_all_workers=self.plan.is_mirrored or any(w.in_collective for w in self.workers),
+            needs_all_workers=self.needs_all_workers,
         )
 
     def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:

@@ -75,6 +75,11 @@ class ClusterView:
         return [self.members[node.name] for node in self.plan.workers]
 
     @property
+    def needs_all_workers(self) -> bool:
+        """Whether TensorFlow ties the workers together: they end together or not at all."""
+        return self.plan.is_mirrored or any(each.in_collective for each in self.workers)
+
+    @property
     def tensorflow_servers(self) -> list[Member]:
         """Nodes that run TensorFlow's servers."""
         return [self.members[node.name] for node in self.plan.tensorflow_servers]
