@@ -19,6 +19,7 @@ from tfos.errors import SettingsError
 Array = np.ndarray[Any, Any]
 _KINDS = "biufc"
 _MAX_TEXT_ARRAYS = 3
+_MAX_TEXT_CHARS = 160
 
 
 class ArrayLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -44,12 +45,19 @@ class ValueLayout(msgspec.Struct, frozen=True, array_like=True):
     keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.kind == "array":
-            return str(self.arrays[0])
-        if len(self.arrays) <= _MAX_TEXT_ARRAYS and not self.keys:
-            return f"{self.kind} of {', '.join(map(str, self.arrays)) or 'nothing'}"
+        shown = [str(each) for each in self.arrays[:_MAX_TEXT_ARRAYS]]
+        if self.keys:
+            names = self.keys[:_MAX_TEXT_ARRAYS]
+            shown = [f"{name}: {each}" for name, each in zip(names, shown, strict=True)]
+        text = ", ".join(shown) or "nothing"
+        if self.kind != "array":
+            text = f"{self.kind} of {text}"
+        if len(self.arrays) <= _MAX_TEXT_ARRAYS and len(text) <= _MAX_TEXT_CHARS:
+            return text
+        # What is left out tells it from others that begin alike.
         digest = hashlib.blake2b(encode(self), digest_size=6).hexdigest()
-        return f"{self.kind} of {len(self.arrays)} arrays, {self.num_bytes:,} bytes, kinds {digest}"
+        rest = f"{len(self.arrays)} arrays, {self.num_bytes:,} bytes, kinds {digest}"
+        return f"{text[:_MAX_TEXT_CHARS]}… ({rest})"
 
     @property
     def num_bytes(self) -> int:

@@ -74,7 +74,9 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
     from pyspark.sql import functions
 
     pack = _pack_with_digest if with_digests else _pack  # Spark takes no partial: it reads hints
-    packed = given.applyInArrow(pack, _PACKED).repartition(num_slots)
+    # By name: what is computed again after a loss comes to the same partitions. A plain
+    # repartition deals rows by their bytes, in which the order of a group's rows counts.
+    packed = given.applyInArrow(pack, _PACKED).repartitionByRange(num_slots, "item")
     packed = packed.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         rows = packed.select("item", functions.spark_partition_id(), "rows_digest").collect()
@@ -88,7 +90,7 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
         names=names,
         homes=tuple(home for _, home, _ in found),
         frame=packed,
-        digest=digest_of((name, b"") for name in names),
+        digest=digest_of((name, "") for name in names),
         row_digests=tuple(digest for _, _, digest in found),
     )
 

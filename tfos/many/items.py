@@ -31,21 +31,21 @@ class ListedItems:
     pickled: tuple[bytes, ...]
 
     @property
-    def digest(self) -> str:
-        """The same for the same items in the same order, in every process."""
-        return digest_of(zip(self.names, map(value_digest, self.values), strict=True))
+    def digests(self) -> tuple[str, ...]:
+        """Of each item's value; the same in every process."""
+        return tuple(value_digest(value).hex() for value in self.values)
 
 
-def digest_of(items: Iterable[tuple[str, bytes]]) -> str:
+def digest_of(items: Iterable[tuple[str, str]]) -> str:
     """Return the same for the same items in the same order.
 
     Args:
-        items: name and digest of each; of groups the keys alone, with no bytes, since rows have
-            digests of their own.
+        items: name and digest of each; of groups the keys alone, without digests, since their rows
+            may change.
     """
     found = hashlib.sha256()
     for name, digest in items:
-        found.update(name.encode() + b"\0" + digest)
+        found.update(f"{name}\0{digest}\0".encode())
     return found.hexdigest()
 
 

@@ -21,7 +21,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.driver import server_address
 from tfos.errors import NotEnoughSlots, SettingsError
 from tfos.many import groups
-from tfos.many.items import ListedItems
+from tfos.many.items import ListedItems, digest_of
 from tfos.many.messages import CLIENT_NAME
 from tfos.many.queue import ItemTraining, TrainingQueue, TrainingState
 from tfos.many.results import ResultHead, ResultsDirectory
@@ -57,9 +57,19 @@ class RunPlace:
 
         Raises:
             NotEnoughSlots: no executor has registered in time.
+            SettingsError: `asked` is None, Spark has no executor, and asks for one only when there
+                is a job.
         """
         deadline_s = time.monotonic() + self.wait_s
         while not (offer := read_offer(self.sc, self.facts)).executors:
+            if self.facts.is_dynamic:
+                if asked is None:
+                    raise SettingsError(
+                        "slots=None takes the slots that are free, and "
+                        "spark.dynamicAllocation.enabled=true has left no executor: pass slots=N, "
+                        "and Spark asks for executors"
+                    )
+                return asked  # the run's own wait is bounded
             if time.monotonic() > deadline_s:
                 raise NotEnoughSlots(
                     f"no executor has registered within {self.wait_s:.0f} s: see the cluster "
@@ -96,8 +106,8 @@ class RunWork:
     pickled: tuple[bytes, ...] | None
     """None: Spark has them, in `groups`."""
     groups: groups.GroupedItems | None
-    row_digests: tuple[str, ...]
-    """Of each group's rows; empty texts for items of a list, which count in `digest`."""
+    digests: tuple[str, ...]
+    """Of each group's rows or listed item; empty texts where no results are kept."""
 
     def release(self) -> None:
         """Let Spark forget them."""
@@ -105,15 +115,16 @@ class RunWork:
             self.groups.release()
 
 
-def listed_work(items: ListedItems, *, with_digest: bool) -> RunWork:
+def listed_work(items: ListedItems, *, with_digests: bool) -> RunWork:
     """Return the items of a list.
 
     Args:
         items: their names and pickles.
-        with_digest: they are to be compared with those of an earlier run.
+        with_digests: they are to be compared with those of an earlier run.
     """
-    digest = items.digest if with_digest else ""
-    return RunWork(items.names, digest, items.pickled, None, ("",) * len(items.names))
+    digests = items.digests if with_digests else ("",) * len(items.names)
+    digest = digest_of(zip(items.names, digests, strict=True))
+    return RunWork(items.names, digest, items.pickled, None, digests)
 
 
 def grouped_work(given: Any, num_slots: int, *, with_digests: bool) -> RunWork:
@@ -146,7 +157,7 @@ def start(
     num_slots: int,
     results: ResultsDirectory | None,
 ) -> ManyTrainings:
-    """Start the slots of a run.
+    """Start the slots of a run; where that fails, nothing of it is left.
 
     Args:
         place: Spark.
@@ -155,50 +166,60 @@ def start(
         num_slots: partitions of groups, and slots at most.
         results: directory of an earlier or of this run's results; None: values come by Spark.
     """
-    queue = TrainingQueue(
-        work.names,
-        retries=options.retries,
-        homes=work.groups.homes if work.groups is not None else None,
-        is_durable=results is not None,
-    )
-    restored, changed = _restore(queue, results, work.row_digests, place.console)
+    is_grouped = work.groups is not None
     run_id = secrets.token_hex(8)
     authority = ClusterAuthority(run_id)
-    broadcasts: list[Any] = []
-    run = MapRun(
-        queue,
-        SlotJobs(
-            sc=place.sc,
-            run_id=run_id,
-            num_slots=num_slots if work.groups is not None else min(num_slots, len(work.names)),
-            action=lambda slot, attempt: action(slot, attempt),
-            wait_s=place.wait_s,
-            offer=place.offer,
-        ),
-        place.console,
-        _seen_from_here(results, changed) if results is not None else None,
-    )
-    run.ended_items += restored
+    run = _restored(place, work, options, results)
     server = ManyServer(run, authority.driver(), num_slots=num_slots)
-    port = server.start(place.facts.bind_host)
-    settings = RunSettings(
-        run_id=run_id,
-        driver_address=_address(place.facts, port),
-        timeout_s=options.timeout_s,
-        results_dir=results.path if results is not None else "",
-        is_grouped=work.groups is not None,
-        loopback=place.facts.loopback,
-    )
-    keys = authority.node(CLIENT_NAME)
-    action = _action(place.sc, settings, keys, options.function, work, broadcasts)
+    broadcasts: list[Any] = []
 
     def release() -> None:
         work.release()
         for each in broadcasts:
             each.destroy()
 
-    run.start(server)
+    try:
+        port = server.start(place.facts.bind_host)
+        settings = RunSettings(
+            run_id=run_id,
+            driver_address=_address(place.facts, port),
+            timeout_s=options.timeout_s,
+            results_dir=results.path if results is not None else "",
+            is_grouped=is_grouped,
+            loopback=place.facts.loopback,
+        )
+        keys = authority.node(CLIENT_NAME)
+        jobs = SlotJobs(
+            sc=place.sc,
+            run_id=run_id,
+            num_slots=num_slots if is_grouped else min(num_slots, len(work.names)),
+            action=_action(place.sc, settings, keys, options.function, work, broadcasts),
+            wait_s=place.wait_s,
+            offer=place.offer,
+        )
+        run.start(server, jobs)
+    except BaseException:
+        server.close()
+        release()
+        raise
     return ManyTrainings(run, work.names, results, release)
+
+
+def _restored(
+    place: RunPlace, work: RunWork, options: RunOptions, results: ResultsDirectory | None
+) -> MapRun:
+    """Return the run, with what an earlier one has done."""
+    queue = TrainingQueue(
+        work.names,
+        retries=options.retries,
+        homes=work.groups.homes if work.groups is not None else None,
+        is_durable=results is not None,
+    )
+    restored, changed = _restore(queue, results, work.digests, place.console)
+    check = _seen_from_here(results, changed) if results is not None else None
+    run = MapRun(queue, place.console, check)
+    run.ended_items += restored
+    return run
 
 
 def _address(facts: SparkFacts, port: int) -> str:
@@ -215,12 +236,14 @@ def _action(
     broadcasts: list[Any],
 ) -> Callable[[int, int], list[tuple[int, bytes]]]:
     """Return the function that runs the job of one slot."""
-    broadcasts += [sc.broadcast(pickled), sc.broadcast(work.names)]
-    function, names = broadcasts
-    items = None
+
+    def broadcast(value: Any) -> Any:
+        broadcasts.append(sc.broadcast(value))
+        return broadcasts[-1]
+
+    function, names, items = broadcast(pickled), broadcast(work.names), None
     if work.pickled is not None:
-        items = sc.broadcast(work.pickled)
-        broadcasts.append(items)
+        items = broadcast(tuple(zip(work.pickled, work.digests, strict=True)))
     here = versions.installed()
     rows = work.groups.frame.rdd if work.groups is not None else None
 
@@ -236,16 +259,16 @@ def _action(
 def _restore(
     queue: TrainingQueue,
     results: ResultsDirectory | None,
-    row_digests: Sequence[str],
+    digests: Sequence[str],
     console: Console,
 ) -> tuple[list[int], dict[int, ResultHead]]:
-    """Take what an earlier run has done; return it, and results of rows that have changed."""
+    """Take what an earlier run has done; return it, and results of items that have changed."""
     restored: list[int] = []
     changed: dict[int, ResultHead] = {}
     for item, head in results.done() if results is not None else ():
         if item >= len(queue.table) or queue.table[item].item != head.item:
             continue
-        if head.rows_digest != row_digests[item]:
+        if head.digest != digests[item]:
             changed[item] = head
             continue
         row = ItemTraining(item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics)
@@ -253,7 +276,7 @@ def _restore(
         restored.append(item)
     if (restored or changed) and results is not None:
         left = len(queue.table) - queue.count(TrainingState.DONE)
-        again = f", {len(changed)} of them because their rows have changed" if changed else ""
+        again = f", {len(changed)} of them because they have changed" if changed else ""
         console.line(
             f"map_train: {len(restored)} items are done in {results.path}, {left} are left{again}"
         )
@@ -268,7 +291,7 @@ def _seen_from_here(
 
     def check(item: int) -> None:
         nonlocal is_checked
-        # A result of rows that have changed is no new one.
+        # A result of what has changed is no new one.
         if not is_checked and results.head(item) in (None, changed.get(item)):
             raise SettingsError(
                 f"results_dir={results.path}: a slot has written a result there that the driver "

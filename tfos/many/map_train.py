@@ -31,6 +31,7 @@ from tfos.many.launch import (
 from tfos.many.results import ResultsDirectory
 from tfos.many.trainings import ManyTrainings
 from tfos.spark.facts import SparkFacts, active_context, classic_context, read_facts
+from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.spark.pickling import pickle_main_fun
 
 
@@ -89,10 +90,27 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
     wait_s = check_timeout("slot_wait_s", slot_wait_s)
     place = RunPlace(context, read_facts(context), Console(enabled=verbose), wait_s)
     options = RunOptions(slots, retries, timeout_s, _pickled_function(fn))
-    trainings = _started(place, options, items, fn, results_dir)
+    trainings = _uninterrupted(place, lambda: _started(place, options, items, fn, results_dir))
     if wait:
         trainings.wait()
     return trainings
+
+
+def _uninterrupted(place: RunPlace, begin: Callable[[], ManyTrainings]) -> ManyTrainings:
+    """Begin a run on a thread of its own; Ctrl-C cancels it at once or as soon as it has begun."""
+    cancel, begun = CancelToken(), list[ManyTrainings]()
+
+    def run() -> ManyTrainings:
+        begun.append(begin())
+        if cancel.is_set:
+            begun[0].cancel()
+        return begun[0]
+
+    def end() -> None:
+        for each in begun:
+            each.cancel()
+
+    return InterruptibleCall("tfos-map_train", run, cancel=cancel, spark=place.sc).result(end)
 
 
 def _started(
@@ -103,13 +121,13 @@ def _started(
     if listed is None:
         work = grouped_work(items, num_slots, with_digests=results_dir is not None)
     else:
-        work = listed_work(listed, with_digest=results_dir is not None)
+        work = listed_work(listed, with_digests=results_dir is not None)
     try:
         results = _claimed(results_dir, place.facts, fn, work)
-        return start(place, work, options, num_slots, results)
     except BaseException:
         work.release()
         raise
+    return start(place, work, options, num_slots, results)
 
 
 def _check(fn: Callable[..., Any], num_arguments: int, slots: object, retries: object) -> None:

@@ -26,6 +26,10 @@ class Ending(enum.StrEnum):
     RAISED = "raised"
     DIED = "died"
     TIMED_OUT = "timed out"
+    NOT_PICKLABLE = "not picklable"
+    """It returned what cannot travel, and would at each attempt."""
+    NOT_KEPT = "not kept"
+    """Its value could not be stored."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -121,6 +125,7 @@ class TrainingRaised(msgspec.Struct, frozen=True, tag=True):
 
     seconds: float
     error: str
+    is_unpicklable: bool = False
 
 
 FromTrainer = TrainerReady | Returned | TrainingRaised

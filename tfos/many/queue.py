@@ -184,6 +184,8 @@ class TrainingQueue:
             self._close(ended.item, row, TrainingState.DONE)
             if not self._is_durable:
                 self._values[ended.item] = slot
+        elif ended.how is Ending.NOT_PICKLABLE:
+            self._close(ended.item, row, TrainingState.FAILED)
         else:
             self._failed(ended.item, row)
         return True

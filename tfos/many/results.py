@@ -46,8 +46,8 @@ class ResultHead(msgspec.Struct, frozen=True, kw_only=True):
     item: str
     seconds: float
     metrics: dict[str, float]
-    rows_digest: str = ""
-    """Of the group that was trained; empty for an item of a list."""
+    digest: str = ""
+    """Of the item that was trained: of a group its rows."""
 
 
 class _HeadLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class _HeadLine(msgspec.Struct, frozen=True, kw_only=True):
     item: str
     seconds: float
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
-    rows_digest: str = ""
+    digest: str = ""
 
 
 class ResultsDirectory:
@@ -107,7 +107,8 @@ class ResultsDirectory:
             return
         raise SettingsError(
             f"results_dir={self.path} holds results {reason}. Pass another results_dir, or "
-            f"delete that one; to keep its results all the same, delete only {path}."
+            f"delete that one; to keep its results of items that have not changed, delete only "
+            f"{path}."
         )
 
     def done(self) -> Iterator[tuple[int, ResultHead]]:
@@ -133,9 +134,7 @@ class ResultsDirectory:
             name: number if math.isfinite(number) else str(number)
             for name, number in head.metrics.items()
         }
-        line = _HeadLine(
-            item=head.item, seconds=head.seconds, metrics=metrics, rows_digest=head.rows_digest
-        )
+        line = _HeadLine(item=head.item, seconds=head.seconds, metrics=metrics, digest=head.digest)
         self._fs.write(self._file_of(item), msgspec.json.encode(line) + b"\n" + value)
 
     def value(self, item: int) -> bytes:
@@ -164,7 +163,7 @@ class ResultsDirectory:
             raise SettingsError(f"{path} is no result of map_train: {error}; delete it") from error
         metrics = {name: float(number) for name, number in found.metrics.items()}
         return ResultHead(
-            item=found.item, seconds=found.seconds, metrics=metrics, rows_digest=found.rows_digest
+            item=found.item, seconds=found.seconds, metrics=metrics, digest=found.digest
         )
 
     def _put_mark(self, path: str, mark: RunMark) -> RunMark:

@@ -9,6 +9,7 @@ Threads: one per job, one per call of a slot, and `tfos-many`; `_changed` guards
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,16 @@ from typing import Any, Protocol
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import MapTrainError, NotEnoughSlots, TFOSError
-from tfos.many.messages import BeatReply, Draw, Ended, EndSlot, Order, SlotBeat, WaitForItem
+from tfos.many.messages import (
+    BeatReply,
+    Draw,
+    Ended,
+    Ending,
+    EndSlot,
+    Order,
+    SlotBeat,
+    WaitForItem,
+)
 from tfos.many.queue import SlotAttempt, TrainingQueue, TrainingState
 from tfos.spark.jobs import (
     MAX_RESULT_SIZE,
@@ -35,9 +45,10 @@ _SILENT_S = 30.0
 """A slot without a call for this long is lost; longer than the slot's own lease of the driver."""
 _MAX_FAILURES = 4
 """Jobs that fail one after the other without an item that ends in between."""
+_MAX_NOT_KEPT = 4
+"""Values that were not kept one after the other."""
 _MAX_LOSSES = 4
 """Times that one item's value is lost with its slot: each time it is trained again."""
-"""In Spark's reason; another try would be as large."""
 _CANCEL_S = 10.0
 _LATER_ATTEMPT = 1000
 """Attempts of a slot's next job begin this much higher: Spark counts its own from 0."""
@@ -70,7 +81,6 @@ class MapRun:
 
     Args:
         queue: of its items.
-        jobs: of its slots.
         console: for progress.
         on_done: called with an item whose value is in a file.
     """
@@ -78,7 +88,6 @@ class MapRun:
     def __init__(
         self,
         queue: TrainingQueue,
-        jobs: SlotJobs,
         console: Console,
         on_done: Callable[[int], None] | None = None,
     ) -> None:
@@ -89,10 +98,10 @@ class MapRun:
         self.ended_items: list[int] = []
         """Items that are done or have failed, in this order."""
         self._queue = queue
-        self._jobs = jobs
         self._console = console
         self._on_done = on_done
         self._changed = threading.Condition()
+        self._jobs: SlotJobs
         self._server: Closable | None = None
         self._running: dict[int, SparkJob[list[tuple[int, bytes]]]] = {}
         self._starts: dict[int, int] = {}
@@ -101,7 +110,7 @@ class MapRun:
         """Slots that have no more to train: their processes end, their values are on the way."""
         self._trained_on: set[int] = set()
         self._any_seen_s = time.monotonic()
-        self._failures = 0
+        self._failures = self._not_kept = 0
         self._is_over = False
         self._stopping = False
         self._started_s = time.monotonic()
@@ -114,20 +123,25 @@ class MapRun:
         slots = max(1, len(self._trained_on))
         return self._queue.busy_s / max(1e-9, slots * (end_s - self._started_s))
 
-    def start(self, server: Closable) -> None:
-        """Submit the jobs.
+    def start(self, server: Closable, jobs: SlotJobs) -> None:
+        """Submit the jobs; if that fails, none of them goes on.
 
         Args:
             server: started, with this run as its handler.
+            jobs: of its slots.
         """
-        self._server = server
+        self._server, self._jobs = server, jobs
         self._started_s = self._any_seen_s = time.monotonic()
-        with self._changed:
-            for slot in range(self._jobs.num_slots):
-                if self._queue.has_work(slot):
-                    self._submit(slot)
-        watch = inheriting(self._jobs.sc, self._watch)  # it starts slots again
-        threading.Thread(target=watch, name="tfos-many", daemon=True).start()
+        try:
+            with self._changed:
+                for slot in range(jobs.num_slots):
+                    if self._queue.has_work(slot):
+                        self._submit(slot)
+            watch = inheriting(jobs.sc, self._watch)  # it starts slots again
+            threading.Thread(target=watch, name="tfos-many", daemon=True).start()
+        except BaseException:
+            self._end()
+            raise
 
     def read(self, look: Callable[[TrainingQueue], Any]) -> Any:
         """Return what a function finds in the queue."""
@@ -197,6 +211,7 @@ class MapRun:
             if self._queue.ended(slot, each):
                 self._failures = 0
                 self._note(each.item)
+                self._count_kept(each)
         if ended:
             self._changed.notify_all()
 
@@ -210,6 +225,20 @@ class MapRun:
             except Exception as error:  # noqa: BLE001 - raised to those who wait
                 self.error = self.error or error
                 self._stopping = True
+
+    def _count_kept(self, ended: Ended) -> None:
+        """End a run that trains for nothing: no value can be stored."""
+        if ended.how is Ending.NOT_KEPT:
+            self._not_kept += 1
+        elif ended.how is Ending.RETURNED:
+            self._not_kept = 0
+        if self._not_kept >= _MAX_NOT_KEPT:
+            self._fail(
+                MapTrainError(
+                    f"{self._not_kept} values one after the other were trained and not kept; the "
+                    f"last one: {ended.error}. Make room, or pass another results_dir"
+                )
+            )
 
     def _submit(self, slot: int) -> None:
         self._delivering.pop(slot, None)
@@ -292,6 +321,7 @@ class MapRun:
                 if now_s - seen_s > _SILENT_S and slot not in self._delivering:
                     del self._seen_s[slot]
                     self._queue.slot_lost(slot, f"slot {slot} was silent for {_SILENT_S:.0f} s")
+                    self._cancel_job(slot)
                     self._changed.notify_all()
             if self._queue.is_complete:
                 self._over_s = self._over_s or now_s
@@ -309,6 +339,13 @@ class MapRun:
                 if slot not in self._running and self._queue.has_work(slot):
                     self._submit(slot)
             return False
+
+    def _cancel_job(self, slot: int) -> None:
+        """End the job of a slot that is lost; its end starts the slot again."""
+        job = self._running.get(slot)
+        if job is not None:
+            end = functools.partial(job.cancel, _CANCEL_S)  # it waits for the job, which needs us
+            threading.Thread(target=end, name="tfos-many-cancel", daemon=True).start()
 
     def _end(self) -> None:
         """End what still runs; whoever waits goes on after it."""

@@ -138,8 +138,11 @@ class ManyTrainings:
         data = self._run.values.get(number)
         if data is None:
             raise MapTrainError(
-                f"the value of item {item!r} arrives when its slot ends: wait() first, or give "
-                "map_train a results_dir"
+                f"the value of item {item!r} was lost with its slot, which ended before the value "
+                "came: pass results_dir, which keeps each value once its item is done"
+                if self._run.is_over
+                else f"the value of item {item!r} arrives when its slot ends: wait() first, or "
+                "give map_train a results_dir"
             )
         return _unpickled(item, data)
 

@@ -86,11 +86,10 @@ def _positions(rows: pa.Table, plan: WindowPlan, known: np.ndarray) -> np.ndarra
         plan: how.
         known: positions of the carried ones.
     """
-    value = rows[VALUE].to_numpy()
-    is_missing = ~np.isfinite(value)
-    begins = np.ones(len(value), bool)
+    is_missing = ~np.isfinite(_values(rows))
+    begins = np.ones(rows.num_rows, bool)
     begins[1:] = ~_continues(rows, plan) | is_missing[1:] | is_missing[:-1]
-    index = np.arange(len(value))
+    index = np.arange(rows.num_rows)
     starts = np.maximum.accumulate(np.where(begins, index, 0))
     positions = index - starts
     if len(known):
@@ -100,16 +99,26 @@ def _positions(rows: pa.Table, plan: WindowPlan, known: np.ndarray) -> np.ndarra
     return positions
 
 
+def _values(rows: pa.Table) -> np.ndarray:
+    """Return values as windows hold them (float32): what is too large for that is infinite."""
+    with np.errstate(over="ignore"):
+        found: np.ndarray = rows[VALUE].to_numpy().astype(np.float32)
+        return found
+
+
 def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
     """Return for each row but the first whether it follows the one before it (bool)."""
     same = np.ones(rows.num_rows - 1, bool)
     for name in plan.series:
         column = rows[name].combine_chunks()
-        equal = pc.equal(column[1:], column[:-1])
-        both_null = pc.and_(pc.is_null(column[1:]), pc.is_null(column[:-1]))
-        same &= pc.if_else(both_null, True, pc.fill_null(equal, False)).to_numpy(
-            zero_copy_only=False
-        )
+        later, earlier = column[1:], column[:-1]
+        # As Spark groups them: nulls are one series, and so are NaN.
+        equal = pc.fill_null(pc.equal(later, earlier), False)
+        equal = pc.or_(equal, pc.and_(pc.is_null(later), pc.is_null(earlier)))
+        if pa.types.is_floating(column.type):
+            both_nan = pc.and_(pc.is_nan(later), pc.is_nan(earlier))
+            equal = pc.or_(equal, pc.fill_null(both_nan, False))
+        same &= equal.to_numpy(zero_copy_only=False)
     at, is_missing = _times(rows[TIME].combine_chunks())
     _refuse(rows, plan, is_missing, "a row without a time; filter such rows out")
     gap = np.diff(at)
@@ -122,7 +131,13 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
     # A number of steps may be off by what the times themselves are rounded to.
     rounded = 0.0 if at.dtype.kind == "i" else 4 * np.spacing(np.abs(at).max()) / plan.every
     off = np.concatenate([[False], same & (np.abs(steps - np.rint(steps)) > 1e-6 + rounded)])
-    _refuse(rows, plan, off, "a time, {time}, that is no multiple of every= after the one before")
+    text = "a time, {time}, that is no multiple of every= after the one before"
+    if pa.types.is_timestamp(rows[TIME].type) and rows[TIME].type.tz:
+        text += (
+            "; if every= is in days, a change of the clocks makes one of 23 or 25 hours: use dates "
+            "or timestamps without a zone"
+        )
+    _refuse(rows, plan, off, text)
     follows: np.ndarray = same & (np.rint(steps) == 1)
     return follows
 
@@ -160,9 +175,8 @@ def _windows(rows: pa.Table, positions: np.ndarray, plan: WindowPlan, num_old: i
     is_end = (before >= 0) & (before % plan.step == 0)
     is_end[:num_old] = False
     ends = np.flatnonzero(is_end)
-    value = rows[VALUE].to_numpy().astype(np.float32)
     if len(ends):
-        views = np.lib.stride_tricks.sliding_window_view(value, plan.length)
+        views = np.lib.stride_tricks.sliding_window_view(_values(rows), plan.length)
         found = views[ends - (plan.length - 1)]
     else:
         found = np.zeros((0, plan.length), np.float32)

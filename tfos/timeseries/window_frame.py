@@ -95,6 +95,9 @@ class WindowTask:
             yield from table.to_batches(_MAX_ROWS)
 
 
+_NESTED = ("array", "struct", "map", "variant")
+
+
 def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> str:
     """Return the type of the time column."""
     kinds = dict(df.dtypes)
@@ -108,6 +111,12 @@ def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> s
     taken = [name for name in (*series, time) if name.casefold() in ours]
     if taken:
         raise SettingsError(f"column {taken[0]!r} is also one of the result; rename it")
+    for name in series:
+        if kinds[name].startswith(_NESTED):
+            raise SettingsError(
+                f"id column {name!r} must be of texts, numbers or times, it is {kinds[name]}; "
+                "name its parts, or a text made of them"
+            )
     if kinds[value] not in _NUMBERS and not kinds[value].startswith("decimal"):
         raise SettingsError(f"value column {value!r} must be of numbers, it is {kinds[value]}")
     kind: str = kinds[time]
@@ -139,7 +148,8 @@ def _sorted(df: Any, series: tuple[str, ...], time: str, value: str, plan: Windo
     number = functions.col(quoted(value)).cast("double")
     rows = df.select(*names, functions.col(quoted(time)).alias(TIME), number.alias(VALUE))
     if plan.averages_duplicates:
-        usable = functions.when(~functions.isnan(VALUE), functions.col(VALUE))
+        # NaN is not below infinity: for Spark it is the largest number.
+        usable = functions.when(functions.abs(VALUE) < math.inf, functions.col(VALUE))
         rows = rows.groupBy(*names, TIME).agg(functions.avg(usable).alias(VALUE))
     return rows.repartition(*names).sortWithinPartitions(*names, TIME)
 

@@ -149,6 +149,20 @@ def test_nobody_passes_a_barrier_before_all_have_come(start):
             [lambda g: g.allreduce(np.ones(3, "f4")), lambda g: g.allreduce(np.ones(4, "f4"))],
             r"float32\[3\].*float32\[4\]",
         ),
+        (
+            [
+                lambda g: g.allreduce({"w": np.ones(3, "f4"), "b": np.ones(1, "f4")}),
+                lambda g: g.allreduce({"w": np.ones(3, "f4"), "c": np.ones(1, "f4")}),
+            ],
+            r"dict of w: float32\[3\], b: float32\[1\].*dict of w: float32\[3\], c: float32\[1\]",
+        ),
+        (
+            [
+                lambda g: g.allreduce({"k" * 400: np.ones(1, "f4"), "b": np.ones(1, "f4")}),
+                lambda g: g.allreduce({"k" * 400: np.ones(1, "f4"), "c": np.ones(1, "f4")}),
+            ],
+            r"dict of k{152}… \(2 arrays, 8 bytes, kinds (\w+)\)(?!.*\1)",
+        ),
         ([lambda g: g.broadcast(1, 0), lambda g: g.broadcast(1, 1)], "from rank 0 .*from rank 1"),
     ],
 )

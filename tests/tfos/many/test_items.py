@@ -15,6 +15,7 @@ import pytest
 from tfos.errors import NotPicklable, SettingsError
 from tfos.many.digests import function_digest
 from tfos.many.items import items_of, shown_name
+from tfos.many.launch import listed_work
 from tfos.many.slot.trainer import metrics_of
 
 
@@ -67,8 +68,13 @@ def test_an_item_that_cannot_travel_is_named():
 
 
 def test_other_items_have_another_digest():
-    assert items_of([1, 2]).digest == items_of([1, 2]).digest
-    assert len({items_of(given).digest for given in ([1, 2], [2, 1], [1], {"1": 1, "2": 3})}) == 4
+    def work(given):
+        return listed_work(items_of(given), with_digests=True)
+
+    assert work([1, 2]) == work([1, 2])
+    assert len({work(given).digest for given in ([1, 2], [2, 1], [1], {"1": 1, "2": 3})}) == 4
+    before, after = work([{"a": 1}, {"a": 2}]).digests, work([{"a": 9}, {"a": 2}]).digests
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
 
 
 def made(text):
@@ -160,7 +166,7 @@ def closed(config, more):
     more.append(lambda item: (config, more))
     return more[-1]
 
-print(items_of([Config(RATE), {"tags": {"u", "v", "w"}, "config": Config(1.0)}]).digest)
+print(items_of([Config(RATE), {"tags": {"u", "v", "w"}, "config": Config(1.0)}]).digests[0])
 for each in (
     Program(Config(RATE)).train, Program(Config(RATE)), functools.partial(loop, Config(RATE)),
     closed(Config(RATE), [{"p", "q"}]), loop, weighs, closed(lambda: RATE, []),

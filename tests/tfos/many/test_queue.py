@@ -50,6 +50,14 @@ def test_a_slot_waits_while_another_ones_item_may_come_back():
     assert (queue.table[0].attempts, queue.table[0].error) == (2, "killed")
 
 
+def test_an_item_whose_value_cannot_travel_is_not_trained_again():
+    queue = queue_of(1)
+    queue.draw(A)
+    queue.ended(A, failed(0, Ending.NOT_PICKLABLE, 0.1, error="a lock"))
+    assert (states(queue), queue.table[0].attempts) == (["failed"], 1)
+    assert queue.is_complete
+
+
 def test_an_item_fails_after_its_retries_with_the_last_error():
     queue = queue_of(1)
     for attempt, error in ((1, "first"), (2, "second")):

@@ -40,9 +40,9 @@ class Bed:
             wait_s=wait_s,
             offer=offer,
         )
-        self.run = MapRun(self.queue, jobs, Console(stream=self.text))
+        self.run = MapRun(self.queue, Console(stream=self.text))
         self.trainings = ManyTrainings(self.run, ["a", "b", "c"], None, None)
-        self.run.start(NoServer())
+        self.run.start(NoServer(), jobs)
 
     def _act(self, slot, attempt):
         return self.slot(self, slot, attempt)
@@ -191,6 +191,38 @@ def test_a_slot_that_hands_its_values_over_is_not_silent(beds, monkeypatch):
     assert repr(bed.trainings) == "<3 trainings: 3 done>"
     handed_over.set()
     assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+
+
+def test_the_job_of_a_silent_slot_is_started_again(beds, monkeypatch):
+    monkeypatch.setattr(run, "_SILENT_S", 0.1)
+    cancelled = threading.Event()
+
+    def freezes_once(bed, slot, attempt):
+        bed.spark.cancelJobsWithTag = lambda tag: cancelled.set()
+        if not cancelled.is_set():
+            bed.draw(slot, attempt)
+            assert cancelled.wait(WAIT_S)
+            raise RuntimeError("Job 1 cancelled")
+        monkeypatch.setattr(run, "_SILENT_S", WAIT_S)
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(freezes_once, num_slots=1)
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    assert bed.trainings.table()[0].error == "slot 0 was silent for 0 s"
+
+
+def test_a_run_whose_values_cannot_be_stored_ends_after_a_few(beds):
+    def trains_in_vain(bed, slot, attempt):
+        while isinstance(order := bed.draw(slot, attempt), Train):
+            full = "was not kept: OSError: no space"
+            ended = Ended(order.item, Ending.NOT_KEPT, 0.1, error=full, attempt=order.attempt)
+            bed.run.on_beat(SlotBeat(slot, attempt, (ended,)))
+        return []
+
+    bed = beds(trains_in_vain, num_slots=1, retries=9)
+    with pytest.raises(MapTrainError, match=r"4 values one after the other .*no space. Make room"):
+        bed.trainings.wait(WAIT_S)
+    assert sum(row.attempts for row in bed.trainings.table()) == 4
 
 
 def test_an_item_that_is_trained_again_after_its_value_was_lost_is_yielded_once(beds):

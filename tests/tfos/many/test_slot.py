@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.short_calls import VALUE, file, short_calls
 from tfos.many.messages import Ended, Ending, Train
+from tfos.many.slot import process
 from tfos.many.slot.process import Slot
 from tfos.many.slot.specs import RunSettings, SlotSpec
 from tfos.many.slot.task import _values
@@ -33,9 +34,9 @@ def slot(file):
         attempt=0,
         settings=settings,
         keys=cast("Any", None),
-        names={},
+        names={3: "c"},
         places={},
-        row_digests={},
+        digests={3: "d"},
         function=b"",
         executor=executor,
         sys_path=(),
@@ -74,11 +75,29 @@ def test_a_disk_that_was_full_for_a_moment_costs_its_own_value_alone(
         return pwrite(fd, data, at)
 
     monkeypatch.setattr(os, "pwrite", full)
-    assert keep(slot, 4, VALUE) == Ending.RAISED
+    assert keep(slot, 4, VALUE) == Ending.NOT_KEPT
     monkeypatch.setattr(os, "pwrite", pwrite)
     assert keep(slot, 5, b"c") == Ending.RETURNED
     with open(tmp_path / "value", "rb") as spool:
         assert list(_values(spool)) == [(3, b"a"), (5, b"c")]
+
+
+@pytest.mark.parametrize(("failures", "end"), [(3, Ending.RETURNED), (4, Ending.NOT_KEPT)])
+def test_a_storage_that_fails_for_a_moment_costs_no_training(slot, monkeypatch, failures, end):
+    asked = []
+
+    class Results:
+        def write(self, item, head, value):
+            asked.append((item, head.item, head.digest, value))
+            if len(asked) <= failures:
+                raise RuntimeError("503 slow down")  # no OSError, as some clients raise
+
+    slot._results = cast("Any", Results())
+    monkeypatch.setattr(process, "_WRITE_AGAIN_S", (0.0, 0.0, 0.0))
+    assert keep(slot, 3, b"v") == end
+    assert asked == 4 * [(3, "c", "d", b"v")]
+    if end is Ending.NOT_KEPT:
+        assert slot._ready[-1].error.endswith("was not kept: RuntimeError: 503 slow down")
 
 
 def test_an_attempt_that_has_begun_is_held_though_the_one_before_is_confirmed_later(slot):

@@ -19,6 +19,8 @@ from tfos.node.child_link import ChildLink
 def forks(item):
     if item == 3:
         sys.exit("bye")
+    if item == 4:
+        return sys._getframe()
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -44,6 +46,7 @@ if os.getpid() != own:
 theirs.close()
 while (message := link.receive(60)) is not None:
     print(type(message).__name__, getattr(message, "metrics", ""), getattr(message, "error", ""))
+    print("unpicklable" if getattr(message, "is_unpicklable", False) else "")
 if os.fstat(value.fileno()).st_size:
     print(pickle.load(value))
 """
@@ -53,7 +56,7 @@ def trained(*items):
     line = [sys.executable, "-c", PROGRAM, *items]
     run = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    return [line.rstrip() for line in run.stdout.splitlines()]
+    return [line.rstrip() for line in run.stdout.splitlines() if line]
 
 
 def test_what_a_function_has_forked_ends_no_item():
@@ -66,8 +69,10 @@ def test_what_a_function_has_forked_ends_no_item():
 
 
 def test_a_function_that_calls_exit_is_told_to_return_and_the_next_item_is_trained():
-    told = trained("3", "1")
+    told = trained("3", "4", "1")
     assert "it called sys.exit('bye'); let the function return a value in its place" in told
+    assert any("it returned a frame that cannot be pickled" in line for line in told)
+    assert told.count("unpicklable") == 1
     assert told[-1] == "{'item': 1, 'is_fork': False}"
 
 

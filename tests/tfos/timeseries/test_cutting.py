@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import zoneinfo
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from tfos.errors import DataError
 from tfos.timeseries.cutting import TIME, VALUE, WindowPlan, cut
 
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 HOUR = datetime.timedelta(hours=1)
 
 
@@ -55,6 +57,30 @@ def test_no_window_has_a_missing_value_or_spans_a_gap():
     assert [past for _, _, past, _ in windows_of(batch, plan_of(every=1.0))] == [[3, 4]]
     with_null = batch_of("aaaa", pa.array([0, 1, 2, 3]), [None, 1.0, 2.0, 3.0])
     assert windows_of(with_null, plan_of()) == [("a", 2, [1, 2], [3])]
+
+
+def test_a_value_that_is_too_large_for_float32_is_in_no_window():
+    batch = rows_of(*series("a", [1, 2, 1e39, 3, 4, 5]))
+    assert [past for _, _, past, _ in windows_of(batch, plan_of())] == [[3, 4]]
+
+
+@pytest.mark.parametrize("name", [math.nan, None])
+def test_series_named_nan_or_null_are_series_like_others(name):
+    names = pa.array([1.0, 1.0, 1.0, *5 * [name]], pa.float64())
+    batch = pa.RecordBatch.from_pydict(
+        {"series": names, TIME: range(8), VALUE: pa.array(range(8), pa.float64())}
+    )
+    found = windows_of(batch, plan_of())
+    assert [past for _, _, past, _ in found] == [[0, 1], [3, 4], [4, 5], [5, 6]]
+
+
+def test_a_day_between_changes_of_the_clocks_is_explained():
+    midnights = [datetime.datetime(2024, 3, 29 + n, tzinfo=BERLIN) for n in range(3)]
+    batch = batch_of(
+        "aaaa", pa.array([*midnights, datetime.datetime(2024, 4, 1, tzinfo=BERLIN)]), range(4)
+    )
+    with pytest.raises(DataError, match="a change of the clocks makes one of 23 or 25 hours"):
+        windows_of(batch, plan_of(every=86.4e9))
 
 
 def test_steps_count_from_the_beginning_of_each_run():

@@ -16,6 +16,7 @@ class Frame:
         ("leaves", "timestamp"),
         ("delay", "double"),
         ("past", "string"),
+        ("parts", "array<string>"),
         ("_TFOS_time", "string"),
     )
 
@@ -31,6 +32,7 @@ WRONG = [
     ({"time": "plane", "id": "leaves"}, "time column 'plane' must be of timestamps"),
     ({"id": ["plane", "past"]}, "column 'past' is also one of the result"),
     ({"id": "_TFOS_time"}, "column '_TFOS_time' is also one of the result"),
+    ({"id": "parts"}, "id column 'parts' must be of texts, numbers or times, it is array<string>"),
     ({"id": ()}, "must be different columns"),
     ({"every": 60}, "every must be a positive timedelta"),
     ({"every": datetime.timedelta(0)}, "every must be a positive timedelta"),

@@ -10,6 +10,7 @@ Threads: the main thread trains; `tfos-watch` beats and ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import struct
@@ -45,6 +46,8 @@ LEASE_S = 20.0
 """Without an answer of the driver for this long, the slot ends."""
 _BEAT_S = 1.0
 _AGAIN_S = 0.1
+_WRITE_AGAIN_S = (0.5, 2.0, 8.0)
+"""Delays before a value that was not written is written again."""
 _BRIEF_S = 1.0
 """After a training shorter than this, the trainer has its next item before it ends."""
 SPOOL_HEAD = struct.Struct("<QQ")
@@ -194,21 +197,32 @@ class Slot:
             return
         (ended, value), self._kept = self._kept, None
         try:
-            if self._results is None:
-                self._spool(ended.item, value)
-            else:
-                head = ResultHead(
-                    item=self._spec.names[ended.item],
-                    seconds=ended.seconds,
-                    metrics=ended.metrics,
-                    rows_digest=self._spec.row_digests[ended.item],
-                )
-                self._results.write(ended.item, head, value)
-        except OSError as error:
+            self._store(ended, value)
+        except Exception as error:  # noqa: BLE001 - a file system's client may raise its own
             ended = msgspec.structs.replace(
-                ended, how=Ending.RAISED, error=f"its value of {len(value)} bytes: {error}"
+                ended,
+                how=Ending.NOT_KEPT,
+                error=f"its value of {len(value)} bytes was not kept: "
+                f"{type(error).__name__}: {error}",
             )
         self._put_ended(ended)
+
+    def _store(self, ended: Ended, value: bytes) -> None:
+        if self._results is None:
+            self._spool(ended.item, value)
+            return
+        head = ResultHead(
+            item=self._spec.names[ended.item],
+            seconds=ended.seconds,
+            metrics=ended.metrics,
+            digest=self._spec.digests[ended.item],
+        )
+        for delay_s in _WRITE_AGAIN_S:
+            with contextlib.suppress(Exception):  # a training costs more than a few seconds
+                self._results.write(ended.item, head, value)
+                return
+            time.sleep(delay_s)
+        self._results.write(ended.item, head, value)
 
     def _spool(self, item: int, value: bytes) -> None:
         file, head = self._spec.spool_fd, SPOOL_HEAD.pack(item, len(value))

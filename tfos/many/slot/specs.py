@@ -42,8 +42,8 @@ class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of the items that this slot may train."""
     places: dict[int, tuple[int, int]]
     """Offset and length of each of them in the file of items."""
-    row_digests: dict[int, str]
-    """Of each group's rows; empty texts for items of a list."""
+    digests: dict[int, str]
+    """Of each of them; empty texts where no results are kept."""
     function: bytes
     """Pickled; only the trainer loads it."""
     executor: Executor

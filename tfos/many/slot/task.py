@@ -66,7 +66,7 @@ class SlotTask:
             tempfile.TemporaryFile(dir=scratch) as items,
             tempfile.TemporaryFile(dir=scratch) as spool,
         ):
-            places, row_digests = _store(self._own(rows), items)
+            places, digests = _store(self._own(rows), items)
             ours, theirs = socket.socketpair()
             spec = SlotSpec(
                 slot=slot,
@@ -75,7 +75,7 @@ class SlotTask:
                 keys=taken_keys(self.settings.run_id),
                 names={item: self.names.value[item] for item in places},
                 places=places,
-                row_digests=row_digests,
+                digests=digests,
                 function=self.function.value,
                 executor=executor,
                 sys_path=bootstrap.without_spark_jar(sys.path),
@@ -93,7 +93,7 @@ class SlotTask:
     def _own(self, rows: Iterable[Any]) -> Iterator[tuple[int, bytes, str]]:
         if self.items is not None:
             list(rows)  # to its end, or PySpark does not reuse this process
-            return ((number, data, "") for number, data in enumerate(self.items.value))
+            return ((number, *item) for number, item in enumerate(self.items.value))
         numbers = {name: number for number, name in enumerate(self.names.value)}
         return ((numbers[row[0]], bytes(row[1]), row[2]) for row in rows if row[0] in numbers)
 
@@ -101,17 +101,17 @@ class SlotTask:
 def _store(
     items: Iterable[tuple[int, bytes, str]], file: IO[bytes]
 ) -> tuple[dict[int, tuple[int, int]], dict[int, str]]:
-    """Write items one after the other; return where each of them lies, and the rows' digests."""
+    """Write items one after the other; return where each of them lies, and their digests."""
     places: dict[int, tuple[int, int]] = {}
-    row_digests: dict[int, str] = {}
+    digests: dict[int, str] = {}
     offset = 0
     for item, data, digest in items:
         file.write(data)
         places[item] = (offset, len(data))
-        row_digests[item] = digest
+        digests[item] = digest
         offset += len(data)
     file.flush()
-    return places, row_digests
+    return places, digests
 
 
 def _launch(spec: SlotSpec) -> None:

@@ -117,6 +117,8 @@ class Trainer:
         except SystemExit as end:
             text = f"it called sys.exit({end.code!r}); let the function return a value in its place"
             return TrainingRaised(time.monotonic() - started_s, f"{_text_of(end)}\n{text}")
+        except _Unpicklable as error:
+            return TrainingRaised(time.monotonic() - started_s, str(error), is_unpicklable=True)
         except Exception as error:  # noqa: BLE001 - whatever user code raises
             return TrainingRaised(time.monotonic() - started_s, _text_of(error))
 
@@ -131,13 +133,17 @@ class Trainer:
             return function(*arguments)
 
 
+class _Unpicklable(TypeError):
+    """A value cannot be pickled."""
+
+
 def _write(value: Any, values_fd: int) -> int:
     """Write a pickled value from the file's beginning; return its length."""
     buffer = io.BytesIO()
     try:
         cloudpickle.dump(value, buffer)
     except Exception as error:
-        raise TypeError(
+        raise _Unpicklable(
             f"it returned a {type(value).__qualname__} that cannot be pickled: {text_of(error)}. "
             "Return numbers, arrays or a saved model's path"
         ) from error

@@ -130,7 +130,8 @@ class TrainerProcess:
         if isinstance(got, Returned):
             return got
         if isinstance(got, TrainingRaised):
-            return Ended(item, Ending.RAISED, got.seconds, error=got.error)
+            how = Ending.NOT_PICKLABLE if got.is_unpicklable else Ending.RAISED
+            return Ended(item, how, got.seconds, error=got.error)
         if got is None:
             return Ended(item, Ending.DIED, seconds, error=f"its process {self._died()}")
         return Ended(
