@@ -20,7 +20,7 @@ from feeding.errors import FeedError
 from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
 from ps.sorted_rows.merge import merged
-from ps.sorted_rows.order import SortedBatch, first_out_of_order, hashed
+from ps.sorted_rows.order import SortedBatch, batch_rows, first_out_of_order, hashed
 from tfos.errors import ExportError, SettingsError
 from tfos.serving.export_format import (
     EXPORT_MANIFEST,
@@ -33,7 +33,6 @@ from tfos.serving.export_format import (
 )
 
 Array = np.ndarray[Any, Any]
-_BATCH_ROWS = 1 << 16
 
 
 class ExportFiles:
@@ -153,7 +152,7 @@ def _decoded(data: bytes, table: ExportedTable, path: str) -> Iterator[SortedBat
         names = parquet.schema_arrow.names
         if names not in (["id"], ["id", "row"]):
             raise ExportError(f"{path} has the columns {names}, expected id and row")
-        for batch in parquet.iter_batches(_BATCH_ROWS, use_threads=False):
+        for batch in parquet.iter_batches(batch_rows(table.row_nbytes), use_threads=False):
             if batch.num_rows:
                 yield _as_sorted(batch, table, path)
     except pa.ArrowException as error:

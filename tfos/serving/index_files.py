@@ -30,7 +30,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps.sorted_rows.order import MAX_SORTED_ROWS, Directory, SortedBatch, directory_bits, hashed
+from ps.sorted_rows.order import (
+    MAX_SORTED_ROWS,
+    Directory,
+    SortedBatch,
+    batch_rows,
+    directory_bits,
+    hashed,
+)
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import ExportError
@@ -47,7 +54,6 @@ Array = np.ndarray[Any, Any]
 
 INDEX_MANIFEST = "index.json"
 INDEX_FORMAT = 1
-_BATCH_ROWS = 1 << 16
 _DIGEST_BYTES = 8 << 20
 _COLUMNS = ("ids", "rows", "removed", "starts")
 
@@ -111,8 +117,9 @@ class MappedTable:
     def batches(self) -> Iterator[SortedBatch]:
         """Yield all entries in order."""
         whole = SortedBatch(self.ids, self.rows, self.removed)
-        for start in range(0, self.num_rows, _BATCH_ROWS):
-            yield whole.part(start, min(start + _BATCH_ROWS, self.num_rows))
+        count = batch_rows(self.table.row_nbytes)
+        for start in range(0, self.num_rows, count):
+            yield whole.part(start, min(start + count, self.num_rows))
 
 
 class MappedIndex:

@@ -12,7 +12,7 @@ import pytest
 
 from ps.manifest.rule_spec import Add
 from ps.manifest.table_spec import TableSpec
-from ps.sorted_rows.order import SortedBatch, hashed
+from ps.sorted_rows.order import BATCH_BYTES, SortedBatch, hashed
 from tests.support.exports import USER, write_export
 from tfos.errors import ExportError, SettingsError
 from tfos.serving import read_rows
@@ -69,7 +69,7 @@ def test_any_name_of_a_table_is_a_safe_directory(tmp_path, name):
 
 def test_large_tables_have_several_files_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr("tfos.serving.export_writer.FILE_BYTES", 1)
-    monkeypatch.setattr("tfos.serving.export_writer._GROUP_ROWS", 100)
+    monkeypatch.setattr("ps.sorted_rows.order.BATCH_BYTES", 1600)
     ids = np.arange(1000)
     ids = ids[np.argsort(hashed(ids))]
     rows = np.repeat(ids[:, None], 4, 1).astype(np.float32)
@@ -80,6 +80,40 @@ def test_large_tables_have_several_files_in_order(tmp_path, monkeypatch):
         writer.commit(state="s", source="a test")
     assert [file.num_rows for file in table.files] == [100] * 10
     assert read_all(tmp_path / "e") == {one: [float(one)] * 4 for one in range(1000)}
+
+
+def test_files_of_wide_rows_are_bounded_by_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfos.serving.export_writer.FILE_BYTES", 1 << 20)
+    spec = TableSpec(name="user", dim=65_536, rule=Add())
+    ids = np.arange(100)
+    ids = ids[np.argsort(hashed(ids))]
+    rows = np.repeat(ids[:, None], spec.dim, 1).astype(np.float32)
+    with ExportWriter(str(tmp_path / "e")) as writer:
+        whole = SortedBatch(ids, rows, np.zeros(100, np.bool_))
+        table = writer.add_table(exported_table(spec), [whole])
+        writer.commit(state="s", source="a test")
+    assert [file.num_rows for file in table.files] == [64, 36]
+    for file in (tmp_path / "e" / "tables" / "user").iterdir():
+        assert pq.ParquetFile(file).metadata.num_row_groups == 1
+    found = [*read_rows(str(tmp_path / "e"), "user")]
+    assert [each.size for each, _ in found] == [64, 36]
+    assert all((part == each[:, None]).all() for each, part in found)
+
+
+def test_a_batch_of_removed_ids_is_bounded_by_the_bytes_of_their_rows(tmp_path):
+    spec = TableSpec(name="user", dim=65_536, rule=Add())
+    write_export(tmp_path / "d", dict.fromkeys(range(100)), base="first", spec=spec)
+    files = ExportFiles(str(tmp_path / "d"))
+    batches = [*files.rows(files.manifest.table("user"))]
+    assert max(batch.rows.nbytes for batch in batches) <= BATCH_BYTES
+    assert sum(batch.ids.size for batch in batches) == 100
+
+
+def test_a_file_that_is_too_large_is_refused_with_the_next_step(tmp_path, monkeypatch):
+    write_export(tmp_path / "e", {1: 1.0})
+    monkeypatch.setattr("tfos.serving.export_format.MAX_FILE_BYTES", 10)
+    with pytest.raises(ExportError, match=r"a file of \d+ bytes, at most 10: .* export again"):
+        read_all(tmp_path / "e")
 
 
 def test_an_export_replaces_an_export(tmp_path):
