@@ -241,13 +241,19 @@ class _HashedFile:
         self.digest = hashlib.sha256()
         self.nbytes = 0
         self.closed = False
+        self._is_abandoned = False
 
     def write(self, data: Any) -> int:
         piece = memoryview(data)
         self.digest.update(piece)
         self.nbytes += piece.nbytes
-        self._file.write(piece)
+        if not self._is_abandoned:
+            self._file.write(piece)
         return piece.nbytes
+
+    def abandon(self) -> None:
+        """Write nothing more: the file will not appear."""
+        self._is_abandoned = True
 
     def flush(self) -> None:
         """Nothing is kept here."""
@@ -281,12 +287,16 @@ class _FileSequence:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
-        if kind is None:
+        if kind is not None:
+            self._abandon(kind, *details)
+            return
+        try:
             if self._num_waiting:
                 self._write_group(pa.concat_tables(self._waiting))
             self._end_file()
-        elif self._open is not None:
-            self._open[0].__exit__(kind, *details)  # the file does not appear
+        except BaseException as error:
+            self._abandon(type(error), error, error.__traceback__)
+            raise
 
     def add(self, columns: list[pa.Array]) -> None:
         """Take rows, as the schema's columns."""
@@ -324,9 +334,19 @@ class _FileSequence:
         if self._open is None:
             return
         stack, file, writer = self._open
+        writer.close()
         self._open = None
-        with stack:
-            writer.close()
+        stack.close()
         name = f"{self._stem}-{len(self.files):05d}.parquet"
         self.files.append(ExportedFile(name, self._in_file, file.nbytes, file.digest.hexdigest()))
         self._in_file = 0
+
+    def _abandon(self, *error: Any) -> None:
+        """Close the open file so that it does not appear."""
+        if self._open is None:
+            return
+        stack, file, writer = self._open
+        self._open = None
+        file.abandon()
+        writer.close()  # else it closes itself when it is collected, and writes to a closed file
+        stack.__exit__(*error)

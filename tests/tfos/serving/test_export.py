@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +19,7 @@ from ps.manifest.table_spec import TableSpec
 from ps.sorted_rows.order import BATCH_BYTES, SortedBatch, hashed
 from tests.support.exports import USER, write_export
 from tfos.errors import ExportError, SettingsError
-from tfos.serving import read_rows
+from tfos.serving import export_writer, read_rows
 from tfos.serving.export_format import decode_export, encode_with_digest, exported_table
 from tfos.serving.export_reader import ExportFiles
 from tfos.serving.export_writer import ExportWriter
@@ -129,6 +133,43 @@ def test_an_export_that_fails_leaves_the_old_one(tmp_path):
         write_export(tmp_path / "e", {2: float("nan")})
     assert read_all(tmp_path / "e") == {1: [1.0] * 4}
     assert [each.name for each in tmp_path.iterdir()] == ["e"]
+
+
+@pytest.mark.parametrize("failure", ["a row", "the last rows", "the footer"])
+def test_an_export_that_fails_within_a_file_leaves_nothing_open(tmp_path, monkeypatch, failure):
+    """Else the file is closed while nobody looks, which writes to it once more and fails aloud."""
+    monkeypatch.setattr("ps.sorted_rows.order.BATCH_BYTES", 32)  # two rows are a group
+    ids = np.arange(3)
+    ids = ids[np.argsort(hashed(ids))]
+    rows = np.repeat(ids[:, None], 4, 1).astype(np.float32)
+    files: list[export_writer._HashedFile] = []
+    real = export_writer._HashedFile.write
+
+    def write(file: export_writer._HashedFile, data: Any) -> int:
+        if file not in files:
+            files.append(file)
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data)
+
+    def batches() -> Iterator[SortedBatch]:
+        nonlocal is_full
+        yield SortedBatch(ids[:2], rows[:2], np.zeros(2, np.bool_))
+        is_full = failure != "a row"
+        if failure != "the footer":
+            last = np.full((1, 4), np.nan if failure == "a row" else 1, np.float32)
+            yield SortedBatch(ids[2:], last, np.zeros(1, np.bool_))
+
+    is_full = False
+    monkeypatch.setattr(export_writer._HashedFile, "write", write)
+    with (
+        pytest.raises((ExportError, OSError), match=r"id \d of table|No space left"),
+        ExportWriter(str(tmp_path / "e")) as writer,
+    ):
+        writer.add_table(exported_table(USER), batches())
+    gc.collect()
+    assert [file._file.closed for file in files] == [True]
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("content", ["thesis.txt", "tables", "model.keras"])
