@@ -134,15 +134,31 @@ class ExportFiles:
                 size = opened.size_bytes
                 data = opened.read_range(0, size) if size == file.nbytes else b""
         except FileNotFoundError:
+            self._refuse_changed()
             raise ExportError(f"{path} is missing; the manifest names it") from None
         if size != file.nbytes:
+            self._refuse_changed()
             raise ExportError(f"{path} has {size} bytes, the manifest says {file.nbytes}")
         found = hashlib.sha256(data).hexdigest()
         if found != file.sha256:
+            self._refuse_changed()
             raise ExportError(
                 f"{path} is damaged: its SHA-256 is {found}, the manifest says {file.sha256}"
             )
         return data
+
+    def _refuse_changed(self) -> None:
+        """Raise if the export is another one, or gone, since its manifest was read."""
+        try:
+            if ExportFiles(self.path).manifest.digest == self.manifest.digest:
+                return
+            found = "another export is there"
+        except ExportError as error:
+            found = str(error)
+        raise ExportError(
+            f"{self.path} has changed since its {EXPORT_MANIFEST} was read: {found}; call again with "
+            "an export that stays (a served model: refresh() with it)"
+        ) from None
 
 
 def _decoded(data: bytes, table: ExportedTable, path: str) -> Iterator[SortedBatch]:

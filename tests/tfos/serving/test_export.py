@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,7 @@ def test_an_export_that_fails_within_a_file_leaves_nothing_open(tmp_path, monkey
     rows = np.repeat(ids[:, None], 4, 1).astype(np.float32)
     files: list[export_writer._HashedFile] = []
     real = export_writer._HashedFile.write
+    is_full = False
 
     def write(file: export_writer._HashedFile, data: Any) -> int:
         if file not in files:
@@ -160,7 +162,6 @@ def test_an_export_that_fails_within_a_file_leaves_nothing_open(tmp_path, monkey
             last = np.full((1, 4), np.nan if failure == "a row" else 1, np.float32)
             yield SortedBatch(ids[2:], last, np.zeros(1, np.bool_))
 
-    is_full = False
     monkeypatch.setattr(export_writer._HashedFile, "write", write)
     with (
         pytest.raises((ExportError, OSError), match=r"id \d of table|No space left"),
@@ -218,6 +219,22 @@ def test_a_damaged_file_is_named(tmp_path):
     file.unlink()
     with pytest.raises(ExportError, match=r"part-00000\.parquet is missing"):
         read_all(tmp_path / "e")
+
+
+def test_an_export_that_is_replaced_while_it_is_read_is_not_called_damaged(tmp_path):
+    write_export(tmp_path / "e", {1: 1.0, 2: 2.0})
+    files = ExportFiles(str(tmp_path / "e"))
+    batches = files.rows(files.manifest.table("user"))
+    write_export(tmp_path / "e", {1: 5.0, 2: 6.0}, state="second")
+    with pytest.raises(
+        ExportError, match=r"/e has changed .*: another export is there; call again"
+    ):
+        next(batches)
+    shutil.rmtree(tmp_path / "e")
+    with pytest.raises(
+        ExportError, match=r"/e has changed .*: .* holds no complete export.*; call again"
+    ):
+        next(files.rows(files.manifest.table("user")))
 
 
 def test_a_manifest_that_lies_is_refused(tmp_path):

@@ -300,6 +300,33 @@ def test_a_whole_export_replaces_everything(tmp_path, served):
     assert values(served.lookup("user", [1, 2])) == [5.0, 0.0]
 
 
+def test_a_whole_export_of_the_state_that_is_served_begins_its_deltas(tmp_path, served):
+    """A step's whole export and a delta up to that step have the same state."""
+    write_export(tmp_path / "d1", {1: 11.0}, state="second", base="first")
+    write_export(tmp_path / "whole", {**ROWS, 1: 11.0}, state="second")
+    served.refresh(tmp_path / "d1")
+    served.refresh(tmp_path / "whole")
+    for number in (3, 4):  # each of the whole export
+        delta = tmp_path / f"d{number}"
+        write_export(delta, {number: 0.5}, state=f"s{number}", base="second")
+        served.refresh(delta)
+    assert values(served.lookup("user", [1, 2, 3, 4])) == [11.0, 2.0, 3.0, 0.5]
+
+
+def test_a_model_beside_the_state_that_is_served_is_taken(tmp_path, cache, monkeypatch):
+    (tmp_path / "file").write_bytes(b"weights")
+    write_export(tmp_path / "d1", {1: 11.0}, state="second", base="first")
+    whole = {**ROWS, 1: 11.0}
+    write_export(tmp_path / "whole", whole, state="second", model=tmp_path / "file")
+    write_export(tmp_path / "e", ROWS)
+    served, model = serve(tmp_path / "e", cache), FakeModel()
+    keras_export = types.SimpleNamespace(load_model=lambda path, **_: model)
+    monkeypatch.setitem(sys.modules, "tfos.keras.export", keras_export)
+    served.refresh(tmp_path / "d1")
+    served.refresh(tmp_path / "whole")
+    assert served.model is model
+
+
 def test_a_delta_of_another_state_is_refused_with_both(tmp_path, cache, served):
     write_export(tmp_path / "d", {1: 5.0}, state="z", base="elsewhere")
     with pytest.raises(ExportError, match="delta of the state elsewhere; served is first"):
