@@ -156,8 +156,8 @@ class ExportFiles:
         except ExportError as error:
             found = str(error)
         raise ExportError(
-            f"{self.path} has changed since its {EXPORT_MANIFEST} was read: {found}; call again with "
-            "an export that stays (a served model: refresh() with it)"
+            f"{self.path} has changed since its {EXPORT_MANIFEST} was read: {found}; call again "
+            "with an export that stays (a served model: refresh() with it)"
         ) from None
 
 

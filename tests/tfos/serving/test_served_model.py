@@ -306,6 +306,7 @@ def test_a_whole_export_of_the_state_that_is_served_begins_its_deltas(tmp_path, 
     write_export(tmp_path / "whole", {**ROWS, 1: 11.0}, state="second")
     served.refresh(tmp_path / "d1")
     served.refresh(tmp_path / "whole")
+    assert len(served.index_dirs) == 1
     for number in (3, 4):  # each of the whole export
         delta = tmp_path / f"d{number}"
         write_export(delta, {number: 0.5}, state=f"s{number}", base="second")
