@@ -1,6 +1,6 @@
 """Order of sorted rows: by the hash of the id, which is one to one. Pure; numpy alone.
 
-Covers: the hash, the check of the order, the directory of buckets.
+Covers: the hash, the check of the order, the size of a batch, the directory of buckets.
 Does not: search (ps.sorted_rows.search).      Threads: none.
 
 Ids may be hashes, consecutive numbers or both; hashed, they spread evenly, so that equal ranges of
@@ -18,6 +18,9 @@ Array = np.ndarray[Any, Any]
 
 MAX_SORTED_ROWS = (1 << 32) - 2
 """Positions in a directory have 32 bits."""
+BATCH_BYTES = 16 << 20
+"""Rows of one batch: at most so many bytes, and at least one row."""
+_BATCH_ROWS = 1 << 16
 IDS_PER_BUCKET = 2
 """At least so many on average, below twice as many: 1 to 2 bytes of directory a row. Measured with
 10 M ids: 1, 2, 4, 8 per bucket look 6,656 ids up in 0.3, 0.45, 0.5 and 0.55 ms."""
@@ -43,6 +46,11 @@ class SortedBatch(NamedTuple):
     def only(self, chosen: Array) -> SortedBatch:
         """Return copies of the rows that a mask or positions choose."""
         return SortedBatch(*(column[chosen] for column in self))
+
+
+def batch_rows(row_nbytes: int) -> int:
+    """Return how many rows of this size are one batch."""
+    return max(1, min(_BATCH_ROWS, BATCH_BYTES // row_nbytes))
 
 
 def joined(batches: Sequence[SortedBatch]) -> SortedBatch:

@@ -1,7 +1,8 @@
 """Sorting of any number of rows by their ids' hashes, each id once, in bounded memory.
 
 Rows come in any order and an id may come several times. They are kept in memory up to a bound;
-beyond it they go to 256 files by the first byte of the hash, each of which fits into memory.
+beyond it they go to 256 files by the first byte of the hash. A file that does not fit into memory
+is divided again by the next byte.
 
 Covers: collecting, spilling to a directory, which entry of an id counts.
 Does not: choose the directory.      Threads: the caller's.
@@ -16,13 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ps.sorted_rows.order import Array, SortedBatch, hashed
+from ps.sorted_rows.order import BATCH_BYTES, Array, SortedBatch, batch_rows, hashed
 
 DEFAULT_MEMORY_BYTES = 128 << 20
 """Of rows that wait in memory; sorting takes about as much again."""
 _PARTS = 256
-_PART_SHIFT = np.uint64(56)
-_BATCH_ROWS = 1 << 16
+_FIRST_SHIFT = 56
 
 
 class RowSorter:
@@ -82,11 +82,7 @@ class RowSorter:
             yield from self._sorted(self._taken())
             return
         self._flush()
-        for part in range(_PARTS):
-            path = self._spill / str(part)
-            if path.exists():
-                yield from self._sorted(np.fromfile(path, self._record))
-                path.unlink()
+        yield from self._sorted_parts(self._spill, _FIRST_SHIFT)
 
     def close(self) -> None:
         """Release memory and files. Idempotent."""
@@ -108,15 +104,29 @@ class RowSorter:
         """Append what waits in memory to the files of its parts, in the order in which it came."""
         if self._spill is None:
             self._spill = Path(tempfile.mkdtemp(prefix="tfos-sort-", dir=self._directory))
-        records = self._taken()
-        parts = (hashed(records["id"]) >> _PART_SHIFT).astype(np.uint8)
-        order = np.argsort(parts, kind="stable")
-        ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
-        for part, stop in enumerate(ends):
-            start = ends[part - 1] if part else 0
-            if stop > start:
-                with (self._spill / str(part)).open("ab") as file:
-                    file.write(records[order[start:stop]].tobytes())
+        _divide(self._taken(), self._spill, _FIRST_SHIFT)
+
+    def _sorted_parts(self, directory: Path, shift: int) -> Iterator[SortedBatch]:
+        """Yield what is in the files of a directory, and remove them."""
+        most_bytes = max(self._memory_bytes, BATCH_BYTES)
+        for part in range(_PARTS):
+            path = directory / str(part)
+            if not path.exists():
+                continue
+            if path.stat().st_size <= most_bytes or not shift:  # at shift 0 it is one id
+                records = np.fromfile(path, self._record)
+                path.unlink()
+                yield from self._sorted(records)
+                continue
+            finer = directory / f"{part}-divided"
+            finer.mkdir()
+            count = max(1, most_bytes // self._record.itemsize)
+            with path.open("rb") as file:
+                while (records := np.fromfile(file, self._record, count)).size:
+                    _divide(records, finer, shift - 8)
+            path.unlink()
+            yield from self._sorted_parts(finer, shift - 8)
+            finer.rmdir()
 
     def _sorted(self, records: Array) -> Iterator[SortedBatch]:
         hashes = hashed(records["id"])
@@ -124,8 +134,21 @@ class RowSorter:
         (firsts,) = np.nonzero(np.diff(hashes[order], prepend=~hashes[order[:1]]))
         if firsts.size < order.size:
             order = self._winner.reduceat(order, firsts)
-        for start in range(0, order.size, _BATCH_ROWS):
-            chosen = records[order[start : start + _BATCH_ROWS]]
+        count = batch_rows(self._record["row"].itemsize)
+        for start in range(0, order.size, count):
+            chosen = records[order[start : start + count]]
             yield SortedBatch(
                 chosen["id"].copy(), np.ascontiguousarray(chosen["row"]), chosen["removed"].copy()
             )
+
+
+def _divide(records: Array, directory: Path, shift: int) -> None:
+    """Append records, in their order, to files by the byte of their hashes that begins there."""
+    parts = (hashed(records["id"]) >> np.uint64(shift)).astype(np.uint8)
+    order = np.argsort(parts, kind="stable")
+    ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
+    for part, stop in enumerate(ends):
+        start = ends[part - 1] if part else 0
+        if stop > start:
+            with (directory / str(part)).open("ab") as file:
+                file.write(records[order[start:stop]].tobytes())

@@ -8,7 +8,6 @@ Threads: any.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import time
@@ -20,6 +19,7 @@ from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, parse
 from rpc.jit.cache_directory import user_cache, why_unsafe
 from tfos.errors import ExportError, SettingsError
+from tfos.serving.file_lock import try_lock, unlock
 
 CACHE_VARIABLE = "TFOS_SERVING_CACHE"
 BUILD_TIMEOUT_S = 3600.0
@@ -94,34 +94,46 @@ def only_builder(
         ExportError: the other process did not finish in time.
         SettingsError: this process cannot write there.
     """
-    path = directory / f".{name}.lock"
+    path = builder_lock(directory, name)
     deadline_s = time.monotonic() + timeout_s
     has_waited = False
+    while (descriptor := _try_builder_lock(path, name)) is None:
+        if not has_waited:
+            on_wait()
+        has_waited = True
+        if time.monotonic() > deadline_s:
+            raise ExportError(
+                f"another process has built {directory / name} for more than {timeout_s:.0f} "
+                f"s; end it, or remove {path}"
+            )
+        time.sleep(_LOOK_S)
     try:
-        opened = path.open("ab")
+        yield
+    finally:
+        unlock(descriptor)
+
+
+def builder_lock(directory: Path, name: str) -> Path:
+    """Return the file that the builder of an index has locked.
+
+    Args:
+        directory: of the cache.
+        name: of the index.
+    """
+    return directory / f".{name}.lock"
+
+
+def _try_builder_lock(path: Path, name: str) -> int | None:
+    try:
+        return try_lock(path, creates=True)
     except OSError as error:
         if is_full(error):
             raise
         raise SettingsError(
-            f"the index {name} is not in {directory}, and cannot be built there: {error.strerror}; "
-            "give load() a cache_dir that this process can write, or build it there before"
+            f"the index {name} is not in {path.parent}, and cannot be built there: "
+            f"{error.strerror}; give load() a cache_dir that this process can write, or build it "
+            "there before"
         ) from error
-    with opened as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not has_waited:
-                    on_wait()
-                has_waited = True
-            if time.monotonic() > deadline_s:
-                raise ExportError(
-                    f"another process has built {directory / name} for more than {timeout_s:.0f} "
-                    f"s; end it, or remove {path}"
-                )
-            time.sleep(_LOOK_S)
-        yield
 
 
 def check_room(directory: Path, nbytes: int) -> None:

@@ -1,8 +1,9 @@
-"""Use of the cache's indexes: who has one open, and the removal of those that nobody needs.
+"""Use of the cache's indexes: who has one open, and the removal of what nobody needs.
 
 An open index holds a shared lock of its manifest, which the kernel releases with the process.
 After a new index is built, all others that nobody has open are removed but the KEPT_UNUSED that
-were opened last: a process that is started again, or an earlier export, finds its own.
+were opened last: a process that is started again, or an earlier export, finds its own. What a
+process left that was killed while it built or removed an index goes before the next one is built.
 
 Covers: locks, ages, removal.      Does not: know what an index holds (tfos.serving.index_files).
 Threads: any; any number of processes.
@@ -13,34 +14,58 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 import uuid
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tfos.serving.cache_directory import builder_lock
+from tfos.serving.file_lock import is_at, try_lock, unlock
+
 KEPT_UNUSED = 2
 """Of the indexes that nobody has open."""
+HOLD_TIMEOUT_S = 1.0
+"""For which the lock of a process that asks whether an index is in use, or renames it, is waited
+for: it has it for less than a millisecond, unless it is stopped."""
+_LOOK_S = 0.01
 
 
-def hold(owner: object, manifest: Path) -> None:
+def hold(owner: object, manifest: Path) -> weakref.finalize[..., object]:
     """Mark an index as in use until `owner` is gone.
 
     Args:
         owner: object of this process that has it open.
         manifest: of the index.
 
+    Returns:
+        Ends it earlier when it is called.
+
     Raises:
         FileNotFoundError: there is none, or it is being removed.
     """
     descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
-    weakref.finalize(owner, os.close, descriptor)
+    release = weakref.finalize(owner, os.close, descriptor)
+    deadline_s = time.monotonic() + HOLD_TIMEOUT_S
+    while not _is_shared(descriptor):
+        if time.monotonic() > deadline_s:
+            release()
+            raise FileNotFoundError(f"{manifest} is being removed")
+        time.sleep(_LOOK_S)
+    if not is_at(descriptor, manifest):
+        release()
+        raise FileNotFoundError(f"{manifest} was removed")
+    with suppress(OSError):  # a cache that is only read keeps its ages
+        os.utime(descriptor)
+    return release
+
+
+def _is_shared(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FileNotFoundError(f"{manifest} is being removed") from None
-    with suppress(OSError):  # a cache that is only read keeps its ages
-        os.utime(descriptor)
+        return False
+    return True
 
 
 def remove_unused(directory: Path, pattern: str, manifest_name: str) -> None:
@@ -51,40 +76,81 @@ def remove_unused(directory: Path, pattern: str, manifest_name: str) -> None:
         pattern: of the indexes' names.
         manifest_name: of each one's manifest.
     """
-    for left in directory.glob(f".{pattern}.gone"):
-        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed meanwhile
+    remove_leftovers(directory, pattern)
     unused = [
-        (manifest.stat().st_mtime_ns, manifest)
+        (opened_ns, manifest)
         for manifest in directory.glob(f"{pattern}/{manifest_name}")
-        if not _is_in_use(manifest)
+        if (opened_ns := _unused_since(manifest)) is not None
     ]
     for _, manifest in sorted(unused)[: max(0, len(unused) - KEPT_UNUSED)]:
-        _remove(manifest)
+        remove_if_unused(manifest)
 
 
-def _is_in_use(manifest: Path) -> bool:
-    return not _alone(manifest, lambda: None)
+def remove_leftovers(directory: Path, pattern: str) -> None:
+    """Remove what processes left that were killed while they built or removed an index.
+
+    Args:
+        directory: of the cache.
+        pattern: of the indexes' names.
+    """
+    for gone in directory.glob(f".{pattern}.gone"):
+        shutil.rmtree(gone, ignore_errors=True)
+    hidden = [*directory.glob(f".{pattern}.lock"), *directory.glob(f".{pattern}.building")]
+    for name in {each.name.split(".")[1] for each in hidden}:
+        with suppress(OSError):  # not this process's to remove
+            _remove_of_builder(directory, name)
 
 
-def _remove(manifest: Path) -> None:
-    index = manifest.parent
-    gone = index.with_name(f".{index.name}.{uuid.uuid4().hex[:12]}.gone")
-    # By another name first: who opens it meanwhile finds all of it, or nothing.
-    if _alone(manifest, lambda: index.rename(gone)):
+def _remove_of_builder(directory: Path, name: str) -> None:
+    """Remove what is left of an index that nobody builds, and its lock."""
+    lock = builder_lock(directory, name)
+    descriptor = try_lock(lock, creates=True)
+    if descriptor is None:
+        return
+    try:
+        for staged in directory.glob(f".{name}.*.building"):
+            shutil.rmtree(staged, ignore_errors=True)
+        lock.unlink()
+    finally:
+        unlock(descriptor)
+
+
+def remove_if_unused(manifest: Path) -> None:
+    """Remove an index if nobody has it open.
+
+    Args:
+        manifest: of the index.
+    """
+    with suppress(OSError):  # not this process's to remove
+        descriptor = try_lock(manifest)
+        if descriptor is None:
+            return
+        try:
+            gone = move_aside(manifest.parent)
+        finally:
+            unlock(descriptor)
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _alone(manifest: Path, act: Callable[[], object]) -> bool:
-    """Act while nobody has an index open; return False if somebody has, or it is gone."""
-    try:
-        descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        act()
-    except OSError:  # it is in use, or another process removes it
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+def move_aside(index: Path) -> Path:
+    """Rename an index, to be deleted: who opens it meanwhile finds all of it, or nothing.
+
+    Args:
+        index: its directory.
+
+    Returns:
+        Its new name, which `remove_leftovers` removes if this process is killed.
+    """
+    return index.rename(index.with_name(f".{index.name}.{uuid.uuid4().hex[:12]}.gone"))
+
+
+def _unused_since(manifest: Path) -> int | None:
+    """Return when an index was opened last, in nanoseconds; None: it is in use, or gone."""
+    with suppress(OSError):
+        descriptor = try_lock(manifest)
+        if descriptor is not None:
+            try:
+                return os.fstat(descriptor).st_mtime_ns
+            finally:
+                unlock(descriptor)
+    return None

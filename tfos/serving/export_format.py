@@ -223,6 +223,9 @@ def _check_table(table: ExportedTable, path: str, *, is_delta: bool) -> None:
             raise ExportError(f"{what} says {count} rows, its files have {total}")
         largest = max((file.nbytes for file in files), default=0)
         if largest > MAX_FILE_BYTES:
-            raise ExportError(f"{what} has a file of {largest} bytes, at most {MAX_FILE_BYTES}")
+            raise ExportError(
+                f"{what} has a file of {largest} bytes, at most {MAX_FILE_BYTES}: a file is in "
+                "memory while it is read; export again with this version, which writes smaller ones"
+            )
     if table.removed and not is_delta:
         raise ExportError(f"{what} removes ids, but the export names no base")

@@ -20,7 +20,7 @@ from feeding.errors import FeedError
 from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
 from ps.sorted_rows.merge import merged
-from ps.sorted_rows.order import SortedBatch, first_out_of_order, hashed
+from ps.sorted_rows.order import SortedBatch, batch_rows, first_out_of_order, hashed
 from tfos.errors import ExportError, SettingsError
 from tfos.serving.export_format import (
     EXPORT_MANIFEST,
@@ -33,7 +33,6 @@ from tfos.serving.export_format import (
 )
 
 Array = np.ndarray[Any, Any]
-_BATCH_ROWS = 1 << 16
 
 
 class ExportFiles:
@@ -135,15 +134,31 @@ class ExportFiles:
                 size = opened.size_bytes
                 data = opened.read_range(0, size) if size == file.nbytes else b""
         except FileNotFoundError:
+            self._refuse_changed()
             raise ExportError(f"{path} is missing; the manifest names it") from None
         if size != file.nbytes:
+            self._refuse_changed()
             raise ExportError(f"{path} has {size} bytes, the manifest says {file.nbytes}")
         found = hashlib.sha256(data).hexdigest()
         if found != file.sha256:
+            self._refuse_changed()
             raise ExportError(
                 f"{path} is damaged: its SHA-256 is {found}, the manifest says {file.sha256}"
             )
         return data
+
+    def _refuse_changed(self) -> None:
+        """Raise if the export is another one, or gone, since its manifest was read."""
+        try:
+            if ExportFiles(self.path).manifest.digest == self.manifest.digest:
+                return
+            found = "another export is there"
+        except ExportError as error:
+            found = str(error)
+        raise ExportError(
+            f"{self.path} has changed since its {EXPORT_MANIFEST} was read: {found}; call again "
+            "with an export that stays (a served model: refresh() with it)"
+        ) from None
 
 
 def _decoded(data: bytes, table: ExportedTable, path: str) -> Iterator[SortedBatch]:
@@ -153,7 +168,7 @@ def _decoded(data: bytes, table: ExportedTable, path: str) -> Iterator[SortedBat
         names = parquet.schema_arrow.names
         if names not in (["id"], ["id", "row"]):
             raise ExportError(f"{path} has the columns {names}, expected id and row")
-        for batch in parquet.iter_batches(_BATCH_ROWS, use_threads=False):
+        for batch in parquet.iter_batches(batch_rows(table.row_nbytes), use_threads=False):
             if batch.num_rows:
                 yield _as_sorted(batch, table, path)
     except pa.ArrowException as error:

@@ -27,7 +27,7 @@ from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import staging_name
-from ps.sorted_rows.order import SortedBatch
+from ps.sorted_rows.order import SortedBatch, batch_rows
 from tfos.errors import ExportError, SettingsError
 from tfos.files.transfer import file_pieces, replace_directory
 from tfos.serving.export_format import (
@@ -41,8 +41,7 @@ from tfos.serving.export_format import (
 from tfos.serving.export_reader import ExportFiles
 
 FILE_BYTES = 128 << 20
-"""Rows of one file, about."""
-_GROUP_ROWS = 1 << 16
+"""A file ends with the row group, of a batch's bytes at most, that makes it so large."""
 
 
 class ExportWriter:
@@ -93,8 +92,10 @@ class ExportWriter:
             OSError: the file system failed.
         """
         directory = self._staged.child(f"tables/{table.directory}")
-        rows = _FileSequence(self._fs, directory, "part", row_schema(table))
-        gone = _FileSequence(self._fs, directory, "gone", GONE_SCHEMA)
+        rows = _FileSequence(
+            self._fs, directory, "part", row_schema(table), batch_rows(table.row_nbytes)
+        )
+        gone = _FileSequence(self._fs, directory, "gone", GONE_SCHEMA, batch_rows(8))
         with rows, gone:
             for batch in batches:
                 kept = batch.only(~batch.removed)
@@ -240,13 +241,19 @@ class _HashedFile:
         self.digest = hashlib.sha256()
         self.nbytes = 0
         self.closed = False
+        self._is_abandoned = False
 
     def write(self, data: Any) -> int:
         piece = memoryview(data)
         self.digest.update(piece)
         self.nbytes += piece.nbytes
-        self._file.write(piece)
+        if not self._is_abandoned:
+            self._file.write(piece)
         return piece.nbytes
+
+    def abandon(self) -> None:
+        """Write nothing more: the file will not appear."""
+        self._is_abandoned = True
 
     def flush(self) -> None:
         """Nothing is kept here."""
@@ -261,11 +268,14 @@ class _HashedFile:
 class _FileSequence:
     """Parquet files of one schema, each of about FILE_BYTES; none if there are no rows."""
 
-    def __init__(self, fs: FileSystem, directory: Location, stem: str, schema: pa.Schema) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: Location, stem: str, schema: pa.Schema, group_rows: int
+    ) -> None:
         self._fs = fs
         self._directory = directory
         self._stem = stem
         self._schema = schema
+        self._group_rows = group_rows
         self._waiting: list[pa.Table] = []
         self._num_waiting = 0
         self._open: tuple[ExitStack, _HashedFile, pq.ParquetWriter] | None = None
@@ -277,11 +287,16 @@ class _FileSequence:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
-        if kind is None:
-            self._write_waiting()
+        if kind is not None:
+            self._abandon(kind, *details)
+            return
+        try:
+            if self._num_waiting:
+                self._write_group(pa.concat_tables(self._waiting))
             self._end_file()
-        elif self._open is not None:
-            self._open[0].__exit__(kind, *details)  # the file does not appear
+        except BaseException as error:
+            self._abandon(type(error), error, error.__traceback__)
+            raise
 
     def add(self, columns: list[pa.Array]) -> None:
         """Take rows, as the schema's columns."""
@@ -289,19 +304,19 @@ class _FileSequence:
         self._waiting.append(table)
         self._num_waiting += table.num_rows
         self.num_rows += table.num_rows
-        if self._num_waiting >= _GROUP_ROWS:
-            self._write_waiting()
-
-    def _write_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        count, self._num_waiting = self._num_waiting, 0
-        if not count:
+        if self._num_waiting < self._group_rows:
             return
-        table = pa.concat_tables(waiting)
+        table = pa.concat_tables(self._waiting)
+        while table.num_rows >= self._group_rows:
+            self._write_group(table.slice(0, self._group_rows))
+            table = table.slice(self._group_rows)
+        self._waiting, self._num_waiting = [table], table.num_rows
+
+    def _write_group(self, table: pa.Table) -> None:
         if self._open is None:
             self._open = self._begin_file()
-        self._open[2].write_table(table, row_group_size=_GROUP_ROWS)
-        self._in_file += count
+        self._open[2].write_table(table, row_group_size=self._group_rows)
+        self._in_file += table.num_rows
         if self._open[1].nbytes >= FILE_BYTES:
             self._end_file()
 
@@ -319,9 +334,19 @@ class _FileSequence:
         if self._open is None:
             return
         stack, file, writer = self._open
+        writer.close()
         self._open = None
-        with stack:
-            writer.close()
+        stack.close()
         name = f"{self._stem}-{len(self.files):05d}.parquet"
         self.files.append(ExportedFile(name, self._in_file, file.nbytes, file.digest.hexdigest()))
         self._in_file = 0
+
+    def _abandon(self, *error: Any) -> None:
+        """Close the open file so that it does not appear."""
+        if self._open is None:
+            return
+        stack, file, writer = self._open
+        self._open = None
+        file.abandon()
+        writer.close()  # else it closes itself when it is collected, and writes to a closed file
+        stack.__exit__(*error)

@@ -24,13 +24,21 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ps.sorted_rows.order import MAX_SORTED_ROWS, Directory, SortedBatch, directory_bits, hashed
+from ps.sorted_rows.order import (
+    MAX_SORTED_ROWS,
+    Directory,
+    SortedBatch,
+    batch_rows,
+    directory_bits,
+    hashed,
+)
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import ExportError
@@ -47,7 +55,6 @@ Array = np.ndarray[Any, Any]
 
 INDEX_MANIFEST = "index.json"
 INDEX_FORMAT = 1
-_BATCH_ROWS = 1 << 16
 _DIGEST_BYTES = 8 << 20
 _COLUMNS = ("ids", "rows", "removed", "starts")
 
@@ -111,8 +118,9 @@ class MappedTable:
     def batches(self) -> Iterator[SortedBatch]:
         """Yield all entries in order."""
         whole = SortedBatch(self.ids, self.rows, self.removed)
-        for start in range(0, self.num_rows, _BATCH_ROWS):
-            yield whole.part(start, min(start + _BATCH_ROWS, self.num_rows))
+        count = batch_rows(self.table.row_nbytes)
+        for start in range(0, self.num_rows, count):
+            yield whole.part(start, min(start + count, self.num_rows))
 
 
 class MappedIndex:
@@ -130,7 +138,8 @@ class MappedIndex:
     def __init__(self, directory: Path, key: str, *, verify: bool) -> None:
         self.directory = directory
         path = directory / INDEX_MANIFEST
-        cache_use.hold(self, path)
+        self.release = cache_use.hold(self, path)
+        """Ends the mark that it is in use, before this object is gone."""
         self.manifest = decode_with_digest(path.read_bytes(), str(path), IndexManifest)
         found = (self.manifest.format, self.manifest.byte_order, self.manifest.key)
         expected = (INDEX_FORMAT, sys.byteorder, key)
@@ -205,6 +214,30 @@ class IndexCache:
         found = self._existing(target, key)
         if found is not None:
             return found
+        try:
+            built = self._build_once(target, key, state, sources)
+        except OSError as error:
+            if not cache_directory.is_full(error):
+                raise
+            nbytes = _expected_nbytes(sources)
+            raise cache_directory.no_room(self.directory, nbytes) from error
+        cache_use.remove_unused(self.directory, "index-*", INDEX_MANIFEST)
+        return built
+
+    def remove(self, index: MappedIndex) -> None:
+        """Remove an index's files if no other object has it open; who has mapped it keeps it.
+
+        Args:
+            index: that its owner opens no more.
+        """
+        index.release()
+        cache_use.remove_if_unused(index.directory / INDEX_MANIFEST)
+
+    def _build_once(
+        self, target: Path, key: str, state: str, sources: list[TableSource]
+    ) -> MappedIndex:
+        """Build an index, or wait for the process that does."""
+        cache_use.remove_leftovers(self.directory, "index-*")  # before room is asked for
         wait = f"another process builds the index {target}; waiting for it"
         with cache_directory.only_builder(
             self.directory, target.name, lambda: self._console.line(wait)
@@ -212,16 +245,7 @@ class IndexCache:
             found = self._existing(target, key)  # by who had the lock before
             if found is not None:
                 return found
-            for stale in self.directory.glob(f".{target.name}.*.building"):
-                shutil.rmtree(stale, ignore_errors=True)  # of a builder that was killed
-            self._build(target, key, state, sources)
-            built = MappedIndex(target, key, verify=False)
-        cache_use.remove_unused(self.directory, "index-*", INDEX_MANIFEST)
-        return built
-
-    def remove(self, index: MappedIndex) -> None:
-        """Remove an index's files; who has mapped them keeps them."""
-        shutil.rmtree(index.directory, ignore_errors=True)
+            return self._build(target, key, state, sources)
 
     def _existing(self, target: Path, key: str) -> MappedIndex | None:
         try:
@@ -232,8 +256,8 @@ class IndexCache:
             self._console.warn(f"the index is built again: {error}")
             return None
 
-    def _build(self, target: Path, key: str, state: str, sources: list[TableSource]) -> None:
-        nbytes = sum(_expected_nbytes(source) for source in sources)
+    def _build(self, target: Path, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
+        nbytes = _expected_nbytes(sources)
         cache_directory.check_room(self.directory, nbytes)
         num_rows = sum(source.num_rows for source in sources)
         self._console.line(f"index of {num_rows:,} rows, {nbytes / 1e6:,.1f} MB, in {target}")
@@ -250,16 +274,23 @@ class IndexCache:
                 records.append(builder.record())
             manifest = IndexManifest(key=key, state=state, tables=tuple(records))
             (staged / INDEX_MANIFEST).write_bytes(encode_with_digest(manifest))
-            shutil.rmtree(target, ignore_errors=True)  # a damaged one
-            staged.rename(target)
-        except OSError as error:
-            if not cache_directory.is_full(error):
-                raise
-            shutil.rmtree(staged, ignore_errors=True)  # before its size is asked for
-            raise cache_directory.no_room(self.directory, nbytes) from error
+            # Before it has its name, from which on other processes look for what nobody needs.
+            release = cache_use.hold(self, staged / INDEX_MANIFEST)
+            try:
+                _put(staged, target)
+                return MappedIndex(target, key, verify=False)
+            finally:
+                release()
         finally:
             self._console.end_progress()
             shutil.rmtree(staged, ignore_errors=True)
+
+
+def _put(staged: Path, target: Path) -> None:
+    """Give an index its name; a damaged one that is there goes, and who has it mapped keeps it."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(cache_use.move_aside(target), ignore_errors=True)
+    staged.rename(target)
 
 
 class _TableBuilder:
@@ -272,7 +303,11 @@ class _TableBuilder:
                 f"{MAX_SORTED_ROWS} at most; divide the table"
             )
         self._source = source
-        self._files = [(directory / f"{number}.{column}").open("xb") for column in _COLUMNS]
+        self._opened = ExitStack()  # closes each file, also if the disk is full for one of them
+        self._files = [
+            self._opened.enter_context((directory / f"{number}.{column}").open("xb"))
+            for column in _COLUMNS
+        ]
         self._digests = [hashlib.sha256() for _ in _COLUMNS]
         self._directory = Directory(source.num_rows)
         self._num_rows = 0
@@ -282,8 +317,7 @@ class _TableBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            file.close()
+        self._opened.close()
 
     def write(self) -> Iterator[int]:
         """Write all rows; yields how many are written."""
@@ -322,9 +356,12 @@ class _TableBuilder:
                 digest.update(data)
 
 
-def _expected_nbytes(source: TableSource) -> int:
-    directory = 4 * ((1 << directory_bits(source.num_rows)) + 1)
-    return source.num_rows * (9 + source.table.row_nbytes) + directory
+def _expected_nbytes(sources: list[TableSource]) -> int:
+    return sum(
+        source.num_rows * (9 + source.table.row_nbytes)
+        + 4 * ((1 << directory_bits(source.num_rows)) + 1)
+        for source in sources
+    )
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:

@@ -192,7 +192,7 @@ class ServedModel:
         """
         with self._refreshing:
             files = ExportFiles(os.fspath(path))
-            if files.manifest.state == self.state:
+            if self._is_here(files.manifest):
                 return
             index = self._refreshed(files)
             is_newer = files.manifest.model is not None
@@ -209,6 +209,14 @@ class ServedModel:
                         self._files, self._model = files, model
             if before.overlay is not None and before.overlay is not index.overlay:
                 self._cache.remove(before.overlay)
+
+    def _is_here(self, manifest: ExportManifest) -> bool:
+        """Return whether an export brings nothing.
+
+        A whole one of the state that is served may bring a model, and deltas of it may follow.
+        """
+        is_loaded = index_key(manifest.digest) == self._loaded.key
+        return manifest.state == self.state and (manifest.base is not None or is_loaded)
 
     def _refreshed(self, files: ExportFiles) -> RowIndex:
         """Return the rows with a newer export."""

@@ -13,8 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.sorted_rows import search
+from ps.sorted_rows import sorter as sorters
 from ps.sorted_rows.merge import changes, merged, present
-from ps.sorted_rows.order import Directory, SortedBatch, first_out_of_order, hashed, joined
+from ps.sorted_rows.order import (
+    BATCH_BYTES,
+    Directory,
+    SortedBatch,
+    first_out_of_order,
+    hashed,
+    joined,
+)
 from ps.sorted_rows.sorter import RowSorter
 from ps.tables.hash_index import mix
 
@@ -99,6 +107,40 @@ def test_of_an_id_that_comes_twice_one_entry_counts(tmp_path, memory_bytes, is_n
         for one, value in entries[::-1] if is_newest_first else entries:
             expected[one] = value if value % 5 else None
         assert state_of(sorter.batches()) == expected
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_of_wide_rows_is_bounded_by_bytes(tmp_path):
+    dim = 65_536
+    with RowSorter(dim, "float32", tmp_path, is_newest_first=True) as sorter:
+        for one in range(100):
+            sorter.add(np.array([one]), np.full((1, dim), one, np.float32))
+        batches = list(sorter.batches())
+    assert max(batch.rows.nbytes for batch in batches) <= BATCH_BYTES
+    assert state_of(iter(batches)).keys() == set(range(100))
+
+
+def test_a_part_that_does_not_fit_into_memory_is_divided_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sorters, "BATCH_BYTES", 0)
+    sizes: list[int] = []
+    real = RowSorter._sorted
+
+    def noted(sorter: RowSorter, records: Any) -> Iterator[SortedBatch]:
+        sizes.append(records.nbytes)
+        return real(sorter, records)
+
+    monkeypatch.setattr(RowSorter, "_sorted", noted)
+    hashes = np.arange(5000, dtype=np.uint64) << np.uint64(20)  # the first two bytes are equal
+    ids = np.random.default_rng(0).permutation(unhashed(hashes))
+    memory_bytes = 10_000
+    with RowSorter(
+        DIM, "float32", tmp_path, is_newest_first=False, memory_bytes=memory_bytes
+    ) as sorter:
+        for value in (1.0, 2.0):
+            for part in np.split(ids, 100):
+                sorter.add(part, np.full((part.size, DIM), value, np.float32))
+        assert state_of(sorter.batches()) == dict.fromkeys(ids.tolist(), 2.0)
+    assert max(sizes) <= memory_bytes
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,10 +17,10 @@ import pytest
 
 from ps.manifest.rule_spec import Add
 from ps.manifest.table_spec import TableSpec
-from ps.sorted_rows.order import SortedBatch, hashed
+from ps.sorted_rows.order import BATCH_BYTES, SortedBatch, hashed
 from tests.support.exports import USER, write_export
 from tfos.errors import ExportError, SettingsError
-from tfos.serving import read_rows
+from tfos.serving import export_writer, read_rows
 from tfos.serving.export_format import decode_export, encode_with_digest, exported_table
 from tfos.serving.export_reader import ExportFiles
 from tfos.serving.export_writer import ExportWriter
@@ -69,7 +74,7 @@ def test_any_name_of_a_table_is_a_safe_directory(tmp_path, name):
 
 def test_large_tables_have_several_files_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr("tfos.serving.export_writer.FILE_BYTES", 1)
-    monkeypatch.setattr("tfos.serving.export_writer._GROUP_ROWS", 100)
+    monkeypatch.setattr("ps.sorted_rows.order.BATCH_BYTES", 1600)
     ids = np.arange(1000)
     ids = ids[np.argsort(hashed(ids))]
     rows = np.repeat(ids[:, None], 4, 1).astype(np.float32)
@@ -80,6 +85,40 @@ def test_large_tables_have_several_files_in_order(tmp_path, monkeypatch):
         writer.commit(state="s", source="a test")
     assert [file.num_rows for file in table.files] == [100] * 10
     assert read_all(tmp_path / "e") == {one: [float(one)] * 4 for one in range(1000)}
+
+
+def test_files_of_wide_rows_are_bounded_by_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfos.serving.export_writer.FILE_BYTES", 1 << 20)
+    spec = TableSpec(name="user", dim=65_536, rule=Add())
+    ids = np.arange(100)
+    ids = ids[np.argsort(hashed(ids))]
+    rows = np.repeat(ids[:, None], spec.dim, 1).astype(np.float32)
+    with ExportWriter(str(tmp_path / "e")) as writer:
+        whole = SortedBatch(ids, rows, np.zeros(100, np.bool_))
+        table = writer.add_table(exported_table(spec), [whole])
+        writer.commit(state="s", source="a test")
+    assert [file.num_rows for file in table.files] == [64, 36]
+    for file in (tmp_path / "e" / "tables" / "user").iterdir():
+        assert pq.ParquetFile(file).metadata.num_row_groups == 1
+    found = [*read_rows(str(tmp_path / "e"), "user")]
+    assert [each.size for each, _ in found] == [64, 36]
+    assert all((part == each[:, None]).all() for each, part in found)
+
+
+def test_a_batch_of_removed_ids_is_bounded_by_the_bytes_of_their_rows(tmp_path):
+    spec = TableSpec(name="user", dim=65_536, rule=Add())
+    write_export(tmp_path / "d", dict.fromkeys(range(100)), base="first", spec=spec)
+    files = ExportFiles(str(tmp_path / "d"))
+    batches = [*files.rows(files.manifest.table("user"))]
+    assert max(batch.rows.nbytes for batch in batches) <= BATCH_BYTES
+    assert sum(batch.ids.size for batch in batches) == 100
+
+
+def test_a_file_that_is_too_large_is_refused_with_the_next_step(tmp_path, monkeypatch):
+    write_export(tmp_path / "e", {1: 1.0})
+    monkeypatch.setattr("tfos.serving.export_format.MAX_FILE_BYTES", 10)
+    with pytest.raises(ExportError, match=r"a file of \d+ bytes, at most 10: .* export again"):
+        read_all(tmp_path / "e")
 
 
 def test_an_export_replaces_an_export(tmp_path):
@@ -95,6 +134,43 @@ def test_an_export_that_fails_leaves_the_old_one(tmp_path):
         write_export(tmp_path / "e", {2: float("nan")})
     assert read_all(tmp_path / "e") == {1: [1.0] * 4}
     assert [each.name for each in tmp_path.iterdir()] == ["e"]
+
+
+@pytest.mark.parametrize("failure", ["a row", "the last rows", "the footer"])
+def test_an_export_that_fails_within_a_file_leaves_nothing_open(tmp_path, monkeypatch, failure):
+    """Else the file is closed while nobody looks, which writes to it once more and fails aloud."""
+    monkeypatch.setattr("ps.sorted_rows.order.BATCH_BYTES", 32)  # two rows are a group
+    ids = np.arange(3)
+    ids = ids[np.argsort(hashed(ids))]
+    rows = np.repeat(ids[:, None], 4, 1).astype(np.float32)
+    files: list[export_writer._HashedFile] = []
+    real = export_writer._HashedFile.write
+    is_full = False
+
+    def write(file: export_writer._HashedFile, data: Any) -> int:
+        if file not in files:
+            files.append(file)
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data)
+
+    def batches() -> Iterator[SortedBatch]:
+        nonlocal is_full
+        yield SortedBatch(ids[:2], rows[:2], np.zeros(2, np.bool_))
+        is_full = failure != "a row"
+        if failure != "the footer":
+            last = np.full((1, 4), np.nan if failure == "a row" else 1, np.float32)
+            yield SortedBatch(ids[2:], last, np.zeros(1, np.bool_))
+
+    monkeypatch.setattr(export_writer._HashedFile, "write", write)
+    with (
+        pytest.raises((ExportError, OSError), match=r"id \d of table|No space left"),
+        ExportWriter(str(tmp_path / "e")) as writer,
+    ):
+        writer.add_table(exported_table(USER), batches())
+    gc.collect()
+    assert [file._file.closed for file in files] == [True]
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("content", ["thesis.txt", "tables", "model.keras"])
@@ -143,6 +219,22 @@ def test_a_damaged_file_is_named(tmp_path):
     file.unlink()
     with pytest.raises(ExportError, match=r"part-00000\.parquet is missing"):
         read_all(tmp_path / "e")
+
+
+def test_an_export_that_is_replaced_while_it_is_read_is_not_called_damaged(tmp_path):
+    write_export(tmp_path / "e", {1: 1.0, 2: 2.0})
+    files = ExportFiles(str(tmp_path / "e"))
+    batches = files.rows(files.manifest.table("user"))
+    write_export(tmp_path / "e", {1: 5.0, 2: 6.0}, state="second")
+    with pytest.raises(
+        ExportError, match=r"/e has changed .*: another export is there; call again"
+    ):
+        next(batches)
+    shutil.rmtree(tmp_path / "e")
+    with pytest.raises(
+        ExportError, match=r"/e has changed .*: .* holds no complete export.*; call again"
+    ):
+        next(files.rows(files.manifest.table("user")))
 
 
 def test_a_manifest_that_lies_is_refused(tmp_path):

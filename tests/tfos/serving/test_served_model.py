@@ -27,7 +27,7 @@ from tests.support.exports import values, write_export
 from tests.tfos.serving.test_export import flip
 from tfos.console.console import Console
 from tfos.errors import ExportError, SettingsError
-from tfos.serving import cache_directory, index_files, load, served_model
+from tfos.serving import cache_directory, cache_use, index_files, load, served_model
 from tfos.serving.served_model import ServedModel
 
 ROWS = {one: float(one) for one in range(1, 101)}
@@ -122,7 +122,8 @@ def test_indexes_that_nobody_has_open_make_room_for_new_ones(tmp_path, cache):
     assert values(serve(tmp_path / "2", cache).lookup("user", [1])) == [2.0]  # built again
 
 
-def test_an_index_that_is_being_removed_is_built_again(tmp_path, cache):
+def test_an_index_that_is_being_removed_is_built_again(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(cache_use, "HOLD_TIMEOUT_S", 0.0)
     write_export(tmp_path / "e", ROWS)
     manifest = serve(tmp_path / "e", cache).index_dirs[0] / index_files.INDEX_MANIFEST
     key = manifest.parent.name.removeprefix("index-")
@@ -191,11 +192,11 @@ def test_two_that_build_at_once_build_once(tmp_path, cache, monkeypatch):
     real, has_begun, go_on = index_files.IndexCache._build, threading.Event(), threading.Event()
     builds: list[object] = []
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any) -> index_files.MappedIndex:
         builds.append(arguments)
         has_begun.set()
         assert go_on.wait(30)
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(index_files.IndexCache, "_build", slow)
     waiting = threading.Event()
@@ -225,7 +226,6 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path, cache):
     write_export(tmp_path / "e", {1: 1.0})
     for index in load(tmp_path / "e", cache, progress=False).index_dirs:
         shutil.rmtree(index)
-        (cache / f".{index.name}.lock").unlink()
         (cache / f".{index.name}.lock").mkdir()  # for root, whom no mode keeps out
     with pytest.raises(SettingsError, match=r"index-.* cannot be built there: .*cache_dir"):
         load(tmp_path / "e", cache, progress=False)
@@ -298,6 +298,34 @@ def test_a_whole_export_replaces_everything(tmp_path, served):
     write_export(tmp_path / "new", {1: 5.0}, state="new")
     served.refresh(tmp_path / "new")
     assert values(served.lookup("user", [1, 2])) == [5.0, 0.0]
+
+
+def test_a_whole_export_of_the_state_that_is_served_begins_its_deltas(tmp_path, served):
+    """A step's whole export and a delta up to that step have the same state."""
+    write_export(tmp_path / "d1", {1: 11.0}, state="second", base="first")
+    write_export(tmp_path / "whole", {**ROWS, 1: 11.0}, state="second")
+    served.refresh(tmp_path / "d1")
+    served.refresh(tmp_path / "whole")
+    assert len(served.index_dirs) == 1
+    for number in (3, 4):  # each of the whole export
+        delta = tmp_path / f"d{number}"
+        write_export(delta, {number: 0.5}, state=f"s{number}", base="second")
+        served.refresh(delta)
+    assert values(served.lookup("user", [1, 2, 3, 4])) == [11.0, 2.0, 3.0, 0.5]
+
+
+def test_a_model_beside_the_state_that_is_served_is_taken(tmp_path, cache, monkeypatch):
+    (tmp_path / "file").write_bytes(b"weights")
+    write_export(tmp_path / "d1", {1: 11.0}, state="second", base="first")
+    whole = {**ROWS, 1: 11.0}
+    write_export(tmp_path / "whole", whole, state="second", model=tmp_path / "file")
+    write_export(tmp_path / "e", ROWS)
+    served, model = serve(tmp_path / "e", cache), FakeModel()
+    keras_export = types.SimpleNamespace(load_model=lambda path, **_: model)
+    monkeypatch.setitem(sys.modules, "tfos.keras.export", keras_export)
+    served.refresh(tmp_path / "d1")
+    served.refresh(tmp_path / "whole")
+    assert served.model is model
 
 
 def test_a_delta_of_another_state_is_refused_with_both(tmp_path, cache, served):

@@ -1,0 +1,263 @@
+"""Serving: processes that share a cache, killed builders, what is removed and when."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.exports import values, write_export
+from tfos.errors import ExportError
+from tfos.serving import cache_directory, index_files
+from tfos.serving.served_model import ServedModel, load
+
+ROWS = {one: float(one) for one in range(1, 101)}
+
+
+def serve(path: Path, cache: Path) -> ServedModel:
+    return load(path, cache, progress=False)
+
+
+def locked(path: Path) -> int | None:
+    """Lock a file as another process would; None: it is in use."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def refuse_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object) -> None:
+        raise AssertionError("built again")
+
+    monkeypatch.setattr(index_files.IndexCache, "_build", build)
+
+
+def hidden(cache: Path) -> list[str]:
+    return [each.name for each in cache.iterdir() if each.name.startswith(".")]
+
+
+def test_what_a_killed_builder_of_another_index_left_is_removed(tmp_path, cache):
+    (cache / ".index-k.abc.building").mkdir()
+    (cache / ".index-k.abc.building" / "0.rows").touch()
+    (cache / ".index-k.lock").touch()
+    (cache / ".index-lockless.abc.building").mkdir()
+    write_export(tmp_path / "e", ROWS)
+    serve(tmp_path / "e", cache)
+    assert hidden(cache) == []  # no lock gathers either
+
+
+def test_what_a_killed_builder_left_makes_room_for_the_next_index(tmp_path, cache, monkeypatch):
+    stale = cache / ".index-k.abc.building"
+    stale.mkdir()
+    real = cache_directory.check_room
+
+    def check_room(directory: Path, nbytes: int) -> None:
+        assert not stale.exists()
+        real(directory, nbytes)
+
+    monkeypatch.setattr(cache_directory, "check_room", check_room)
+    write_export(tmp_path / "e", ROWS)
+    serve(tmp_path / "e", cache)
+
+
+def test_what_another_process_builds_is_left_alone(tmp_path, cache):
+    staged = cache / ".index-k.abc.building"
+    staged.mkdir()
+    builder = locked(cache / ".index-k.lock")
+    assert builder is not None
+    write_export(tmp_path / "e", ROWS)
+    serve(tmp_path / "e", cache)
+    assert sorted(hidden(cache)) == [staged.name, ".index-k.lock"]
+    os.close(builder)
+
+
+def test_a_lock_that_was_removed_before_it_was_taken_is_no_lock(cache, monkeypatch):
+    """Else two would build at once: one with the file that is gone, one with the new one."""
+    lock = cache / ".index-k.lock"
+    real = fcntl.flock
+    removed: list[object] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not removed and operation & fcntl.LOCK_EX:
+            removed.append(lock.unlink())  # by another process, between open and lock
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with cache_directory.only_builder(cache, "index-k", lambda: None):
+        assert removed
+        assert lock.exists()
+        assert locked(lock) is None
+
+
+def test_a_child_that_is_forked_while_an_index_is_built_does_not_keep_its_lock(cache):
+    hold_child, go = os.pipe()
+    with cache_directory.only_builder(cache, "index-k", lambda: None):
+        child = os.fork()
+        if not child:
+            os.close(go)
+            os.read(hold_child, 1)
+            os._exit(0)
+    try:
+        builder = locked(cache / ".index-k.lock")
+        assert builder is not None
+        os.close(builder)
+    finally:
+        os.close(go)
+        os.waitpid(child, 0)
+        os.close(hold_child)
+
+
+def after_closing(path: Path, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act once, as another process would, when a file is closed here."""
+    real = os.close
+    acted: list[bool] = []
+
+    def close(descriptor: int) -> None:
+        is_it = not acted and os.readlink(f"/proc/self/fd/{descriptor}") == str(path)
+        real(descriptor)
+        if is_it:
+            acted.append(True)
+            act()
+
+    monkeypatch.setattr(os, "close", close)
+
+
+def test_an_index_that_another_process_removes_meanwhile_is_no_error(tmp_path, cache, monkeypatch):
+    for number in range(2):
+        write_export(tmp_path / f"{number}", {1: float(number)})
+    index = serve(tmp_path / "0", cache).index_dirs[0]
+    gc.collect()
+    after_closing(index / "index.json", lambda: shutil.rmtree(index), monkeypatch)
+    assert values(serve(tmp_path / "1", cache).lookup("user", [1])) == [1.0]
+    assert not index.exists()
+
+
+def test_an_index_is_in_use_before_it_has_its_name(tmp_path, cache, monkeypatch):
+    """Another process may ask whether it is in use before its builder has opened it."""
+    write_export(tmp_path / "e", ROWS)
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        renamed = real(path, target)
+        assert locked(target / "index.json") is None
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", rename)
+    assert values(serve(tmp_path / "e", cache).lookup("user", [9])) == [9.0]
+
+
+def test_an_index_that_is_only_asked_for_is_not_built_again(tmp_path, cache, monkeypatch):
+    write_export(tmp_path / "e", ROWS)
+    manifest = serve(tmp_path / "e", cache).index_dirs[0] / "index.json"
+    gc.collect()
+    asking = locked(manifest)
+    assert asking is not None
+    monkeypatch.setattr("time.sleep", lambda _: os.close(asking))  # it has its answer
+    refuse_to_build(monkeypatch)
+    assert values(serve(tmp_path / "e", cache).lookup("user", [9])) == [9.0]
+
+
+def test_an_index_that_is_replaced_while_it_is_marked_is_not_opened(tmp_path, cache, monkeypatch):
+    """Else the mark is on files that are gone, and those that are read have none."""
+    write_export(tmp_path / "e", ROWS)
+    index = serve(tmp_path / "e", cache).index_dirs[0]
+    gc.collect()
+    real, aside = fcntl.flock, tmp_path / "aside"
+
+    def flock(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_SH and not aside.exists():
+            index.rename(aside)
+            shutil.copytree(aside, index)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(FileNotFoundError, match="was removed"):
+        index_files.MappedIndex(index, index.name.removeprefix("index-"), verify=False)
+
+
+def test_an_overlay_that_another_process_serves_stays(tmp_path, cache, monkeypatch):
+    write_export(tmp_path / "e", ROWS)
+    write_export(tmp_path / "d1", {1: 11.0}, state="second", base="first")
+    write_export(tmp_path / "d2", {2: 22.0}, state="third", base="second")
+    mine, others = serve(tmp_path / "e", cache), serve(tmp_path / "e", cache)
+    for served in (mine, others):
+        served.refresh(tmp_path / "d1")
+    overlay = mine.index_dirs[1]
+    mine.refresh(tmp_path / "d2")
+    assert overlay.exists()
+    third = serve(tmp_path / "e", cache)
+    with monkeypatch.context() as patched:
+        refuse_to_build(patched)
+        third.refresh(tmp_path / "d1")
+        others.refresh(tmp_path / "d2")
+    third.refresh(tmp_path / "d2")
+    assert not overlay.exists()  # the last one has gone on
+    assert values(third.lookup("user", [1, 2, 3])) == [11.0, 22.0, 3.0]
+
+
+def test_an_index_has_another_name_before_its_files_go(tmp_path, cache, monkeypatch):
+    write_export(tmp_path / "e", ROWS)
+    write_export(tmp_path / "d1", {1: 11.0}, state="second", base="first")
+    write_export(tmp_path / "d2", {2: 22.0}, state="third", base="second")
+    served = serve(tmp_path / "e", cache)
+    served.refresh(tmp_path / "d1")
+    overlay = served.index_dirs[1]
+    (served.index_dirs[0] / "0.ids").write_bytes(b"damaged")
+    real, names = shutil.rmtree, []
+
+    def rmtree(path: Path, **options: Any) -> None:
+        if Path(path).exists():
+            names.append(Path(path).name)
+        real(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    served.refresh(tmp_path / "d2")
+    assert not overlay.exists()
+    serve(tmp_path / "e", cache)
+    assert len(names) == 2
+    assert all(name.endswith(".gone") for name in names)
+
+
+def test_a_full_disk_leaves_no_file_open(tmp_path, cache, monkeypatch):
+    """Else the space of files that are removed is taken as long as the error lives."""
+    write_export(tmp_path / "e", ROWS)
+    real, builders = index_files._TableBuilder.__init__, []
+
+    def begin(builder: Any, directory: Path, number: int, source: Any) -> None:
+        target = directory / f"{number}.ids"
+        opened = Path.open
+
+        def open_full(path: Path, *arguments: Any) -> Any:
+            return opened(Path("/dev/full"), "wb") if path == target else opened(path, *arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "open", open_full)
+            real(builder, directory, number, source)
+        builders.append(builder)
+
+    monkeypatch.setattr(index_files._TableBuilder, "__init__", begin)
+    with pytest.raises(ExportError, match="remove old indexes there"):
+        serve(tmp_path / "e", cache)
+    assert [file.closed for file in builders[0]._files] == [True] * 4
+
+
+def test_a_disk_without_room_for_a_directory_is_a_sentence(tmp_path, cache, monkeypatch):
+    write_export(tmp_path / "e", ROWS)
+
+    def full(*_: Any, **__: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(ExportError, match="remove old indexes there"):
+        serve(tmp_path / "e", cache)
