@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ps.client import client as client_module
 from ps.client.client import PSClient
+from ps.errors import ServerPhaseError
 from ps.manifest.manifest import SGD, Hyper
+from ps.protocol import passed as passed_module
 from tests.support.ps_cluster import (
     Cluster,
     cluster,
@@ -20,6 +25,7 @@ from tests.support.ps_cluster import (
     run_all,
     succeeded,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
 
@@ -90,3 +96,81 @@ def test_a_worker_that_trains_brings_the_values_before_its_push_waits_for_the_la
         push = partial(one.push, GRADS, hyper=HYPER, rows=4)
         clock, ack = succeeded(run_all(come, push))
         assert clock == ack.clock == 2
+
+
+@pytest.mark.fault("F01", "F08")
+def test_a_worker_that_waits_where_the_others_have_been_is_refused_if_the_values_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(passed_module, "MAX_KEPT_ANSWERS", 1)
+    with trained(tmp_path) as (bed, (one, other)):
+        other.close()
+        bed.restart(0, tmp_path)
+        late = bed.client(1, generation=1)
+        board = bed.servers[0]._service._rendezvous
+
+        def follow() -> None:
+            wait_until(board.open_now, "the late worker waits")
+            one.describe()
+
+        found, _ = run_all(partial(late.rendezvous, "build", b"late", timeout_s=MEET_S), follow)
+        assert isinstance(found, ServerPhaseError)
+        assert "'build' was over before worker 1 was started again" in str(found)
+
+
+@pytest.mark.fault("F01", "F08")
+def test_what_a_replaced_attempt_has_passed_is_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with trained(tmp_path) as (bed, (_, old)):
+        server = bed.restart(0, tmp_path)
+        bed.driver().fence(1, 1)
+        old.describe()
+        assert server._service._rendezvous._rendezvous.result("build") is None
+        assert "ps:0 takes no answers of rendezvous that are over" in caplog.text
+
+
+@pytest.mark.fault("F08")
+def test_workers_that_disagree_on_what_they_passed_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with trained(tmp_path) as (bed, (one, other)):
+        other._rendezvous_client._passed._values["build"] = b"xy"
+        server = bed.restart(0, tmp_path)
+        one.describe()
+        other.describe()
+        assert server._service._rendezvous._rendezvous.result("build") == {0: b"0", 1: b"1"}
+        (told,) = [each for each in caplog.messages if "other values" in each]
+        assert told.startswith("worker 1 has passed rendezvous 'build' with other values")
+        assert "resume it from its last checkpoint" in told
+
+
+@pytest.mark.fault("F01")
+def test_who_waits_for_long_says_for_whom_and_so_does_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(client_module, "PROBE_PERIOD_S", 0.2)
+    monkeypatch.setattr(client_module, "TELL_PERIOD_S", 0.3)
+    caplog.set_level(logging.WARNING)
+    with cluster("tcp", num_workers=3) as bed:
+        clients = bed.workers(MANIFEST, filled(MANIFEST))
+
+        def told() -> list[str]:
+            return [each for each in caplog.messages if "rendezvous 'epoch'" in each]
+
+        def come_late() -> None:
+            wait_until(lambda: len(told()) > 1, "worker 0 has said it twice")
+            (each,) = bed.driver().stats()[0].open_rendezvous
+            assert (each.key, each.missing) == ("epoch", (1, 2))
+            assert each.waited_s > 0.3
+            assert str(each).startswith("rendezvous 'epoch' waits for worker 1, 2 since ")
+            for late in clients[1:]:
+                threading.Thread(
+                    target=late.rendezvous, args=("epoch", b""), kwargs={"timeout_s": MEET_S}
+                ).start()
+
+        meet = partial(clients[0].rendezvous, "epoch", b"", timeout_s=MEET_S)
+        found, _ = succeeded(run_all(meet, come_late))
+        assert sorted(found) == [0, 1, 2]
+        assert "for worker 1, 2, and waits" in told()[0]
+        assert not bed.driver().stats()[0].open_rendezvous
