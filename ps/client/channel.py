@@ -21,7 +21,14 @@ from ps.protocol.messages import MAX_OPEN_BYTES
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, Connection, Reply, connect
 from rpc.endpoint import Endpoint
-from rpc.errors import AuthError, ConnectionClosed, IntegrityError, PeerGone, RpcError, TransportError
+from rpc.errors import (
+    AuthError,
+    ConnectionClosed,
+    IntegrityError,
+    PeerGone,
+    RpcError,
+    TransportError,
+)
 from rpc.wire.frame import Limits
 
 _logger = logging.getLogger(__name__)

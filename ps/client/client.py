@@ -131,8 +131,8 @@ class RendezvousClient:
 def _tell_wait(name: str, error: RequestTimeout, waited_s: float, left_s: float) -> None:
     missing = error.details.get("missing")
     _logger.warning(
-        "rendezvous %r: this worker has waited %.0f s for %s, and waits %.0f s longer at most. Look "
-        "at the log of what it waits for; if that never comes, stop the training and resume it "
+        "rendezvous %r: this worker has waited %.0f s for %s, and waits at most %.0f s longer. "
+        "Look at the log of what it waits for; if that never comes, stop the training and resume it "
         "from its last checkpoint",
         name,
         waited_s,

@@ -13,6 +13,7 @@ passed a rendezvous would wait for those that have, and they for it at a later o
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated
 
 import msgspec
@@ -138,8 +139,9 @@ def read_index(data: bytes, values_nbytes: int, num_workers: int) -> tuple[Passe
         raise PSSettingsError(f"no index of passed rendezvous: {error}") from error
     for each in index:
         ranks = each.ranks
-        is_ascending = all(low < high for low, high in zip(ranks, ranks[1:], strict=False))
-        if len(ranks) != len(each.sizes) or not is_ascending or (ranks and ranks[-1] >= num_workers):
+        is_ascending = all(low < high for low, high in itertools.pairwise(ranks))
+        is_known = not ranks or ranks[-1] < num_workers
+        if len(ranks) != len(each.sizes) or not is_ascending or not is_known:
             raise PSSettingsError(
                 f"rendezvous {each.key!r} is brought with the ranks {ranks} and {len(each.sizes)} "
                 f"sizes; ranks ascend, are below {num_workers} and have one size each"

@@ -275,7 +275,9 @@ class RendezvousBoard:
             values: by rank; None: they are kept no more.
             check: as of `rendezvous`.
         """
-        by_rank = values and {WorkerRank(rank): value for rank, value in values.items()}
+        by_rank: dict[WorkerRank, bytes] | None = None
+        if values is not None:
+            by_rank = {WorkerRank(rank): value for rank, value in values.items()}
         with self._changed:
             check()
             if self._rendezvous.bring(key, by_rank):

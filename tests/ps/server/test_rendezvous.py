@@ -6,8 +6,9 @@ import pytest
 
 from ps.errors import PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
+from ps.protocol.messages import MAX_VALUE_BYTES
 from ps.server import rendezvous as module
-from ps.server.rendezvous import MAX_CLOSED_KEYS, MAX_OPEN_KEYS, MAX_VALUE_BYTES, Rendezvous
+from ps.server.rendezvous import MAX_CLOSED_KEYS, MAX_OPEN_KEYS, Rendezvous
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
 

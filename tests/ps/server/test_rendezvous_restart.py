@@ -1,4 +1,4 @@
-"""ps:0 is started again while workers are between rendezvous: nobody waits for what others passed."""
+"""ps:0 is started again between rendezvous: nobody waits for what the others have passed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_worker_that_waits_where_the_others_have_been_is_refused_if_the_values
         board = bed.servers[0]._service._rendezvous
 
         def follow() -> None:
-            wait_until(board.open_now, "the late worker waits")
+            wait_until(lambda: bool(board.open_now()), "the late worker waits")
             one.describe()
 
         found, _ = run_all(partial(late.rendezvous, "build", b"late", timeout_s=MEET_S), follow)
