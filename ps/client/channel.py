@@ -213,14 +213,15 @@ class Channel:
         if self._retired:  # meanwhile, by another thread, which saw the connection before this one
             connection.close()
         self._refuse_retired()
+        self._unreachable_since_s, self.last_failure = None, None
         if self.greet is not None:
             try:
                 self.greet(connection, max(0.01, left_s - (time.monotonic() - now_s)))
             except (TransportError, IntegrityError, ConnectionClosed) as error:
                 self._refuse_retired()
-                self._note_failure(now_s, error)
+                self.last_failure = error  # a cut request: the server could be reached
+                self.was_disconnected()
                 return None
-        self._unreachable_since_s, self.last_failure = None, None
         return connection
 
     def was_disconnected(self) -> None:

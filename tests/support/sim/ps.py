@@ -86,7 +86,7 @@ class Plan:
     clips: bool
     """Whether pushes take the two rounds of a norm over all servers; it never is too large."""
     meets: bool
-    """Whether all workers meet before each step. Not where they leave and join, or bring more
+    """Whether all workers meet twice before each step. Not where they leave and join, or bring more
     pushes than others, or where a loss fails a push of some: they would wait crosswise."""
     refuses: bool
     """Whether some pushes bring an infinite gradient; its worker goes on. Not with restarts and
@@ -309,10 +309,7 @@ class Simulation:
         dice = random.Random(f"work {plan.seed} {worker.rank}")
         for step in range(plan.num_steps + (dice.randint(0, 3) if plan.restarts else 0)):
             if plan.meets and step < plan.num_steps:
-                key = f"step {step}"
-                own = f"{key} of {worker.rank}".encode()
-                worker.met[key] = client.rendezvous(key, own, timeout_s=TIMEOUT_S)
-                self.network.note(f"met at {key}")
+                self._meet(client, worker, step)
             if plan.visits and dice.random() < 0.3:
                 client.leave()
                 client.join()
@@ -336,6 +333,16 @@ class Simulation:
             client.leave()
             client.rendezvous("end", b"", timeout_s=TIMEOUT_S)
         client.finish()
+
+    def _meet(self, client: PSClient, worker: Worker, step: int) -> None:
+        """Meet the others as at the ends of epochs: once away from the barrier, once back in it."""
+        waits = self.plan.consistency != "async"
+        for key in (f"end {step}", f"begin {step}"):
+            if waits:
+                (client.leave if key.startswith("end") else client.join)()
+            own = f"{key} of {worker.rank}".encode()
+            worker.met[key] = client.rendezvous(key, own, timeout_s=TIMEOUT_S)
+            self.network.note(f"met at {key}")
 
     def _exchange(self, client: PSClient, worker: Worker, mine: Any, dice: random.Random) -> None:
         """One step whose push takes rows along, and perhaps brings the next ones."""
