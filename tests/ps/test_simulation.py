@@ -144,7 +144,7 @@ RESTART_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
         BSP,
         "catch_up",
         lambda *_: [],
-        "clocks|two pushes|Timeout|FAILED",
+        "clocks|two pushes|Timeout|FAILED|expected",
     ),
     "a restarted server does not hear where its workers stand": (
         SSP,
