@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ps.protocol.messages import Ack, Description
     from ps.protocol.permissions import ServerPhase
     from ps.server.server import PSServer
-    from ps.stats.server_stats import ServerStats, TableStats, WorkerStats
+    from ps.stats.server_stats import OpenRendezvous, ServerStats, TableStats, WorkerStats
     from ps.tables.routing import RoutedIds
 
 _PART_OF = "tfos"  # tfos/import_check.py looks for this line
@@ -58,6 +58,7 @@ __all__ = [
     "Layout",
     "LinkStats",
     "Manifest",
+    "OpenRendezvous",
     "PSClient",
     "PSError",
     "PSServer",
@@ -94,6 +95,7 @@ _HOMES = {
     "Layout": "ps.manifest.manifest",
     "LinkStats": "ps.client.channel_stats",
     "Manifest": "ps.manifest.manifest",
+    "OpenRendezvous": "ps.stats.server_stats",
     "PSClient": "ps.client.client",
     "PSError": "ps.errors",
     "PSServer": "ps.server.server",

@@ -70,6 +70,8 @@ def lines(server: ServerStats) -> Iterator[str]:
     if server.missing or server.waiting_lookups:
         late = ", ".join(map(str, server.missing)) or "nobody"
         yield f"  waiting for worker {late}; {server.waiting_lookups} lookups wait for a permit"
+    for each in server.open_rendezvous:
+        yield f"  {each}"
     for name, latency in (*server.requests.items(), ("(update kernels)", server.apply)):
         if latency.count:
             yield f"  {name:<16} {latency.count:>10} times, {latency}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -21,7 +21,14 @@ from ps.protocol.messages import MAX_OPEN_BYTES
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, Connection, Reply, connect
 from rpc.endpoint import Endpoint
-from rpc.errors import AuthError, PeerGone, RpcError, TransportError
+from rpc.errors import (
+    AuthError,
+    ConnectionClosed,
+    IntegrityError,
+    PeerGone,
+    RpcError,
+    TransportError,
+)
 from rpc.wire.frame import Limits
 
 _logger = logging.getLogger(__name__)
@@ -131,6 +138,8 @@ class Channel:
         """Why the last attempt to connect has failed, if it has."""
         self.connection: Connection | None = None
         """The last one made; it may have been closed since."""
+        self.greet: Callable[[Connection, float], None] | None = None
+        """Called with each new connection and the seconds that it may take, before any request."""
         self._unreachable_since_s: float | None = None
         self._pause_s = 0.0
         self._next_attempt_s = 0.0
@@ -205,6 +214,14 @@ class Channel:
             connection.close()
         self._refuse_retired()
         self._unreachable_since_s, self.last_failure = None, None
+        if self.greet is not None:
+            try:
+                self.greet(connection, max(0.01, left_s - (time.monotonic() - now_s)))
+            except (TransportError, IntegrityError, ConnectionClosed) as error:
+                self._refuse_retired()
+                self.last_failure = error  # a cut request: the server could be reached
+                self.was_disconnected()
+                return None
         return connection
 
     def was_disconnected(self) -> None:

@@ -1,7 +1,7 @@
 """The client of all servers: pull, push, tables, rendezvous, saves and control.
 
-Covers: the public calls, one at a time; keys of rendezvous that are used again, probing the other
-servers during a long wait.
+Covers: the public calls, one at a time; keys of rendezvous that are used again, what a long wait
+for one says, probing the other servers meanwhile, bringing passed ones to a ps:0 that is new.
 Does not: cut flat buffers (ps.client.dense), reconnect or wait (ps.client.channel,
 ps.client.retry), import numba, keras or tensorflow.
 Runs in: worker processes, and drivers for stats and control.
@@ -12,6 +12,7 @@ no other call waits for it. `close` waits for the calls under way.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -39,15 +40,24 @@ from ps.metadata import AttachedMetadata
 from ps.protocol import messages
 from ps.protocol.descriptions import are_filled, check_serving, different_seeds
 from ps.protocol.messages import MAX_REASON_LENGTH, Ack, Description, Number
+from ps.protocol.passed import PassedRendezvous
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.client.connection import Reply
+from rpc.client.connection import Connection, Reply
 from rpc.endpoint import Endpoint
+from rpc.errors import RemoteError
+
+_logger = logging.getLogger(__name__)
 
 PROBE_PERIOD_S = 15.0
-"""How often a worker that has left probes servers for restarts while a rendezvous waits."""
+"""How often a worker that waits at a rendezvous asks for whom; one that has left probes the servers
+for restarts then."""
 PROBE_TIMEOUT_S = 1.0
 """How long a look may wait for one server."""
+TELL_PERIOD_S = 60.0
+"""How often a worker that waits at a rendezvous logs for whom."""
+BRING_TIMEOUT_S = 30.0
+"""For what a worker keeps of passed rendezvous: far more than ps:0 needs to take it in."""
 
 
 class RendezvousClient:
@@ -60,6 +70,8 @@ class RendezvousClient:
     def __init__(self, servers: ServerGroup) -> None:
         self._servers = servers
         self._uses: dict[str, int] = {}
+        self._passed = PassedRendezvous()
+        servers.links[0].greet = self._bring
 
     def rendezvous(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
         """Bring a value and get those of all live workers. Raises as PSClient.rendezvous.
@@ -70,15 +82,34 @@ class RendezvousClient:
             timeout_s: seconds until RequestTimeout.
         """
         uses = self._uses.get(key, 0)
-        reply = self._wait(f"{key}#{uses}" if uses else key, value, timeout_s)
+        name = f"{key}#{uses}" if uses else key
+        reply = self._wait(name, value, timeout_s)
         self._uses[key] = uses + 1
-        return messages.decode_reply(reply.meta, messages.RendezvousValues).values(reply.payload)
+        answer = messages.decode_reply(reply.meta, messages.RendezvousValues)
+        self._passed.add(name, answer, bytes(reply.payload))
+        return answer.values(reply.payload)
+
+    def _bring(self, connection: Connection, timeout_s: float) -> None:
+        """Bring what this worker has passed: ps:0 may have been started again, with none of it.
+
+        On each connection, as a server may have the same generation before and after. It comes
+        before all other requests, so before a push that waits for a worker that waits for this.
+        """
+        passed = self._passed.request()
+        if passed is None:
+            return
+        meta, payload = messages.encode(passed[0]), passed[1]
+        try:
+            connection.call(meta, payload, timeout_s=min(timeout_s, BRING_TIMEOUT_S))
+        except RemoteError as error:  # the next request is refused for the same reason, if for any
+            _logger.warning("ps:0 takes no answers of rendezvous that are over: %s", error)
 
     def _wait(self, name: str, value: bytes, timeout_s: float) -> Reply:
-        deadline_s = time.monotonic() + timeout_s
+        begun_s = time.monotonic()
+        deadline_s, tell_s = begun_s + timeout_s, begun_s + TELL_PERIOD_S
         while True:
             left_s = deadline_s - time.monotonic()
-            is_last = left_s < 2 * PROBE_PERIOD_S or not self._servers.is_inactive
+            is_last = left_s < 2 * PROBE_PERIOD_S
             call = OutgoingCall(
                 self._servers.links[0],
                 messages.JoinRendezvous(name, 0.0),
@@ -88,10 +119,26 @@ class RendezvousClient:
             try:
                 limit_s = left_s if is_last else PROBE_PERIOD_S
                 return self._servers.send([call], timeout_s=limit_s)[0]
-            except RequestTimeout:
+            except RequestTimeout as error:
                 if is_last:
                     raise
+                if (now_s := time.monotonic()) >= tell_s:
+                    _tell_wait(name, error, now_s - begun_s, deadline_s - now_s)
+                    tell_s = now_s + TELL_PERIOD_S
             self._servers.probe_restarts(timeout_s=PROBE_TIMEOUT_S)
+
+
+def _tell_wait(name: str, error: RequestTimeout, waited_s: float, left_s: float) -> None:
+    missing = error.details.get("missing")
+    _logger.warning(
+        "rendezvous %r: this worker has waited %.0f s for %s, and waits at most %.0f s longer. "
+        "Look at the log of what it waits for; if that never comes, stop the training and resume "
+        "it from its last checkpoint",
+        name,
+        waited_s,
+        f"worker {missing}" if missing else "an answer of ps:0",
+        left_s,
+    )
 
 
 Array = np.ndarray[Any, Any]

@@ -21,6 +21,7 @@ Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), exec
     LoadRows       counts, ids, rows                RowsLoaded
     Join, Leave, Finish                             Ack
     JoinRendezvous the value                        RendezvousValues  the values, as in `ranks`
+    BringAnswers   index, values: ps.protocol.passed Description
     SetMetadata    the value's JSON                 Description
     FetchMetadata                                   Description    all metadata, ps.metadata.encode
     TakeSnapshot                                    SnapshotMade
@@ -59,6 +60,11 @@ from rpc.field_texts import with_field_texts
 
 MAX_KEY_LENGTH = 256
 MAX_OPEN_BYTES = 64 << 20
+MAX_VALUE_BYTES = 1 << 20
+"""Of one worker at a rendezvous: metrics and decisions of one epoch are a few hundred bytes; this
+leaves room without a risk."""
+MAX_INDEX_BYTES = 16 << 20
+MAX_RANK = 1 << 20
 MAX_MANIFEST_BYTES = 16 << 20
 """100,000 parameters with names of 150 characters."""
 MAX_STAGED_BYTES = 1 << 30
@@ -73,7 +79,8 @@ _ON_WIRE = {"generation": "incarnation"}
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCE)]
 Session = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 GenerationNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
-Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
+RendezvousKey = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_LENGTH)]
 Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
 Digest = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -297,8 +304,17 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
 class JoinRendezvous(msgspec.Struct, frozen=True, tag="meet"):
     """Bring the payload under `key` and wait for everybody's."""
 
-    key: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_LENGTH)]
+    key: RendezvousKey
     wait_s: Seconds
+
+
+class BringAnswers(msgspec.Struct, frozen=True, tag="met"):
+    """Bring the answers of rendezvous that this worker has passed; the payload has them.
+
+    The first request of each connection to ps:0, which may be another process than it was.
+    """
+
+    index_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_INDEX_BYTES)]
 
 
 class SetMetadata(msgspec.Struct, frozen=True, tag="set_note"):
@@ -391,6 +407,7 @@ Request = (
     | Leave
     | Finish
     | JoinRendezvous
+    | BringAnswers
     | SetMetadata
     | FetchMetadata
     | TakeSnapshot

@@ -100,6 +100,7 @@ _RULES: dict[type, _Rule] = {
     messages.Leave: _Rule(_WORKERS, _LOADED),
     messages.Finish: _Rule(_WORKERS, _FILLED_OR_EMPTY),
     messages.JoinRendezvous: _Rule(_WORKERS, _FILLING),
+    messages.BringAnswers: _Rule(_WORKERS, _ANY_PHASE),
     messages.SetMetadata: _Rule(_WORKERS_AND_DRIVER, _SERVING),
     messages.FetchMetadata: _Rule(_READERS, _FILLED_OR_EMPTY, is_read=True),
     messages.Compile: _Rule(_WORKERS_AND_DRIVER, _FILLING, chief_only=True),

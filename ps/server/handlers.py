@@ -32,7 +32,8 @@ from ps.manifest.diff import manifest_differences
 from ps.manifest.manifest import Layout, Manifest, WorkerRank
 from ps.manifest.sharding import deal
 from ps.protocol import messages
-from ps.protocol.messages import Ack, RendezvousValues
+from ps.protocol.messages import MAX_VALUE_BYTES, Ack, RendezvousValues
+from ps.protocol.passed import read_index
 from ps.protocol.permissions import (
     ServerPhase,
     changes_state,
@@ -43,7 +44,7 @@ from ps.protocol.permissions import (
 )
 from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
-from ps.server.rendezvous import MAX_VALUE_BYTES, RendezvousBoard
+from ps.server.rendezvous import RendezvousBoard
 from ps.server.request import Attempt, attempt_of, request_id
 from ps.server.save_restore import ShardSaving, restore_into
 from ps.server.shard import ServingShard
@@ -119,6 +120,7 @@ class Service:
             messages.Leave: self._change_membership,
             messages.Finish: self._change_membership,
             messages.JoinRendezvous: self._join_rendezvous,
+            messages.BringAnswers: self._bring_answers,
             messages.SetMetadata: self._set_metadata,
             messages.FetchMetadata: self._fetch_metadata,
             messages.TakeSnapshot: self._take_snapshot,
@@ -173,6 +175,7 @@ class Service:
             clock=0,
             uptime_s=0.0,
             connections=self._open_connections(),
+            open_rendezvous=self._rendezvous.open_now(),
         )
         if shard is not None:
             base = msgspec.structs.replace(
@@ -401,8 +404,7 @@ class Service:
         call.reply(messages.encode(Ack(clock, worker_clock=worker_clock)))
 
     def _join_rendezvous(self, call: Call, request: messages.JoinRendezvous) -> None:
-        if self.settings.rank != 0:
-            raise PSSettingsError(f"rendezvous are held by ps:0, this is ps:{self.settings.rank}")
+        self._check_holds_rendezvous()
         if call.payload_bytes > MAX_VALUE_BYTES:
             raise PSSettingsError(
                 f"a rendezvous value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
@@ -424,6 +426,31 @@ class Service:
             messages.encode(RendezvousValues(tuple(values), sizes)),
             [item for item in values.values() if item],
         )
+
+    def _check_holds_rendezvous(self) -> None:
+        if self.settings.rank != 0:
+            raise PSSettingsError(f"rendezvous are held by ps:0, this is ps:{self.settings.rank}")
+
+    def _bring_answers(self, call: Call, request: messages.BringAnswers) -> None:
+        self._check_holds_rendezvous()
+        if call.payload_bytes < request.index_bytes:
+            raise ShapeError(
+                f"an index of {request.index_bytes} bytes was announced in a payload of "
+                f"{call.payload_bytes}"
+            )
+        attempt = Attempt(WorkerRank(call.peer.rank), call.peer.generation)
+        data = bytearray(request.index_bytes)
+        call.read_into(memoryview(data))
+        for passed in read_index(bytes(data), call.remaining, self.settings.num_workers):
+            values = bytearray(passed.num_bytes)  # of one key at a time
+            call.read_into(memoryview(values))
+            self._rendezvous.bring(
+                passed.key,
+                attempt.worker,
+                passed.values(memoryview(values)),
+                lambda: self.life.hear(attempt),
+            )
+        self._reply_description(call)
 
     def _set_metadata(self, call: Call, request: messages.SetMetadata) -> None:
         if self.settings.rank != 0:

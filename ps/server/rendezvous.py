@@ -1,7 +1,7 @@
 """Rendezvous: each worker brings a value under a key, all get all values when the last has come.
 
-Covers: which workers a key waits for, answers that stay the same on retry, bounded memory; the
-threads that wait.
+Covers: which workers a key waits for, answers that stay the same on retry, also those that a server
+before this one gave, bounded memory; the threads that wait.
 Does not: answer requests (ps.server.handlers).
 Threads: `Rendezvous` is pure; `RendezvousBoard` may be used from any thread, `_changed` guards it.
 
@@ -11,17 +11,20 @@ the values are frozen then. A worker that finished or was lost is not waited for
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from ps.consistency.waits import Waited, wait_until
 from ps.errors import PSSettingsError, RequestTimeout, ServerGone, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
-from ps.protocol.messages import MAX_KEY_LENGTH, MAX_OPEN_BYTES
+from ps.protocol.messages import MAX_KEY_LENGTH, MAX_OPEN_BYTES, MAX_VALUE_BYTES
+from ps.stats.server_stats import OpenRendezvous
 
-MAX_VALUE_BYTES = 1 << 20
-"""Metrics and decisions of one epoch are a few hundred bytes; this leaves room without a risk."""
+_logger = logging.getLogger(__name__)
+
 MAX_OPEN_KEYS = 16
 MAX_CLOSED_KEYS = 1024
 MAX_CLOSED_BYTES = 64 << 20
@@ -54,8 +57,8 @@ class Rendezvous:
             Whether the rendezvous is closed, so that `result` has its values.
 
         Raises:
-            ServerPhaseError: the worker has finished; or it was lost, and a newer attempt of it
-                comes to a key whose answers are kept no more.
+            ServerPhaseError: the worker has finished; or it is a newer attempt that comes to a key
+                whose answers are kept no more.
             PSSettingsError: key or value is too long, or too many rendezvous are open.
         """
         if worker in self._finished:
@@ -65,11 +68,7 @@ class Rendezvous:
         _check(key, value)
         if key in self._closed:
             return True
-        if worker not in self._live and key in self._forgotten:
-            raise ServerPhaseError(
-                f"rendezvous {key!r} was over before worker {worker} was started again, and only "
-                f"the values of the last {MAX_CLOSED_KEYS} are kept; it cannot join this training"
-            )
+        self.refuse_forgotten(key, worker)
         # A newer attempt of a lost worker is live again from the first key that the others have not
         # passed: they would wait for it, and it for them at an older key.
         self._live.add(worker)
@@ -80,6 +79,48 @@ class Rendezvous:
     def result(self, key: str) -> Mapping[WorkerRank, bytes] | None:
         """The values by rank once the rendezvous is closed, else None."""
         return self._closed.get(key)
+
+    def refuse_forgotten(self, key: str, worker: WorkerRank) -> None:
+        """Refuse a worker at a key that the others have passed and whose values are gone.
+
+        Args:
+            key: name of the rendezvous.
+            worker: rank.
+
+        Raises:
+            ServerPhaseError: it would wait for ever.
+        """
+        if key in self._forgotten:
+            raise ServerPhaseError(
+                f"rendezvous {key!r} was over before worker {worker} was started again, and only "
+                f"the values of the last {MAX_CLOSED_KEYS} are kept, fewer if they are large; it "
+                "cannot join this training: start that anew from its last checkpoint"
+            )
+
+    def bring(self, key: str, values: Mapping[WorkerRank, bytes] | None) -> bool:
+        """Take an answer that a server before this one gave to a worker.
+
+        Args:
+            key: name of the rendezvous.
+            values: by rank; None: they are kept no more.
+
+        Returns:
+            Whether it was news: workers may wait at that key.
+        """
+        if key in self._closed or key in self._forgotten:
+            return False
+        self._open.pop(key, None)
+        if values is None:
+            self._forgotten[key] = None
+        else:
+            self._keep(key, values)
+        self._bound_memory()
+        return True
+
+    @property
+    def open_keys(self) -> tuple[str, ...]:
+        """The rendezvous at which workers wait."""
+        return tuple(self._open)
 
     def missing(self, key: str) -> tuple[WorkerRank, ...]:
         """The workers that an open rendezvous waits for."""
@@ -105,9 +146,15 @@ class Rendezvous:
     def _close_complete(self) -> tuple[str, ...]:
         closing = tuple(key for key, values in self._open.items() if self._live <= values.keys())
         for key in closing:
-            values = self._open.pop(key)
-            self._closed[key] = dict(sorted(values.items()))
-            self._closed_bytes += _num_bytes(values)
+            self._keep(key, self._open.pop(key))
+        self._bound_memory()
+        return closing
+
+    def _keep(self, key: str, values: Mapping[WorkerRank, bytes]) -> None:
+        self._closed[key] = dict(sorted(values.items()))
+        self._closed_bytes += _num_bytes(values)
+
+    def _bound_memory(self) -> None:
         while len(self._closed) > 1 and (
             len(self._closed) > MAX_CLOSED_KEYS or self._closed_bytes > MAX_CLOSED_BYTES
         ):
@@ -116,7 +163,6 @@ class Rendezvous:
             self._forgotten[oldest] = None
         while len(self._forgotten) > MAX_FORGOTTEN_KEYS:
             self._forgotten.popitem(last=False)
-        return closing
 
     def _check_room(self, key: str, value: bytes) -> None:
         if key not in self._open and len(self._open) >= MAX_OPEN_KEYS:
@@ -154,6 +200,8 @@ class RendezvousBoard:
     def __init__(self, num_workers: int) -> None:
         self._changed = threading.Condition()
         self._rendezvous = Rendezvous(num_workers)
+        self._opened_s: dict[str, float] = {}
+        """When the first worker came to an open key (monotonic)."""
         self._ended = ""
 
     def rendezvous(
@@ -180,21 +228,26 @@ class RendezvousBoard:
             RequestTimeout: not before `deadline_s` (monotonic); names who is missing. The value
                 stays, so a retry goes on waiting.
             ServerGone: the caller is gone.
-            ServerPhaseError: the worker has finished, or the server is stopping.
+            ServerPhaseError: the worker has finished, or the server is stopping; or others have
+                passed this key, and its values are kept no more.
         """
         values: Mapping[WorkerRank, bytes] | None = None
 
         def is_complete() -> bool:
             nonlocal values
             values = self._rendezvous.result(key)
-            if values is None and self._ended:
-                raise ServerPhaseError(f"rendezvous {key!r} ends: {self._ended}")
+            if values is None:
+                self._rendezvous.refuse_forgotten(key, worker)
+                if self._ended:
+                    raise ServerPhaseError(f"rendezvous {key!r} ends: {self._ended}")
             return values is not None
 
         with self._changed:
             check()
             if self._rendezvous.arrive(key, worker, value):
-                self._changed.notify_all()
+                self._notify()
+            else:
+                self._opened_s.setdefault(key, time.monotonic())
             waited = wait_until(self._changed, is_complete, deadline_s, is_gone)
             if values is not None:
                 return values
@@ -207,11 +260,55 @@ class RendezvousBoard:
                 {"missing": missing},
             )
 
+    def bring(
+        self,
+        key: str,
+        worker: WorkerRank,
+        values: Mapping[int, bytes] | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take an answer that a worker got of the server before this one; known ones stay.
+
+        Args:
+            key: name of the rendezvous.
+            worker: who brings it.
+            values: by rank; None: they are kept no more.
+            check: as of `rendezvous`.
+        """
+        by_rank: dict[WorkerRank, bytes] | None = None
+        if values is not None:
+            by_rank = {WorkerRank(rank): value for rank, value in values.items()}
+        with self._changed:
+            check()
+            if self._rendezvous.bring(key, by_rank):
+                self._notify()
+                return
+            kept = self._rendezvous.result(key)
+        if kept is not None and by_rank is not None and kept != by_rank:
+            _logger.warning(
+                "worker %d has passed rendezvous %r with other values than the workers before it: "
+                "of the workers %s, here of %s. The first ones stay. These workers do not train "
+                "the same: stop the training and resume it from its last checkpoint",
+                worker,
+                key,
+                ", ".join(map(str, by_rank)),
+                ", ".join(map(str, kept)),
+            )
+
+    def open_now(self) -> tuple[OpenRendezvous, ...]:
+        """Return at which rendezvous workers wait, for how long, and for whom."""
+        with self._changed:
+            now_s = time.monotonic()
+            return tuple(
+                OpenRendezvous(key, now_s - self._opened_s[key], self._rendezvous.missing(key))
+                for key in self._rendezvous.open_keys
+            )
+
     def finish(self, worker: WorkerRank) -> None:
         """The worker is done for good."""
         with self._changed:
             self._rendezvous.finish(worker)
-            self._changed.notify_all()
+            self._notify()
 
     def lose(self, worker: WorkerRank, is_lost: Callable[[], bool] = lambda: True) -> None:
         """The worker is gone.
@@ -224,10 +321,15 @@ class RendezvousBoard:
         with self._changed:
             if is_lost():
                 self._rendezvous.lose(worker)
-                self._changed.notify_all()
+                self._notify()
 
     def end(self, reason: str) -> None:
         """End all waits."""
         with self._changed:
             self._ended = reason
-            self._changed.notify_all()
+            self._notify()
+
+    def _notify(self) -> None:
+        """Let all who wait look, as keys may be closed."""
+        self._opened_s = {key: self._opened_s[key] for key in self._rendezvous.open_keys}
+        self._changed.notify_all()

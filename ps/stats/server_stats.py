@@ -93,6 +93,21 @@ class TableStats(msgspec.Struct, frozen=True):
 
 
 @with_field_texts
+class OpenRendezvous(msgspec.Struct, frozen=True):
+    """A rendezvous at which workers wait."""
+
+    key: str
+    waited_s: float
+    """Since the first of them came."""
+    missing: tuple[int, ...]
+    """The workers that it waits for."""
+
+    def __str__(self) -> str:
+        late = ", ".join(map(str, self.missing))
+        return f"rendezvous {self.key!r} waits for worker {late} since {self.waited_s:.0f} s"
+
+
+@with_field_texts
 class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     """One server's counters since it started."""
 
@@ -109,6 +124,9 @@ class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     and the push. Mass far above the number of workers: one is much slower than the others."""
     missing: tuple[int, ...] = ()
     """The workers that the open barrier (sync) or a waiting push (ssp) waits for now."""
+    open_rendezvous: tuple[OpenRendezvous, ...] = ()
+    """Of ps:0: where workers wait now for others. One that is open much longer than an epoch takes,
+    or two with different workers missing: look at the workers that are missing."""
     waiting_lookups: int = 0
     """Hybrid: batches whose lookup waits now for an older batch of its worker. Often above 0, with
     a long `lookup_batch` in `requests`: raise the bound, or push rows sooner."""

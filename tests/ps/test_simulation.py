@@ -14,6 +14,7 @@ from ps.consistency.hybrid import Permits
 from ps.consistency.ssp import SSP
 from ps.exactly_once import CompletionLog, LogSnapshot, Ticket, Verdict
 from ps.protocol import messages
+from ps.protocol.passed import PassedRendezvous
 from ps.server.handlers import Service
 from ps.server.row_updates import RowUpdates
 from tests.support.sim.network import Network
@@ -57,6 +58,7 @@ def test_many_schedules_keep_every_promise():
         seen["rows"] += plan.has_rows
         seen["exchanges"] += plan.exchanges
         seen["restarts"] += simulation.gone is not None
+        seen["meets"] += simulation.gone == 0 and any(each.met for each in simulation.workers)
         seen["refused"] += sum(worker.ended_by is not None for worker in simulation.workers)
 
     run(range(NUM_SCHEDULES), look)
@@ -67,6 +69,7 @@ def test_many_schedules_keep_every_promise():
     assert seen["exchanges"] > 12
     assert seen["cuts"] > 500
     assert min(seen["crashes"], seen["refused"]) > 5
+    assert seen["meets"] > 2
 
 
 @pytest.mark.fault("F27")
@@ -141,7 +144,7 @@ RESTART_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
         BSP,
         "catch_up",
         lambda *_: [],
-        "clocks|two pushes|Timeout|FAILED",
+        "clocks|two pushes|Timeout|FAILED|expected",
     ),
     "a restarted server does not hear where its workers stand": (
         SSP,
@@ -159,6 +162,12 @@ RESTART_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
         ServerGroup,
         "probe_restarts",
         lambda *_, **__: None,
+        "Timeout",
+    ),
+    "a restarted server hears of no rendezvous that was before it": (
+        PassedRendezvous,
+        "request",
+        lambda _: None,
         "Timeout",
     ),
     "a restart forgets what was applied": (

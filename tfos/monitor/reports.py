@@ -305,7 +305,7 @@ def _server_text(stats: ServerStats) -> str:
     staleness = (
         f"staleness mean {stats.mean_staleness:.1f}, p99 {stats.staleness_quantile(0.99):.1f}"
     )
-    return "; ".join([*latencies, queue, staleness])
+    return "; ".join([*latencies, queue, staleness, *map(str, stats.open_rendezvous)])
 
 
 def _cells(node: NodeReport) -> tuple[str, ...]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import logging
 import re
-import weakref
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,9 +28,6 @@ RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds for the slowest worker to list its files."""
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,100}")
 _MAX_LISTED_BYTES = 512 << 10
-
-_num_rendezvous: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
-"""Number of rendezvous of this process about each name, by client."""
 
 
 def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: Position) -> Course:
@@ -53,12 +48,9 @@ def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: 
     if not _NAME.fullmatch(name):
         raise SettingsError(f"rows are named by 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
     client = ctx.ps_client()
-    counts = _num_rendezvous.setdefault(client, Counter())
     agreed = msgspec.json.encode(_agreed(client, name, tuple(files), own)) if ctx.is_chief else b""
-    # A rendezvous keeps its answers; a second call in the same run must not get the first ones.
-    key = _key(name, f"course/{counts[name]}")
+    key = _key(name, "course")  # a second call in the same run is another rendezvous
     answers = client.rendezvous(key, agreed, timeout_s=RENDEZVOUS_TIMEOUT_S)
-    counts[name] += 1
     found = next((answer for answer in answers.values() if answer), None)
     if found is None:
         raise SettingsError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ps.cli.stats import lines
-from ps.stats.server_stats import ServerStats, TableStats
+from ps.stats.server_stats import OpenRendezvous, ServerStats, TableStats
 
 
 def test_a_tables_rows_limit_evictions_admission_and_staleness_are_shown():
@@ -30,6 +30,12 @@ def test_a_tables_rows_limit_evictions_admission_and_staleness_are_shown():
         "  table new: 0 rows, 0.0 MiB, 0 ids looked up, 0.0% missed, 100.0% of ids unique",
         "    0 rows created, 0 evicted, 0 gradients of ids not admitted",
     ]
+
+
+def test_whom_a_rendezvous_waits_for_is_shown():
+    meeting = OpenRendezvous("epoch", 70.2, (1, 3))
+    server = ServerStats(0, "SERVING", 7, 60.0, open_rendezvous=(meeting,))
+    assert "  rendezvous 'epoch' waits for worker 1, 3 since 70 s" in lines(server)
 
 
 def test_whom_a_barrier_waits_for_is_shown():

@@ -46,6 +46,7 @@ SAMPLES: dict[type, Request] = {
     messages.Leave: messages.Leave(NUMBER),
     messages.Finish: messages.Finish(NUMBER),
     messages.JoinRendezvous: messages.JoinRendezvous("k", 1.0),
+    messages.BringAnswers: messages.BringAnswers(9),
     messages.SetMetadata: messages.SetMetadata(NUMBER, "a/b"),
     messages.FetchMetadata: messages.FetchMetadata(),
     messages.TakeSnapshot: messages.TakeSnapshot("id", "base", 9, 1.5),
@@ -163,6 +164,8 @@ def test_hostile_bytes_are_a_typed_error_on_both_sides(meta: bytes):
         {"type": "seed", "manifest_hash": "h", "manifest_bytes": 2**31},
         {"type": "seed", "manifest_hash": "h", "manifest_bytes": 0},
         {"type": "meet", "key": "k" * 257, "wait_s": 1.0},
+        {"type": "met", "index_bytes": 0},
+        {"type": "met", "index_bytes": (16 << 20) + 1},
         {"type": "save", "directory": "/x", "save_id": "../.."},
         {"type": "fence", "worker": -1, "incarnation": 1},
         {"type": "unknown"},
@@ -230,7 +233,7 @@ def test_a_worker_rank_that_does_not_exist_is_refused():
 
 LEGAL_WHEN_EMPTY = {
     messages.Describe, messages.FetchStats, messages.FetchMetadata, messages.Compile,
-    messages.Seed, messages.Restore,
+    messages.Seed, messages.Restore, messages.BringAnswers,
     messages.JoinRendezvous, messages.Finish, messages.Fence, messages.Lose, messages.StopServer,
 }  # fmt: skip
 
@@ -247,6 +250,7 @@ def test_an_empty_shard_names_its_phase():
 def test_a_restoring_shard_answers_only_what_no_checkpoint_knows():
     legal = {
         messages.Describe, messages.FetchStats, messages.Fence, messages.Lose, messages.StopServer,
+        messages.BringAnswers,
     }  # fmt: skip
     for kind, request in SAMPLES.items():
         if kind in legal:

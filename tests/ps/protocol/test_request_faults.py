@@ -138,6 +138,13 @@ def push_clipped(scene: Scene) -> list[Any]:
     return run_all(*(partial(c.push, grads, hyper=HYPER, rows=1) for c in clients))
 
 
+def meet_and_connect_again(scene: Scene) -> dict[int, bytes]:
+    """Come to a second rendezvous over another connection, on which the first is brought before."""
+    scene.client.rendezvous("k", b"v", timeout_s=WAIT_S)
+    scene.client._servers.links[0].close()
+    return scene.client.rendezvous("k", b"w", timeout_s=WAIT_S)
+
+
 def order(act: Callable[[PSClient], Any], phase: str = "SERVING") -> Case:
     return Case(
         lambda s: act(s.client),
@@ -202,6 +209,9 @@ CASES: dict[type, list[Case]] = {
     messages.Finish: [Case(lambda s: s.client.finish(), lambda s, _: True, goes_on=False)],
     messages.JoinRendezvous: [
         Case(lambda s: s.client.rendezvous("k", b"v", timeout_s=10), lambda s, r: r == {0: b"v"}),
+    ],
+    messages.BringAnswers: [
+        Case(meet_and_connect_again, lambda s, r: r == {0: b"w"}, is_later=True),
     ],
     messages.SetMetadata: [
         Case(lambda s: s.client.set_metadata("n", [1]), lambda s, _: s.metadata() == {"n": [1]}),

@@ -14,6 +14,7 @@ from ps.config import ServerSettings
 from ps.errors import StaleGeneration
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.protocol import messages
+from ps.protocol.messages import RendezvousValues
 from ps.server.lifecycle import Lifecycle
 from ps.server.rendezvous import RendezvousBoard
 from ps.server.request import Attempt
@@ -42,6 +43,7 @@ HYPER = Hyper(1.0)
 ZERO, ONE = WorkerRank(0), WorkerRank(1)
 BEFORE_VALUES: tuple[type, ...] = (
     messages.Compile, messages.Seed, messages.Restore, messages.Finish, messages.JoinRendezvous,
+    messages.BringAnswers,
 )  # fmt: skip
 """All that an EMPTY server does for a worker."""
 REPLACED = r"generation 0 was replaced"
@@ -210,6 +212,16 @@ def test_a_worker_that_is_lost_on_its_way_to_a_rendezvous_is_not_there(
     end = held.lose(bed.servers[0], ONE, lambda: old.rendezvous("k", b"old", timeout_s=10))
     assert isinstance(end, StaleGeneration)
     assert bed.client(0).rendezvous("k", b"c", timeout_s=10) == {0: b"c"}
+
+
+def test_what_a_worker_that_is_lost_meanwhile_brings_is_not_taken(
+    bed: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    old, board = bed.client(1), bed.servers[0]._service._rendezvous
+    old._rendezvous_client._passed.add("k", RendezvousValues((0, 1), (1, 1)), b"ab")
+    held = Interrupted(monkeypatch, board, "bring")
+    held.lose(bed.servers[0], ONE, old.describe)
+    assert board._rendezvous.result("k") is None
 
 
 def test_a_chief_that_is_lost_while_its_frozen_weights_are_read_has_brought_none(

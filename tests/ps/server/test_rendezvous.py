@@ -6,8 +6,9 @@ import pytest
 
 from ps.errors import PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
+from ps.protocol.messages import MAX_VALUE_BYTES
 from ps.server import rendezvous as module
-from ps.server.rendezvous import MAX_CLOSED_KEYS, MAX_OPEN_KEYS, MAX_VALUE_BYTES, Rendezvous
+from ps.server.rendezvous import MAX_CLOSED_KEYS, MAX_OPEN_KEYS, Rendezvous
 
 W0, W1, W2 = WorkerRank(0), WorkerRank(1), WorkerRank(2)
 
@@ -131,6 +132,40 @@ def test_a_newer_attempt_is_waited_for_from_the_first_key_that_the_others_have_n
     assert rendezvous.arrive("epoch-2", W0, b"a")
     assert not rendezvous.arrive("epoch-3", W0, b"a")
     assert rendezvous.missing("epoch-3") == (W1,)
+
+
+@pytest.mark.fault("F08")
+def test_a_brought_answer_is_that_of_the_key_also_where_somebody_waits():
+    rendezvous = Rendezvous(2)
+    rendezvous.arrive("k", W1, b"late")
+    assert rendezvous.bring("k", {W1: b"b", W0: b"a"})
+    assert rendezvous.result("k") == {W0: b"a", W1: b"b"}
+    assert rendezvous.open_keys == ()
+    assert not rendezvous.bring("k", {W0: b"other"})
+    assert not rendezvous.bring("k", None)
+    assert rendezvous.result("k") == {W0: b"a", W1: b"b"}
+
+
+@pytest.mark.fault("F08")
+def test_a_key_that_is_brought_without_values_is_over():
+    rendezvous = Rendezvous(2)
+    rendezvous.arrive("k", W1, b"late")
+    assert rendezvous.bring("k", None)
+    assert rendezvous.result("k") is None
+    with pytest.raises(ServerPhaseError, match="'k' was over before worker 1"):
+        rendezvous.arrive("k", W1, b"late")
+    assert not rendezvous.bring("k", {W0: b"a"})
+
+
+@pytest.mark.attack("A10")
+def test_brought_answers_are_bounded_as_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_CLOSED_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_FORGOTTEN_KEYS", 2)
+    rendezvous = Rendezvous(2)
+    for key in "abcd":
+        rendezvous.bring(key, {W0: bytes(80)})
+    assert [key for key in "abcd" if rendezvous.result(key)] == ["d"]
+    assert not rendezvous.arrive("a", W1, b""), "too old to be known"
 
 
 @pytest.mark.fault("F01")

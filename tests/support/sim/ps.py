@@ -85,6 +85,9 @@ class Plan:
     """Whether one server dies and is started again from a save."""
     clips: bool
     """Whether pushes take the two rounds of a norm over all servers; it never is too large."""
+    meets: bool
+    """Whether all workers meet twice before each step. Not where they leave and join, or bring more
+    pushes than others, or where a loss fails a push of some: they would wait crosswise."""
     refuses: bool
     """Whether some pushes bring an infinite gradient; its worker goes on. Not with restarts and
     clipping: where one server has no norm of a step, all drop it."""
@@ -108,11 +111,14 @@ class Plan:
             has_rows=consistency == "hybrid" or dice.random() < 0.2,
             exchanges=random.Random(f"exchanges {seed}").random() < 0.6,
             restarts=dice.random() < 0.3,
+            meets=random.Random(f"meets {seed}").random() < 0.4,
             clips=consistency in ("sync", "hybrid") and dice.random() < 0.3,
             refuses=random.Random(f"refuses {seed}").random() < 0.2,
         )
         plan.exchanges &= plan.has_rows
         plan.refuses &= not (plan.restarts and plan.clips)
+        may_fail = plan.crashes and plan.on_lost == "fail" and plan.manifest.has_barrier
+        plan.meets &= not (plan.visits or plan.refuses or may_fail)
         return plan
 
     @property
@@ -176,6 +182,8 @@ class Worker:
     is_ending: bool = False
     """Whether it will push no more."""
     ended_by: BaseException | None = None
+    met: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    """What it got at each rendezvous."""
     seen: Any = None
     """Its rows at the end."""
     batch: Batch | None = None
@@ -299,7 +307,9 @@ class Simulation:
         mine = {"g": zeros["g"].copy()}
         mine["g"][worker.rank :: BUCKET_ELEMENTS] = -2.0 if plan.clips else 1.0  # HYPER is 0.5
         dice = random.Random(f"work {plan.seed} {worker.rank}")
-        for _ in range(plan.num_steps + (dice.randint(0, 3) if plan.restarts else 0)):
+        for step in range(plan.num_steps + (dice.randint(0, 3) if plan.restarts else 0)):
+            if plan.meets and step < plan.num_steps:
+                self._meet(client, worker, step)
             if plan.visits and dice.random() < 0.3:
                 client.leave()
                 client.join()
@@ -323,6 +333,16 @@ class Simulation:
             client.leave()
             client.rendezvous("end", b"", timeout_s=TIMEOUT_S)
         client.finish()
+
+    def _meet(self, client: PSClient, worker: Worker, step: int) -> None:
+        """Meet the others as at the ends of epochs: once away from the barrier, once back in it."""
+        waits = self.plan.consistency != "async"
+        for key in (f"end {step}", f"begin {step}"):
+            if waits:
+                (client.leave if key.startswith("end") else client.join)()
+            own = f"{key} of {worker.rank}".encode()
+            worker.met[key] = client.rendezvous(key, own, timeout_s=TIMEOUT_S)
+            self.network.note(f"met at {key}")
 
     def _exchange(self, client: PSClient, worker: Worker, mine: Any, dice: random.Random) -> None:
         """One step whose push takes rows along, and perhaps brings the next ones."""
@@ -436,6 +456,7 @@ class Simulation:
         buckets = self.values.reshape(-1, BUCKET_ELEMENTS)
         if self.restart is not None and self.restart.happened:
             self._check_restarted(self.restart, buckets, services)
+        self._check_met()
         for worker in self.workers:
             self._check_end(worker)
             if not len(buckets):
@@ -462,6 +483,15 @@ class Simulation:
             self._check_shared()
         if len(buckets):
             self._check_stats(services)
+
+    def _check_met(self) -> None:
+        """All have the same of each other; who has ended before a restart, its server forgets."""
+        for key in {key for worker in self.workers for key in worker.met}:
+            answers = [worker.met[key] for worker in self.workers if key in worker.met]
+            brought = {rank: f"{key} of {rank}".encode() for each in answers for rank in each}
+            for each in answers:
+                right = brought if self.gone != 0 else {rank: brought[rank] for rank in each}
+                assert each == right, f"{key}: {answers}"
 
     def _check_shared(self) -> None:
         """Each clock, or each push, has added up what all workers brought."""

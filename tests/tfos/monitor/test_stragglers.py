@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ps.stats.server_stats import ServerStats, TableStats, WorkerStats
+from ps.stats.server_stats import OpenRendezvous, ServerStats, TableStats, WorkerStats
 from rpc.endpoint import Endpoint
 from rpc.histogram import Latency
 from tfos.config import ClusterConfig
@@ -110,6 +110,15 @@ def test_even_workers_and_servers_are_no_news():
     report = cluster.report()
     assert report.notes == ()
     assert "ps:1: push p50 15.0 ms, p99 15.0 ms; 0 requests in service, 0 pushes" in str(report)
+
+
+def test_the_status_says_for_whom_a_rendezvous_waits():
+    cluster = Cluster(3, 2)
+    cluster.served("ps:0", open_rendezvous=(OpenRendezvous("fit/0/begin", 70.2, (1, 2)),))
+    text = (
+        "0 pushes waiting; staleness mean 0.0, p99 0.0; rendezvous 'fit/0/begin' waits for worker"
+    )
+    assert f"{text} 1, 2 since 70 s" in str(cluster.report())
 
 
 def test_only_what_is_lately_counts():

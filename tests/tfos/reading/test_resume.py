@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ class Servers:
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}
         self.rendezvous_ = Rendezvous(1)
+        self.uses: Counter[str] = Counter()
 
     def absolute_path(self, path: str) -> str:
         return path
@@ -42,8 +44,10 @@ class Servers:
             self.texts[name] = msgspec.json.encode(value)
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> Any:
-        self.rendezvous_.arrive(key, WorkerRank(0), value)
-        return self.rendezvous_.result(key)
+        name = f"{key}#{self.uses[key]}"  # as PSClient numbers them
+        self.uses[key] += 1
+        self.rendezvous_.arrive(name, WorkerRank(0), value)
+        return self.rendezvous_.result(name)
 
 
 def files_of(count: int, size_bytes: int = 1000) -> tuple[SourceFile, ...]:
