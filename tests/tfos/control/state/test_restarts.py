@@ -219,12 +219,19 @@ def test_a_node_for_which_spark_has_no_slot_is_given_up_in_time():
     dies(state, "worker:1")
     for name in ("ps:0", "worker:0"):
         state.members[name].heard_s = NOW + 31.0
-    assert not [each for each in state.on_tick(NOW + 15.0) if isinstance(each, Warn)]
-    for name in ("ps:0", "worker:0"):
-        state.members[name].heard_s = NOW + 31.0
+    for second in range(31):
+        assert not [each for each in state.on_tick(NOW + second) if isinstance(each, Warn)]
     warning = only(state.on_tick(NOW + 31.0), Warn)
     assert "Spark had no slot for a new attempt of worker:1 in 30 s" in warning.text
     assert state.members["worker:1"].status is NodeStatus.LOST
+
+
+def test_the_wait_for_a_slot_leaves_out_the_time_in_which_the_driver_was_suspended():
+    state = running(workers=5, reservation_timeout_s=30.0)
+    state.on_tick(NOW)
+    dies(state, "worker:1")
+    state.on_tick(NOW + 600.0)
+    assert state.members["worker:1"].status is NodeStatus.RESTARTING
 
 
 def test_a_job_that_could_not_start_a_node_again_counts_as_its_loss():
