@@ -180,10 +180,10 @@ def start(
     )
     run.ended_items += restored
     server = ManyServer(run, authority.driver(), num_slots=num_slots)
-    port = server.start(place.facts.bind_host)
+    host = server_address.server_host(os.environ, place.facts)
     settings = RunSettings(
         run_id=run_id,
-        driver_address=_address(place.facts, port),
+        driver_address=f"{bracketed(host.told)}:{server.start(host.bound)}",
         timeout_s=options.timeout_s,
         results_dir=results.path if results is not None else "",
         is_grouped=work.groups is not None,
@@ -199,11 +199,6 @@ def start(
 
     run.start(server)
     return ManyTrainings(run, work.names, results, release)
-
-
-def _address(facts: SparkFacts, port: int) -> str:
-    host = server_address.wanted_host(os.environ, facts.driver_host)
-    return f"{bracketed(host)}:{port}"
 
 
 def _action(

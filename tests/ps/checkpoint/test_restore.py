@@ -216,7 +216,10 @@ UNREAD = [
 @pytest.mark.parametrize(("part", "code"), UNREAD)
 def test_a_read_that_fails_for_a_moment_costs_no_step(two_steps, monkeypatch, part, code):
     monkeypatch.setattr(storage, "_LOOK_AGAIN_S", 0.0)
-    for look in (restoring.newest_sound, lambda at: restoring.find(at, None, restoring.AS_SAVED)[0]):
+    for look in (
+        restoring.newest_sound,
+        lambda at: restoring.find(at, None, restoring.AS_SAVED)[0],
+    ):
         assert look(FailingStorage(two_steps, part, 3, code)).step == 900
 
 
@@ -266,7 +269,7 @@ def test_a_step_that_cannot_be_read_while_all_are_listed_is_not_passed_over(two_
             return super().size(name)
 
     monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
-    with pytest.raises(CheckpointError, match="ps-1.data cannot be read: .*Stale"):
+    with pytest.raises(CheckpointError, match=r"ps-1\.data cannot be read: .*Stale"):
         reading.latest(SizelessStorage(two_steps))
     assert reading.latest(two_steps) == 900
 
