@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rpc.auth.certificates import tls_context
 from rpc.auth.handshake import Credentials, Identity, ServerHandshake, Session
 from rpc.endpoint import Endpoint, boot_id, reached_at
+from rpc.descriptors import make_room
 from rpc.errors import ConnectionClosed, SettingsError
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.server.authenticator import Authenticator
@@ -97,6 +98,7 @@ class Listener:
         self._lock = threading.Lock()
         self._served: dict[ServedConnection, threading.Thread] = {}
         self._closed = False
+        make_room(limits.max_connections)
         self._quota = SharedMemoryQuota(limits.max_shared_bytes)
         self._closed_totals = _Totals()
 

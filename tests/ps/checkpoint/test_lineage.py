@@ -25,7 +25,7 @@ HYPER = Hyper(1.0)
 def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Step 950 is not to be seen when a run goes on from 900; later it is, and 920 is this run's."""
+    """Step 950 cannot be seen when a run goes on from 900; later it can, and 920 is this run's."""
     manifest = make_manifest(rule=ADD)
     with cluster("inproc", num_servers=2) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
