@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from rpc.auth.certificates import tls_context
 from rpc.auth.handshake import Credentials, Identity, ServerHandshake, Session
-from rpc.endpoint import Endpoint, boot_id, reached_at
 from rpc.descriptors import make_room
+from rpc.endpoint import Endpoint, boot_id, reached_at
 from rpc.errors import ConnectionClosed, SettingsError
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.server.authenticator import Authenticator
