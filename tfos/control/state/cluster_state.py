@@ -285,9 +285,17 @@ class ClusterState(ClusterOrders):
 
     def _joined(self, member: Member) -> list[Action]:
         """Let a new attempt of a lost node work among the others."""
-        member.status = NodeStatus.RUNNING
         if member.planned.is_ps:
-            return self._server_joined(member)
+            member.status = NodeStatus.RUNNING
+            actions = self._server_joined(member)
+            for worker in self.workers:
+                if worker.status is NodeStatus.READY:
+                    actions += self._joined(worker)
+            return actions
+        if any(server.endpoint is None for server in self.servers):  # lost with it, as with a host
+            member.status = NodeStatus.READY
+            return []
+        member.status = NodeStatus.RUNNING
         joining, missed = self.missed_by_worker()
         for feed, first in joining.feeds:
             member.flushes[feed] = messages.FlushReached(feed, first - 1)
