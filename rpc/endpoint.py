@@ -43,7 +43,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.inproc:
             return f"inproc:{self.inproc}"
-        return f"{self.host}:{self.port}" if self.port else f"unix:{self.unix_path}"
+        return f"{bracketed(self.host)}:{self.port}" if self.port else f"unix:{self.unix_path}"
 
 
 def bracketed(host: str) -> str:
@@ -65,11 +65,37 @@ def boot_id() -> str:
 
 
 def advertised_host() -> str:
-    """Return this host's address on its default route, else loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+    """Return this host's address on its default route, IPv4 before IPv6, else loopback."""
+    return _routed(socket.AF_INET) or _routed(socket.AF_INET6) or "127.0.0.1"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a socket that is bound to this listens at all addresses of the host."""
+    return host in ("", "0.0.0.0", "::")
+
+
+def reached_at(bound: str) -> str:
+    """Return the host that peers are told of a socket that is bound to an address.
+
+    Empty: the socket listens at all addresses of this host, which has no route to choose one by.
+
+    Args:
+        bound: the address, or one that stands for all of this host.
+    """
+    if not is_wildcard(bound):
+        return bound
+    found = _routed(socket.AF_INET6) if bound == "::" else ""
+    return found or _routed(socket.AF_INET)  # a socket at :: takes both
+
+
+def _routed(family: socket.AddressFamily) -> str:
+    """Return the address of this host's default route; empty: it has none."""
+    beyond = "192.0.2.1" if family == socket.AF_INET else "2001:db8::1"
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             # Connecting a datagram socket sends nothing; it only chooses the route.
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+            probe.connect((beyond, 9))
+            host = str(probe.getsockname()[0])
+    except OSError:
+        return ""
+    return "" if ipaddress.ip_address(host).is_link_local else host

@@ -9,6 +9,9 @@ _KiB = 1024
 _MiB = 1024 * _KiB
 _GiB = 1024 * _MiB
 
+SPARE_PART = 4
+"""Strangers may hold one of so many descriptors of a process."""
+MAX_SPARE_DESCRIPTORS = 1024
 MIN_RING_BYTES = 4 * _KiB
 MAX_RING_BYTES = 1 * _GiB
 """Bounds of the ring size that a peer may offer."""
@@ -64,4 +67,6 @@ def spare_descriptors() -> int:
     opening files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1024 if soft == resource.RLIM_INFINITY else max(1, min(soft // 4, 1024))
+    if soft == resource.RLIM_INFINITY:
+        return MAX_SPARE_DESCRIPTORS
+    return max(1, min(soft // SPARE_PART, MAX_SPARE_DESCRIPTORS))

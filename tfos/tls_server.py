@@ -19,12 +19,15 @@ from typing import Any
 import grpc
 
 from rpc.auth.certificates import TlsCredentials
+from rpc.descriptors import make_room
 from rpc.endpoint import bracketed
 from rpc.limits import spare_descriptors
 from tfos.errors import ControlError
 
 _SPARE_THREADS = 16
 """Short calls served at the same time, in addition to one long call per peer."""
+_CONNECTIONS_PER_PEER = 2
+"""A peer has one, and briefly two when it connects again."""
 _CLOSE_GRACE_S = 0.2
 _HANDSHAKE_S = 5.0
 """From accepting a connection to the end of its TLS handshake, as on the data plane. gRPC's own
@@ -41,6 +44,9 @@ class TlsServer:
         credentials: this server's certificate and the authority of its peers.
         num_peers: how many there are; each may wait in a call.
         max_message_bytes: of a request or reply.
+
+    Raises:
+        SettingsError: this process may not open as many files.
     """
 
     def __init__(
@@ -51,6 +57,8 @@ class TlsServer:
         num_peers: int,
         max_message_bytes: int,
     ) -> None:
+        what = f"the driver's server of {num_peers} nodes"
+        make_room(_CONNECTIONS_PER_PEER * num_peers, at_least=num_peers, server=what)
         self._threads = DaemonThreads(2 * num_peers + _SPARE_THREADS)
         handshake_s = _HANDSHAKE_S + _HANDSHAKE_PER_PEER_S * num_peers
         self._server = grpc.server(
@@ -59,9 +67,11 @@ class TlsServer:
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", int(1000 * handshake_s)),
-                # gRPC counts peers and strangers together and closes what is over the cap. A peer
-                # has one connection, and briefly two when it connects again.
-                ("grpc.max_allowed_incoming_connections", 2 * num_peers + spare_descriptors()),
+                # gRPC counts peers and strangers together and closes what is over the cap.
+                (
+                    "grpc.max_allowed_incoming_connections",
+                    _CONNECTIONS_PER_PEER * num_peers + spare_descriptors(),
+                ),
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),

@@ -7,6 +7,7 @@ Threads: none; every function stands alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
 from collections.abc import Iterator
@@ -24,8 +25,9 @@ from ps.checkpoint.reader import (
     load_chain,
     load_indexes,
     load_step,
+    passed_over_by,
+    read_step,
     steps_on_disk,
-    steps_passed_over,
 )
 from ps.checkpoint.restore import read_extra, read_values, verify_files
 from ps.checkpoint.score import Score
@@ -166,7 +168,11 @@ def inspect(root: Root) -> DirectoryReport:
     unsound: dict[int, str] = {}
     on_disk = steps_on_disk(storage)
     reports = [_inspect_step(storage, step, unsound) for step in on_disk[::-1]]
-    passed_over = steps_passed_over(storage, on_disk)
+    manifests: list[Checkpoint] = []
+    for step in on_disk:
+        with contextlib.suppress(CheckpointError):  # its report says why
+            manifests.append(read_step(storage, step))
+    passed_over = passed_over_by(manifests)
     sound = (report.step for report in reports if not report.error)
     newest = max(sound, key=lambda step: (step not in passed_over, step), default=None)
     steps = tuple(reversed(reports))

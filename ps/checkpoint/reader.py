@@ -11,7 +11,7 @@ Threads: none; every function is independent.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ from ps.checkpoint.format import (
     step_name,
     step_of,
 )
-from ps.checkpoint.storage import Storage, storage_at
+from ps.checkpoint.storage import Storage, is_unread, settled, storage_at
 from ps.checkpoint.table_format import check_segments, segment_nbytes
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
@@ -203,13 +203,18 @@ def complete_chains(storage: Storage, *, is_told: bool = True) -> Iterator[list[
     Args:
         storage: the checkpoint root.
         is_told: False: log nothing; another look that does will follow.
+
+    Raises:
+        CheckpointError: the file system gives no answer about a step, which may be complete.
     """
     steps = steps_on_disk(storage)
     passed_over = steps_passed_over(storage, steps)
     for step in sorted(steps, key=lambda step: (step in passed_over, -step)):
         try:
-            chain = load_chain(storage, step)
+            chain = settled(functools.partial(load_chain, storage, step))
         except CheckpointError as error:
+            if is_unread(error):
+                raise
             if is_told:
                 log_skipped(storage, step, error)
             continue
@@ -237,11 +242,17 @@ def readable_steps(storage: Storage, steps: Iterable[int]) -> list[Checkpoint]:
     Args:
         storage: the checkpoint root.
         steps: numbers of the steps.
+
+    Raises:
+        CheckpointError: a manifest is there, and the file system does not give it.
     """
     found: list[Checkpoint] = []
     for step in steps:
-        with contextlib.suppress(CheckpointError):
-            found.append(read_step(storage, step))
+        try:
+            found.append(settled(functools.partial(read_step, storage, step)))
+        except CheckpointError as error:
+            if is_unread(error):
+                raise  # it may be the best one's, or say which steps a run has skipped
     return found
 
 
@@ -278,15 +289,17 @@ def best(
         up_to: the last step of the run; None: all count.
 
     Raises:
-        CheckpointError: the directory cannot be listed.
+        CheckpointError: the directory cannot be listed, or a manifest in it cannot be read now.
     """
     storage = storage_at(root)
     for each in best_first(readable_steps(storage, steps_on_disk(storage))):
         is_in_run = up_to is None or each.step <= up_to
         if is_in_run and each.score and each.score.kind == (metric, higher_is_better):
             try:
-                return load_chain(storage, each.step)[0]
+                return settled(functools.partial(load_chain, storage, each.step))[0]
             except CheckpointError as error:
+                if is_unread(error):
+                    raise
                 log_skipped(storage, each.step, error)
     return None
 
@@ -341,9 +354,15 @@ def read_manifest(root: Root, step: int | None = None) -> Checkpoint:
     try:
         return load_chain(storage, step)[0]
     except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_newest_text(storage)}") from error
+
+
+def _newest_text(storage: Storage) -> str:
+    try:
         newest = latest(storage)
-        hint = "none is complete" if newest is None else f"newest complete step is {newest}"
-        raise CheckpointError(f"{error}; {hint}") from error
+    except CheckpointError as error:
+        return str(error)
+    return "none is complete" if newest is None else f"newest complete step is {newest}"
 
 
 def none_complete(storage: Storage) -> CheckpointError:

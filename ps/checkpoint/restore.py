@@ -7,6 +7,7 @@ Threads: none; every function is independent.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -32,7 +33,7 @@ from ps.checkpoint.reader import (
     read_manifest,
     steps_on_disk,
 )
-from ps.checkpoint.storage import Storage, storage_at, typed_errors
+from ps.checkpoint.storage import Storage, is_unread, settled, storage_at, typed_errors
 from ps.checkpoint.table_reader import check_step_rows
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
@@ -201,7 +202,7 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
         job: accept only this job's checkpoints; None: any.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or the file system does not give a newer one's files.
     """
     storage = storage_at(root)
     steps = steps_on_disk(storage)
@@ -214,8 +215,10 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
         if job is not None and newest.job != job:
             continue
         try:
-            _verify_chain(storage, chain)
+            settled(functools.partial(_verify_chain, storage, chain))
         except CheckpointError as error:
+            if is_unread(error):
+                raise
             log_skipped(storage, newest.step, error)
             continue
         _tell_newer(storage, newest.step, steps)

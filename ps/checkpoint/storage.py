@@ -17,15 +17,24 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from ps.errors import CheckpointError
 
+Found = TypeVar("Found")
+
+PATIENCE_S = 5.0
+"""A file system that gives no file is asked again for this long: a failover of a server for files
+takes seconds, and a restarted server would else go on from an older step for good."""
+_LOOK_AGAIN_S = 0.25
 _CREATE_ATTEMPTS = 10
 _MAX_SMALL_NBYTES = 1 << 16
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
+"""What is under the name is no file, and will be none later."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Of disks without hard links."""
 
@@ -158,6 +167,38 @@ def typed_errors(storage: Storage, name: str, action: str) -> Iterator[None]:
             f"cannot {action} {storage.where(name)}: {error.strerror or error}; "
             f"{storage.free_text()}"
         ) from error
+
+
+def is_unread(error: CheckpointError) -> bool:
+    """Whether the file system did not give a file: nothing is known of it, and it may be whole."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    if cause is None or isinstance(cause, FileNotFoundError):
+        return False
+    return cause.errno not in _NOT_THERE
+
+
+def settled(read: Callable[[], Found]) -> Found:
+    """Return what `read` returns; ask again for PATIENCE_S while the file system gives no file.
+
+    Raises:
+        CheckpointError: a file is damaged, or `is_unread` still.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return read()
+        except CheckpointError as error:
+            if not is_unread(error):
+                raise
+            if time.monotonic() >= deadline_s:
+                raise CheckpointError(
+                    f"{error}. It was tried for {PATIENCE_S:.0f} s. What cannot be read now may be "
+                    "whole, so no older step is taken for it: try again when the file system "
+                    "answers, ask for another step by its number, or move this one away"
+                ) from error
+        time.sleep(_LOOK_AGAIN_S)
 
 
 class LocalStorage:

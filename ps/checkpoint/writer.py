@@ -42,7 +42,7 @@ from ps.checkpoint.reader import (
     load_indexes,
     load_step,
     passed_over_by,
-    read_step,
+    readable_steps,
     steps_on_disk,
 )
 from ps.checkpoint.score import Score
@@ -352,7 +352,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     if newest is None:
         return []
     steps = steps_on_disk(storage)
-    known = _undamaged(storage, steps)
+    known = readable_steps(storage, steps)
     kept.update(_best_and_bases(storage, known))
     older = {step for step in steps if step < newest} | passed_over_by(known)
     removed = [step for step in steps if step in older and step not in kept]
@@ -361,19 +361,6 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
         storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")
         storage.remove(step_name(step))
     return removed
-
-
-def _undamaged(storage: Storage, steps: Sequence[int]) -> list[Checkpoint]:
-    """Return the manifests of all steps but of those without one, or with a damaged one."""
-    found: list[Checkpoint] = []
-    for step in steps:
-        try:
-            found.append(read_step(storage, step))
-        except CheckpointError as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-                raise  # a file system that fails for a moment must not cost the best checkpoint
-    return found
 
 
 def _best_and_bases(storage: Storage, checkpoints: Sequence[Checkpoint]) -> set[int]:

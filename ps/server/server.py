@@ -24,7 +24,9 @@ from ps.protocol.permissions import ServerPhase
 from ps.server.handlers import Service
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.descriptors import make_room
 from rpc.endpoint import Endpoint
+from rpc.limits import DEFAULT_LIMITS
 from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
@@ -43,6 +45,9 @@ class PSServer:
         generation: grows when this server is replaced.
         guard: detects a newer process of this rank; has this one's generation.
         open_storage: opens a checkpoint directory as clients name it.
+
+    Raises:
+        SettingsError: this process may not open as many files as there are workers.
     """
 
     def __init__(
@@ -54,6 +59,8 @@ class PSServer:
         guard: GenerationFence | None = None,
         open_storage: OpenStorage = storage_at,
     ) -> None:
+        name = f"ps:{settings.rank}"
+        make_room(DEFAULT_LIMITS.max_connections, at_least=settings.num_workers, server=name)
         self.settings = settings
         self._guard = guard
         self._open_storage = open_storage

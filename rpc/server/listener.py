@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from rpc.auth.certificates import tls_context
 from rpc.auth.handshake import Credentials, Identity, ServerHandshake, Session
-from rpc.endpoint import Endpoint, advertised_host, boot_id
-from rpc.errors import ConnectionClosed
+from rpc.descriptors import make_room
+from rpc.endpoint import Endpoint, boot_id, reached_at
+from rpc.errors import ConnectionClosed, SettingsError
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.server.authenticator import Authenticator
 from rpc.server.connection import Handler, ServedConnection
@@ -97,6 +98,7 @@ class Listener:
         self._lock = threading.Lock()
         self._served: dict[ServedConnection, threading.Thread] = {}
         self._closed = False
+        make_room(limits.max_connections)
         self._quota = SharedMemoryQuota(limits.max_shared_bytes)
         self._closed_totals = _Totals()
 
@@ -115,11 +117,19 @@ class Listener:
 
         Raises:
             PortInUse: the port is taken; the text names the holder where /proc shows it.
+            SettingsError: the address stands for all, and peers can reach none.
         """
         self._check_can_bind()
+        told = reached_at(host)
+        if not told:
+            raise SettingsError(
+                f"{host or 'an empty address'} listens at all addresses of this host, which has no "
+                "route by which to choose the one that peers are told: name the address that peers "
+                "reach, or 127.0.0.1 for peers on this host alone"
+            )
         acceptor = TcpAcceptor(host, port, self._limits)
         self._acceptors.append(self._guarded(acceptor))
-        self._host = advertised_host() if host in ("", "0.0.0.0", "::") else host
+        self._host = told
         self._port = acceptor.port
 
     def bind_unix(self, directory: str | None = None) -> None:

@@ -6,12 +6,18 @@ import ast
 import importlib
 import inspect
 import re
+import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from scripts import faults_table
+from feeding.protocol import messages as feeding
+from ps.protocol import messages as ps
+from scripts import faults_table, protocol_tables
 from scripts.docs_site.pages import ROOT_PAGES
+from tfos.control import codec
+from tfos.control import messages as control
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -168,3 +174,32 @@ def test_the_table_of_faults_names_exactly_the_tests_that_there_are():
     rows = {match[2] for match in faults_table.ROW.finditer(text)}
     assert not set(tests) - rows, "ids without a row"
     assert faults_table.filled(text, tests) == text, "run scripts/faults_table.py"
+
+
+def test_the_page_of_the_protocol_has_every_message_as_it_is():
+    text = protocol_tables.PAGE.read_text()
+    on_page = {match[2] for match in protocol_tables.TABLE.finditer(text)}
+    assert on_page == set(protocol_tables.TABLES)
+    assert protocol_tables.filled(text) == text, "run python -m scripts.protocol_tables"
+
+
+def test_every_order_event_and_request_is_on_the_page_of_the_protocol_with_its_fields():
+    page = protocol_tables.PAGE.read_text()
+    text = "".join(match[0] for match in protocol_tables.TABLE.finditer(page))
+    unions = (control.Order, control.Event, feeding.Request, ps.Request)
+    for message in (each for union in unions for each in typing.get_args(union)):
+        name = message.__struct_config__.tag
+        (row,) = re.findall(rf"^\| `{name}` \|.*?\|", text, re.MULTILINE)
+        fields = {field.encode_name for field in msgspec.structs.fields(message)}
+        assert set(re.findall(r"`(\w+)`", row)) == {name, *fields}
+
+
+def test_every_call_of_the_control_plane_is_on_the_page_of_the_protocol():
+    text = protocol_tables.PAGE.read_text()
+    calls = codec.REGISTER, codec.HEARTBEAT, codec.REPORT, codec.LOG, codec.ORDERS
+    for call in (*calls, codec.ASK_STOP, codec.ASK):
+        assert re.search(rf"^    {call} +\w+ +-> ", text, re.MULTILINE), call
+
+
+def test_the_version_of_feed_messages_on_the_page_of_the_protocol_is_that_of_the_code():
+    assert f"version in `Hello` is {feeding.VERSION}." in protocol_tables.PAGE.read_text()

@@ -44,7 +44,7 @@ LEVELS = {
     "rpc": (
         ("field_texts",),
         ("endpoint", "errors", "histogram", "jit", "lazy", "limits"),
-        ("auth", "process_id"),
+        ("auth", "descriptors", "process_id"),
         ("transport",),
         ("http_page", "wire"),
         ("client", "server"),

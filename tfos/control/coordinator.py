@@ -25,6 +25,7 @@ from tfos.console.console import Console
 from tfos.console.line_rate import LineRate
 from tfos.console.log_tail import LogTail
 from tfos.control import messages
+from tfos.control.restarts.driver_pause import tick_s
 from tfos.control.server import ControlServer
 from tfos.control.state.actions import Action, Replace, Send, Warn
 from tfos.control.state.cluster_state import ClusterState
@@ -333,7 +334,7 @@ class Coordinator:
                 self._console.line(action.text, waits=False)
 
     def _watch_liveness(self) -> None:
-        interval_s = min(1.0, self._config.heartbeat_s / 2)
+        interval_s = tick_s(self._config)
         while not self._closing.wait(interval_s):
             self.act(lambda state: state.on_tick(self._clock()))
 

@@ -7,6 +7,7 @@ Runs in: the process of `tfos doctor`.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import time
@@ -30,6 +31,7 @@ from tfos.doctor.collection import (
     Facts,
 )
 from tfos.doctor.findings import Beside, Finding, Level
+from tfos.driver.server_address import server_host
 from tfos.errors import SettingsError
 from tfos.spark.facts import SparkFacts, read_facts, read_offer
 from tfos.spark.jobs import reason_of
@@ -222,6 +224,7 @@ def _with_spark(
     sc: Any, wanted: ExaminationRequest, fresh: _FreshDirectory, say: Say
 ) -> list[PlaceReport]:
     facts = read_facts(sc)
+    host = server_host(os.environ, facts)
     offer, waited_s = _await_executors(sc, facts, wanted.timeout_s, say)
     settings = (*findings.of_settings(facts), findings.of_offer(offer, waited_s))
     # On one host all is by loopback, and no name is looked up.
@@ -230,19 +233,20 @@ def _with_spark(
     asked = replace(
         _request(wanted, fresh.file("driver"), for_nodes=False),
         is_loopback=facts.loopback,
-        host=facts.driver_host,
+        host=host.told,
         names=hosts,
     )
     say("examining the driver")
     driver = _own_report("driver", asked, wanted.timeout_s)
     say(f"examining each of {len(offer.executors)} executors, {wanted.timeout_s:.0f} s at most")
-    with socket.create_server((facts.bind_host, 0), backlog=1024) as door:
+    family = socket.AF_INET6 if ":" in host.bound else socket.AF_INET
+    with socket.create_server((host.bound, 0), family=family, backlog=1024) as door:
         asked = replace(
             asked,
             is_executor=True,
             checks=_request(wanted, asked.hdfs, for_nodes=True).checks,
-            driver=(facts.driver_host, door.getsockname()[1]),
-            names=tuple(dict.fromkeys((facts.driver_host, *hosts))),
+            driver=(host.told, door.getsockname()[1]),
+            names=tuple(dict.fromkeys((host.told, *hosts))),
         )
         visits = executors.visit_all(
             sc,

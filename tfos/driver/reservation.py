@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpc import endpoint
 from rpc.auth.certificates import TlsCredentials
@@ -92,6 +92,8 @@ class Reservation:
     """Of the data plane, for feed tasks: with TLS their certificate is for no other role."""
     workers_hold_slots: bool
     places: NodePlaces
+    listens_at: str
+    """Address and port of the control server, where nodes' connections have to arrive."""
     metrics: ClusterPage | None = None
     page: JobPage | None = None
 
@@ -113,8 +115,9 @@ class Reservation:
         raise ReservationTimeout(
             f"after {timeout_s:.0f} s the cluster is not complete: {text}. Look at the missing "
             f"nodes' executors, check that they reach the driver at "
-            f"{self.settings.driver_address}, or "
-            "raise reservation_timeout.",
+            f"{self.settings.driver_address}, which listens at {self.listens_at} "
+            f"({server_address.HOST_VARIABLE} and spark.driver.bindAddress set these), or raise "
+            "reservation_timeout.",
             missing,
         )
 
@@ -152,7 +155,6 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     profiles = profiles_of(request.resources, plan, facts, config)
     needs = needs_of(plan, profiles, request.resources.placement)
     console = _console(plan, config, facts, outputs)
-    ports = server_address.wanted_ports(os.environ)
     coordinator = _coordinator(request, facts, profiles, console)
     coordinator.explain_by(ExecutorEnds(sc).explain)
     wait = SlotWait(needs, config, time.monotonic())
@@ -160,19 +162,19 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     try:
         authority = ClusterAuthority(cluster_id)
         credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
-        port = coordinator.start(facts.bind_host, authority.driver(), ports)
+        address = _listen(coordinator, authority.driver(), facts)
         metrics = _metrics(request, coordinator, cluster_id, console)
         job = _job(coordinator, cluster_id, facts)
         keys = authority.node(OPERATOR_NAME)
         # Before the slots are there, so that `tfos status` tells what a job waits for.
-        page = _open_doors(job, request, _own_address(facts.bind_host, port), keys, console)
+        page = _open_doors(job, request, address.near, keys, console)
         offer, fit = _await_slots(sc, facts, coordinator, wait, console, cancel)
         _warn_of_disks(console, outputs, offer)
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
-    settings = _settings(request, plan, facts, cluster_id, port, feeds)
+    settings = _settings(request, facts, cluster_id, address.told, feeds)
     hold = slots.workers_hold_slots(needs, plan.num_workers, mode, offer, fit)
     return Reservation(
         sc=sc,
@@ -185,9 +187,31 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         feeder_credentials=_with_keys(credentials, Role.FEEDER, authority, config),
         workers_hold_slots=hold,
         places=_places(profiles, needs, offer, fit),
+        listens_at=address.bound,
         metrics=metrics,
         page=page,
     )
+
+
+class _Address(NamedTuple):
+    """Address of the control server, each as `host:port`."""
+
+    told: str
+    """For nodes."""
+    bound: str
+    near: str
+    """For this host's own processes."""
+
+
+def _listen(
+    coordinator: Coordinator, credentials: TlsCredentials, facts: spark_facts.SparkFacts
+) -> _Address:
+    host = server_address.server_host(os.environ, facts)
+    ports = server_address.wanted_ports(os.environ)
+    port = coordinator.start(host.bound, credentials, ports)
+    near = spark_facts.LOOPBACK if endpoint.is_wildcard(host.bound) else host.bound
+    told, bound, near = (f"{endpoint.bracketed(each)}:{port}" for each in (*host, near))
+    return _Address(told, bound, near)
 
 
 def _filled(request: ReservationRequest, facts: spark_facts.SparkFacts) -> ReservationRequest:
@@ -226,16 +250,15 @@ def _places(profiles: RoleProfiles, needs: SlotNeeds, offer: slots.Offer, fit: F
 
 def _settings(
     request: ReservationRequest,
-    plan: Plan,
     facts: spark_facts.SparkFacts,
     cluster_id: str,
-    port: int,
+    driver_address: str,
     feeds: tuple[str, ...],
 ) -> NodeSettings:
-    host = server_address.wanted_host(os.environ, facts.driver_host)
+    plan = request.plan
     return NodeSettings(
         cluster_id=cluster_id,
-        driver_address=f"{endpoint.bracketed(host)}:{port}",
+        driver_address=driver_address,
         config=request.config,
         tensorboard=request.tensorboard,
         num_workers=plan.num_workers,
@@ -298,12 +321,6 @@ def _metrics(
 def _job(coordinator: Coordinator, cluster_id: str, facts: spark_facts.SparkFacts) -> Job:
     info = doors.job_info(cluster_id, facts.app_name, facts.application_id, facts.ui_url)
     return Job(coordinator, info)
-
-
-def _own_address(bound: str, port: int) -> str:
-    """Return where this host's own processes reach a server that is bound to this address."""
-    host = spark_facts.LOOPBACK if bound in ("", "0.0.0.0", "::") else bound
-    return f"{endpoint.bracketed(host)}:{port}"
 
 
 def _open_doors(

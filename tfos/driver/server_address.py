@@ -1,13 +1,19 @@
-"""Address of the driver's control server, as the environment asks for it.
+"""Address of the driver's control server, as Spark's settings and the environment ask for it.
 
-Covers: TFOS_SERVER_HOST and TFOS_SERVER_PORT, TensorFlowOnSpark's variables for firewalls. Pure.
+Covers: TFOS_SERVER_HOST and TFOS_SERVER_PORT, TensorFlowOnSpark's variables for firewalls: where
+nodes are told to come, and where the server listens.
+Does not: listen (tfos.tls_server).
 """
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tfos.errors import SettingsError
+from tfos.spark.facts import SparkFacts
 
 HOST_VARIABLE = "TFOS_SERVER_HOST"
 PORT_VARIABLE = "TFOS_SERVER_PORT"
@@ -38,11 +44,43 @@ def wanted_ports(environment: Mapping[str, str]) -> Sequence[int]:
     return ports
 
 
-def wanted_host(environment: Mapping[str, str], default: str) -> str:
-    """Return the address at which nodes reach the driver.
+class ServerHost(NamedTuple):
+    """Host of a server in the driver, without brackets."""
+
+    told: str
+    """That nodes are told."""
+    bound: str
+    """That the server listens at."""
+
+
+def server_host(environment: Mapping[str, str], facts: SparkFacts) -> ServerHost:
+    """Return where nodes reach the driver, and where it listens for them.
 
     Args:
-        environment: TFOS_SERVER_HOST names it.
-        default: without that.
+        environment: TFOS_SERVER_HOST names an address of this host, or one that leads to it.
+        facts: Spark's settings hold without that; spark.driver.bindAddress holds beside it.
     """
-    return environment.get(HOST_VARIABLE, "").strip() or default
+    wanted = environment.get(HOST_VARIABLE, "").strip().strip("[]")
+    if not wanted:
+        return ServerHost(facts.driver_host, facts.bind_host)
+    if facts.bind_address:
+        return ServerHost(wanted, facts.bind_address)
+    return ServerHost(wanted, _address_here(wanted) or _all_addresses(wanted))
+
+
+def _address_here(host: str) -> str:
+    """Return the address of this host that is meant; empty: one that only leads to it."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return ""
+    found = str(address[0])
+    # Debian gives a host's own name the address 127.0.1.1, which other hosts do not have.
+    is_own_name = host not in (found, "localhost") and ipaddress.ip_address(found).is_loopback
+    return "" if is_own_name else found
+
+
+def _all_addresses(host: str) -> str:
+    return "::" if ":" in host else "0.0.0.0"

@@ -179,10 +179,10 @@ def start(
             each.destroy()
 
     try:
-        port = server.start(place.facts.bind_host)
+        host = server_address.server_host(os.environ, place.facts)
         settings = RunSettings(
             run_id=run_id,
-            driver_address=_address(place.facts, port),
+            driver_address=f"{bracketed(host.told)}:{server.start(host.bound)}",
             timeout_s=options.timeout_s,
             results_dir=results.path if results is not None else "",
             is_grouped=is_grouped,
@@ -220,11 +220,6 @@ def _restored(
     run = MapRun(queue, place.console, check)
     run.ended_items += restored
     return run
-
-
-def _address(facts: SparkFacts, port: int) -> str:
-    host = server_address.wanted_host(os.environ, facts.driver_host)
-    return f"{bracketed(host)}:{port}"
 
 
 def _action(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ps.stats.prometheus import CONTENT_TYPE, Fields, Page, families, server_metrics
-from rpc.endpoint import advertised_host
+from rpc.endpoint import advertised_host, bracketed, is_wildcard
 from rpc.errors import RpcError
 from rpc.http_page import PATH, HttpPage, is_loopback
 from tfos.control.coordinator import Coordinator
@@ -119,8 +119,8 @@ class ClusterPage:
                 "any free one, in metrics_port="
             ) from error
         self._page = page
-        shown = advertised_host() if host in ("", "0.0.0.0", "::") else host
-        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound}{PATH}"
+        shown = advertised_host() if is_wildcard(host) else host
+        self.url = f"http://{bracketed(shown)}:{bound}{PATH}"
 
     def close(self) -> None:
         """Stop listening. Idempotent."""

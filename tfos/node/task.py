@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rpc.endpoint import is_wildcard
 from tfos.control.messages import DRIVER_EXECUTOR
 from tfos.errors import NodeStartError, VersionSkew
 from tfos.node import launch, procfs, versions, whole_files, workspace
 from tfos.node.spec import Executor, NodeBundle, State, SupervisorSpec
 
-_WILDCARDS = ("0.0.0.0", "::")
+_LOCAL_IP = "SPARK_LOCAL_IP"
 _VANISHED_S = 2.0
 """A killed process closes its pipe a moment before it counts as dead."""
 _LOOK_AGAIN_S = 0.05
@@ -86,7 +87,7 @@ class NodeTask:
         Raises:
             NodeStartError: the supervisor did not come up.
         """
-        host = bundle.settings.driver_address.rpartition(":")[0].strip("[]")
+        host = bundle.settings.driver_address.rpartition(":")[0]
         executor = Executor(
             executor_id=DRIVER_EXECUTOR,
             host=_advertised_host(host, loopback=bundle.settings.loopback),
@@ -228,8 +229,9 @@ def find_executor(*, loopback: bool, cores: int, gpus: tuple[str, ...] = ()) -> 
 def _advertised_host(hostname: str, *, loopback: bool) -> str:
     if loopback:
         return "127.0.0.1"
-    local_ip = os.environ.get("SPARK_LOCAL_IP", "")
-    if local_ip in _WILDCARDS:  # an address to bind; at another host it means that host
+    # Spark writes a literal IPv6 address in brackets, as nothing but a URL takes it.
+    local_ip, hostname = (each.strip("[]") for each in (os.environ.get(_LOCAL_IP, ""), hostname))
+    if is_wildcard(local_ip):  # an address to bind; at another host it means that host
         local_ip = ""
     return local_ip or hostname or socket.getfqdn()
 

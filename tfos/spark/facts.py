@@ -80,15 +80,19 @@ class SparkFacts:
 
     @property
     def driver_host(self) -> str:
-        """The address at which nodes reach the driver."""
-        return LOOPBACK if self.is_local else self.conf.get("spark.driver.host", LOOPBACK)
+        """The address at which nodes reach the driver; Spark has an IPv6 one in brackets."""
+        host = self.conf.get("spark.driver.host", LOOPBACK)
+        return LOOPBACK if self.is_local else host.strip("[]")
 
     @property
     def bind_host(self) -> str:
-        """The address that the control server binds."""
-        if self.is_local:
-            return LOOPBACK
-        return self.conf.get("spark.driver.bindAddress") or self.driver_host
+        """The address that a server in the driver binds unless the environment names another."""
+        return self.bind_address or self.driver_host
+
+    @property
+    def bind_address(self) -> str:
+        """The address that the user has Spark bind, where nodes come from other hosts."""
+        return "" if self.is_local else self.conf.get("spark.driver.bindAddress", "").strip("[]")
 
     @property
     def loopback(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rpc.endpoint import advertised_host, bracketed
+from rpc.endpoint import advertised_host, bracketed, is_wildcard
 from rpc.errors import RpcError
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
@@ -37,7 +37,6 @@ WATCHED_S = 5.0
 LAST_LOOK_S = 3.0
 """How long the end waits for that look, so that a page that is open shows how the job ended."""
 _CLOSE_S = 3.0
-_EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 class BoundedConnection(H11Protocol):
@@ -103,7 +102,7 @@ class JobPage:
                 f"the page cannot be served on {host}:{port}: {error}. Name another port, or 0 for "
                 "any free one, in page_port="
             ) from error
-        shown = advertised_host() if host in _EVERYWHERE else host
+        shown = advertised_host() if is_wildcard(host) else host
         access = PageAccess(frozenset(each.lower() for each in (shown, *hosts)))
         config = uvicorn.Config(
             make_app(self._job, access, self._metrics, self._note_look),

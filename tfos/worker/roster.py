@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rpc.endpoint import Endpoint
+from rpc.endpoint import Endpoint, bracketed
 from tfos.control.messages import RosterEntry
 from tfos.topology import EVALUATOR_ROLE, PS_ROLE, WORKER_ROLE
 
@@ -47,6 +47,7 @@ def cluster_spec(roster: Sequence[RosterEntry]) -> dict[str, list[str]]:
     """Return role -> `host:port` of each node by index, as TensorFlow and its programs know it."""
     spec: dict[str, list[str]] = {}
     for entry in sorted(roster, key=lambda entry: (entry.node.role, entry.node.index)):
-        address = f"{entry.endpoint.host}:{entry.free_port or entry.endpoint.port}"
+        host = bracketed(entry.endpoint.host)
+        address = f"{host}:{entry.free_port or entry.endpoint.port}"
         spec.setdefault(entry.node.role, []).append(address)
     return spec

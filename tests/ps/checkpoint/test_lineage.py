@@ -25,7 +25,7 @@ HYPER = Hyper(1.0)
 def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Step 950 cannot be read when a run goes on from 900; later it can, and 920 is this run's."""
+    """Step 950 cannot be seen when a run goes on from 900; later it can, and 920 is this run's."""
     manifest = make_manifest(rule=ADD)
     with cluster("inproc", num_servers=2) as bed:
         (client,) = bed.workers(manifest, filled(manifest))
@@ -36,7 +36,7 @@ def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
 
     def away(self: LocalStorage, name: str) -> Any:
         if name.startswith("step-950"):
-            raise OSError(errno.EIO, "Input/output error")
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         return open_file(self, name)
 
     with cluster("inproc", num_servers=1) as bed, monkeypatch.context() as patched:

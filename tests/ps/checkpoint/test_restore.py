@@ -10,6 +10,7 @@ import pytest
 
 from ps.checkpoint import reader as reading
 from ps.checkpoint import restore as restoring
+from ps.checkpoint import storage
 from ps.checkpoint import writer as saving
 from ps.checkpoint.digest import digest
 from ps.checkpoint.format import Checkpoint
@@ -187,6 +188,97 @@ def test_any_flipped_bit_is_found_and_the_older_step_is_used(two_steps, name):
             restoring.verify(two_steps, reading.read_manifest(two_steps, 900))
     assert restoring.newest_sound(two_steps).step == 800
     path.write_bytes(whole)
+    assert restoring.newest_sound(two_steps).step == 900
+
+
+class FailingStorage(LocalStorage):
+    """A mount whose reads fail: the first `times` of files with this in their name."""
+
+    def __init__(self, root, part, times, code=errno.EIO):
+        super().__init__(root)
+        self.part, self.left, self.code = part, times, code
+
+    def open(self, name):
+        if self.part in name and self.left > 0:
+            self.left -= 1
+            raise OSError(self.code, os.strerror(self.code))
+        return super().open(name)
+
+
+UNREAD = [
+    ("step-900/manifest.json", errno.EIO),
+    ("step-900/ps-0.data", errno.ESTALE),
+    ("step-900/ps-1.data", errno.EMFILE),
+]
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize(("part", "code"), UNREAD)
+def test_a_read_that_fails_for_a_moment_costs_no_step(two_steps, monkeypatch, part, code):
+    monkeypatch.setattr(storage, "_LOOK_AGAIN_S", 0.0)
+    for look in (
+        restoring.newest_sound,
+        lambda at: restoring.find(at, None, restoring.AS_SAVED)[0],
+    ):
+        assert look(FailingStorage(two_steps, part, 3, code)).step == 900
+
+
+@pytest.mark.fault("F41")
+@pytest.mark.parametrize(("part", "code"), UNREAD)
+def test_what_stays_unreadable_is_an_error_and_no_older_step(two_steps, monkeypatch, part, code):
+    monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
+    with pytest.raises(CheckpointError, match="may be whole, so no older step is taken") as raised:
+        restoring.newest_sound(FailingStorage(two_steps, part, 1 << 20, code))
+    assert "step-900" in str(raised.value) or "step 900" in str(raised.value)
+    if part.endswith("json"):
+        with pytest.raises(CheckpointError, match="no older step is taken"):
+            reading.latest(FailingStorage(two_steps, part, 1 << 20, code))
+
+
+@pytest.mark.fault("F41")
+def test_a_manifest_that_cannot_be_read_now_cannot_hide_what_its_run_has_skipped(
+    two_steps, trained, monkeypatch
+):
+    """Step 850 resumed from 800, so 900 is of a run that was given up."""
+    records = [
+        saving.write_shard(two_steps, "f850", rank=rank, shard=shard)
+        for rank, shard in enumerate(trained)
+    ]
+    saving.commit(
+        two_steps,
+        "f850",
+        step=850,
+        manifest=trained[0].manifest,
+        shards=records,
+        origin=saving.Origin(passed_over=(900,)),
+    )
+    assert reading.latest(two_steps) == 850
+    monkeypatch.setattr(storage, "_LOOK_AGAIN_S", 0.0)
+    assert reading.latest(FailingStorage(two_steps, "step-850/manifest", 1)) == 850
+    monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
+    with pytest.raises(CheckpointError, match="step 850 has no readable manifest"):
+        reading.latest(FailingStorage(two_steps, "step-850/manifest", 1 << 20))
+
+
+@pytest.mark.fault("F41")
+def test_a_step_that_cannot_be_read_while_all_are_listed_is_not_passed_over(two_steps, monkeypatch):
+    class SizelessStorage(LocalStorage):
+        def size(self, name):
+            if name == "step-900/ps-1.data":
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return super().size(name)
+
+    monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
+    with pytest.raises(CheckpointError, match=r"ps-1\.data cannot be read: .*Stale"):
+        reading.latest(SizelessStorage(two_steps))
+    assert reading.latest(two_steps) == 900
+
+
+@pytest.mark.fault("F41")
+def test_a_step_that_is_no_directory_of_files_is_skipped_at_once(two_steps):
+    (two_steps / "step-950").write_text("not a directory")
+    (two_steps / "step-960").mkdir()
+    (two_steps / "step-960" / "manifest.json").mkdir()
     assert restoring.newest_sound(two_steps).step == 900
 
 

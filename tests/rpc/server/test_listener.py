@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -10,18 +11,20 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar, Self
 
 import pytest
 
 from rpc.auth.handshake import Credentials, Identity, ServerHandshake
 from rpc.client.connection import connect
-from rpc.endpoint import Endpoint, advertised_host, boot_id
+from rpc.endpoint import Endpoint, boot_id, reached_at
 from rpc.errors import (
     ConnectionClosed,
     DeadlineExceeded,
     PeerGone,
     PortInUse,
     RpcError,
+    SettingsError,
     TransportError,
 )
 from rpc.limits import Limits
@@ -67,9 +70,66 @@ def test_an_address_of_another_host_is_refused(listener):
         listener.bind_tcp("192.0.2.1")
 
 
-def test_a_wildcard_address_is_advertised_as_one_that_works(listener):
-    listener.bind_tcp("0.0.0.0")
-    assert listener.endpoint.host == advertised_host() != "0.0.0.0"
+class RoutedSocket:
+    """Stands for a datagram socket of a host that has a route in these families only."""
+
+    routes: ClassVar[dict[int, str]] = {}
+
+    def __init__(self, family: int, kind: int) -> None:
+        assert kind == socket.SOCK_DGRAM
+        self.family = family
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def connect(self, address: tuple[str, int]) -> None:
+        if self.family not in self.routes:
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.routes[self.family], 9
+
+
+V4, V6 = socket.AF_INET, socket.AF_INET6
+
+
+@pytest.mark.parametrize(
+    ("bound", "routes", "told"),
+    [
+        ("0.0.0.0", {V4: "10.0.0.5", V6: "fd00::5"}, "10.0.0.5"),
+        ("", {V4: "10.0.0.5"}, "10.0.0.5"),
+        ("::", {V6: "fd00::5"}, "fd00::5"),
+        ("::", {V4: "10.0.0.5", V6: "fd00::5"}, "fd00::5"),
+        ("::", {V4: "10.0.0.5"}, "10.0.0.5"),
+        ("::", {V4: "10.0.0.5", V6: "fe80::5"}, "10.0.0.5"),
+    ],
+)
+def test_a_wildcard_address_is_advertised_as_one_that_works(
+    listener, monkeypatch, bound, routes, told
+):
+    monkeypatch.setattr(RoutedSocket, "routes", routes)
+    monkeypatch.setattr("rpc.endpoint.socket.socket", RoutedSocket)
+    assert reached_at(bound) == told
+
+
+@pytest.mark.parametrize(
+    ("bound", "routes"),
+    [("0.0.0.0", {}), ("0.0.0.0", {V6: "fd00::5"}), ("::", {}), ("::", {V6: "fe80::5"})],
+)
+def test_a_wildcard_address_without_a_route_is_refused_instead_of_telling_loopback(
+    listener, monkeypatch, bound, routes
+):
+    """Peers on other hosts would connect to themselves."""
+    with monkeypatch.context() as patched:
+        patched.setattr(RoutedSocket, "routes", routes)
+        patched.setattr("rpc.endpoint.socket.socket", RoutedSocket)
+        assert not reached_at(bound)
+        with pytest.raises(SettingsError, match=r"no route .* name the address that peers reach"):
+            listener.bind_tcp(bound)
+    listener.bind_tcp("127.0.0.1")  # nothing was bound
 
 
 @pytest.mark.attack("A16")

@@ -50,6 +50,24 @@ def jvm(monkeypatch):
     return options
 
 
+@pytest.mark.parametrize(
+    ("hostname", "local_ip", "host"),
+    [
+        ("[fd00::2]", "", "fd00::2"),
+        ("[fd00::2]", "::", "fd00::2"),
+        ("host-b", "[fd00::3]", "fd00::3"),
+    ],
+)
+def test_a_literal_ipv6_host_of_spark_loses_its_brackets(
+    jvm, monkeypatch, hostname, local_ip, host
+):
+    """Spark writes --hostname [fd00::2]; nothing but a URL takes that."""
+    jvm.update({"--executor-id": "5", "--hostname": hostname})
+    if local_ip:
+        monkeypatch.setenv("SPARK_LOCAL_IP", local_ip)
+    assert find_executor(loopback=False, cores=2).host == host
+
+
 def test_a_remote_executor_advertises_the_host_that_spark_gave_it(jvm, monkeypatch, tmp_path):
     jvm.update({"--executor-id": "5", "--hostname": "host-b"})
     monkeypatch.chdir(tmp_path)

@@ -102,6 +102,13 @@ def test_the_cluster_spec_orders_nodes_by_index():
     assert ctx.cluster_spec == {"ps": ["h:10"], "worker": ["h:11", "h:12"]}
 
 
+def test_an_ipv6_address_in_the_cluster_spec_is_in_brackets():
+    endpoint = Endpoint("fd00::2", 11)
+    ctx = make_context([RosterEntry(NodeId("worker", 0), 0, "fd00::2", "1", endpoint)])
+    assert ctx.cluster_spec == {"worker": ["[fd00::2]:11"]}
+    assert str(endpoint) == "[fd00::2]:11"
+
+
 def test_a_workers_address_is_the_port_that_it_holds_for_main_fun():
     held = ReservedPort()
     roster = [

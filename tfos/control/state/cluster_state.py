@@ -19,6 +19,7 @@ import msgspec
 from tfos.control import messages
 from tfos.control.members import Member, NodeStatus, point_of
 from tfos.control.permissions import admitted
+from tfos.control.restarts.driver_pause import DriverPause
 from tfos.control.restarts.node_end import (
     WITHOUT_PS,
     Meaning,
@@ -53,6 +54,10 @@ class ClusterState(ClusterOrders):
     """Orders about lost and finished workers, for servers that are started again."""
     _told: set[str] = field(default_factory=set)
     """Warnings that are shown once, as for a whole rack of equal executors."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._pause = DriverPause(self.config)
 
     def on_register(
         self, register: messages.Register, now_s: float
@@ -225,15 +230,17 @@ class ClusterState(ClusterOrders):
         if blame.may_restart:
             return self.on_not_restarted(blame.member.name, blame.reason, now_s)
         failure = blame.member.failure(NODE_JOB_FAILED, blame.reason)
+        failure = self._pause.explained(failure, now_s)
         ends_in_order = end.is_cancelled and self.phase is ClusterPhase.RUNNING
         return self.fail(failure, stop=not ends_in_order)
 
     def on_tick(self, now_s: float) -> list[Action]:
-        """Find silent nodes, and note how far the training is.
+        """Find silent nodes, and note how far the training is; every `driver_pause.tick_s`.
 
         Args:
             now_s: monotonic seconds.
         """
+        self._pause.on_tick(self.members.values(), now_s)
         if self.curve.is_due(now_s):
             self.curve.add(point_of(self.workers, now_s))
         actions: list[Action] = []
@@ -278,9 +285,17 @@ class ClusterState(ClusterOrders):
 
     def _joined(self, member: Member) -> list[Action]:
         """Let a new attempt of a lost node work among the others."""
-        member.status = NodeStatus.RUNNING
         if member.planned.is_ps:
-            return self._server_joined(member)
+            member.status = NodeStatus.RUNNING
+            actions = self._server_joined(member)
+            for worker in self.workers:
+                if worker.status is NodeStatus.READY:
+                    actions += self._joined(worker)
+            return actions
+        if any(server.endpoint is None for server in self.servers):  # lost with it, as with a host
+            member.status = NodeStatus.READY
+            return []
+        member.status = NodeStatus.RUNNING
         joining, missed = self.missed_by_worker()
         for feed, first in joining.feeds:
             member.flushes[feed] = messages.FlushReached(feed, first - 1)
@@ -354,6 +369,8 @@ class ClusterState(ClusterOrders):
             outside: whether it was killed from outside.
         """
         around = self._around(member, now_s)
+        if outside:
+            failure = self._pause.explained(failure, now_s)
         match meaning_of(member, failure, around, outside=outside):
             case Meaning.SPARK_RESTARTS:
                 member.status, member.endpoint = NodeStatus.MISSING, None

@@ -125,7 +125,7 @@ class ClusterView:
         """Return the workers of a running cluster that were lost and are started again."""
         if self.phase is not ClusterPhase.RUNNING:
             return []
-        again = (NodeStatus.RESTARTING, NodeStatus.REGISTERED)
+        again = (NodeStatus.RESTARTING, NodeStatus.REGISTERED, NodeStatus.READY)
         return [worker for worker in self.workers if worker.status in again]
 
     def awaited(self) -> list[Member]:

@@ -219,12 +219,19 @@ def test_a_node_for_which_spark_has_no_slot_is_given_up_in_time():
     dies(state, "worker:1")
     for name in ("ps:0", "worker:0"):
         state.members[name].heard_s = NOW + 31.0
-    assert not [each for each in state.on_tick(NOW + 15.0) if isinstance(each, Warn)]
-    for name in ("ps:0", "worker:0"):
-        state.members[name].heard_s = NOW + 31.0
+    for second in range(31):
+        assert not [each for each in state.on_tick(NOW + second) if isinstance(each, Warn)]
     warning = only(state.on_tick(NOW + 31.0), Warn)
     assert "Spark had no slot for a new attempt of worker:1 in 30 s" in warning.text
     assert state.members["worker:1"].status is NodeStatus.LOST
+
+
+def test_the_wait_for_a_slot_leaves_out_the_time_in_which_the_driver_was_suspended():
+    state = running(workers=5, reservation_timeout_s=30.0)
+    state.on_tick(NOW)
+    dies(state, "worker:1")
+    state.on_tick(NOW + 600.0)
+    assert state.members["worker:1"].status is NodeStatus.RESTARTING
 
 
 def test_a_job_that_could_not_start_a_node_again_counts_as_its_loss():
@@ -277,6 +284,45 @@ def test_a_server_that_starts_elsewhere_waits_for_a_worker_that_is_back():
     registers(state, "ps:0", 100)
     told = [order for _, order in orders(serves(state, "ps:0", 100))]
     assert not [order for order in told if isinstance(order, messages.FenceWorker)]
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("name", ["worker:0", "worker:1"])
+def test_a_worker_that_was_lost_with_its_server_joins_when_the_server_is_back(name):
+    """As with a host that is taken away: a roster without the server would be one of no servers."""
+    state = running(checkpoints=SAVES)
+    for each in (name, "ps:0"):
+        dies(state, each, error_type=EXECUTOR_LOST)
+    registers(state, name, 100)
+    assert orders(serves(state, name, 100)) == []
+    assert state.members[name].status is NodeStatus.READY
+    assert [each.name for each in state.restarting()] == [name]
+    registers(state, "ps:0", 100)
+    told = orders(serves(state, "ps:0", 100, port=2))
+    (start,) = (order for to, order in told if to == name and isinstance(order, messages.Start))
+    assert start.joining is not None
+    assert [each.endpoint.port for each in start.roster if each.node.role == "ps"] == [2]
+    assert ("ps:0", messages.WorkerJoined(int(name[-1]))) in told
+    assert (name, messages.ServerMoved(0, Endpoint("h", 2))) not in told
+    assert state.members[name].status is NodeStatus.RUNNING
+    assert state.restarting() == []
+
+
+@pytest.mark.fault("F14")
+def test_a_worker_that_waits_for_a_lost_server_may_be_lost_again_and_ends_with_the_cluster():
+    state = running(workers=2, checkpoints=SAVES)
+    for each in ("worker:1", "ps:0"):
+        dies(state, each, error_type=EXECUTOR_LOST)
+    registers(state, "worker:1", 100)
+    serves(state, "worker:1", 100)
+    assert only(dies(state, "worker:1", 100), Replace).first_attempt == 200
+    registers(state, "worker:1", 200)
+    serves(state, "worker:1", 200)
+    failed = state.on_not_restarted("ps:0", "no slot", NOW)
+    assert {to for to, order in orders(failed) if isinstance(order, messages.Stop)} == {
+        "worker:0",
+        "worker:1",
+    }
 
 
 def test_a_worker_whose_main_fun_has_returned_is_not_started_again():

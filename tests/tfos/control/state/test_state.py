@@ -258,6 +258,50 @@ def test_a_silent_node_is_given_up_after_the_limit_and_fenced_when_it_thaws():
     assert beat.fenced
 
 
+def _beat_all(state: ClusterState, now_s: float) -> None:
+    for name in state.members:
+        state.on_heartbeat(messages.Heartbeat(_id(name), int(now_s), "x"), now_s)
+
+
+@pytest.mark.fault("F06")
+def test_nodes_that_a_suspended_driver_did_not_hear_are_not_lost():
+    state = _running(lease_s=120.0)
+    assert state.on_tick(NOW) == []
+    assert state.on_tick(NOW + 60) == []  # not one heartbeat between: SIGSTOP, and SIGCONT
+    _beat_all(state, NOW + 61)
+    assert state.on_tick(NOW + 61) == []
+    assert len(state.live()) == 3
+    assert _orders(state.on_tick(NOW + 63), messages.FenceWorker) == set()
+    for late_s in range(64, 83):
+        state.on_tick(NOW + late_s)
+    assert state.phase is ClusterPhase.FAILED  # they are silent now: ps:0 for hang_s
+    assert [failure.error_type for failure in state.failures][:1] == [NODE_SILENT]
+    assert "suspended" not in state.failures[0].message  # their lease is longer than that
+
+
+@pytest.mark.fault("F06")
+def test_the_headline_after_a_suspension_of_the_driver_is_the_suspension():
+    state = _running(tolerate_lost_workers=False)
+    state.on_tick(NOW)
+    for name in state.members:  # the closed connections are read before the first tick
+        state.on_stream_closed(_id(name), NOW + 60)
+    assert state.on_tick(NOW + 60) == []
+    assert state.on_tick(NOW + 62) == []
+    state.on_tick(NOW + 64)
+    text = state.fatal[0].message
+    assert "connection closed 4.0 s ago" in text
+    assert "the driver itself was suspended for 59 s" in text
+    assert "lease_s=20 s" in text
+
+
+def test_an_error_of_main_fun_after_a_suspension_stays_the_headline():
+    state = _running()
+    state.on_tick(NOW)
+    state.on_tick(NOW + 60)
+    _fail(state, "worker:1", error_type="ValueError", traceback="T1", message="bad rows")
+    assert state.fatal[0].message == "bad rows"
+
+
 def test_a_broken_connection_that_does_not_come_back_is_a_loss_within_seconds():
     state = _running()
     state.on_stream_closed(_id("worker:1"), NOW)
@@ -469,7 +513,7 @@ def test_the_chiefs_error_is_the_headline_after_a_lost_server_of_tensorflow():
 def test_a_lost_server_of_tensorflow_that_main_fun_never_notices_fails_the_cluster():
     state = _on_tensorflow()
     _killed(state, "ps:0")
-    for now_s in (NOW, NOW + 59):
+    for now_s in (NOW + second for second in range(60)):
         for member in state.members.values():
             member.heard_s = now_s
         assert state.on_tick(now_s) == []

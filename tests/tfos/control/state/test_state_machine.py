@@ -36,6 +36,8 @@ FAILURES: dict[str, dict[str, Any]] = {
 names = st.sampled_from(NODES)
 ages = st.sampled_from([0, 0, 0, 1, 2])
 """How many attempts older than the newest one the sender is; mostly the newest."""
+LATEST_TICK_S = 3.9
+"""Later ones show a driver that was suspended."""
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -51,6 +53,7 @@ class StateMachine(RuleBasedStateMachine):
         self.attempts = dict.fromkeys(NODES, -1)
         self.orders: collections.Counter[tuple[NodeId, str]] = collections.Counter()
         self.fences: collections.Counter[tuple[str, int, int]] = collections.Counter()
+        self.take(self.state.on_tick(self.now_s))
 
     def take(self, actions: list[Action]) -> None:
         """Count the orders; each goes to an attempt that may have it."""
@@ -149,10 +152,18 @@ class StateMachine(RuleBasedStateMachine):
         if comes_back:
             self.state.on_stream_opened(node, self.now_s)
 
-    @rule(seconds=st.sampled_from([1.0, 1.0, 100.0]))
-    def time_goes_on(self, seconds: float) -> None:
-        self.now_s += seconds
+    @rule(ticks=st.sampled_from([1, 1, 25]))
+    def time_goes_on(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.now_s += LATEST_TICK_S
+            self.take(self.state.on_tick(self.now_s))
+
+    @rule()
+    def the_driver_is_suspended(self) -> None:
+        self.now_s += 100.0
+        before = len(self.state.live())
         self.take(self.state.on_tick(self.now_s))
+        assert len(self.state.live()) == before or self.state.phase is ClusterPhase.FAILED
 
     @rule()
     def ends(self) -> None:

@@ -1,0 +1,73 @@
+"""The limit of open files: raised as far as a server needs it, or named before anybody waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 60.0
+COORDINATOR = """
+import io
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.control.authority import ClusterAuthority
+from tfos.control.coordinator import Coordinator
+from tfos.topology import plan
+made = Coordinator(plan(300, 1), ClusterConfig(), Console(enabled=False, stream=io.StringIO()))
+made.start("127.0.0.1", ClusterAuthority("c").driver())
+made.close()
+"""
+SERVER = """
+from ps.server.server import PSServer, ServerSettings
+from rpc.auth.handshake import Credentials
+settings = ServerSettings(rank=2, num_servers=3, num_workers=300)
+PSServer(settings, Credentials.generate()).close()
+"""
+LISTENER = """
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.server.listener import Listener
+Listener(print, Credentials.generate(), Identity(Role.WORKER, 0)).close()
+"""
+
+
+def _run(program: str, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
+    limited = (
+        f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        f"{program}\nprint(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+@pytest.mark.fault("F19")
+@pytest.mark.parametrize(
+    ("program", "who"),
+    [(COORDINATOR, "the driver's server of 300 nodes"), (SERVER, "ps:2")],
+    ids=["driver", "server"],
+)
+def test_a_process_that_may_not_open_enough_files_says_so_at_once(program: str, who: str):
+    run = _run(program, 256, 256)
+    assert run.returncode == 1
+    error = run.stderr.strip().splitlines()[-1]
+    assert error.startswith(f"rpc.errors.SettingsError: {who} needs a limit of ")
+    assert " open files for 300 peers, the hard limit of this process is 256 " in error
+    needed = int(error.partition("a limit of ")[2].split()[0])
+    assert 364 < needed < 800
+
+
+@pytest.mark.parametrize(
+    ("program", "hard", "expected"),
+    [(COORDINATOR, 4096, range(800, 1200)), (SERVER, 1024, [1024]), (LISTENER, 512, [512])],
+    ids=["driver", "server", "listener"],
+)
+def test_the_soft_limit_is_raised_as_far_as_the_hard_one_allows(program, hard, expected):
+    run = _run(program, 256, hard)
+    assert run.returncode == 0, run.stderr
+    soft, still_hard = map(int, run.stdout.split())
+    assert soft in expected
+    assert still_hard == hard
