@@ -15,6 +15,7 @@ first waits for the pushes in flight (`drain`).
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class PSTrainer:
         self.ctx = ctx
         self.settings = settings
         self.optimizer = model.optimizer
+        self._compiled = _compiled(model)
         self.client = ctx.ps_client()
         self.skipped_steps = 0
         self.assigned = False
@@ -201,6 +203,12 @@ class PSTrainer:
                 f"the model was compiled again after {since}, so its optimizer is not the one "
                 "whose rule the parameter servers run; compile once, before it. "
                 "model.optimizer.learning_rate may be assigned at any time"
+            )
+        if any(map(operator.is_not, _compiled(self.model), self._compiled)):
+            raise UnsupportedModel(
+                f"the model was compiled again after {since}, and its step has the loss and the "
+                "metrics of before; compile once, before it. For another loss build and compile "
+                "the model anew"
             )
         if self._attached is not None:
             self._attached.variables.check_unchanged(self.model, since)
@@ -372,3 +380,8 @@ class PSTrainer:
         if self._attached is None:
             return contextlib.nullcontext()
         return self._attached.tables.typed_errors()
+
+
+def _compiled(model: Any) -> tuple[Any, ...]:
+    """Return what each `compile` makes anew and a compiled step contains."""
+    return model._compile_loss, model._compile_metrics, model._loss_tracker
