@@ -20,9 +20,9 @@ import keras
 
 from ps.compression.format import Compression
 from ps.manifest.manifest import Consistency
-from tfos.errors import NotCompiled, UnsupportedModel
+from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
 from tfos.keras.data import tensors
-from tfos.keras.fit.fit_call import distributed_fit
+from tfos.keras.fit.fit_call import SPLITS_AN_EPOCH, distributed_fit
 from tfos.keras.fit.metric_states import are_built
 from tfos.keras.fit.table_summary import with_tables
 from tfos.keras.keras_loops import refusing_no_rows
@@ -162,6 +162,12 @@ def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
     """Train `steps_per_execution` batches, or as many as the epoch still has."""
     import tensorflow as tf
 
+    if trainer.awaits_callbacks:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has a fit of its own, which trains without the callbacks that "
+            "it was given: they make the workers agree at the ends of epochs. Hand them on: "
+            "super().fit(..., callbacks=callbacks)"
+        )
     batches = trainer.batches(iterator)
     logs, trained = None, 0
     while trained < model.steps_per_execution:
@@ -209,6 +215,8 @@ def _pulling(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
 def _apart_from_fit(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:
     @functools.wraps(original)
     def training(*args: Any, **kwargs: Any) -> Any:
+        if not trainer.fits:
+            trainer.catch_up()
         with trainer.apart_from_fit():  # a callback may call it
             return original(*args, **kwargs)
 
@@ -219,6 +227,12 @@ def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
     @functools.wraps(original)
     def pushing(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        if trainer.has_trained_rows:
+            trainer.pull()
+            raise SettingsError(
+                f"{original.__name__} after a training step {SPLITS_AN_EPOCH}. Values to begin "
+                "with come before the first step"
+            )
         trainer.assign()
         return result
 

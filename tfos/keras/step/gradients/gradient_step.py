@@ -258,8 +258,8 @@ class GradientStep:
 
 def _given_twice(path: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"train_step gives {path!r} twice in one apply, and the parameter servers take one gradient "
-        "per variable and step; add the gradients, or differentiate the sum of the losses"
+        f"train_step gives {path!r} twice in one apply, and the parameter servers take one "
+        "gradient per variable and step; add the gradients, or differentiate the sum of the losses"
     )
 
 
