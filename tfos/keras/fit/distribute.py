@@ -13,6 +13,7 @@ Threads: use the model from one thread.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.trainer import PSTrainer
+
+logger = logging.getLogger(__name__)
 
 
 def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
@@ -139,6 +142,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
         return model.train_function
 
     model.train_function = None
+    _save_as_new(trainer.optimizer)
     overrides: dict[str, Any] = {
         "make_train_function": make_train_function,
         "fit": distributed_fit(model, trainer),
@@ -237,6 +241,26 @@ def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
         return result
 
     return pushing
+
+
+def _save_as_new(optimizer: Any) -> None:
+    """Let files say that the optimizer has made no update: its slots, on the servers, have.
+
+    Keras would go on with the large steps that fit old slots, and those in the file are zeros.
+    """
+    inner = optimizers.unwrap(optimizer)
+
+    def save_own_variables(store: Any) -> None:
+        for number, variable in enumerate(inner.variables):
+            value = variable.numpy()
+            store[str(number)] = value * 0 if variable is inner.iterations else value
+        if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            logger.info(
+                "the file's optimizer has made 0 updates, without the servers' slots; a training "
+                "that goes on with it begins its learning rate schedule anew"
+            )
+
+    inner.__dict__["save_own_variables"] = save_own_variables  # as the model's methods
 
 
 def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from tfos.keras.step.gradients.interception import Captured, intercepted
 from tfos.keras.step.gradients.loss_scale import LossScale
 from tfos.keras.step.gradients.missing_gradients import MissingGradients
 from tfos.keras.step.gradients.own_writes import OwnWrites
-from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
+from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows, check_part
 from tfos.keras.step.gradients.skipped_step import MetricsBefore, StatesBefore
 from tfos.keras.step.gradients.traces import Traces
 from tfos.keras.step.variables import Variables
@@ -130,6 +130,8 @@ class GradientStep:
         if self._model.run_eagerly:
             return all_inside(self._variables.embeddings, "run_eagerly=True")
         ids = record(self._own_step, data, self._variables.trained)
+        for call in ids.calls:
+            check_part(call.layer, self._variables.embeddings)
         inside = next((call for call in ids.calls if not call.is_ahead), None)
         if inside is not None and self._model.jit_compile:
             raise UnsupportedModel(
@@ -154,7 +156,12 @@ class GradientStep:
             groups = self._variables.statistics
             statistics_before = StatesBefore(v for group in groups for v in group.variables)
         writes = OwnWrites(self._variables)
-        flow = InsideRows() if self._model.run_eagerly else GivenRows(rows, positions, self._calls)
+        layers = self._variables.embeddings
+        flow = (
+            InsideRows(layers)
+            if self._model.run_eagerly
+            else GivenRows(rows, positions, self._calls, layers)
+        )
         with row_flow.flowing(flow):
             logs, captured = self._own_step(data)
         pairs, row_gradients = self._split(captured.pairs())
