@@ -390,8 +390,7 @@ class NodeContext(PortedContext):
 
         Call it on every worker, with the same model, between `compile` and `fit`. All begin with
         the chief's weights; later `set_weights` and `load_weights` of the model take effect there
-        alone, and cannot change weights that do not train: the servers have those for good. With
-        num_ps=0 each worker serves a part of the parameters itself, in "sync" alone.
+        alone, for weights that train. With num_ps=0 each worker serves a part, in "sync" alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
