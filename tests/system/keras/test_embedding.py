@@ -681,6 +681,42 @@ def test_early_stopping_that_restores_dense_weights_alone_is_refused(is_distribu
             model.fit(x, y, verbose=0, callbacks=given)
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_an_embedding_that_keras_does_not_find_is_refused_by_name(eagerly):
+    x, y = data(BATCH)
+    hidden = Embedding(DIM, name="hidden")
+    own = keras.layers.Lambda(lambda ids: hidden(ids), output_shape=(3, DIM))
+    tracked = Embedding(DIM, table="user")
+    both = keras.layers.Lambda(lambda rows: rows + hidden(tf.ones_like(rows[..., 0], "int64")))
+    for embedding in (own, lambda ids: both(tracked(ids))):
+        model = make_model(embedding, keras.optimizers.SGD(0.1), run_eagerly=eagerly)
+        with serving() as cluster:
+            distribute(model, cluster.contexts[0])
+            with pytest.raises(UnsupportedModel, match="layer 'hidden' is not part of the model"):
+                model.fit(x, y, batch_size=BATCH, verbose=0)
+            assert cluster.pushes == 0
+    model = make_model(own, keras.optimizers.SGD(0.1), run_eagerly=eagerly)
+    with pytest.raises(UnsupportedModel, match="Keras finds no layer inside of a Lambda"):
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+
+
+def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_last():
+    x, y = data(64)
+    with serving() as cluster:
+        model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+        distribute(model, cluster.contexts[0])
+        model.set_weights(model.get_weights())  # to begin with
+        model.fit(x, y, verbose=0)
+        best = [weight + 1 for weight in model.get_weights()]
+        with pytest.raises(
+            SettingsError, match=r"^set_weights .*rows of the last one; .*keep_best"
+        ):
+            model.set_weights(best)
+        held = cluster.values()
+        for weight in model.trainable_weights[1:]:
+            np.testing.assert_array_equal(weight.numpy(), held[weight.path])
+
+
 def test_a_plain_copy_follows_each_call_of_a_layer(tmp_path):
     some = keras.Input((3,), dtype="int64", name="some")
     many = keras.Input((5,), dtype="int64", name="many")

@@ -13,6 +13,8 @@ from ps import Admission, rules
 from ps.errors import IdError
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras import Embedding
+from tfos.keras.embedding import plain
+from tfos.keras.embedding.combine import combined
 from tfos.keras.embedding.keys import hashed, keys_of
 from tfos.keras.step.table_specs import table_specs
 
@@ -118,6 +120,30 @@ def test_combiners_of_dense_ids(combiner, weighted):
     given = weights if weighted else np.ones((2, 3), "float32")
     expected = [COMBINED[combiner](row(*own), w) for own, w in zip(ids, given, strict=True)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_xla_makes_no_nan_of_the_weights_of_a_list_of_padding(is_plain):
+    ids, dense = tf.constant([[0, 0], [1, 2], [1, 2]]), [[0, 0], [1, 2], [1, 2]]
+    rows = np.array([row(*each) for each in dense])
+
+    @tf.function(jit_compile=True)
+    def gradient(weights):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            if is_plain:
+                found = plain._combined(tf.constant(rows), weights, ids != 0, "sqrtn")
+            else:
+                flat, is_id = rows.reshape(-1, DIM), tf.reshape(ids != 0, [-1])
+                found = combined(flat, keys_of(ids, "x"), weights, "sqrtn", is_id)
+        return found, tape.gradient(found, weights)
+
+    found, slopes = gradient(tf.constant([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]))
+    assert np.isfinite(slopes).all()
+    assert slopes[2].numpy().any()
+    expected = COMBINED["sqrtn"](row(1, 2), np.array([3.0, 4.0], "float32"))
+    np.testing.assert_allclose(found[2], expected, rtol=1e-6)
+    np.testing.assert_array_equal(found[:2], 0)
 
 
 @pytest.mark.parametrize("combiner", COMBINED)

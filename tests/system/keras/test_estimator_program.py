@@ -133,7 +133,7 @@ def test_a_model_that_servers_have_trained_is_trained_on_by_fresh_servers(make):
         answers = stack.predict(x, verbose=0)
         content = content_of(stack)
     recipe = ModelRecipe(content=content)
-    assert int(recipe.build().optimizer.iterations) == 2
+    assert int(recipe.build().optimizer.iterations) == 0, "as its slots, which stay on the servers"
     again = recipe.build(is_distributed=True)
     with serving() as cluster:
         distribute(again, cluster.contexts[0], consistency="sync")

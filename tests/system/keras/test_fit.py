@@ -17,7 +17,8 @@ from feeding.filesystem.registry import filesystem_for
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.support.keras_training import Context, blobs, serving, together
 from tfos.control.messages import EpochTrained
-from tfos.errors import SettingsError
+from tfos.errors import SettingsError, UnsupportedModel
+from tfos.fit_place import FitPlace
 from tfos.keras.export import export, load_model
 from tfos.keras.fit.callbacks import callbacks
 from tfos.keras.fit.distribute import distribute
@@ -142,7 +143,8 @@ def test_learning_rate_callbacks_and_checkpoints(cluster, tmp_path):
     assert rates[-1] < rates[0], "ReduceLROnPlateau acts on the real optimizer"
     assert history["val_loss"][0] == pytest.approx(history["val_loss"][-1], abs=1e-4)
     saved = keras.models.load_model(tmp_path / "4.keras")
-    assert int(saved.optimizer.iterations) == 20
+    assert int(saved.optimizer.iterations) == 0, "as its slots: they stay on the servers"
+    assert int(model.optimizer.iterations) == 20
     for weight, held in zip(saved.trainable_weights, model.trainable_weights, strict=True):
         np.testing.assert_array_equal(weight.numpy(), held.numpy())
     assert saved.evaluate(X, Y, verbose=0) == model.evaluate(X, Y, verbose=0)
@@ -476,3 +478,103 @@ def test_exports_that_cannot_work_are_refused(cluster, tmp_path):
     with pytest.raises(SettingsError, match="never built"):
         export(keras.Sequential([keras.layers.Dense(1)]), str(tmp_path / "x.keras"), ctx)
     assert not any(Path(tmp_path).iterdir())
+
+
+class Handing(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    """A fit of its own that hands everything on."""
+
+    def fit(self, *args, **kwargs):
+        return super().fit(*args, **kwargs)
+
+
+class NamingData(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    def fit(self, x, y=None, batch_size=64, **options):
+        return super().fit(x, y, batch_size=batch_size, **options)
+
+
+class WithoutCallbacks(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    def fit(self, x, y, epochs=1):
+        return super().fit(x, y, epochs=epochs)
+
+
+class DroppingCallbacks(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    def fit(self, x, y, callbacks=None, **options):
+        return super().fit(x, y, **options)
+
+
+def linear(kind, *layers):
+    model = kind([keras.Input((20,)), *layers, keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    return model
+
+
+@pytest.mark.parametrize("kind", [Handing, NamingData])
+def test_a_fit_of_the_class_has_the_callbacks_of_tfos_too(cluster, kind):
+    context = cluster.contexts[0]
+    model = distribute(linear(kind), context)
+    seen = []
+    own = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    rest = (64, 2, 0, [own]) if kind is Handing else ()
+    more = {} if rest else {"epochs": 2, "verbose": 0, "callbacks": [own]}
+    history = model.fit(X[:128], Y[:128], *rest, **more)
+    assert seen == [0, 1] == history.epoch
+    assert context.reported, "by a callback of tfos"
+    assert cluster.pushes == 4
+    context.fit_place = FitPlace(1, 1)  # a worker that joins the others in their second epoch
+    assert model.fit(X[:128], Y[:128], *rest, **more).epoch == [1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (WithoutCallbacks, r"WithoutCallbacks\.fit has no parameter callbacks"),
+        (DroppingCallbacks, "trains without the callbacks that it was given"),
+    ],
+)
+def test_a_fit_of_the_class_without_callbacks_is_refused(cluster, kind, sentence):
+    model = distribute(linear(kind), cluster.contexts[0])
+    with pytest.raises(UnsupportedModel, match=sentence):
+        model.fit(X, Y)
+    assert cluster.pushes == 0
+    model.train_on_batch(X[:32], Y[:32])
+    assert cluster.pushes == 1
+
+
+def test_a_fit_after_one_that_was_broken_off_begins_with_the_servers_values(cluster):
+    model = distribute(linear(keras.Sequential), cluster.contexts[0], pipeline=2)
+
+    def stop(batch, logs):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+    breaking = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, batch_size=32, verbose=0, callbacks=[breaking])
+    assert cluster.pushes == 3
+    assert not equal(model, cluster.values())
+    found = []
+    begin = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: found.append(equal(model, cluster.values()))
+    )
+    model.fit(X, Y, batch_size=160, verbose=0, callbacks=[begin])
+    assert found == [True]
+
+
+def test_values_that_do_not_reach_the_servers_are_refused(cluster, tmp_path):
+    backbone = keras.layers.Dense(20, trainable=False)
+    model = distribute(linear(keras.Sequential, backbone), cluster.contexts[0])
+    head = model.layers[-1]
+    values = head.get_weights()
+    head.set_weights([value + 1 for value in values])
+    with pytest.raises(UnsupportedModel, match=r"kernel' has other values here than on the param"):
+        model.fit(X, Y, verbose=0)
+    model.set_weights(model.get_weights())
+    model.fit(X, Y, batch_size=160, verbose=0)
+    assert cluster.pushes == 2
+    weights = [value + 1 for value in model.get_weights()]
+    with pytest.raises(UnsupportedModel, match=r"do not train were changed after ctx\.distribute"):
+        model.set_weights(weights)
+    with pytest.raises(UnsupportedModel, match=r"set_weights or assign before ctx\.distribute"):
+        model.fit(X, Y, verbose=0)
+    assert cluster.pushes == 2

@@ -126,7 +126,8 @@ def test_precision_policies_keep_masters_on_the_servers(cluster, policy, tmp_pat
     assert cluster.pushes == 24
     model.save(tmp_path / "m.keras")
     saved = keras.models.load_model(tmp_path / "m.keras")  # a complaint would be an error here
-    assert int(saved.optimizer.iterations) == 24
+    assert int(saved.optimizer.iterations) == 0, "as its slots"
+    assert int(model.optimizer.iterations) == 24
 
 
 @pytest.mark.fault("F48")
@@ -344,15 +345,32 @@ class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
     how = "nothing"
 
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x, training=True))
         gradients = tape.gradient(loss, self.trainable_variables)
         pairs = list(zip(gradients, self.trainable_variables, strict=True))
-        if self.how == "assigns":
+
+        def assign():
             for gradient, variable in pairs:
                 variable.assign_sub(0.1 * gradient)
+            return loss
+
+        if self.how == "assigns":
+            assign()
             self.optimizer.apply_gradients(pairs)
+        elif self.how == "assigns in a branch":
+            tf.function(lambda: tf.cond(loss > 0, assign, lambda: loss), autograph=False)()
+            self.optimizer.apply_gradients(pairs)
+        elif self.how == "assigns in a loop":
+            tf.while_loop(lambda last: last < 0, lambda _: [assign()], [tf.constant(-1.0)])
+            self.optimizer.apply_gradients(pairs)
+        elif self.how == "momentum":
+            target, online = self.layers[0].kernel, self.layers[1].kernel
+            target.assign(0.9 * target + 0.1 * tf.reduce_mean(online))
+            self.optimizer.apply_gradients(pairs)
+        elif self.how == "double":
+            self.optimizer.apply_gradients(pairs + pairs[:1])
         elif self.how == "twice":
             self.optimizer.apply_gradients(pairs)
             self.optimizer.apply_gradients(pairs)
@@ -366,16 +384,23 @@ class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
     [
         ("nothing", "did not call apply"),
         ("assigns", "writes '.*kernel' itself"),
+        ("assigns in a branch", "writes '.*kernel' itself"),
+        ("assigns in a loop", "writes '.*kernel' itself"),
+        ("momentum", "writes '.*frozen/kernel', which does not train.*add_weight"),
+        ("double", "'.*kernel' twice in one apply"),
         ("twice", "more than once"),
         ("nested", "inside a tf.function"),
     ],
 )
 def test_steps_that_cannot_be_split_are_refused(cluster, how, sentence):
-    model = Wrong([keras.Input((20,)), keras.layers.Dense(2)])
+    frozen = keras.layers.Dense(20, name="frozen", trainable=False)
+    model = Wrong([keras.Input((20,)), frozen, keras.layers.Dense(2)])
     model.how = how
-    distribute(compiled(model), cluster.contexts[0])
-    with pytest.raises(UnsupportedModel, match=sentence):
-        model.fit(X, Y, batch_size=32, verbose=0)
+    distribute(compiled(model, run_eagerly=False), cluster.contexts[0])
+    for eagerly in (False, True):
+        model.run_eagerly = eagerly and how != "nested"
+        with pytest.raises(UnsupportedModel, match=sentence):
+            model.train_on_batch(X[:32], Y[:32])
     assert cluster.pushes == 0
 
 
@@ -428,6 +453,12 @@ def test_changes_after_distribution_are_refused(cluster):
     with pytest.raises(VariablesChanged, match="no longer trainable"):
         model.fit(X, Y, verbose=0)
     model.layers[0].trainable = True
+    model.fit(X, Y, batch_size=128, verbose=0)
+    compiled(model, model.optimizer, metrics=["accuracy"])  # the step has the old loss and metrics
+    for train in (model.fit, model.train_on_batch):
+        with pytest.raises(UnsupportedModel, match=r"compiled again after ctx\.distribute"):
+            train(X, Y)
+    assert cluster.pushes == 2
     compiled(model)
     with pytest.raises(UnsupportedModel, match="compiled again"):
         model.fit(X, Y, verbose=0)

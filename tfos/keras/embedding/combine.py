@@ -46,7 +46,17 @@ def combined(rows: Any, keys: Keys, weights: Any, combiner: Combiner, is_id: Any
     if factors is None:
         factors = tf.ones_like(keys.flat, rows.dtype)
     weight = _reduced((factors if combiner == "mean" else factors * factors)[:, None], keys)
-    return tf.math.divide_no_nan(total, weight if combiner == "mean" else tf.sqrt(weight))
+    return tf.math.divide_no_nan(total, weight if combiner == "mean" else _root(weight))
+
+
+def _root(squares: Any) -> Any:
+    """Return the root, whose gradient at 0 is 0 instead of infinite."""
+    import tensorflow as tf
+
+    if isinstance(squares, tf.RaggedTensor):
+        return squares.with_flat_values(_root(squares.flat_values))
+    is_zero = squares == 0
+    return tf.where(is_zero, squares, tf.sqrt(tf.where(is_zero, tf.ones_like(squares), squares)))
 
 
 def _reduced(values: Any, keys: Keys) -> Any:

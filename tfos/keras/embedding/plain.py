@@ -161,5 +161,7 @@ def _combined(rows: Any, weights: Any, is_id: Any, combiner: str) -> Any:
     if combiner == "mean":
         weight = ops.sum(factors, axis=-1, keepdims=True)
     else:
-        weight = ops.sqrt(ops.sum(ops.square(factors), axis=-1, keepdims=True))
+        squares = ops.sum(ops.square(factors), axis=-1, keepdims=True)
+        is_zero = ops.equal(squares, 0)  # there the root's gradient is infinite
+        weight = ops.where(is_zero, squares, ops.sqrt(ops.where(is_zero, 1.0, squares)))
     return ops.divide_no_nan(total, weight)

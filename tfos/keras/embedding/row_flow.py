@@ -23,6 +23,13 @@ from tfos.errors import UnsupportedModel
 _NO_ROWS = 0
 """Rows that an anchor claims to have; nothing makes it dense."""
 
+NOT_FOUND = (
+    "Keras finds no layer inside of a Lambda, or of a Python object that is no layer, and its rows "
+    "would never be trained; make it an attribute of the model or of a layer, or call it outside "
+    "of the Lambda"
+)
+"""Of an Embedding that a step calls and that is none of the model's."""
+
 
 class RowFlow(Protocol):
     """Gives the rows of a layer's calls, in the order of the calls."""
@@ -93,7 +100,7 @@ def anchored(rows: Any, indices: Any, anchor: Any) -> Any:
                 raise UnsupportedModel(
                     "a gradient of an Embedding's rows was asked for outside of fit and "
                     "train_on_batch, which bring it to the table; train through them, with a "
-                    "train_step of your own if need be"
+                    f"train_step of your own if need be. In fit it is one where {NOT_FOUND}"
                 )
             shape = tf.constant([_NO_ROWS, dim], indices.dtype)
             return None, tf.IndexedSlices(upstream, indices, shape)

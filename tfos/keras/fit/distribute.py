@@ -13,6 +13,7 @@ Threads: use the model from one thread.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -20,9 +21,9 @@ import keras
 
 from ps.compression.format import Compression
 from ps.manifest.manifest import Consistency
-from tfos.errors import NotCompiled, UnsupportedModel
+from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
 from tfos.keras.data import tensors
-from tfos.keras.fit.fit_call import distributed_fit
+from tfos.keras.fit.fit_call import SPLITS_AN_EPOCH, distributed_fit
 from tfos.keras.fit.metric_states import are_built
 from tfos.keras.fit.table_summary import with_tables
 from tfos.keras.keras_loops import refusing_no_rows
@@ -30,6 +31,8 @@ from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import optimizers
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.trainer import PSTrainer
+
+logger = logging.getLogger(__name__)
 
 
 def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
@@ -139,6 +142,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
         return model.train_function
 
     model.train_function = None
+    _save_as_new(trainer.optimizer)
     overrides: dict[str, Any] = {
         "make_train_function": make_train_function,
         "fit": distributed_fit(model, trainer),
@@ -162,6 +166,12 @@ def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
     """Train `steps_per_execution` batches, or as many as the epoch still has."""
     import tensorflow as tf
 
+    if trainer.awaits_callbacks:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has a fit of its own, which trains without the callbacks that "
+            "it was given: they make the workers agree at the ends of epochs. Hand them on: "
+            "super().fit(..., callbacks=callbacks)"
+        )
     batches = trainer.batches(iterator)
     logs, trained = None, 0
     while trained < model.steps_per_execution:
@@ -209,6 +219,8 @@ def _pulling(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
 def _apart_from_fit(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:
     @functools.wraps(original)
     def training(*args: Any, **kwargs: Any) -> Any:
+        if not trainer.fits:
+            trainer.catch_up()
         with trainer.apart_from_fit():  # a callback may call it
             return original(*args, **kwargs)
 
@@ -219,10 +231,36 @@ def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
     @functools.wraps(original)
     def pushing(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        if trainer.has_trained_rows:
+            trainer.pull()
+            raise SettingsError(
+                f"{original.__name__} after a training step {SPLITS_AN_EPOCH}. Values to begin "
+                "with come before the first step"
+            )
         trainer.assign()
         return result
 
     return pushing
+
+
+def _save_as_new(optimizer: Any) -> None:
+    """Let files say that the optimizer has made no update: its slots, on the servers, have.
+
+    Keras would go on with the large steps that fit old slots, and those in the file are zeros.
+    """
+    inner = optimizers.unwrap(optimizer)
+
+    def save_own_variables(store: Any) -> None:
+        for number, variable in enumerate(inner.variables):
+            value = variable.numpy()
+            store[str(number)] = value * 0 if variable is inner.iterations else value
+        if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            logger.info(
+                "the file's optimizer has made 0 updates, without the servers' slots; a training "
+                "that goes on with it begins its learning rate schedule anew"
+            )
+
+    inner.__dict__["save_own_variables"] = save_own_variables  # as the model's methods
 
 
 def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:

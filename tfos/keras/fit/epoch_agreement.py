@@ -103,6 +103,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start all workers together in modes with waits, so that none begins alone."""
+        self._trainer.awaits_callbacks = False
         if self._feed:
             self._trainer.ctx.trained_feeds.follow(self._feed)
         if self._place is not None:

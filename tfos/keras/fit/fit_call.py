@@ -17,7 +17,7 @@ from typing import Any
 
 import keras
 
-from tfos.errors import FeedEndedWarning, SettingsError
+from tfos.errors import FeedEndedWarning, SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace, fed_epochs
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
@@ -37,6 +37,90 @@ from tfos.keras.step.trainer import PSTrainer
 
 logger = logging.getLogger(__name__)
 
+SPLITS_AN_EPOCH = (
+    "would bring back the dense weights of an earlier epoch with the rows of the last one; keep "
+    "the best epoch with both: keras.callbacks.ModelCheckpoint('best.keras', save_best_only=True), "
+    "or on a cluster Checkpoints(…, keep_best='val_loss')"
+)
+"""What dense weights that are set alone do to a model with tables."""
+
+
+class FitArguments:
+    """The arguments of one call of a class's `fit`, which may be its own with other parameters.
+
+    Args:
+        original: the bound method.
+        args: of the call.
+        kwargs: of the call.
+
+    Attributes:
+        by_name: Keras' name and the value of each, with the defaults of `original`, then Keras'.
+
+    Raises:
+        UnsupportedModel: `original` takes no callbacks, or its data by another name than x.
+    """
+
+    def __init__(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._original = original
+        kerass = list(inspect.signature(keras.Model.fit).parameters.values())[1:]  # without self
+        signature = inspect.signature(original)
+        self._bound = signature.bind(*args, **kwargs)
+        self._bound.apply_defaults()
+        kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+        self._rest = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
+        self._more = kinds.get(inspect.Parameter.VAR_KEYWORD, "")
+        given = dict(self._bound.arguments)
+        rest, more = given.pop(self._rest, ()), given.pop(self._more, {})
+        num_own = len(args) - len(rest)
+        self._in_rest = [parameter.name for parameter in kerass[num_own:]][: len(rest)]
+        given |= dict(zip(self._in_rest, rest, strict=False)) | more
+        self.by_name: dict[str, Any] = {each.name: each.default for each in kerass} | given
+        self._before = dict(self.by_name)
+        self._check(given)
+
+    def _check(self, given: dict[str, Any]) -> None:
+        if "callbacks" not in given and not self._more:
+            raise UnsupportedModel(
+                f"{self._name} has no parameter callbacks, and tfos' own have to reach Keras' fit: "
+                "they make the workers agree at the ends of epochs. Give it callbacks=None, or "
+                "**kwargs, and hand them on to super().fit"
+            )
+        for name, value in given.items():
+            if name != "x" and isinstance(value, BatchDataset) and name != "validation_data":
+                raise UnsupportedModel(
+                    f"{self._name} takes the rows of a feed or of files as {name!r}; call that "
+                    "parameter x, as Keras does, so that tfos can follow their epochs"
+                )
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._original, "__qualname__", "fit")
+
+    def call(self) -> Any:
+        """Call the `fit` with what `by_name` has by now; returns what it returns."""
+        for name, value in self.by_name.items():
+            if value is not self._before[name]:
+                self._set(name, value)
+        return self._original(*self._bound.args, **self._bound.kwargs)
+
+    def _set(self, name: str, value: Any) -> None:
+        arguments = self._bound.arguments
+        if name in self._bound.signature.parameters:
+            arguments[name] = value
+        elif name in self._in_rest:
+            rest = list(arguments[self._rest])
+            rest[self._in_rest.index(name)] = value
+            arguments[self._rest] = tuple(rest)
+        elif self._more:
+            arguments[self._more] = {**arguments[self._more], name: value}
+        else:
+            raise UnsupportedModel(
+                f"{self._name} has no parameter {name}, which tfos sets to {value!r}; give it "
+                "**kwargs, and hand them on to super().fit"
+            )
+
 
 def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
     """Return the `fit` that replaces the model's own.
@@ -47,20 +131,19 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
     """
     kept_rate = KeptRate(trainer)
     original = model.fit
-    signature = inspect.signature(original)
     fits = iter(range(1 << 62))
 
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = bound.arguments
+        given = FitArguments(original, args, kwargs)
+        arguments = given.by_name
         dataset = arguments.get("x")
         _check(arguments, trainer)
         number = next(fits)
         if _is_over(begins := _place(trainer.ctx, dataset), number):
             return _left_out(model, number)
         place = _joined(trainer.ctx, begins, arguments, number)
+        trainer.begin_fit()
         kept_rate.begin(number)
         name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
@@ -75,7 +158,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         arguments["callbacks"] = callbacks
         try:
             with trainer.pipelining():
-                return original(*bound.args, **bound.kwargs)
+                return given.call()
         except FeedEnded:
             _warn_of_end(arguments["epochs"], before.epochs_run)
             if before.epochs_run:
@@ -85,9 +168,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
             callbacks.on_train_end(before.last_logs)
             return model.history
         finally:
-            trainer.is_between_epochs = False
-            trainer.positions.forget()
-            trainer.begin_validation = None
+            trainer.end_fit()
             report.close()
 
     return fit
@@ -203,10 +284,8 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
         restores = isinstance(callback, keras.callbacks.EarlyStopping)
         if restores and callback.restore_best_weights and trainer.has_tables:
             raise SettingsError(
-                "EarlyStopping(restore_best_weights=True) would bring back the dense weights of "
-                "the best epoch with the rows of the last one; drop restore_best_weights and keep "
-                "the best epoch with both: keras.callbacks.ModelCheckpoint('best.keras', "
-                "save_best_only=True), or on a cluster Checkpoints(…, keep_best='val_loss')"
+                f"EarlyStopping(restore_best_weights=True) {SPLITS_AN_EPOCH}; drop "
+                "restore_best_weights"
             )
 
 

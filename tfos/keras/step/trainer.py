@@ -15,6 +15,7 @@ first waits for the pushes in flight (`drain`).
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class PSTrainer:
         skipped_steps: steps whose gradient was not finite and was not sent.
         assigned: whether this chief has put values of its own on the servers, and the other workers
             do not know it yet.
+        awaits_callbacks: a `fit` was called, and its callbacks do not know yet that it begins.
         is_between_epochs: nobody trains, and the variables are the servers' newest or what
             callbacks have made of them, which is not to be overwritten.
         begin_validation: what the running `fit` does before it validates.
@@ -78,9 +80,11 @@ class PSTrainer:
         self.ctx = ctx
         self.settings = settings
         self.optimizer = model.optimizer
+        self._compiled = _compiled(model)
         self.client = ctx.ps_client()
         self.skipped_steps = 0
         self.assigned = False
+        self.awaits_callbacks = False
         self.is_between_epochs = False
         self.begin_validation: Callable[[], None] | None = None
         self.times = StepClock()
@@ -91,6 +95,8 @@ class PSTrainer:
         self._batches: Lookahead | None = None
         self._most_in_flight = 0
         self._fitting_thread: int | None = None
+        self._is_behind = False
+        """Whether a step or a fit was broken off, so that the servers may have newer values."""
 
     @property
     def is_local(self) -> bool:
@@ -103,6 +109,11 @@ class PSTrainer:
         return bool(table_specs.embeddings_of(self.model))
 
     @property
+    def has_trained_rows(self) -> bool:
+        """Whether this worker has trained rows of tables, which no value of the model holds."""
+        return self.steps > 0 and any(e.trainable for e in table_specs.embeddings_of(self.model))
+
+    @property
     def pipeline(self) -> int:
         """Pushes that are in flight while `fit` computes."""
         return self.settings.pushes_in_flight(
@@ -113,6 +124,11 @@ class PSTrainer:
     def waits(self) -> bool:
         """Whether workers wait for each other's pushes."""
         return self.settings.consistency != "async"
+
+    @property
+    def fits(self) -> bool:
+        """Whether a `fit` runs."""
+        return self._fitting_thread is not None
 
     @property
     def fits_elsewhere(self) -> bool:
@@ -202,6 +218,12 @@ class PSTrainer:
                 "whose rule the parameter servers run; compile once, before it. "
                 "model.optimizer.learning_rate may be assigned at any time"
             )
+        if any(map(operator.is_not, _compiled(self.model), self._compiled)):
+            raise UnsupportedModel(
+                f"the model was compiled again after {since}, and its step has the loss and the "
+                "metrics of before; compile once, before it. For another loss build and compile "
+                "the model anew"
+            )
         if self._attached is not None:
             self._attached.variables.check_unchanged(self.model, since)
 
@@ -220,6 +242,7 @@ class PSTrainer:
         Rows that were asked for ahead are asked for again: the block changes them.
         """
         own, self._batches = self._batches, None
+        awaits, self.awaits_callbacks = self.awaits_callbacks, False
         if own is not None and self._attached is not None:
             self.drain()
             own.set_back(self._attached.tables.set_back)
@@ -227,6 +250,7 @@ class PSTrainer:
             yield
         finally:
             self._batches = own
+            self.awaits_callbacks = awaits
 
     def train(self, batch: TrainingData, batches: Lookahead) -> Any:
         """Run one step on a batch and exchange its result; returns the step's logs.
@@ -243,6 +267,7 @@ class PSTrainer:
             return self._train(batch, batches)
         except BaseException:
             self._forget_batches(batch)
+            self._is_behind = True
             raise
 
     def _train(self, batch: TrainingData, batches: Lookahead) -> Any:
@@ -314,15 +339,18 @@ class PSTrainer:
         """Let pushes be in flight, as `distribute` was asked; none is when the block has ended."""
         self._most_in_flight = self.pipeline
         self._fitting_thread = threading.get_ident()
+        self.awaits_callbacks = True
         try:
             yield
             self.drain()
         except BaseException:
+            self._is_behind = True  # pushes may have been acknowledged whose values nobody took
             with contextlib.suppress(Exception):  # what ended the block is the news
                 self.drain()
             raise
         finally:
             self._most_in_flight = 0
+            self.awaits_callbacks = False
             if self._attached is not None:
                 self._attached.exchange.forget()
             self._forget_batches()
@@ -337,6 +365,12 @@ class PSTrainer:
                 drop(running.rows)
             if batches is not None:
                 batches.set_back(drop)
+
+    def end_fit(self) -> None:
+        """Forget what the `fit` that has ended, in whatever way, made known."""
+        self.is_between_epochs = False
+        self.positions.forget()
+        self.begin_validation = None
 
     # -- values outside of steps
 
@@ -355,10 +389,34 @@ class PSTrainer:
             if self._batches is not None:
                 self._batches.set_back(self._attached.tables.set_back)
             self._attached.exchange.pull()
+            self._is_behind = False
+
+    def catch_up(self) -> None:
+        """Take the servers' values if what trained before was broken off."""
+        if self._is_behind:
+            self.pull()
+
+    def begin_fit(self) -> None:
+        """Begin with the servers' values; refuse those that the program gave to single variables.
+
+        Raises:
+            UnsupportedModel: names a variable, and the way that reaches the servers.
+        """
+        self.catch_up()
+        if self._attached is not None:
+            self._attached.exchange.check_unchanged()
 
     def assign(self) -> None:
-        """Put the model's present values on the servers; only the chief's count."""
-        if self._attached is not None and self.ctx.is_chief:
+        """Put the model's present values on the servers; only the chief's count.
+
+        Raises:
+            UnsupportedModel: weights that do not train are others than before.
+        """
+        if self._attached is None:
+            return
+        self._attached.exchange.forget_values()
+        self._attached.exchange.check_unchanged()
+        if self.ctx.is_chief:
             self._attached.exchange.assign()
             self.assigned = True
 
@@ -372,3 +430,8 @@ class PSTrainer:
         if self._attached is None:
             return contextlib.nullcontext()
         return self._attached.tables.typed_errors()
+
+
+def _compiled(model: Any) -> tuple[Any, ...]:
+    """Return what each `compile` makes anew and a compiled step contains."""
+    return model._compile_loss, model._compile_metrics, model._loss_tracker

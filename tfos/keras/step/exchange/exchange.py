@@ -10,9 +10,11 @@ Threads: the thread that trains; no locks. The pipeline's thread runs `_send` al
 from __future__ import annotations
 
 import functools
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from tfos.errors import UnsupportedModel
 from tfos.keras.step import optimizers
 from tfos.keras.step.exchange.averages import Averages
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush
@@ -56,6 +58,7 @@ class ParameterExchange:
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
         self._rows_waiting = 0
+        self._frozen = self._frozen_now()
         self.steps = 0
         self.rows = 0
         self.clock = 0
@@ -137,10 +140,43 @@ class ParameterExchange:
         if self._averages is not None:
             self._averages.pull(self._client)
 
+    def check_unchanged(self) -> None:
+        """Refuse values that the program has given to single variables: the next answer ends them.
+
+        Not with averages: callbacks that swap them with the weights round.
+
+        Raises:
+            UnsupportedModel: names a variable.
+        """
+        if self._frozen != self._frozen_now():
+            raise UnsupportedModel(
+                "weights that do not train were changed after ctx.distribute(model) "
+                f"({self._variables.frozen[0].names[0]!r} or another one): the parameter servers, "
+                "their checkpoints and workers that start again keep those of before. Call "
+                "load_weights, set_weights or assign before ctx.distribute(model)"
+            )
+        path = "" if self.keeps_averages else self._replica.changed_here()
+        if path:
+            raise UnsupportedModel(
+                f"{path!r} has other values here than on the parameter servers, whose next answer "
+                "would overwrite them: load_weights or set_weights of a layer or of a model inside "
+                "of this one, or assign, does not reach the servers. Call it before "
+                "ctx.distribute(model), or set_weights or load_weights of the whole model"
+            )
+
+    def forget_values(self) -> None:
+        """Let the variables have values of the program's own until the servers' next answer."""
+        self._replica.forget_values()
+
     def assign(self) -> None:
         """Put the model's present values on the servers, after all pushes."""
         self.drain()
         self._client.assign({group.name: group.values() for group in self._variables.groups})
+
+    def _frozen_now(self) -> int:
+        """Return a checksum of the weights that do not train."""
+        values = (v.numpy() for group in self._variables.frozen for v in group.variables)
+        return functools.reduce(lambda sum_, each: zlib.crc32(each.tobytes(), sum_), values, 0)
 
     def _send(self, push: OutgoingPush, received: Received, *, rows: int, lag: int) -> AppliedPush:
         with naming_layers(self._variables.embeddings):

@@ -69,8 +69,12 @@ class Destination:
 
     def assign(self, flat: Array) -> None:
         """Give the variable a copy of its part of `flat`, the group's values [elements]."""
+        self._value.assign(self.value_in(flat), read_value=False)
+
+    def value_in(self, flat: Array) -> Array:
+        """Return a copy of the variable's part of `flat`, in its shape and dtype."""
         part = flat[self._range].reshape(self._shape)
-        self._value.assign(part.astype(self._value.dtype.as_numpy_dtype), read_value=False)
+        return part.astype(self._value.dtype.as_numpy_dtype)
 
 
 class GroupAssignment:
@@ -123,6 +127,26 @@ class Replica:
         self._iterations = optimizers.unwrap(optimizer)._iterations.value
         self._batches_per_update = optimizers.batches_per_update(optimizer)
         self._given: list[Received] = []
+        self._adopted: Received | None = None
+
+    def changed_here(self) -> str:
+        """Return the path of a trained variable that has other values than received; empty: none.
+
+        Asked while nothing is in flight; it compares the values.
+        """
+        adopted = self._adopted
+        for group in self._groups:
+            if not group.trainable or adopted is None:
+                continue
+            flat = adopted.arrays[group.name]
+            for variable, place in zip(group.variables, _destinations(group), strict=True):
+                if variable.numpy().tobytes() != place.value_in(flat).tobytes():
+                    return str(variable.path)
+        return ""
+
+    def forget_values(self) -> None:
+        """Ask no more whether the variables are as received, until the next values come."""
+        self._adopted = None
 
     def take(self) -> Received:
         """Return a buffer that nobody uses, with arbitrary content."""
@@ -154,6 +178,7 @@ class Replica:
                 assignment.copy(received.arrays[group.name])
             else:
                 assignment.share(received.export(group.name))
+        self._adopted = received
         self.count(iterations)
 
     def count(self, iterations: int) -> None:

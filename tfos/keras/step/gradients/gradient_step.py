@@ -21,10 +21,11 @@ from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
 from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, all_inside, record
 from tfos.keras.step import optimizers
 from tfos.keras.step.gradients.accumulation import Accumulator
-from tfos.keras.step.gradients.interception import Captured, check_writes, intercepted
+from tfos.keras.step.gradients.interception import Captured, intercepted
 from tfos.keras.step.gradients.loss_scale import LossScale
 from tfos.keras.step.gradients.missing_gradients import MissingGradients
-from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
+from tfos.keras.step.gradients.own_writes import OwnWrites
+from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows, check_part
 from tfos.keras.step.gradients.skipped_step import MetricsBefore, StatesBefore
 from tfos.keras.step.gradients.traces import Traces
 from tfos.keras.step.variables import Variables
@@ -129,6 +130,8 @@ class GradientStep:
         if self._model.run_eagerly:
             return all_inside(self._variables.embeddings, "run_eagerly=True")
         ids = record(self._own_step, data, self._variables.trained)
+        for call in ids.calls:
+            check_part(call.layer, self._variables.embeddings)
         inside = next((call for call in ids.calls if not call.is_ahead), None)
         if inside is not None and self._model.jit_compile:
             raise UnsupportedModel(
@@ -152,12 +155,18 @@ class GradientStep:
         if self._skips or self._scale.is_searched:
             groups = self._variables.statistics
             statistics_before = StatesBefore(v for group in groups for v in group.variables)
-        flow = InsideRows() if self._model.run_eagerly else GivenRows(rows, positions, self._calls)
+        writes = OwnWrites(self._variables)
+        layers = self._variables.embeddings
+        flow = (
+            InsideRows(layers)
+            if self._model.run_eagerly
+            else GivenRows(rows, positions, self._calls, layers)
+        )
         with row_flow.flowing(flow):
             logs, captured = self._own_step(data)
         pairs, row_gradients = self._split(captured.pairs())
         gradients = self._gradients(pairs)
-        check_writes(self._variables)
+        writes.check()
         unscaled = self._scale.removed_from
         gradients = {key: unscaled(gradient) for key, gradient in gradients.items()}
         row_gradients = [(unscaled(values), indices) for values, indices in row_gradients]
@@ -199,8 +208,10 @@ class GradientStep:
         of_layer: dict[int, Any] = {}
         dense = []
         for gradient, target in pairs:
-            if id(target) in anchors:
-                of_layer[id(anchors[id(target)])] = gradient
+            if (layer := anchors.get(id(target))) is not None:
+                if id(layer) in of_layer:
+                    raise _given_twice(layer.path or layer.name)
+                of_layer[id(layer)] = gradient
             else:
                 dense.append((gradient, target))
         found = []
@@ -225,6 +236,8 @@ class GradientStep:
                     "was not trainable when ctx.distribute(model) was called; distribute after the "
                     "model is complete"
                 )
+            if id(variable) in found:
+                raise _given_twice(variable.path)
             if gradient is not None:
                 found[id(variable)] = self._dense(gradient, variable)
         self._missing.check([v for v in self._variables.trained if id(v) not in found])
@@ -248,6 +261,13 @@ class GradientStep:
                 "the layer's trainable=False"
             )
         return tf.convert_to_tensor(gradient)
+
+
+def _given_twice(path: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"train_step gives {path!r} twice in one apply, and the parameter servers take one "
+        "gradient per variable and step; add the gradients, or differentiate the sum of the losses"
+    )
 
 
 def _or_zero(gradients: dict[int, Any], variable: Any) -> Any:

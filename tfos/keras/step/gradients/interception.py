@@ -1,7 +1,8 @@
 """Interception: a step gives its gradients to the servers instead of to the optimizer.
 
-Covers: the optimizer's `apply` while one step runs; steps that update variables in another way.
-Does not: compile or run a step (tfos.keras.step.gradients.gradient_step).
+Covers: the optimizer's `apply` while one step runs.
+Does not: compile or run a step (tfos.keras.step.gradients.gradient_step), see what a step writes
+itself (tfos.keras.step.gradients.own_writes).
 Threads: one at a time. While a step runs, `apply` of this one optimizer is intercepted.
 """
 
@@ -12,9 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from tfos.errors import UnsupportedModel
-from tfos.keras.step.variables import Variables
-
-_WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 
 
 class Captured:
@@ -85,23 +83,3 @@ def _place() -> Any:
     import tensorflow as tf
 
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def check_writes(variables: Variables) -> None:
-    """Refuse a step that writes the model's variables: the next pull would overwrite them."""
-    import tensorflow as tf
-
-    if tf.executing_eagerly():
-        return
-    graph = tf.compat.v1.get_default_graph()
-    inside = {id(outer): inner for outer, inner in graph.captures}
-    for group in variables.trainable:
-        for variable in group.variables:
-            handle = inside.get(id(variable.value.handle))
-            writers = () if handle is None else handle.consumers()
-            if any(op.type.startswith(_WRITES) for op in writers):
-                raise UnsupportedModel(
-                    f"train_step writes {variable.path!r} itself (a second optimizer, or "
-                    "assign); the parameter servers hold this variable, so update it through "
-                    "self.optimizer.apply(gradients, variables) only"
-                )

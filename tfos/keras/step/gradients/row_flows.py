@@ -11,15 +11,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfos.errors import UnsupportedModel
+from tfos.keras.embedding import row_flow
 from tfos.keras.embedding.ids_ahead import LayerCall
 from tfos.keras.embedding.sources import looked_up
 
 
 class InsideRows:
-    """The flow of a step that is not compiled: each call looks its rows up."""
+    """The flow of a step that is not compiled: each call looks its rows up.
+
+    Args:
+        layers: the model's Embeddings.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers = layers
 
     def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
         """Return the rows of a call; see RowFlow."""
+        check_part(layer, self._layers)
         return looked_up(layer, keys, training=True), keys
 
 
@@ -30,11 +39,17 @@ class GivenRows:
         rows: by table [distinct + 1 or more, dim].
         positions: of each call that is ahead, [n] int32.
         calls: of the batch's kind.
+        layers: the model's Embeddings.
     """
 
     def __init__(
-        self, rows: dict[str, Any], positions: Sequence[Any], calls: Sequence[LayerCall]
+        self,
+        rows: dict[str, Any],
+        positions: Sequence[Any],
+        calls: Sequence[LayerCall],
+        layers: Sequence[Any],
     ) -> None:
+        self._layers = layers
         self._rows = rows
         self._positions = iter(positions)
         self._calls = iter(calls)
@@ -43,6 +58,7 @@ class GivenRows:
         """Return the rows of the next call; see RowFlow."""
         import tensorflow as tf
 
+        check_part(layer, self._layers)
         call = next(self._calls, None)
         if call is None or call.layer is not layer:
             raise UnsupportedModel(
@@ -53,3 +69,19 @@ class GivenRows:
             return looked_up(layer, keys, training=True), keys
         positions = next(self._positions)
         return tf.gather(self._rows[layer.table], positions), positions
+
+
+def check_part(layer: Any, layers: Sequence[Any]) -> None:
+    """Refuse an Embedding that is none of the model's.
+
+    Args:
+        layer: that is called.
+        layers: the model's.
+
+    Raises:
+        UnsupportedModel: names it.
+    """
+    if all(layer is not each for each in layers):
+        raise UnsupportedModel(
+            f"layer {layer.name!r} is not part of the model: {row_flow.NOT_FOUND}"
+        )
