@@ -163,8 +163,9 @@ class ClusterFeeder:
         elif untold:
             ended = self._coordinator.read(lambda state: not state.training())
             why = (
-                "main_fun had returned on every worker; it must read the feed to its end, as "
-                "fit(ctx.dataset(...), epochs=n) does for train(..., num_epochs=n)"
+                "main_fun had called terminate() or returned on every worker; to train them, it "
+                "must read the feed to its end, as fit(ctx.dataset(...), epochs=n) does for "
+                "train(..., num_epochs=n)"
                 if ended
                 else "main_fun stopped reading, or they were lost with a worker"
             )

@@ -114,6 +114,14 @@ class SparkFacts:
         return None
 
     @property
+    def allowed_slots(self) -> int | None:
+        """Slots that a standalone master may give at most; None: the configuration has no limit."""
+        most = self.conf.get("spark.cores.max")
+        if most is None or not self.master.startswith("spark://"):
+            return None
+        return int(most) // self.task_share(None).cores
+
+    @property
     def driver_in_container(self) -> bool:
         """Whether the cluster manager runs the driver, on a host of its choice."""
         return self.conf.get("spark.submit.deployMode") == "cluster" or is_true(
@@ -276,7 +284,8 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         capacity = NodeShare(int(summary.totalCores()), _num_gpus(summary, resource))
         is_launching = _is_launching(free, running.get(name, 0))
         executors.append(ExecutorSlots(name, host, slots, busy, capacity, free, is_launching))
-    return Offer(tuple(executors), facts.expected_executors, task=task)
+    expected, allowed = facts.expected_executors, facts.allowed_slots
+    return Offer(tuple(executors), expected, task=task, allowed=allowed)
 
 
 def _running_tasks(spark: Any) -> dict[str, int]:

@@ -61,6 +61,8 @@ class Offer:
     """Containers that YARN has given to executors; None: not known."""
     task: NodeShare = ONE_CORE
     """What a task takes without a profile."""
+    allowed: int | None = None
+    """Slots that a standalone master may give to this application; None: not known."""
 
     def fit(self, needs: SlotNeeds, *, is_idle: bool = False) -> Fit | None:
         """Return how the nodes fit beside what runs and what is claimed, or None.
@@ -110,6 +112,10 @@ class Offer:
         """Whether every configured executor has registered."""
         return self.expected is not None and len(self.executors) >= self.expected
 
+    def may_grow_to(self, num_slots: int) -> bool:
+        """Return whether the master may still give slots, and as many as these in all."""
+        return self.allowed is not None and self.total < self.allowed >= num_slots
+
     @property
     def outstanding(self) -> int:
         """Configured executors that have not registered yet."""
@@ -143,7 +149,9 @@ class SlotWait:
     Executors of YARN and Kubernetes register tens of seconds after the context exists, and a full
     queue may take minutes, so while configured executors are outstanding the limit is
     `reservation_timeout_s`. Without a configured number
-    (standalone), the offer and the claims of other clusters must not change for `slot_settle_s`.
+    (standalone), the offer and the claims of other clusters must not change for `slot_settle_s`, or
+    `slot_wait_s` while fewer cores than `spark.cores.max` are there: on a busy host, Java's start
+    takes longer than the pause between two executors.
     Their starting nodes are counted twice until they register; SlotWait waits for that too.
     """
 
@@ -177,7 +185,7 @@ class SlotWait:
             arriving |= offer.free_at_most >= self.needs.num_slots
         else:
             arriving |= offer.starting > 0
-        arriving |= offer.launching > 0
+        arriving |= offer.launching > 0 or offer.may_grow_to(self.needs.num_slots)
         waited_s = now_s - self.started_s
         if offer.complete and offer.fit(self.needs, is_idle=True) is None:
             raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")

@@ -121,6 +121,19 @@ def test_promised_executors_come_from_the_master(master, expected):
     assert _facts(master).expected_executors == expected
 
 
+@pytest.mark.parametrize(
+    ("master", "conf", "allowed"),
+    [
+        ("spark://h:7077", {}, None),
+        ("spark://h:7077", {"spark_cores_max": "4"}, 4),
+        ("spark://h:7077", {"spark_cores_max": "5", "spark_task_cpus": "2"}, 2),
+        ("yarn", {"spark_cores_max": "4"}, None),
+    ],
+)
+def test_a_standalone_master_gives_slots_up_to_the_cores_of_the_application(master, conf, allowed):
+    assert _facts(master, **conf).allowed_slots == allowed
+
+
 def test_promised_executors_of_yarn_can_be_set():
     assert _facts("yarn", spark_executor_instances="7").expected_executors == 7
 

@@ -375,7 +375,11 @@ def trained_by(rows: int) -> messages.FeedSnapshot:
     ("num_rows", "warning"),
     [
         (0, "epoch 1 of 'input': the data has no rows, so nothing was trained"),
-        (30, "30 of 30 rows were not trained: main_fun had returned on every worker"),
+        (
+            30,
+            "30 of 30 rows were not trained: main_fun had called terminate() or returned on every "
+            "worker; to train them, it must read the feed to its end",
+        ),
     ],
 )
 def test_an_epoch_that_trains_nothing_is_a_warning(num_rows, warning):

@@ -117,6 +117,25 @@ def test_a_slot_that_is_held_when_the_last_executor_comes_late_is_awaited_from_t
 
 
 @pytest.mark.fault("F18")
+def test_slots_that_the_master_may_still_give_are_awaited_longer():
+    wait = _wait(3, slot_wait_s=60.0, slot_settle_s=4.0)
+    late = replace(_offer(0, 0), allowed=3)
+    assert not wait.ready(late, 0.0)
+    assert not wait.ready(late, 59.0)
+    with pytest.raises(NotEnoughSlots):
+        wait.ready(late, 60.0)
+
+
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize("offer", [replace(_offer(0, 0), allowed=2), replace(_offer(0), allowed=2)])
+def test_more_than_the_master_may_give_is_not_awaited(offer):
+    wait = _wait(3, slot_wait_s=60.0, slot_settle_s=4.0)
+    assert not wait.ready(offer, 0.0)
+    with pytest.raises(NotEnoughSlots):
+        wait.ready(offer, 4.0)
+
+
+@pytest.mark.fault("F18")
 def test_without_a_promise_the_offer_must_stand_still_for_some_seconds():
     wait = _wait()
     assert not wait.ready(_offer(0), 0.0)
