@@ -110,7 +110,8 @@ def _all_meet(ctx: ReadingContext, client: Any, name: str, files: tuple[SourceFi
     if differs := difference(files, ctx.rank, {rank: each.files for rank, each in told.items()}):
         raise SettingsError(
             f"rows {name!r}: {differs}. Each worker cuts its share from its own list, so rows "
-            "would be read twice or never; name files that no longer change, the same on every worker"
+            "would be read twice or never. Name the same files on every worker, which no longer "
+            "change"
         )
     return own in told.values()
 
