@@ -16,7 +16,6 @@ from ps.client.client import PSClient
 from ps.errors import RequestTimeout
 from tests.support.ps_cluster import cluster, run_all, succeeded
 from tfos.errors import NoServersError, SettingsError
-from tfos.fit_place import FitPlace
 from tfos.reading.reading import Reading
 from tfos.reading.row_counts import counted
 from tfos.worker.reports.seen_progress import SeenProgress
@@ -31,7 +30,6 @@ class Worker:
     rank: int
     num_workers: int
     client: PSClient | None = None
-    fit_place: FitPlace | None = None
 
     def __post_init__(self) -> None:
         self.is_chief = self.rank == 0

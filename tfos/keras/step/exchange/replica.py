@@ -54,25 +54,6 @@ class Received:
         return exported
 
 
-class Destination:
-    """A variable of a group and the part of the flat array that is its value.
-
-    Args:
-        variable: a Keras variable.
-        start: its first element in the flat array.
-    """
-
-    def __init__(self, variable: Any, start: int) -> None:
-        self._shape = tuple(variable.shape)
-        self._range = slice(start, start + int(np.prod(self._shape, dtype=np.int64)))
-        self._value = variable.value
-
-    def assign(self, flat: Array) -> None:
-        """Give the variable a copy of its part of `flat`, the group's values [elements]."""
-        part = flat[self._range].reshape(self._shape)
-        self._value.assign(part.astype(self._value.dtype.as_numpy_dtype), read_value=False)
-
-
 class GroupAssignment:
     """Gives the variables of one group their parts of a flat array.
 
@@ -87,7 +68,7 @@ class GroupAssignment:
     def __init__(self, group: VariableGroup) -> None:
         import tensorflow as tf
 
-        self._destinations = _destinations(group)
+        self._ranges = [(v.value, tuple(v.shape), part) for v, part in group.ranges]
         spec = tf.TensorSpec([sum(group.sizes)], group.dtype)
         assign = tf.function(group.assign, autograph=False)
         self._assign = CompiledCall(assign.get_concrete_function(spec))
@@ -103,9 +84,13 @@ class GroupAssignment:
             self._assign(tensor)
 
     def copy(self, flat: Array) -> None:
-        """Give each variable a copy of its part of `flat` [elements]."""
-        for destination in self._destinations:
-            destination.assign(flat)
+        """Give each variable a copy of its part of `flat` [elements], in memory of its own.
+
+        Parts of one tensor would hold the memory of all parameters, as long as any of them is kept.
+        """
+        for value, shape, part in self._ranges:
+            own = flat[part].reshape(shape).astype(value.dtype.as_numpy_dtype)
+            value.assign(own, read_value=False)
 
 
 class Replica:
@@ -165,11 +150,3 @@ class Replica:
             count += int(self._iterations) % self._batches_per_update
         value = np.array(count, self._iterations.dtype.as_numpy_dtype)
         tf.raw_ops.AssignVariableOp(resource=self._iterations.handle, value=value)
-
-
-def _destinations(group: VariableGroup) -> list[Destination]:
-    ends = np.cumsum(group.sizes).tolist()
-    return [
-        Destination(variable, end - size)
-        for variable, size, end in zip(group.variables, group.sizes, ends, strict=True)
-    ]
