@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from feeding.reading.listing import Listing, difference, listing_of
+from feeding.reading.found_files import FoundFiles, difference, summed_up
 from feeding.reading.positions import START, Course, Position, course_after, refuse_changed
 from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
@@ -36,7 +36,7 @@ class _Arrival(msgspec.Struct, frozen=True):
     """A process of a worker comes to agree on the course."""
 
     process: str
-    files: Listing
+    files: FoundFiles
 
 
 def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: Position) -> Course:
@@ -103,7 +103,7 @@ def _all_meet(ctx: ReadingContext, client: Any, name: str, files: tuple[SourceFi
     Otherwise a process before this one has agreed with the others, who read now: their positions
     are not those of a run that has ended.
     """
-    own = _Arrival(uuid.uuid4().hex, listing_of(files))
+    own = _Arrival(uuid.uuid4().hex, summed_up(files))
     key = _key(name, "arrivals")
     answers = client.rendezvous(key, msgspec.msgpack.encode(own), timeout_s=RENDEZVOUS_TIMEOUT_S)
     told = {rank: msgspec.msgpack.decode(each, type=_Arrival) for rank, each in answers.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from feeding.reading.listing import Listing, difference, listing_of
+from feeding.reading.found_files import FoundFiles, difference, summed_up
 from feeding.reading.row_counts import Countable, CountedSource, counting_share, pieces_of
 from feeding.reading.splits import SourceFile
 from tfos.errors import NoServersError, SettingsError
@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 class _WorkerCounts(msgspec.Struct, frozen=True):
     """The counts of one worker."""
 
-    files: Listing
+    files: FoundFiles
     first: int
     """Number of the first counted piece."""
     rows: list[int]
@@ -67,7 +67,7 @@ def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> Counted
     took_s = time.monotonic() - began_s
     num_bytes = sum(pieces[number].size for number in mine)
     if client is not None:
-        counts = _WorkerCounts(listing_of(files), mine.start, list(rows.values()))
+        counts = _WorkerCounts(summed_up(files), mine.start, list(rows.values()))
         answers = client.rendezvous(_KEY, msgspec.msgpack.encode(counts), timeout_s=timeout_s)
         rows = _merged(ctx, files, answers)
     found = [

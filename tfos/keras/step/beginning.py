@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from feeding.reading.listing import Listing, difference, listing_of
+from feeding.reading.found_files import FoundFiles, difference, summed_up
 from tfos.errors import SettingsError
 from tfos.fit_place import FitPlace
 from tfos.keras.data.dataset import BatchDataset
@@ -25,7 +25,7 @@ from tfos.keras.protocols import WorkerContext
 class DataState(msgspec.Struct, frozen=True):
     """What one worker reads, and how far it is."""
 
-    files: Listing | None = None
+    files: FoundFiles | None = None
     """Of the training data; None: they are no files."""
     epoch: int = 0
     """Of the training data, that comes next."""
@@ -63,24 +63,24 @@ class FitData:
         self._end = int(arguments["epochs"])
 
     @functools.cached_property
-    def _listing(self) -> Listing | None:
+    def _files(self) -> FoundFiles | None:
         files = () if self._trained is None else self._trained.files
-        return listing_of(files) if files else None
+        return summed_up(files) if files else None
 
     def beginning(self) -> Beginning:
         """Return what the others compare with their own."""
-        return Beginning(self._first, self._end, self._state(self._listing))
+        return Beginning(self._first, self._end, self._state(self._files))
 
     def state(self) -> DataState:
         """Return what a worker compares that joins later; it names no file."""
-        listing = self._listing
-        return self._state(listing and msgspec.structs.replace(listing, digests=b""))
+        files = self._files
+        return self._state(files and msgspec.structs.replace(files, digests=b""))
 
-    def _state(self, listing: Listing | None) -> DataState:
+    def _state(self, files: FoundFiles | None) -> DataState:
         trained, validated = (
             0 if data is None else data.next_epoch for data in (self._trained, self._validated)
         )
-        return DataState(listing, trained, validated)
+        return DataState(files, trained, validated)
 
     def begin(self, told: Mapping[int, Beginning], number: int) -> None:
         """Begin together with the others; a worker that was started again has their epochs of data.

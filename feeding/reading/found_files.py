@@ -1,10 +1,10 @@
-"""Listings: what one worker has found of the files, small enough for all workers to compare.
+"""Found files: what one worker has found of the files, small enough for all workers to compare.
 
 Each worker cuts its share from a list of its own. Where the lists differ, some rows are read twice
 and others never.
 
-Covers: the listing, the sentence about two that differ.
-Does not: list files (discover), exchange listings (tfos.reading, tfos.keras.fit).
+Covers: the summary, the sentence about two that differ.
+Does not: list files (discover), exchange summaries (tfos.reading, tfos.keras.fit).
 Threads: any; pure.
 """
 
@@ -23,7 +23,7 @@ _MOST_DIGESTS = 4096
 """16 KiB per worker; of more files only the numbers are told."""
 
 
-class Listing(msgspec.Struct, frozen=True):
+class FoundFiles(msgspec.Struct, frozen=True):
     """The files that one worker has found."""
 
     files: str
@@ -37,15 +37,15 @@ class Listing(msgspec.Struct, frozen=True):
         return f"{self.num_files} files of {self.num_bytes} bytes"
 
 
-def listing_of(files: Sequence[SourceFile]) -> Listing:
-    """Return the listing of all files of one data set."""
+def summed_up(files: Sequence[SourceFile]) -> FoundFiles:
+    """Return the summary of all files of one data set."""
     found = [_digest(file) for file in sorted(files)] if len(files) <= _MOST_DIGESTS else []
     num_bytes = sum(file.size_bytes for file in files)
-    return Listing(fingerprint(files), len(files), num_bytes, b"".join(found))
+    return FoundFiles(fingerprint(files), len(files), num_bytes, b"".join(found))
 
 
 def difference(
-    files: Sequence[SourceFile], worker: int, found: Mapping[int, Listing | None]
+    files: Sequence[SourceFile], worker: int, found: Mapping[int, FoundFiles | None]
 ) -> str:
     """Return which worker has found other files than this one, and where; empty: none has.
 
@@ -54,7 +54,7 @@ def difference(
         worker: rank of this worker.
         found: by rank; None: the worker reads no files.
     """
-    own = listing_of(files)
+    own = summed_up(files)
     for rank, other in sorted(found.items()):
         if other is not None and other.files != own.files:
             return f"worker {rank} has found {other}, worker {worker} {own}{_first(files, other)}"
@@ -66,7 +66,7 @@ def _digest(file: SourceFile) -> bytes:
     return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
 
 
-def _first(files: Sequence[SourceFile], other: Listing) -> str:
+def _first(files: Sequence[SourceFile], other: FoundFiles) -> str:
     if not other.digests:
         return ""
     for number, file in enumerate(sorted(files)):
