@@ -36,7 +36,7 @@ def test_a_file_of_another_size_or_other_rows_differs():
     assert "first that differs is here part-00000" in difference(mine, 0, {1: summed_up(counted)})
 
 
-def test_a_summed_up_many_files_is_small_and_still_compared():
+def test_the_summary_of_many_files_is_small_and_still_compared():
     mine = files_of(*range(20_000))
     found = msgspec.msgpack.decode(msgspec.msgpack.encode(summed_up(mine[1:])), type=FoundFiles)
     assert len(msgspec.msgpack.encode(summed_up(mine[:4096]))) < 17_000
