@@ -127,7 +127,7 @@ class TwoWorkers:
         self.seen: dict[tuple[int, int], list[int]] = defaultdict(list)
         """By fit and epoch, the rows of both workers."""
         self.validated: dict[tuple[int, int], list[int]] = defaultdict(list)
-        self.late_file = False
+        self.late_file = self.trains_again = False
 
     def train(self, ctx: Context, model: keras.Model) -> None:
         """Be one process of one worker."""
@@ -155,6 +155,7 @@ class TwoWorkers:
             elif not ctx.is_chief and is_first and epoch == 1:
                 raise Abandoned
             elif not ctx.is_chief and not is_first:
+                self.trains_again = True
                 self._joined.set()
 
         for each in (one, other):
@@ -212,3 +213,4 @@ def test_a_worker_that_is_started_again_and_finds_one_more_file_does_not_train(f
             SettingsError, match=r"worker 0 has found 6 files of .*, worker 1 7 files"
         ):
             together(both.work, 2)
+        assert not both.trains_again
