@@ -44,7 +44,7 @@ class Context:
     trained_feeds: TrainedFeeds = field(default_factory=lambda: TrainedFeeds(lambda _: None))
     reported: list[Any] = field(default_factory=list)
     """What `fit` has reported of its epochs."""
-    make_client: Callable[[], PSClient] = field(repr=False, kw_only=True, default=lambda: None)  # type: ignore[assignment]
+    make_client: Callable[..., PSClient] = field(repr=False, kw_only=True, default=lambda: None)  # type: ignore[assignment]
     progress: list[tuple[int, int, float | None]] = field(default_factory=list)
     numbers: list[Mapping[str, float]] = field(default_factory=list)
     """What was reported beside each entry of `progress`."""
@@ -165,8 +165,8 @@ def serving(
         servers.append(server)
     endpoints = [server.endpoint for server in servers]
 
-    def new_client(rank: int) -> PSClient:
-        worker = Identity(Role.WORKER, rank, 0)
+    def new_client(rank: int, generation: int = 0) -> PSClient:
+        worker = Identity(Role.WORKER, rank, generation)
         return PSClient(
             endpoints, credentials, worker, num_workers=num_workers, timeout_s=DEADLINE_S
         )

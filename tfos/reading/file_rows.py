@@ -181,9 +181,7 @@ class FileRows:
             dtypes=dtypes,
             map_fn=map_fn,
         )
-        # A worker that joins others reads with them, from the beginning of their epoch.
-        place = self._ctx.fit_place
-        reader = self._reader(place.files_epoch if place is not None else 0)
+        reader = self._reader()
         if self._course is None:
             return FileDataset(reader, batch_size, columns, ctx=self._ctx)
         return FileDataset(
@@ -233,9 +231,7 @@ class FileRows:
         from feeding.reading.positions import Course
         from feeding.reading.reader import DirectReader
 
-        course = self._course or Course()
-        if first_epoch > course.first_epoch:
-            course = Course(course.run_number, first_epoch=first_epoch)
+        course = self._course or Course(first_epoch=first_epoch)
         share = (self._ctx.rank, self._ctx.num_workers)
         return DirectReader(self._source, *share, **self._shuffle, course=course)
 

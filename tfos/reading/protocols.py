@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from tfos.fit_place import FitPlace
 from tfos.keras.protocols import RowsContext
 
 
@@ -27,7 +26,3 @@ class ReadingContext(Protocol):
 
 class DatasetContext(ReadingContext, RowsContext, Protocol):
     """The part of `NodeContext` that datasets of files use."""
-
-    @property
-    def fit_place(self) -> FitPlace | None:
-        """As NodeContext.fit_place."""

@@ -1,7 +1,8 @@
 """Resuming of file reading: positions of a saved run, and where the new run begins.
 
-    reading/NAME/worker/3 `Position` of worker 3; sent with each of its pushes reading/NAME/course
-    `Course`: the history of earlier runs reading/NAME/files paths and sizes, to name changed files
+    reading/NAME/worker/3   `Position` of worker 3; sent with each of its pushes
+    reading/NAME/course     `Course`: the history of earlier runs
+    reading/NAME/files      paths and sizes, to name changed files
 
 The structs are those of feeding.reading.positions.
 Covers: the chief's reading of the metadata (ps.metadata), the workers' rendezvous, the names.
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import logging
 import re
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from feeding.reading.found_files import FoundFiles, difference, summed_up
 from feeding.reading.positions import START, Course, Position, course_after, refuse_changed
 from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
@@ -28,6 +31,13 @@ RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds for the slowest worker to list its files."""
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,100}")
 _MAX_LISTED_BYTES = 512 << 10
+
+
+class _Arrival(msgspec.Struct, frozen=True):
+    """A process of a worker comes to agree on the course."""
+
+    process: str
+    files: FoundFiles
 
 
 def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: Position) -> Course:
@@ -40,17 +50,19 @@ def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: 
         own: the position of a reader that has read nothing.
 
     Raises:
-        SettingsError: an invalid name, or the rows were shuffled differently.
+        SettingsError: an invalid name, the rows were shuffled differently, or another worker has
+            found other files.
         FileChanged: files have changed; names them.
         NoServersError: the cluster has no servers to keep the positions.
         RequestTimeout: a worker did not call it; names the worker.
     """
     if not _NAME.fullmatch(name):
         raise SettingsError(f"rows are named by 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
-    client = ctx.ps_client()
-    agreed = msgspec.json.encode(_agreed(client, name, tuple(files), own)) if ctx.is_chief else b""
-    key = _key(name, "course")  # a second call in the same run is another rendezvous
-    answers = client.rendezvous(key, agreed, timeout_s=RENDEZVOUS_TIMEOUT_S)
+    client, files = ctx.ps_client(), tuple(files)
+    agreed = b""
+    if _all_meet(ctx, client, name, files) and ctx.is_chief:
+        agreed = msgspec.json.encode(_agreed(client, name, files, own))
+    answers = client.rendezvous(_key(name, "course"), agreed, timeout_s=RENDEZVOUS_TIMEOUT_S)
     found = next((answer for answer in answers.values() if answer), None)
     if found is None:
         raise SettingsError(
@@ -84,6 +96,25 @@ def files_metadata(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
 
 def _key(name: str, what: str) -> str:
     return f"reading/{name}/{what}"
+
+
+def _all_meet(ctx: ReadingContext, client: Any, name: str, files: tuple[SourceFile, ...]) -> bool:
+    """Compare the workers' files; return whether nobody reads before they agree on the course.
+
+    Otherwise a process before this one has agreed with the others, who read now: their positions
+    are not those of a run that has ended.
+    """
+    own = _Arrival(uuid.uuid4().hex, summed_up(files))
+    key = _key(name, "arrivals")
+    answers = client.rendezvous(key, msgspec.msgpack.encode(own), timeout_s=RENDEZVOUS_TIMEOUT_S)
+    told = {rank: msgspec.msgpack.decode(each, type=_Arrival) for rank, each in answers.items()}
+    if differs := difference(files, ctx.rank, {rank: each.files for rank, each in told.items()}):
+        raise SettingsError(
+            f"rows {name!r}: {differs}. Each worker cuts its share from its own list, so rows "
+            "would be read twice or never. Name the same files on every worker, which no longer "
+            "change"
+        )
+    return own in told.values()
 
 
 def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position) -> Course:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from feeding.reading.positions import fingerprint
+from feeding.reading.found_files import FoundFiles, difference, summed_up
 from feeding.reading.row_counts import Countable, CountedSource, counting_share, pieces_of
 from feeding.reading.splits import SourceFile
 from tfos.errors import NoServersError, SettingsError
@@ -32,10 +32,7 @@ _logger = logging.getLogger(__name__)
 class _WorkerCounts(msgspec.Struct, frozen=True):
     """The counts of one worker."""
 
-    files: str
-    """Their `fingerprint`."""
-    listed: str
-    """The same as readable text."""
+    files: FoundFiles
     first: int
     """Number of the first counted piece."""
     rows: list[int]
@@ -70,9 +67,9 @@ def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> Counted
     took_s = time.monotonic() - began_s
     num_bytes = sum(pieces[number].size for number in mine)
     if client is not None:
-        counts = _WorkerCounts(fingerprint(files), _listed(files), mine.start, list(rows.values()))
+        counts = _WorkerCounts(summed_up(files), mine.start, list(rows.values()))
         answers = client.rendezvous(_KEY, msgspec.msgpack.encode(counts), timeout_s=timeout_s)
-        rows = _merged(counts, answers)
+        rows = _merged(ctx, files, answers)
     found = [
         rows[number] if number in rows else source.count(piece)
         for number, piece in enumerate(pieces)
@@ -98,18 +95,24 @@ def _client(ctx: ReadingContext) -> Any:
         return None
 
 
-def _merged(own: _WorkerCounts, answers: Mapping[int, bytes]) -> dict[int, int]:
+def _merged(
+    ctx: ReadingContext, files: Sequence[SourceFile], answers: Mapping[int, bytes]
+) -> dict[int, int]:
     """Return the rows of pieces by number; those of a lost worker are missing."""
-    rows: dict[int, int] = {}
-    for worker, answer in answers.items():
-        counts = msgspec.msgpack.decode(answer, type=_WorkerCounts)
-        if counts.files != own.files:
-            raise SettingsError(
-                f"equal_steps(): worker {worker} reads other files than this one: {counts.listed}, "
-                f"here {own.listed}; all workers name the same files, in the same order of calls"
-            )
-        rows.update(enumerate(counts.rows, counts.first))
-    return rows
+    told = {
+        worker: msgspec.msgpack.decode(answer, type=_WorkerCounts)
+        for worker, answer in answers.items()
+    }
+    if differs := difference(
+        files, ctx.rank, {worker: each.files for worker, each in told.items()}
+    ):
+        raise SettingsError(
+            f"equal_steps(): {differs}. All workers name the same files, which no longer change, "
+            "in the same order of calls"
+        )
+    return {
+        number: rows for each in told.values() for number, rows in enumerate(each.rows, each.first)
+    }
 
 
 def _listed(files: Sequence[SourceFile]) -> str:

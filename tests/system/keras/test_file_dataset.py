@@ -19,7 +19,6 @@ from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
 from tfos.control.epoch_log import EpochLog
 from tfos.errors import NotDistributed, SortedRowsWarning
-from tfos.fit_place import FitPlace
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.running_fit import RunningFit
 from tfos.keras.fit.distribute import distribute
@@ -40,7 +39,6 @@ class Place(NamedTuple):
     rank: int
     num_workers: int
     told: list[dict[str, float]] = []  # noqa: RUF012 - each test that looks gives its own
-    fit_place: FitPlace | None = None
 
     @property
     def seen_progress(self) -> SeenProgress:
@@ -113,8 +111,8 @@ def test_a_worker_that_joins_reads_the_epoch_of_the_files_that_the_others_read(t
             log.note(event)
         place = log.place
         assert place is not None
-        reading = Reading(Place(0, 1, fit_place=place))  # type: ignore[arg-type]
-        data = reading.tfrecord(path, COLUMNS).shuffled(1).dataset(40, features="x", labels="n")
+        data = rows_of(path, 0, 1).shuffled(1).dataset(40, features="x", labels="n")
+        data.begin_at(place.files_epoch)
         return place.epoch, [int(n) for n in next(data)[1]]
 
     with serving() as cluster:

@@ -20,20 +20,9 @@ from tfos.reading.resume import course_of, files_metadata, position_name
 class Servers:
     """Keep metadata as JSON, and the values of rendezvous, as ps:0 does."""
 
-    is_chief = True
-    rank = 0
-    num_workers = 1
-
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}
-        self.rendezvous_ = Rendezvous(1)
-        self.uses: Counter[str] = Counter()
-
-    def absolute_path(self, path: str) -> str:
-        return path
-
-    def ps_client(self) -> Servers:
-        return self
+        self.rendezvous = Rendezvous(1)
 
     def metadata(self) -> dict[str, Any]:
         return {name: msgspec.json.decode(text) for name, text in self.texts.items()}
@@ -43,11 +32,36 @@ class Servers:
         if value is not None:
             self.texts[name] = msgspec.json.encode(value)
 
+
+class Chief:
+    """A process of the one worker: it counts its uses of a key anew, as PSClient does."""
+
+    is_chief = True
+    rank = 0
+    num_workers = 1
+
+    def __init__(self, servers: Servers) -> None:
+        self.metadata, self.set_metadata = servers.metadata, servers.set_metadata
+        self._rendezvous = servers.rendezvous
+        self._uses: Counter[str] = Counter()
+
+    def absolute_path(self, path: str) -> str:
+        return path
+
+    def ps_client(self) -> Chief:
+        return self
+
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> Any:
-        name = f"{key}#{self.uses[key]}"  # as PSClient numbers them
-        self.uses[key] += 1
-        self.rendezvous_.arrive(name, WorkerRank(0), value)
-        return self.rendezvous_.result(name)
+        name = f"{key}#{self._uses[key]}"
+        self._uses[key] += 1
+        self._rendezvous.arrive(name, WorkerRank(0), value)
+        return self._rendezvous.result(name)
+
+
+def new_run(servers: Servers) -> Chief:
+    """Return the chief of a run that goes on from what the servers keep."""
+    servers.rendezvous = Rendezvous(1)
+    return Chief(servers)
 
 
 def files_of(count: int, size_bytes: int = 1000) -> tuple[SourceFile, ...]:
@@ -74,19 +88,39 @@ def test_files_too_many_to_be_listed_go_on_and_are_still_compared():
     own = stand(servers, files, row=0)
     others = files_of(10_000, size_bytes=999)
     with pytest.raises(FileChanged, match="fingerprint"):
-        course_of(servers, "train", others, stand(servers, others, row=0))
-    assert course_of(servers, "train", files, own).stops == ((Place(0, 0, Front(((0, 3),), 1)),),)
+        course_of(new_run(servers), "train", others, stand(servers, others, row=0))
+    assert course_of(new_run(servers), "train", files, own).stops == (
+        (Place(0, 0, Front(((0, 3),), 1)),),
+    )
 
 
 def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():
     files, servers = files_of(2), Servers()
-    own = stand(servers, files, row=0)
-    assert course_of(servers, "train", files, own).run_number == 0
+    chief, own = Chief(servers), stand(servers, files, row=0)
+    assert course_of(chief, "train", files, own).run_number == 0
     stand(servers, files, row=3)
-    again = course_of(servers, "train", files, own)
+    again = course_of(chief, "train", files, own)
     assert (again.run_number, again.stops) == (1, ((Place(0, 0, Front(((0, 3),), 1)),),))
     stand(servers, files, row=5, run_number=1)
-    assert len(course_of(servers, "train", files, own).stops) == 2
+    assert len(course_of(chief, "train", files, own).stops) == 2
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_chief_that_is_started_again_leaves_the_positions_of_its_run(calls: int):
+    files, servers = files_of(2), Servers()
+    chief, own = Chief(servers), stand(servers, files, row=0)
+    agreed = []
+    for call in range(calls):
+        agreed.append(course_of(chief, "train", files, own))
+        stand(servers, files, row=3 + call, run_number=call)
+    before = dict(servers.texts)
+    chief = Chief(servers)
+    assert [course_of(chief, "train", files, own) for _ in range(calls)] == agreed
+    assert servers.texts == before
+    stand(servers, files, row=9, run_number=calls - 1)
+    resumed = course_of(new_run(servers), "train", files, own)
+    assert resumed.run_number == calls
+    assert resumed.stops[-1] == (Place(0, 0, Front(((0, 9),), 1)),)
 
 
 @pytest.mark.parametrize("what", ["course", "worker/0", "files"])
@@ -95,4 +129,4 @@ def test_notes_that_are_no_positions_are_named(what):
     own = stand(servers, files, row=3)
     servers.set_metadata(f"reading/train/{what}", ["elsewhere"])
     with pytest.raises(SettingsError, match=r"reading/train/\.\.\. are no positions"):
-        course_of(servers, "train", files, own)
+        course_of(new_run(servers), "train", files, own)

@@ -16,7 +16,6 @@ from ps.client.client import PSClient
 from ps.errors import RequestTimeout
 from tests.support.ps_cluster import cluster, run_all, succeeded
 from tfos.errors import NoServersError, SettingsError
-from tfos.fit_place import FitPlace
 from tfos.reading.reading import Reading
 from tfos.reading.row_counts import counted
 from tfos.worker.reports.seen_progress import SeenProgress
@@ -31,7 +30,6 @@ class Worker:
     rank: int
     num_workers: int
     client: PSClient | None = None
-    fit_place: FitPlace | None = None
 
     def __post_init__(self) -> None:
         self.is_chief = self.rank == 0
@@ -95,7 +93,20 @@ def test_each_piece_is_read_by_one_worker_and_all_know_all_counts(lines, caplog)
             lambda: counted(workers[2], sources[2], 15.0),
         )
         assert all(isinstance(error, SettingsError) for error in mixed)
-        assert "worker 1 reads other files than this one: 3 files of 1488 bytes" in str(mixed[0])
+        assert "worker 1 has found 3 files of 1488 bytes, worker 0 1 files of" in str(mixed[0])
+        assert f"the first that differs is here {lines}/part-1 of" in str(mixed[0])
+        assert "worker 0 has found 1 files of" in str(mixed[1])
+
+
+def test_workers_that_find_other_files_do_not_begin_to_read_resumable_rows(lines):
+    with cluster(num_workers=2) as servers:
+        rows = [Reading(Worker(rank, 2, servers.client(rank))).text(lines) for rank in range(2)]
+        (lines / "part-3").write_text("late\n")
+        late = Reading(Worker(1, 2, servers.client(1))).text(lines)
+        mixed = run_all(rows[0].resumable, late.resumable)
+        assert all(isinstance(error, SettingsError) for error in mixed)
+        assert "rows 'train': worker 1 has found 4 files of" in str(mixed[0])
+        assert f"the first that differs is here {lines}/part-3 of 5 bytes" in str(mixed[1])
 
 
 def test_a_worker_that_does_not_come_is_named_and_one_that_has_finished_is_replaced(lines):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
 from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
+from feeding.reading.splits import SourceFile
 from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import (
     FeedEndedWarning,
@@ -286,6 +287,16 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     first_epoch = 0
     """The epoch that the rows begin with; above 0 where they go on from a saved run."""
+
+    files: Sequence[SourceFile] = ()
+    """All files of which this is a share; empty: the rows come from elsewhere."""
+
+    def begin_at(self, epoch: int) -> None:
+        """Go on with the beginning of an epoch, unless the rows are there by now or behind it.
+
+        Args:
+            epoch: of files, from 0; a feed's epochs come as they are fed.
+        """
 
     def place(self) -> tuple[str, Any] | None:
         """Return name and value of where the rows are after the last batch; None: not kept."""

@@ -49,7 +49,18 @@ class FileDataset(BatchDataset):
         self._position_name = position_name
         self._first_metadata = first_metadata or {}
         self._position: Position = reader.position
+        self.files = reader.files
         self.first_epoch = self._position.place.epoch
+
+    def begin_at(self, epoch: int) -> None:
+        """Go on with the beginning of an epoch, unless the rows are there by now or behind it.
+
+        Args:
+            epoch: of the files, from 0.
+        """
+        if epoch > self.next_epoch:
+            self.first_epoch = epoch
+            self._restart(epoch)
 
     def place(self) -> tuple[str, Any] | None:
         """Return name and value of where the rows are after the last batch that was handed out."""
@@ -70,16 +81,19 @@ class FileDataset(BatchDataset):
     def _sorted_by(self) -> str:
         if self._position.seed is not None:
             return ""
-        keys = partition_columns(self._reader.files).values()
+        keys = partition_columns(self.files).values()
         return ", ".join(key.name for key in keys if len(set(key.texts.values())) > 1)
 
     def _loop_ended(self) -> None:
         """Let each validation and evaluation of fewer steps than batches read the same rows."""
         if self._trains or self._over:
             return
+        self._restart(self.next_epoch)
+
+    def _restart(self, epoch: int) -> None:
         self._prefetcher.restart()
         self._heads.clear()
-        self._reader.begin(self.next_epoch)
+        self._reader.begin(epoch)
         self._position = self._reader.position
 
     def _hand(self, ready: Ready) -> None:

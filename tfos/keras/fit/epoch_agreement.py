@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -33,6 +33,7 @@ from tfos.keras.fit.learning_rate import KeptRate, learning_rate
 from tfos.keras.fit.metric_states import VALIDATION, MetricStates, all_know, inexact
 from tfos.keras.fit.validation import ValidationPasses
 from tfos.keras.step import optimizers
+from tfos.keras.step.beginning import Beginning, DataState, FitData
 from tfos.keras.step.trainer import PSTrainer
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Decision(msgspec.Struct, frozen=True):
     stop: bool
     learning_rate: float | None = None
     assigned: bool = False
+    data: DataState | None = None
 
 
 class FeedEnded(Exception):
@@ -72,7 +74,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     Args:
         trainer: of the model.
-        dataset: what `fit` reads.
+        arguments: of `fit`, by name.
         validation: the feed's validation passes.
         number: of the fit.
         place: where this worker joins others that train; None: all begin together.
@@ -81,12 +83,14 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def __init__(
         self,
         trainer: PSTrainer,
-        dataset: Any,
+        arguments: Mapping[str, Any],
         validation: ValidationPasses,
         number: int,
         place: FitPlace | None = None,
     ) -> None:
         super().__init__()
+        dataset = arguments.get("x")
+        self.data = FitData(trainer.ctx, arguments)
         self._number = number
         self._place = place
         self._trainer = trainer
@@ -102,15 +106,20 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.last_logs: Logs = None
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Start all workers together in modes with waits, so that none begins alone."""
+        """Start all workers together, so that none trains what the others do not."""
         self._trainer.awaits_callbacks = False
         if self._feed:
             self._trainer.ctx.trained_feeds.follow(self._feed)
         if self._place is not None:
             self._join_others(self._place)
-        elif self._trainer.waits:
+        else:
             self._trainer.workers.join()
-            self._trainer.workers.rendezvous(f"{self._name}/begin", b"")
+            self.data.begin(self._beginnings(), self._number)
+
+    def _beginnings(self) -> dict[int, Beginning]:
+        own = msgspec.msgpack.encode(self.data.beginning())
+        told = self._trainer.workers.rendezvous(f"{self._name}/begin", own)
+        return _by_rank(told, Beginning)
 
     def _join_others(self, place: FitPlace) -> None:
         """Meet the others at the end of the epoch before, which they have reported.
@@ -118,13 +127,19 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         From here on they wait for this worker at the ends of epochs; in modes with waits, at steps
         too, from its first batch on: see JoinAtFirstBatch.
         """
-        if place.epoch > place.first:
-            key = f"{self._name}/{place.epoch - 1}/decision"
-            own = msgspec.msgpack.encode(Decision(chief=False, stop=False, learning_rate=None))
-            told = _decoded(self._trainer.workers.rendezvous(key, own).values(), Decision)
-            rate = next((each.learning_rate for each in told if each.chief), None)
-            if rate is not None:
-                optimizers.unwrap(self._trainer.optimizer).learning_rate = rate
+        if place.epoch == place.first:  # of which the others have told at the beginning alone
+            told = {rank: each.data for rank, each in self._beginnings().items()}
+            self.data.join(told, place)
+            return
+        key = f"{self._name}/{place.epoch - 1}/decision"
+        own = Decision(chief=False, stop=False, data=self.data.state())
+        answers = self._trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))
+        decisions = _by_rank(answers, Decision)
+        rate = next((each.learning_rate for each in decisions.values() if each.chief), None)
+        if rate is not None:
+            optimizers.unwrap(self._trainer.optimizer).learning_rate = rate
+        states = {rank: each.data for rank, each in decisions.items() if each.data is not None}
+        self.data.join(states, place)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Wait for the epoch's first batch, or for the end of the feed.
@@ -138,7 +153,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._start_epoch(self._dataset)
             self._dataset.pushes_under_way = self._trainer.pipeline
         self._trainer.is_between_epochs = False
-        self._trainer.first_batch.begin_epoch()
+        self._trainer.first_batch.begin_epoch(self._name, epoch)
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
 
     def _start_epoch(self, dataset: BatchDataset) -> None:
@@ -267,10 +282,12 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         trainer: of the model.
         name: prefix of the rendezvous' keys.
         kept_rate: of the model.
+        data: of the fit.
     """
 
-    def __init__(self, trainer: PSTrainer, name: str, kept_rate: KeptRate) -> None:
+    def __init__(self, trainer: PSTrainer, name: str, kept_rate: KeptRate, data: FitData) -> None:
         super().__init__()
+        self._data = data
         self._trainer = trainer
         self._name = name
         self._kept_rate = kept_rate
@@ -323,7 +340,8 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         trainer = self._trainer
         rate = learning_rate(trainer.optimizer)
         stop = bool(self.model.stop_training) or trainer.ctx.stop_asked
-        own = Decision(trainer.ctx.is_chief, stop, rate, trainer.assigned)
+        state = self._data.state() if trainer.ctx.num_workers > 1 else None
+        own = Decision(trainer.ctx.is_chief, stop, rate, trainer.assigned, state)
         trainer.assigned = False
         answers = trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))
         decision = next((d for d in _decoded(answers.values(), Decision) if d.chief), own)
@@ -371,6 +389,10 @@ def numbers_in(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:
     for name, value in logs.items():
         with contextlib.suppress(TypeError, ValueError):  # a log may be anything; numbers combine
             yield name, float(value)
+
+
+def _by_rank(answers: Mapping[int, bytes], kind: type[Any]) -> dict[int, Any]:
+    return {rank: msgspec.msgpack.decode(value, type=kind) for rank, value in answers.items()}
 
 
 def _decoded(values: Iterable[bytes], kind: type[Any]) -> list[Any]:

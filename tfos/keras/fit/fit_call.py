@@ -148,10 +148,10 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
-        before = BeforeCallbacks(trainer, dataset, passes, number, place)
+        before = BeforeCallbacks(trainer, arguments, passes, number, place)
         report = EpochReporter(trainer, before, dataset, arguments, number)
         joining = [] if place is None else [JoinAtFirstBatch(trainer)]
-        after = [*joining, report, AfterCallbacks(trainer, name, kept_rate)]
+        after = [*joining, report, AfterCallbacks(trainer, name, kept_rate, before.data)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
         progress = ProgressReport(trainer.ctx)
         callbacks = _callback_list(model, arguments, before, progress, after)
@@ -281,6 +281,13 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
     for callback in _as_list(given):
+        if isinstance(callback, keras.callbacks.BackupAndRestore) and trainer.ctx.num_workers > 1:
+            raise SettingsError(
+                f"BackupAndRestore on {trainer.ctx.num_workers} workers: each would go on from a "
+                "file of its own, in an epoch of its own, and wait for the others. Drop it: "
+                "ClusterConfig(checkpoints=Checkpoints(directory=..., every_s=60, resume=True)) "
+                "saves the servers' parameters and goes on with them"
+            )
         restores = isinstance(callback, keras.callbacks.EarlyStopping)
         if restores and callback.restore_best_weights and trainer.has_tables:
             raise SettingsError(

@@ -23,22 +23,34 @@ class FirstBatch:
 
     def __init__(self, workers: OtherWorkers) -> None:
         self._workers = workers
-        self._num_asked = 0
+        self._fit = "apart"
+        self._epoch = 0
         self._was_empty = False
 
-    def begin_epoch(self) -> None:
-        """Forget that this worker came without a batch in the epoch before."""
-        self._was_empty = False
+    def begin_epoch(self, fit: str, epoch: int) -> None:
+        """Forget that this worker came without a batch in the epoch before.
+
+        Args:
+            fit: prefix of the rendezvous' keys.
+            epoch: number of the epoch, from 0.
+        """
+        self._fit, self._epoch, self._was_empty = fit, epoch, False
 
     def agree(self, own: bytes) -> bytes | None:
         """Return the description of the lowest rank's batch; None: no worker has had any.
 
+        A worker that was started again may come to an epoch that the others have ended without a
+        batch; they meet it in the next one.
+
         Args:
             own: description of this worker's first batch, see tensors.describe.
         """
-        self._num_asked += 1
-        answers = self._workers.rendezvous(f"build/{self._num_asked}", own)
-        return next((answers[rank] for rank in sorted(answers) if answers[rank]), None)
+        while True:
+            answers = self._workers.rendezvous(f"{self._fit}/{self._epoch}/build", own)
+            self._epoch += 1
+            found = next((answers[rank] for rank in sorted(answers) if answers[rank]), None)
+            if found is not None or not own:
+                return found
 
     def agree_without(self) -> bytes | None:
         """Come at the end of an epoch without a batch, once; returns as `agree`."""

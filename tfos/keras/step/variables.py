@@ -74,6 +74,13 @@ class VariableGroup:
         """Elements of each variable."""
         return [int(np.prod(variable.shape, dtype=np.int64)) for variable in self.variables]
 
+    @property
+    def ranges(self) -> list[tuple[Any, slice]]:
+        """Each variable with its part of the flat buffer."""
+        ends = np.cumsum(self.sizes).tolist()
+        parts = zip(self.variables, self.sizes, ends, strict=True)
+        return [(variable, slice(end - size, end)) for variable, size, end in parts]
+
     def values(self) -> Array:
         """Return the current values as a new array of shape [elements] and the group's dtype."""
         parts = [variable.numpy().astype(self.dtype).ravel() for variable in self.variables]
@@ -106,10 +113,8 @@ class VariableGroup:
         """Assign the parts of a tensor of shape [elements], which may share its memory."""
         import tensorflow as tf
 
-        start = 0
-        for variable, size in zip(self.variables, self.sizes, strict=True):
-            part = tf.reshape(flat[start : start + size], variable.shape)
-            start += size
+        for variable, part_range in self.ranges:
+            part = tf.reshape(flat[part_range], variable.shape)
             variable.value.assign(tf.cast(part, variable.value.dtype), read_value=False)
 
 

@@ -76,12 +76,40 @@ def test_the_model_is_built_from_the_batch_of_the_lowest_rank():
     assert FirstBatch(others(Servers())).agree(b"own") == b"own"
 
 
-def test_an_epoch_without_a_batch_is_told_once_and_each_question_has_its_own_key():
+def test_an_epoch_without_a_batch_is_told_once_and_each_epoch_has_its_own_key():
     servers = Servers()
     first_batch = FirstBatch(others(servers))
-    assert first_batch.agree_without() is None
-    assert first_batch.agree_without() is None
-    first_batch.begin_epoch()
-    assert first_batch.agree_without() is None
+    for epoch in range(2):
+        first_batch.begin_epoch("fit/0", epoch)
+        assert first_batch.agree_without() is None
+        assert first_batch.agree_without() is None
+    first_batch.begin_epoch("fit/0", 2)
     assert first_batch.agree(b"own") == b"own"
-    assert servers.asked == ["build/1", "build/2", "build/3"]
+    assert servers.asked == ["fit/0/0/build", "fit/0/1/build", "fit/0/2/build"]
+
+
+def test_batches_outside_of_fit_have_keys_of_their_own():
+    servers = Servers()
+    first_batch = FirstBatch(others(servers))
+    assert first_batch.agree(b"own") == b"own"
+    assert servers.asked == ["apart/0/build"]
+
+
+class PassedServers(Servers):
+    """The others have ended the first epochs without a batch, and the lost process had none."""
+
+    def __init__(self, *passed: str) -> None:
+        super().__init__()
+        self._passed = passed
+
+    def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
+        found = super().rendezvous(key, value, timeout_s=timeout_s)
+        return dict.fromkeys(found, b"") if key in self._passed else found
+
+
+def test_a_worker_that_is_started_again_with_a_batch_meets_the_others_in_the_next_epoch():
+    servers = PassedServers("fit/0/0/build", "fit/0/1/build")
+    first_batch = FirstBatch(others(servers))
+    first_batch.begin_epoch("fit/0", 1)
+    assert first_batch.agree(b"own") == b"own"
+    assert servers.asked == ["fit/0/1/build", "fit/0/2/build"]

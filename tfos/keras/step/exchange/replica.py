@@ -54,29 +54,6 @@ class Received:
         return exported
 
 
-class Destination:
-    """A variable of a group and the part of the flat array that is its value.
-
-    Args:
-        variable: a Keras variable.
-        start: its first element in the flat array.
-    """
-
-    def __init__(self, variable: Any, start: int) -> None:
-        self._shape = tuple(variable.shape)
-        self._range = slice(start, start + int(np.prod(self._shape, dtype=np.int64)))
-        self._value = variable.value
-
-    def assign(self, flat: Array) -> None:
-        """Give the variable a copy of its part of `flat`, the group's values [elements]."""
-        self._value.assign(self.value_in(flat), read_value=False)
-
-    def value_in(self, flat: Array) -> Array:
-        """Return a copy of the variable's part of `flat`, in its shape and dtype."""
-        part = flat[self._range].reshape(self._shape)
-        return part.astype(self._value.dtype.as_numpy_dtype)
-
-
 class GroupAssignment:
     """Gives the variables of one group their parts of a flat array.
 
@@ -91,7 +68,7 @@ class GroupAssignment:
     def __init__(self, group: VariableGroup) -> None:
         import tensorflow as tf
 
-        self._destinations = _destinations(group)
+        self._ranges = [(v.value, tuple(v.shape), part) for v, part in group.ranges]
         spec = tf.TensorSpec([sum(group.sizes)], group.dtype)
         assign = tf.function(group.assign, autograph=False)
         self._assign = CompiledCall(assign.get_concrete_function(spec))
@@ -107,9 +84,13 @@ class GroupAssignment:
             self._assign(tensor)
 
     def copy(self, flat: Array) -> None:
-        """Give each variable a copy of its part of `flat` [elements]."""
-        for destination in self._destinations:
-            destination.assign(flat)
+        """Give each variable a copy of its part of `flat` [elements], in memory of its own.
+
+        Parts of one tensor would hold the memory of all parameters, as long as any of them is kept.
+        """
+        for value, shape, part in self._ranges:
+            own = flat[part].reshape(shape).astype(value.dtype.as_numpy_dtype)
+            value.assign(own, read_value=False)
 
 
 class Replica:
@@ -139,8 +120,9 @@ class Replica:
             if not group.trainable or adopted is None:
                 continue
             flat = adopted.arrays[group.name]
-            for variable, place in zip(group.variables, _destinations(group), strict=True):
-                if variable.numpy().tobytes() != place.value_in(flat).tobytes():
+            for variable, part in group.ranges:
+                value = variable.numpy()
+                if value.tobytes() != flat[part].astype(value.dtype).tobytes():
                     return str(variable.path)
         return ""
 
@@ -190,11 +172,3 @@ class Replica:
             count += int(self._iterations) % self._batches_per_update
         value = np.array(count, self._iterations.dtype.as_numpy_dtype)
         tf.raw_ops.AssignVariableOp(resource=self._iterations.handle, value=value)
-
-
-def _destinations(group: VariableGroup) -> list[Destination]:
-    ends = np.cumsum(group.sizes).tolist()
-    return [
-        Destination(variable, end - size)
-        for variable, size, end in zip(group.variables, group.sizes, ends, strict=True)
-    ]

@@ -1,0 +1,76 @@
+"""Found files: what one worker has found of the files, small enough for all workers to compare.
+
+Each worker cuts its share from a list of its own. Where the lists differ, some rows are read twice
+and others never.
+
+Covers: the summary, the sentence about two that differ.
+Does not: list files (discover), exchange summaries (tfos.reading, tfos.keras.fit).
+Threads: any; pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from feeding.reading.positions import fingerprint
+from feeding.reading.splits import SourceFile
+
+_DIGEST_BYTES = 4
+_MOST_DIGESTS = 4096
+"""16 KiB per worker; of more files only the numbers are told."""
+
+
+class FoundFiles(msgspec.Struct, frozen=True):
+    """The files that one worker has found."""
+
+    files: str
+    """Their `fingerprint`."""
+    num_files: int
+    num_bytes: int
+    digests: bytes = b""
+    """4 bytes for each file, by path; empty: there are too many files."""
+
+    def __str__(self) -> str:
+        return f"{self.num_files} files of {self.num_bytes} bytes"
+
+
+def summed_up(files: Sequence[SourceFile]) -> FoundFiles:
+    """Return the summary of all files of one data set."""
+    found = [_digest(file) for file in sorted(files)] if len(files) <= _MOST_DIGESTS else []
+    num_bytes = sum(file.size_bytes for file in files)
+    return FoundFiles(fingerprint(files), len(files), num_bytes, b"".join(found))
+
+
+def difference(
+    files: Sequence[SourceFile], worker: int, found: Mapping[int, FoundFiles | None]
+) -> str:
+    """Return which worker has found other files than this one, and where; empty: none has.
+
+    Args:
+        files: those of this worker.
+        worker: rank of this worker.
+        found: by rank; None: the worker reads no files.
+    """
+    own = summed_up(files)
+    for rank, other in sorted(found.items()):
+        if other is not None and other.files != own.files:
+            return f"worker {rank} has found {other}, worker {worker} {own}{_first(files, other)}"
+    return ""
+
+
+def _digest(file: SourceFile) -> bytes:
+    text = msgspec.json.encode((file.path, file.size_bytes, file.piece_rows))
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
+
+
+def _first(files: Sequence[SourceFile], other: FoundFiles) -> str:
+    if not other.digests:
+        return ""
+    for number, file in enumerate(sorted(files)):
+        at = number * _DIGEST_BYTES
+        if other.digests[at : at + _DIGEST_BYTES] != _digest(file):
+            return f"; the first that differs is here {file.path} of {file.size_bytes} bytes"
+    return "; the further ones are not here"

@@ -1,0 +1,45 @@
+"""Found files: the first file that differs, many files, workers that read none."""
+
+from __future__ import annotations
+
+import msgspec
+
+from feeding.reading.found_files import FoundFiles, difference, summed_up
+from feeding.reading.splits import SourceFile
+
+
+def files_of(*numbers: int, size_bytes: int = 10) -> list[SourceFile]:
+    return [SourceFile(f"part-{number:05d}", size_bytes) for number in numbers]
+
+
+def test_equal_files_in_another_order_do_not_differ():
+    found = {0: summed_up(files_of(2, 0, 1)), 1: None}
+    assert not difference(files_of(0, 1, 2), 1, found)
+
+
+def test_the_first_file_that_differs_is_named_by_both_workers():
+    mine, other = files_of(0, 1, 2), files_of(0, 2)
+    found = {0: summed_up(mine), 3: summed_up(other)}
+    assert difference(mine, 0, found) == (
+        "worker 3 has found 2 files of 20 bytes, worker 0 3 files of 30 bytes; "
+        "the first that differs is here part-00001 of 10 bytes"
+    )
+    assert "the first that differs is here part-00002 of" in difference(other, 3, found)
+    assert "; the further ones are not here" in difference(mine[:2], 1, found)
+
+
+def test_a_file_of_another_size_or_other_rows_differs():
+    mine = files_of(0, 1)
+    grown = [mine[0], SourceFile("part-00001", 11)]
+    counted = [SourceFile(each.path, 10, piece_rows=(1,)) for each in mine]
+    assert "first that differs is here part-00001" in difference(mine, 0, {1: summed_up(grown)})
+    assert "first that differs is here part-00000" in difference(mine, 0, {1: summed_up(counted)})
+
+
+def test_the_summary_of_many_files_is_small_and_still_compared():
+    mine = files_of(*range(20_000))
+    found = msgspec.msgpack.decode(msgspec.msgpack.encode(summed_up(mine[1:])), type=FoundFiles)
+    assert len(msgspec.msgpack.encode(summed_up(mine[:4096]))) < 17_000
+    assert difference(mine, 0, {1: found}) == (
+        "worker 1 has found 19999 files of 199990 bytes, worker 0 20000 files of 200000 bytes"
+    )

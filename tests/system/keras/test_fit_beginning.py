@@ -1,0 +1,216 @@
+"""What the workers of one fit must have in common: its epochs, the files, which epoch of them."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from tests.support.keras_training import DEADLINE_S, Context, Servers, serving, together
+from tfos.control.epoch_log import EpochLog
+from tfos.errors import SettingsError
+from tfos.keras.data.file_dataset import FileDataset
+from tfos.keras.fit.distribute import distribute
+from tfos.reading.reading import Reading
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+
+NUM_FILES, ROWS = 6, 4
+ALL = set(range(NUM_FILES * ROWS))
+COLUMNS = {"x": Feature("float32", (1,)), "n": Feature("int64")}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for number in range(NUM_FILES):
+        write(tmp_path / f"part-{number}", range(number * ROWS, (number + 1) * ROWS))
+    return tmp_path
+
+
+def write(path: Path, numbers: range) -> None:
+    file = io.BytesIO()
+    records = RecordWriter(file)
+    for n in numbers:
+        records.write(encode_example({"x": np.ones(1, np.float32), "n": n}))
+    path.write_bytes(file.getvalue())
+
+
+def make_models(number: int) -> list[keras.Model]:
+    models = []
+    for _ in range(number):
+        models.append(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
+        models[-1].compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+    return models
+
+
+def data_of(ctx: Context, files: Path) -> FileDataset:
+    rows = Reading(ctx).tfrecord(files, COLUMNS).shuffled(1)  # type: ignore[arg-type]
+    return rows.dataset(ROWS, features="x", labels="n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            [{"initial_epoch": 0}, {"initial_epoch": 1}],
+            r"worker 1 calls fit\(initial_epoch=1, epochs=3\), worker 0 fit\(initial_epoch=0, epo",
+        ),
+        ([{}, {"epochs": 4}], r"fit number 1: worker 1 calls fit\(initial_epoch=0, epochs=4\)"),
+    ],
+)
+def test_workers_that_ask_for_other_epochs_are_refused(arguments: Any, text: str):
+    x = np.ones((4, 1), "float32")
+    with serving(num_workers=2) as cluster:
+        models, errors = make_models(2), []
+
+        def work(rank: int) -> None:
+            model = distribute(models[rank], cluster.contexts[rank])
+            with pytest.raises(SettingsError, match="would wait for each other") as caught:
+                model.fit(x, x, verbose=0, **{"epochs": 3, **arguments[rank]})
+            errors.append((rank, caught))
+
+        together(work, 2)
+        assert dict(errors)[0].match(text)
+        assert not cluster.pushes
+
+
+def test_a_backup_of_each_worker_is_refused(tmp_path: Path):
+    x = np.ones((4, 1), "float32")
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with serving(num_workers=2) as cluster:
+        model = distribute(make_models(1)[0], cluster.contexts[0])
+        with pytest.raises(SettingsError, match=r"on 2 workers: .*Checkpoints\(.*resume=True\)"):
+            model.fit(x, x, verbose=0, callbacks=[backup])
+
+
+def test_workers_that_have_found_other_files_do_not_train(files: Path):
+    with serving(num_workers=2) as cluster:
+        models, data, errors = make_models(2), [data_of(cluster.contexts[0], files)], []
+        write(files / "part-2b", range(1))
+        data.append(data_of(cluster.contexts[1], files))
+
+        def work(rank: int) -> None:
+            model = distribute(models[rank], cluster.contexts[rank])
+            with pytest.raises(SettingsError, match="trained twice or never") as caught:
+                model.fit(data[rank], verbose=0)
+            errors.append((rank, str(caught.value)))
+
+        together(work, 2)
+        assert "worker 1 has found 7 files of" in dict(errors)[0]
+        assert f"the first that differs is here {files}/part-2b of" in dict(errors)[1]
+        assert not cluster.pushes
+
+
+class Abandoned(Exception):
+    """The process of the worker ends here."""
+
+
+class TwoWorkers:
+    """Three fits of three epochs each, on files A, B and A; worker 1 is lost in one of them."""
+
+    def __init__(self, cluster: Servers, files: Path, lost_in: int) -> None:
+        self._cluster = cluster
+        self._files = files
+        self._lost_in = lost_in
+        self._holds, self._joined = threading.Event(), threading.Event()
+        self.models = make_models(3)
+        self.seen: dict[tuple[int, int], list[int]] = defaultdict(list)
+        """By fit and epoch, the rows of both workers."""
+        self.validated: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.late_file = self.trains_again = False
+
+    def train(self, ctx: Context, model: keras.Model) -> None:
+        """Be one process of one worker."""
+        distribute(model, ctx)
+        one, other, validation = (data_of(ctx, self._files) for _ in range(3))
+        at = [0, 0]
+        is_first = ctx.fit_place is None
+
+        def note(data: FileDataset, into: dict[tuple[int, int], list[int]]) -> None:
+            hand = data._hand
+
+            def handed(ready: Any) -> None:
+                into[at[0], at[1]].extend(ready.values[1].tolist())
+                hand(ready)
+
+            data._hand = handed  # type: ignore[method-assign]
+
+        def begin(epoch: int, logs: Any) -> None:
+            at[1] = epoch
+            if at[0] != self._lost_in:
+                return
+            if ctx.is_chief and epoch == 2:
+                self._holds.set()
+                assert self._joined.wait(DEADLINE_S)
+            elif not ctx.is_chief and is_first and epoch == 1:
+                raise Abandoned
+            elif not ctx.is_chief and not is_first:
+                self.trains_again = True
+                self._joined.set()
+
+        for each in (one, other):
+            note(each, self.seen)
+        note(validation, self.validated)
+        callback = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+        for number, data in enumerate((one, other, one)):
+            at[0] = number
+            model.fit(data, epochs=3, verbose=0, callbacks=[callback], validation_data=validation)
+
+    def start_again(self) -> Context:
+        """Return the context of another process of worker 1, once worker 0 is in the last epoch."""
+        (server,), (chief, lost) = self._cluster.servers, self._cluster.contexts
+        server.worker_lost(1)
+        assert self._holds.wait(DEADLINE_S)
+        log = EpochLog()
+        for event in chief.reported:
+            log.note(event)
+        return replace(lost, client=lost.make_client(100), fit_place=log.place)
+
+    def work(self, rank: int) -> None:
+        """Be one worker."""
+        if rank == 0:
+            return self.train(self._cluster.contexts[0], self.models[0])
+        with pytest.raises(Abandoned):
+            self.train(self._cluster.contexts[1], self.models[1])
+        if self.late_file:
+            write(self._files / "part-2b", range(1))
+        ctx = self.start_again()
+        try:
+            return self.train(ctx, self.models[2])
+        finally:
+            ctx.client.close()
+            self._joined.set()
+
+
+@pytest.mark.parametrize("lost_in", [0, 1])
+def test_a_worker_that_is_started_again_reads_all_files_in_the_others_epochs(
+    files: Path, lost_in: int
+):
+    with serving(num_workers=2) as cluster:
+        both = TwoWorkers(cluster, files, lost_in)
+        together(both.work, 2)
+    for found in (both.seen, both.validated):
+        uncut = {at: rows for at, rows in found.items() if at != (lost_in, 1)}
+        assert len(uncut) == 8
+        assert {at: sorted(rows) for at, rows in uncut.items()} == dict.fromkeys(uncut, sorted(ALL))
+
+
+def test_a_worker_that_is_started_again_and_finds_one_more_file_does_not_train(files: Path):
+    with serving(num_workers=2) as cluster:
+        both = TwoWorkers(cluster, files, 0)
+        both.late_file = True
+        with pytest.raises(
+            SettingsError, match=r"worker 0 has found 6 files of .*, worker 1 7 files"
+        ):
+            together(both.work, 2)
+        assert not both.trains_again

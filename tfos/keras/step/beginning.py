@@ -1,0 +1,140 @@
+"""Beginning of a fit: what all workers must have in common, and which rows come first.
+
+Covers: the epochs that each worker asks for; the files that its training data have found; the epoch
+of its data with which a worker goes on that was started again.
+Does not: exchange it (tfos.keras.fit.epoch_agreement), cut shares of files (feeding.reading).
+Threads: the thread that runs `fit`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from feeding.reading.found_files import FoundFiles, difference, summed_up
+from tfos.errors import SettingsError
+from tfos.fit_place import FitPlace
+from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.data.epoch_length import AllEpochs
+from tfos.keras.protocols import WorkerContext
+
+
+class DataState(msgspec.Struct, frozen=True):
+    """What one worker reads, and how far it is."""
+
+    files: FoundFiles | None = None
+    """Of the training data; None: they are no files."""
+    epoch: int = 0
+    """Of the training data, that comes next."""
+    validation_epoch: int = 0
+    """Of the validation data, that comes next."""
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """With what one worker begins a fit."""
+
+    first: int
+    """The epoch that Keras begins with."""
+    end: int
+    """Behind its last epoch."""
+    data: DataState = DataState()
+
+    def __str__(self) -> str:
+        end = "?" if self.end == AllEpochs() else self.end
+        return f"fit(initial_epoch={self.first}, epochs={end})"
+
+
+class FitData:
+    """The data of one fit of this worker, and the epochs that it asks for.
+
+    Args:
+        ctx: the worker's context.
+        arguments: of `fit`, by name.
+    """
+
+    def __init__(self, ctx: WorkerContext, arguments: Mapping[str, Any]) -> None:
+        self._ctx = ctx
+        self._trained = _rows(arguments.get("x"))
+        self._validated = _rows(arguments.get("validation_data"))
+        self._first = int(arguments.get("initial_epoch") or 0)
+        self._end = int(arguments["epochs"])
+
+    @functools.cached_property
+    def _files(self) -> FoundFiles | None:
+        files = () if self._trained is None else self._trained.files
+        return summed_up(files) if files else None
+
+    def beginning(self) -> Beginning:
+        """Return what the others compare with their own."""
+        return Beginning(self._first, self._end, self._state(self._files))
+
+    def state(self) -> DataState:
+        """Return what a worker compares that joins later; it names no file."""
+        files = self._files
+        return self._state(files and msgspec.structs.replace(files, digests=b""))
+
+    def _state(self, files: FoundFiles | None) -> DataState:
+        trained, validated = (
+            0 if data is None else data.next_epoch for data in (self._trained, self._validated)
+        )
+        return DataState(files, trained, validated)
+
+    def begin(self, told: Mapping[int, Beginning], number: int) -> None:
+        """Begin together with the others; a worker that was started again has their epochs of data.
+
+        Args:
+            told: by rank, with the own one.
+            number: of the fit, from 0.
+
+        Raises:
+            SettingsError: another worker asks for other epochs, or has found other files.
+        """
+        rank, own = self._ctx.worker_rank, self.beginning()
+        for other, each in sorted(told.items()):
+            if (each.first, each.end) != (own.first, own.end):
+                raise SettingsError(
+                    f"fit number {number + 1}: worker {other} calls {each}, worker {rank} {own}. "
+                    "They would wait for each other at the ends of different epochs: pass the same "
+                    "initial_epoch and epochs on every worker"
+                )
+        states = {other: each.data for other, each in told.items()}
+        self._check_files(states)
+        if self._ctx.fit_place is not None:
+            self._go_on(max((each.epoch for each in states.values()), default=0), states)
+
+    def join(self, told: Mapping[int, DataState], place: FitPlace) -> None:
+        """Go on with the epochs of the data that the others have next.
+
+        Args:
+            told: by rank, of the others.
+            place: where they train.
+
+        Raises:
+            SettingsError: another worker has found other files.
+        """
+        self._check_files(told)
+        self._go_on(place.files_epoch, told)
+
+    def _check_files(self, told: Mapping[int, DataState]) -> None:
+        if self._trained is None or not self._trained.files:
+            return
+        found = {rank: each.files for rank, each in told.items()}
+        if differs := difference(self._trained.files, self._ctx.worker_rank, found):
+            raise SettingsError(
+                f"fit on files: {differs}. Each worker cuts its share from its own list, so rows "
+                "would be trained twice or never. Name the same files on every worker, which no "
+                "longer change"
+            )
+
+    def _go_on(self, epoch: int, told: Mapping[int, DataState]) -> None:
+        if self._trained is not None:
+            self._trained.begin_at(epoch)
+        if self._validated is not None:
+            self._validated.begin_at(max((e.validation_epoch for e in told.values()), default=0))
+
+
+def _rows(data: Any) -> BatchDataset | None:
+    return data if isinstance(data, BatchDataset) else None
