@@ -16,8 +16,7 @@ from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
 
 _TEXTS = {"string", "char", "varchar", "binary"}
-_MICROSECONDS = {"timestamp", "timestamp_ntz"}
-_TIMES = {"date", *_MICROSECONDS}
+_TIMES = {"date", "timestamp", "timestamp_ntz"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +109,7 @@ class ColumnPlan:
                     f"feature column {leaf}: the model takes {dtype} there; StringIndexer makes "
                     "numbers of text, F.col(name).cast('string') text of numbers"
                 )
-            if leaf.kind in _MICROSECONDS and dtype.startswith(("float", "bfloat")):
-                raise SettingsError(
-                    f"feature column {leaf}: the model takes {dtype} there, which rounds the "
-                    "microseconds since 1970 of a timestamp; make a column of what counts in it: "
-                    "F.hour(name), F.dayofweek(name), or seconds since a start"
-                )
+            dataframe_columns.check_times(leaf, dtype)
             if is_id:
                 dataframe_columns.check_ids(leaf, dtype)
 

@@ -15,7 +15,7 @@ from typing import Any
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.finite_training import check_finite, finite_loss
-from tfos.estimators.input_shapes import map_fn_of
+from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.recipe import ModelRecipe, content_of, tensors_of
 
 MODEL_FEED = "model"
@@ -43,8 +43,11 @@ class FedData:
             ctx: the node's context.
             model: its inputs and outputs have a column each.
         """
-        selected = self.plan.selectors(*tensors_of(model))
-        return ctx.dataset(self.batch_size, feed=self.feed, map_fn=map_fn_of(model), **selected)
+        given = self.plan.selectors(*tensors_of(model))
+        fit = map_fn_of(model, self.plan.features)
+        if fit is not None:
+            given |= {"map_fn": fit, "dtypes": (None,)}  # x has its dtypes
+        return ctx.dataset(self.batch_size, feed=self.feed, **given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,18 +183,18 @@ def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
         predictor: fills the output columns; its columns are of the frame.
 
     Raises:
-        SettingsError: a column is missing or there twice, has floats where the model takes ids, or
-            one of the outputs' names is taken.
+        SettingsError: a column is missing or there twice, is of a type that the model would
+            round, or one of the outputs' names is taken.
     """
     check_classic(frame)
     positions = dataframe_columns.positions_of(frame.columns, predictor.columns)
-    check_ids(predictor, frame)
+    check_kinds(predictor, frame)
     results = result_columns(predictor.schema(), frame.columns)
     return with_results(frame, positions, results, predictor)
 
 
-def check_ids(predictor: Predictor, frame: DataFrame) -> None:
-    """Refuse columns of floats where an Embedding makes ids of them.
+def check_kinds(predictor: Predictor, frame: DataFrame) -> None:
+    """Refuse floats where an Embedding makes ids of them, and timestamps where floats round them.
 
     Args:
         predictor: its columns are of the frame, which has one of each name.
@@ -206,9 +206,11 @@ def check_ids(predictor: Predictor, frame: DataFrame) -> None:
     kinds = {each.name: each.dataType for each in frame.schema.fields}
     for name, places in predictor.inputs:
         info = predictor.signature.inputs[name]
-        columns = [predictor.columns[place] for place in places] if info.is_id else []
+        columns = [predictor.columns[place] for place in places]
         for leaf in dataframe_columns.leaves([(each, kinds[each]) for each in columns]):
-            dataframe_columns.check_ids(leaf, info.dtype)
+            dataframe_columns.check_times(leaf, info.dtype)
+            if info.is_id:
+                dataframe_columns.check_ids(leaf, info.dtype)
 
 
 def predicted_by(

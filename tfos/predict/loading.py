@@ -164,18 +164,12 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     import keras
     import tensorflow as tf
 
-    from tfos.keras.embedding.layer import takes_ids
-
     if not getattr(model, "inputs", None):
         raise UnsupportedModel(
             f"the model {source} is a {type(model).__name__} without fixed inputs, so nothing says "
             "what its columns are; export it as a SavedModel: ctx.export(model, 'directory')"
         )
-    ids = takes_ids(model)
-    inputs = {
-        name: _keras_info(each, is_id=is_id)
-        for name, each, is_id in zip(input_names(model), model.inputs, ids, strict=True)
-    }
+    inputs = input_infos(model)
     takes_one = isinstance(model, keras.Sequential)
 
     @tf.function(input_signature=[_spec(each) for each in inputs.values()], autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow is not checked
@@ -253,6 +247,26 @@ def _digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
+def input_infos(model: Any) -> dict[str, TensorInfo]:
+    """Return dtype and shape of each input by its name.
+
+    Args:
+        model: of Keras 3, functional or Sequential.
+    """
+    from tfos.keras.embedding.layer import takes_ids
+
+    infos = [
+        TensorInfo(
+            "object" if each.dtype == "string" else str(each.dtype),
+            tuple(each.shape[1:]),
+            bool(getattr(each, "ragged", False)),
+            is_id,
+        )
+        for each, is_id in zip(model.inputs, takes_ids(model), strict=True)
+    ]
+    return dict(zip(input_names(model), infos, strict=True))
+
+
 def input_names(model: Any) -> list[str]:
     """Return the keys of a dict of inputs, or the inputs' own names.
 
@@ -281,12 +295,6 @@ def output_names(model: Any) -> list[str]:
         count = seen[name] = seen.get(name, -1) + 1
         unique.append(f"{name}_{count}" if count else str(name))
     return unique
-
-
-def _keras_info(tensor: Any, *, is_id: bool) -> TensorInfo:
-    dtype = "object" if tensor.dtype == "string" else str(tensor.dtype)
-    is_ragged = bool(getattr(tensor, "ragged", False))
-    return TensorInfo(dtype, tuple(tensor.shape[1:]), is_ragged, is_id)
 
 
 def _spec(info: TensorInfo) -> Any:

@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from tests.support.keras_training import serving
 from tfos.errors import NonFiniteGradient
-from tfos.estimators.program import EvaluateProgram, FitProgram, MadeData
+from tfos.estimators.columns import ColumnPlan
+from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
 from tfos.keras import Embedding
+from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
 
@@ -70,6 +72,26 @@ def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
         program(None, context(rank))
     assert [sorted(epoch) for epoch in SEEN] == [list(range(NUM_ROWS))] * EPOCHS
     assert SEEN[0] not in (SEEN[1], sorted(SEEN[0]))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_an_input_trains_on_numbers_of_its_own_dtype():
+    """A float32 in between would make 1700000000 and 16777216 of them."""
+    stack = keras.Sequential([keras.Input((), dtype="float64"), keras.layers.Rescaling(1.0)])
+    at, code = keras.Input((1,), dtype="float64"), keras.Input((), dtype="int64")
+    pair = keras.Model([at, code], [at, keras.layers.Identity()(code)])
+    columns = {"at": np.array([1_700_000_001.0]), "code": np.array([16777217.0])}
+
+    def dataset(batch_size, feed, **given):
+        return ColumnRoles(**given).mapper("float32")(columns)
+
+    ctx: Any = SimpleNamespace(dataset=dataset)
+    x, y = FedData(ColumnPlan(features=("at",), labels=("code",)), 2).dataset(ctx, stack)
+    assert (x.dtype, x.tolist(), y.dtype) == ("float64", [1_700_000_001], "float32")
+    plan = ColumnPlan(features=("at", "code"), labels=("at", "code"))
+    x, _ = FedData(plan, 2).dataset(ctx, pair)
+    assert [each.dtype.name for each in x.values()] == ["float64", "int64"]
+    assert [each.item() for each in x.values()] == [1_700_000_001, 16777217]
 
 
 def scored():

@@ -58,6 +58,17 @@ def test_no_ids_are_made_of_floats(column):
     assert given(info, pa.array([5])).tolist() == [5]
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.list_(pa.timestamp("us"))]
+)
+def test_no_floats_are_made_of_timestamps(kind):
+    item = 1_700_000_000_000_001
+    column = pa.array([[item] if pa.types.is_list(kind) else item], kind)
+    with pytest.raises(RowError, match=r"row 0, column 'a': a timestamp; .* rounds .*F\.hour"):
+        given(TensorInfo("float32", ()), column)
+    assert given(TensorInfo("int64", ()), column).tolist() == [item]
+
+
 def test_lists_of_any_length_are_ragged_where_the_model_takes_them():
     info = TensorInfo("int64", (None,), is_ragged=True)
     found = given(info, lists([1, 2], [], [3], kind="int64"))
