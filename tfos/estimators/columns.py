@@ -14,6 +14,7 @@ from typing import Any
 from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
+from tfos.predict.fitting import check_columns
 
 _TEXTS = {"string", "char", "varchar", "binary"}
 _TIMES = {"date", "timestamp", "timestamp_ntz"}
@@ -75,6 +76,8 @@ class ColumnPlan:
         dtypes: Sequence[str],
         num_outputs: int,
         takes_ids: Sequence[bool] = (),
+        *,
+        is_ragged: Sequence[bool] = (),
     ) -> None:
         """Refuse columns that do not fit the model.
 
@@ -83,10 +86,12 @@ class ColumnPlan:
             dtypes: of the model's inputs, as Keras calls them; empty: unknown.
             num_outputs: of the model; 0: unknown.
             takes_ids: whether integers of each input become ids of a table; empty: none do.
+            is_ragged: whether rows of each input are lists of any length; empty: none are.
 
         Raises:
             SettingsError: another number of columns than of inputs or outputs, text or timestamps
-                where an input takes numbers, or floats where it takes ids.
+                where an input takes numbers, floats where it takes ids, or several columns where
+                it takes lists of any length.
         """
         if len(dtypes) > 1 and len(self.features) != len(dtypes):
             raise SettingsError(
@@ -98,6 +103,9 @@ class ColumnPlan:
                 f"the model has {num_outputs} outputs, labels are {list(self.labels)}: name one "
                 "column per output, in the order of the outputs"
             )
+        if len(dtypes) == 1:
+            what = f"the model's input of {dtypes[0]}"
+            check_columns(what, len(self.features), is_ragged=any(is_ragged))
         kinds = dict(fields)
         takes_ids = takes_ids or [False] * len(dtypes)
         inputs = list(zip(dtypes, takes_ids, strict=True))

@@ -17,7 +17,7 @@ import numpy as np
 from feeding.columnar.batch import Ragged
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import tensors_of
-from tfos.predict.fitting import Misfit, fitted, in_shape, side_by_side
+from tfos.predict.fitting import Misfit, check_columns, fitted, in_shape, side_by_side
 from tfos.predict.loading import input_infos
 from tfos.predict.signature import TensorInfo
 
@@ -80,12 +80,19 @@ def map_fn_of(model: Any, features: tuple[str, ...]) -> FittedInputs | None:
 
     Args:
         model: of Keras.
-        features: the columns, for errors.
+        features: the columns.
+
+    Raises:
+        SettingsError: there are several for an input of lists of any length.
     """
     inputs, outputs = tensors_of(model)
     if not inputs:
         return None
-    return FittedInputs(tuple(input_infos(model).items()), len(outputs), features)
+    infos = tuple(input_infos(model).items())
+    if len(infos) == 1:
+        name, info = infos[0]
+        check_columns(f"input {name!r}, {info}", len(features), is_ragged=info.is_ragged)
+    return FittedInputs(infos, len(outputs), features)
 
 
 def _joined(part: Any) -> Any:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tfos.errors import NotCompiled, SettingsError
-from tfos.predict.loading import input_names, output_names
-from tfos.predict.signature import ModelSignature
+from tfos.predict.loading import input_infos, input_names, output_names
+from tfos.predict.signature import ModelSignature, TensorInfo
 
 _NO_SLOTS = "the saved optimizer has 2 variables"
 """Keras' words for an optimizer with its iterations and rate alone."""
@@ -42,6 +42,8 @@ class ModelRecipe:
     """Of the inputs, as Keras calls them."""
     takes_ids: tuple[bool, ...] = ()
     """Whether an Embedding gets the integers of each input."""
+    is_ragged: tuple[bool, ...] = ()
+    """Whether rows of each input are lists of any length."""
     has_trained: bool = False
     """Its optimizer has made steps, and may have a state of them."""
 
@@ -117,13 +119,15 @@ def recipe_of(
             "or pass model_fn="
         )
     inputs, outputs = tensors_of(model)
+    infos = list(input_infos(model).values()) if inputs else []
     return ModelRecipe(
         content=content_of(model),
         custom_objects=custom,
         inputs=inputs,
         outputs=outputs,
-        dtypes=tuple(str(each.dtype) for each in model.inputs) if inputs else (),
-        takes_ids=_takes_ids(model) if inputs else (),
+        dtypes=tuple(map(_keras_dtype, infos)),
+        takes_ids=tuple(each.is_id for each in infos),
+        is_ragged=tuple(each.is_ragged for each in infos),
         has_trained=int(model.optimizer.iterations) > 0,
     )
 
@@ -148,15 +152,14 @@ def described(recipe: ModelRecipe, signature: ModelSignature) -> ModelRecipe:
         recipe,
         inputs=tuple(signature.inputs),
         outputs=tuple(signature.outputs),
-        dtypes=tuple("string" if each.dtype == "object" else each.dtype for each in infos),
+        dtypes=tuple(map(_keras_dtype, infos)),
         takes_ids=tuple(each.is_id for each in infos),
+        is_ragged=tuple(each.is_ragged for each in infos),
     )
 
 
-def _takes_ids(model: Any) -> tuple[bool, ...]:
-    from tfos.keras.embedding.layer import takes_ids
-
-    return takes_ids(model)
+def _keras_dtype(info: TensorInfo) -> str:
+    return "string" if info.dtype == "object" else info.dtype
 
 
 def content_of(model: Any) -> bytes:

@@ -332,7 +332,8 @@ def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
     check_classic(frame)
     fields = [(each.name, each.dataType) for each in frame.schema.fields]
     plan.check(fields)
-    plan.check_model(fields, recipe.dtypes, len(recipe.outputs), recipe.takes_ids)
+    num_outputs, is_ragged = len(recipe.outputs), recipe.is_ragged
+    plan.check_model(fields, recipe.dtypes, num_outputs, recipe.takes_ids, is_ragged=is_ragged)
 
 
 def _check_rows(frame: Any, text: str) -> None:

@@ -1,8 +1,8 @@
 """Values as an input of a model: the one rule of what a fit trains on and a prediction asks for.
 
 Covers: dtypes, what does not fit, shapes, several columns as one matrix.
-Does not: read columns (tfos.predict.tensors, tfos.keras.data.columns), or raise: callers know where
-a value comes from.
+Does not: read columns (tfos.predict.tensors, tfos.keras.data.columns), or raise for a value, of
+which callers know where it comes from.
 Threads: any; pure.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tfos.errors import SettingsError
 from tfos.predict.signature import TensorInfo
 
 Array = np.ndarray[Any, Any]
@@ -59,6 +60,24 @@ def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
     item = int(np.argmax(changed.reshape(-1)))
     text = f"value {values.reshape(-1)[item]} does not fit input {name!r}, {info}; {next_step}"
     return Misfit(text, item * len(values) // values.size)
+
+
+def check_columns(what: str, count: int, *, is_ragged: bool) -> None:
+    """Refuse several columns where rows are lists of any length.
+
+    Args:
+        what: the input, for the text.
+        count: columns that fill it.
+        is_ragged: whether its rows are such lists.
+
+    Raises:
+        SettingsError: they are, and there are several columns.
+    """
+    if count > 1 and is_ragged:
+        raise SettingsError(
+            f"{count} columns are given for {what}, whose rows are lists of any length; make one "
+            "column: F.array(a, b) of numbers or text, F.concat(a, b) of lists"
+        )
 
 
 def in_shape(values: Array, shape: Sequence[int | None]) -> Array | None:

@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from tests.support.keras_training import serving
-from tfos.errors import NonFiniteGradient
+from tfos.errors import NonFiniteGradient, SettingsError
 from tfos.estimators.columns import ColumnPlan
+from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
 from tfos.keras import Embedding
@@ -138,6 +139,15 @@ def test_a_recipe_knows_whose_integers_are_ids():
     stack = keras.Sequential([keras.Input((), dtype="int32"), Embedding(2), keras.layers.Dense(1)])
     stack.compile("sgd", "mse")
     assert recipe_of(stack, None).takes_ids == (True,)
+    recipe = recipe_of(stack, None)
+    assert (recipe.is_ragged, recipe.dtypes) == ((False,), ("int32",))
+    lists = keras.Input((None,), dtype="string", ragged=True)
+    bag = keras.Model(lists, keras.layers.Dense(1)(Embedding(2, combiner="sum")(lists)))
+    bag.compile("sgd", "mse")
+    recipe = recipe_of(bag, None)
+    assert (recipe.is_ragged, recipe.dtypes) == ((True,), ("string",))
+    with pytest.raises(SettingsError, match=r"2 columns are given for input .* lists of any"):
+        map_fn_of(bag, ("a", "b"))
 
 
 @pytest.mark.tf
