@@ -16,7 +16,7 @@ from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.finite_training import check_finite, finite_loss
 from tfos.estimators.fitted_inputs import map_fn_of
-from tfos.estimators.recipe import ModelRecipe, content_of, tensors_of
+from tfos.estimators.recipe import ModelRecipe, check_saved, content_of, tensors_of
 
 MODEL_FEED = "model"
 """Rows are numbers of pieces."""
@@ -107,6 +107,8 @@ class FitProgram:
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed + ctx.rank)
         model = self.recipe.build(is_distributed=self.consistency is not None)
+        if not self.recipe.content and ctx.rank == 0:
+            check_saved(model, self.recipe.custom_objects)
         if self.learning_rate is not None:
             model.optimizer.learning_rate = self.learning_rate
         if self.consistency is not None:

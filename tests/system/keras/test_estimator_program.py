@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.keras_training import serving
-from tfos.errors import NonFiniteGradient, SettingsError
+from tfos.errors import NonFiniteGradient, SettingsError, UnsupportedModel
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
@@ -60,6 +62,7 @@ def context(rank: int) -> SimpleNamespace:
     )
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
     program = FitProgram(
         recipe=ModelRecipe(model_fn=recording),
@@ -264,3 +267,97 @@ def test_a_trained_model_with_a_schedule_of_the_user_is_built_for_servers():
     built = recipe.build(is_distributed=True)
     assert int(built.optimizer.iterations) == 0
     assert isinstance(built.optimizer._learning_rate, Halving)
+
+
+class Doubling(keras.layers.Layer):  # type: ignore[misc]  # as above
+    """Keras can name it, but not make it: it has no get_config()."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x):
+        return x * self.factor
+
+
+def lambdas():
+    """Return a compiled model with a function that has no name."""
+    layers = [keras.Input((1,)), keras.layers.Lambda(lambda x: x), keras.layers.Dense(1)]
+    return compiled(keras.Sequential(layers))
+
+
+def doubling():
+    """Return a compiled model with a layer that cannot be saved."""
+    return compiled(keras.Sequential([keras.Input((1,)), Doubling(2), keras.layers.Dense(1)]))
+
+
+class Halved(keras.layers.Layer):  # type: ignore[misc]  # as above
+    """Known by `custom_objects` alone, as classes of a notebook are."""
+
+    __module__ = "__main__"
+
+    def call(self, x):
+        return x / 2
+
+
+def halved():
+    """Return a compiled model of the layer of a notebook."""
+    return compiled(keras.Sequential([keras.Input((1,)), Halved(), keras.layers.Dense(1)]))
+
+
+def compiled(model):
+    """Return the model, compiled; its fit says that it trains."""
+    model.compile("sgd", "mse")
+
+    def fit(*_, **__):
+        raise InterruptedError("it trains")
+
+    model.fit = fit
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("make", [lambdas, doubling, halved])
+def test_a_model_that_cannot_be_loaded_again_is_refused_before_it_trains(make):
+    recipe = ModelRecipe(model_fn=make)
+    program = FitProgram(
+        recipe=recipe, data=MadeData(ones), validation=None, epochs=1, consistency=None, seed=3
+    )
+    text = "its fit would be lost: .*register_keras_serializable.*custom_objects="
+    with pytest.raises(UnsupportedModel, match=re.compile(text, re.DOTALL)):
+        program(None, context(0))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_model_that_is_loaded_by_its_custom_objects_trains():
+    found = []
+    for make, custom in ((halved, {"Halved": Halved}), (scored_alone, {})):
+        recipe = ModelRecipe(model_fn=make, custom_objects=custom)
+        program = FitProgram(
+            recipe=recipe, data=MadeData(ones), validation=None, epochs=1, consistency=None, seed=3
+        )
+        with pytest.raises(InterruptedError, match="it trains"):
+            program(None, context(0))
+        found.append(random.random())
+    expected = [drawn(halved), drawn(scored_alone)]
+    assert found == expected  # the copy draws no seed that the fit would have drawn
+
+
+def scored_alone():
+    """Return another compiled model."""
+    return compiled(scored())
+
+
+def drawn(make):
+    """Return the number after the seeds of a model."""
+    keras.utils.set_random_seed(3)
+    make()
+    return random.random()
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_function_without_a_name_is_refused_at_the_driver():
+    with pytest.raises(
+        UnsupportedModel, match=r"a function without a name.*Lambda.*a name: @keras"
+    ):
+        recipe_of(lambdas(), None)
