@@ -214,7 +214,12 @@ def check_kinds(predictor: Predictor, frame: DataFrame) -> None:
 
 
 def predicted_by(
-    frame: Any, model_path: str, columns: Sequence[str] | None, output: Any, nulls: object
+    frame: Any,
+    model_path: str,
+    columns: Sequence[str] | None,
+    output: Any,
+    nulls: object,
+    batch_size: int | None = None,
 ) -> DataFrame:
     """Return the DataFrame with the answers of a saved model; see TFCluster.inference.
 
@@ -226,6 +231,7 @@ def predicted_by(
         output: name of the column, of a model with one output; None: "prediction". The outputs of
             others are columns of their own names.
         nulls: only "error".
+        batch_size: rows that the model takes at once; None: BATCH_SIZE.
 
     Raises:
         SettingsError: no DataFrame, no such model or column.
@@ -241,6 +247,7 @@ def predicted_by(
             f"nulls={nulls!r}, output={output!r} beside model=: a model takes no missing values, "
             "df.na.fill() fills them, and its outputs have types; output= is a column's name"
         )
+    num_rows = check_batch_size(BATCH_SIZE if batch_size is None else batch_size)
     signature = read_signature(frame.sparkSession, ModelSource(path=model_path))
     names = list(signature.inputs)
     inputs = None
@@ -257,7 +264,7 @@ def predicted_by(
         )
     filled = outputs if len(outputs) > 1 else [output or PREDICTION]
     answers = map(OutputColumn, outputs, filled)
-    return predicted(frame, predictor_of(signature, asked, answers, BATCH_SIZE, inputs))
+    return predicted(frame, predictor_of(signature, asked, answers, num_rows, inputs))
 
 
 class _Tensors(msgspec.Struct, frozen=True):

@@ -182,11 +182,14 @@ def test_several_inputs_and_outputs_have_a_column_each(frame):
 
     sides = frame.withColumn("side", f.col("held").cast("int"))
     model = KerasEstimator(
-        model_fn=two_towers, featuresCols=["two", "one"], labelCols=["label", "side"]
+        model_fn=two_towers,
+        featuresCols=["two", "one"],
+        labelCols=["label", "side"],
+        predictionCols=["sum", "sides"],
     ).fit(sides)
-    answered = model.transform(sides.drop("side"))
-    assert answered.dtypes[-2:] == [("total", "array<float>"), ("side", "array<float>")]
-    assert len(answered.first().side) == 2
+    answered = model.transform(sides)
+    assert answered.dtypes[-2:] == [("sum", "array<float>"), ("sides", "array<float>")]
+    assert len(answered.first().sides) == 2
 
 
 class ClosedPool(ThreadPool):
