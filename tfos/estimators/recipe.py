@@ -159,8 +159,9 @@ def check_saved(model: Any, custom_objects: Mapping[str, Any]) -> None:
     state = random.getstate()  # initializers of the copy draw seeds from there
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the file after the fit they are told
-            model_of(content_of(model), custom_objects)
+            warnings.simplefilter("ignore")  # they are told of the file after the fit
+            # A loss without a name loses an evaluation, no fit.
+            model_of(content_of(model), custom_objects, is_compiled=False)
     except Exception as error:
         raise UnsupportedModel(
             f"this model cannot be saved and loaded again, so its fit would be lost: {error}. "
@@ -217,19 +218,22 @@ def content_of(model: Any) -> bytes:
         return file.read_bytes()
 
 
-def model_of(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the compiled model of a `.keras` file's bytes.
+def model_of(
+    content: bytes, custom_objects: Mapping[str, Any] | None = None, *, is_compiled: bool = True
+) -> Any:
+    """Return the model of a `.keras` file's bytes.
 
     Args:
         content: of the file.
         custom_objects: classes and functions that it names.
+        is_compiled: whether it gets its loss and optimizer.
     """
     from tfos.keras import load_model  # from there: a model with tables trains in any worker
 
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
         file = Path(directory, "model.keras")
         file.write_bytes(content)
-        return load_model(file, custom_objects=custom_objects)
+        return load_model(file, custom_objects=custom_objects, compile=is_compiled)
 
 
 def _check(model: Any, what: str) -> None:

@@ -331,7 +331,7 @@ def test_a_model_that_cannot_be_loaded_again_is_refused_before_it_trains(make):
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_model_that_is_loaded_by_its_custom_objects_trains():
     found = []
-    for make, custom in ((halved, {"Halved": Halved}), (scored_alone, {})):
+    for make, custom in ((halved, {"Halved": Halved}), (scored_alone, {}), (own_loss, {})):
         recipe = ModelRecipe(model_fn=make, custom_objects=custom)
         program = FitProgram(
             recipe=recipe, data=MadeData(ones), validation=None, epochs=1, consistency=None, seed=3
@@ -339,13 +339,26 @@ def test_a_model_that_is_loaded_by_its_custom_objects_trains():
         with pytest.raises(InterruptedError, match="it trains"):
             program(None, context(0))
         found.append(random.random())
-    expected = [drawn(halved), drawn(scored_alone)]
+    expected = [drawn(halved), drawn(scored_alone), drawn(own_loss)]
     assert found == expected  # the copy draws no seed that the fit would have drawn
 
 
 def scored_alone():
     """Return another compiled model."""
     return compiled(scored())
+
+
+def unnamed_loss(y, predicted):
+    """Return a loss that no file can name, as those of a notebook."""
+    return keras.ops.mean(keras.ops.square(y - predicted))
+
+
+def own_loss():
+    """Return a compiled model whose loss its file cannot name."""
+    unnamed_loss.__module__ = "__main__"
+    model = scored_alone()
+    model.compile("sgd", unnamed_loss)
+    return model
 
 
 def drawn(make):

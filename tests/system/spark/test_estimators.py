@@ -362,7 +362,8 @@ def test_an_estimator_is_saved_by_the_names_of_its_functions(frame, tmp_path):
     estimator.recipe = dataclasses.replace(estimator.recipe, **facts)
     estimator.write().overwrite().save(str(tmp_path / "e"))
     assert KerasEstimator.load(str(tmp_path / "e")).recipe == estimator.recipe
-    estimator.class_weight = {np.int64(0): np.float32(1.5)}
+    of_numpy: Any = {np.int64(0): np.float32(1.5)}
+    estimator.class_weight = of_numpy
     estimator.write().overwrite().save(str(tmp_path / "e"))
     assert KerasEstimator.load(str(tmp_path / "e")).class_weight == {0: 1.5}
     estimator.callbacks = [1]
