@@ -306,14 +306,13 @@ def halved():
 
 
 def compiled(model):
-    """Return the model, compiled; its fit says that it trains."""
+    """Return the model, compiled; its fit only counts."""
     model.compile("sgd", "mse")
-
-    def fit(*_, **__):
-        raise InterruptedError("it trains")
-
-    model.fit = fit
+    model.fit = lambda *_, **__: FITS.append(model)
     return model
+
+
+FITS: list[Any] = []
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -336,8 +335,9 @@ def test_a_model_that_is_loaded_by_its_custom_objects_trains():
         program = FitProgram(
             recipe=recipe, data=MadeData(ones), validation=None, epochs=1, consistency=None, seed=3
         )
-        with pytest.raises(InterruptedError, match="it trains"):
-            program(None, context(0))
+        FITS.clear()
+        program(None, context(0))
+        assert len(FITS) == 1
         found.append(random.random())
     expected = [drawn(halved), drawn(scored_alone), drawn(own_loss)]
     assert found == expected  # the copy draws no seed that the fit would have drawn

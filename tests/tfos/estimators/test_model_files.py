@@ -132,7 +132,7 @@ def test_a_model_behind_its_servers_answers_nothing(tmp_path, fits, is_saved):
     other = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
     other.load_latest_checkpoint()
     with pytest.raises(SettingsError, match="is a checkpoint of servers, from a fit that did"):
-        other.evaluate(made)
+        other._trained()
     other.fit(made)
     assert (fits[-1][0], fits[-1][1].resume) == (b"model 1", True)
     other.load_latest_checkpoint()

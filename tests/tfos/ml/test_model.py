@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.types import DecimalType, DoubleType, StructField, StructType
 
 from tfos.errors import SettingsError
+from tfos.estimators.training import FitResult
 from tfos.ml import KerasEstimator, KerasModel
 from tfos.ml import estimator as estimator_module
 from tfos.ml import model as model_module
@@ -86,7 +87,7 @@ def test_results_without_a_place_are_refused_before_a_fit(
     params, outputs, given, text, monkeypatch
 ):
     """CrossValidator transforms what it has fitted: the training would be lost."""
-    monkeypatch.setattr(estimator_module, "fit", None)
+    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"", {}))
     estimator = KerasEstimator(model_fn=object, **params)
     estimator.recipe = dataclasses.replace(estimator.recipe, outputs=outputs)
     frame: Any = SimpleNamespace(columns=given)
