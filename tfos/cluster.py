@@ -23,6 +23,7 @@ from tfos.driver.results import ResultCalls
 from tfos.driver.shutdown import Shutdown
 from tfos.driver.start import start_nodes
 from tfos.driver.table_calls import TableCalls
+from tfos.errors import SettingsError
 from tfos.feed.entry import FeedService
 from tfos.feed.request import FeedRequest
 from tfos.monitor import reports
@@ -298,6 +299,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         nulls: object = "error",
         output: str | StructType | None = None,
         model: str | None = None,
+        batch_size: int | None = None,
     ) -> RDD[Any] | DataFrame:
         """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
 
@@ -320,6 +322,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             model: path or URL of a `.keras` file, SavedModel or export, for a DataFrame: `columns`
                 fill its inputs in their order (None: the columns with their names), `output` is
                 the name of its only output's column.
+            batch_size: rows that `model` takes at once; None: 1024. main_fun asks for its own.
 
         Raises:
             SettingsError: columns, nulls, output or model do not fit the DataFrame.
@@ -330,7 +333,12 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         if model is not None:
             from tfos.predict.column import predicted_by  # Arrow, where it is used
 
-            return predicted_by(dataRDD, model, columns, output, nulls)
+            return predicted_by(dataRDD, model, columns, output, nulls, batch_size)
+        if batch_size is not None:
+            raise SettingsError(
+                f"batch_size={batch_size} without model=: main_fun says how many rows it takes, by "
+                "feed.next_batch(n)"
+            )
         return self._feed_service.inference(
             FeedRequest(
                 data=dataRDD,

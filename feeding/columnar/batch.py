@@ -18,17 +18,19 @@ from feeding.errors import FeedSettingsError
 from rpc.field_texts import with_field_texts
 
 
-def check_batch_size(value: object) -> int:
+def check_batch_size(value: object, name: str = "batch_size") -> int:
     """Return a batch size as an int.
+
+    Args:
+        value: as the user gave it.
+        name: of the argument, for the error.
 
     Raises:
         FeedSettingsError: it is no int >= 1.
     """
     if not isinstance(value, bool) and isinstance(value, int | np.integer) and value >= 1:
         return int(value)
-    raise FeedSettingsError(
-        f"batch_size must be an int >= 1, got {value!r} ({type(value).__name__})"
-    )
+    raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r} ({type(value).__name__})")
 
 
 @with_field_texts

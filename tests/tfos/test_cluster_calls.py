@@ -141,7 +141,13 @@ def test_a_saved_model_answers_in_the_place_of_main_fun(cluster, monkeypatch):
 
     monkeypatch.setattr("tfos.predict.column.predicted_by", predicted_by)
     assert cluster.inference("a frame", model="m", columns=["x"], output="y") == "the answers"
-    assert asked == [("a frame", "m", ["x"], "y", "error")]
+    cluster.inference("a frame", model="m", batch_size=8)
+    assert asked == [
+        ("a frame", "m", ["x"], "y", "error", None),
+        ("a frame", "m", None, None, "error", 8),
+    ]
+    with pytest.raises(SettingsError, match=r"batch_size=8 without model=: main_fun says how many"):
+        cluster.inference("a frame", batch_size=8)
     cluster.abort()
 
 

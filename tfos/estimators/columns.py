@@ -14,10 +14,10 @@ from typing import Any
 from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
+from tfos.predict.fitting import check_columns
 
 _TEXTS = {"string", "char", "varchar", "binary"}
-_MICROSECONDS = {"timestamp", "timestamp_ntz"}
-_TIMES = {"date", *_MICROSECONDS}
+_TIMES = {"date", "timestamp", "timestamp_ntz"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,8 @@ class ColumnPlan:
         dtypes: Sequence[str],
         num_outputs: int,
         takes_ids: Sequence[bool] = (),
+        *,
+        is_ragged: Sequence[bool] = (),
     ) -> None:
         """Refuse columns that do not fit the model.
 
@@ -84,10 +86,12 @@ class ColumnPlan:
             dtypes: of the model's inputs, as Keras calls them; empty: unknown.
             num_outputs: of the model; 0: unknown.
             takes_ids: whether integers of each input become ids of a table; empty: none do.
+            is_ragged: whether rows of each input are lists of any length; empty: none are.
 
         Raises:
             SettingsError: another number of columns than of inputs or outputs, text or timestamps
-                where an input takes numbers, or floats where it takes ids.
+                where an input takes numbers, floats where it takes ids, or several columns where
+                it takes lists of any length.
         """
         if len(dtypes) > 1 and len(self.features) != len(dtypes):
             raise SettingsError(
@@ -99,6 +103,9 @@ class ColumnPlan:
                 f"the model has {num_outputs} outputs, labels are {list(self.labels)}: name one "
                 "column per output, in the order of the outputs"
             )
+        if len(dtypes) == 1:
+            what = f"the model's input of {dtypes[0]}"
+            check_columns(what, len(self.features), is_ragged=any(is_ragged))
         kinds = dict(fields)
         takes_ids = takes_ids or [False] * len(dtypes)
         inputs = list(zip(dtypes, takes_ids, strict=True))
@@ -110,12 +117,7 @@ class ColumnPlan:
                     f"feature column {leaf}: the model takes {dtype} there; StringIndexer makes "
                     "numbers of text, F.col(name).cast('string') text of numbers"
                 )
-            if leaf.kind in _MICROSECONDS and dtype.startswith(("float", "bfloat")):
-                raise SettingsError(
-                    f"feature column {leaf}: the model takes {dtype} there, which rounds the "
-                    "microseconds since 1970 of a timestamp; make a column of what counts in it: "
-                    "F.hour(name), F.dayofweek(name), or seconds since a start"
-                )
+            dataframe_columns.check_times(leaf, dtype)
             if is_id:
                 dataframe_columns.check_ids(leaf, dtype)
 

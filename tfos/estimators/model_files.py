@@ -3,7 +3,8 @@
     model_dir/model-00001.keras    after the first fit; written whole, then renamed
     model_dir/servers-00001/       checkpoints of the servers, while that fit and those that go on
                                    from it train
-    model_dir/model-00001.json     which of these directories holds the state of that model
+    model_dir/model-00001.json     which of these directories holds the state of that model, and its
+                                   step there
     model_dir/fit-00001            that the number is taken; written by the one fit that has it
 
 Covers: reading, writing, the newest one.      Does not: know Keras.
@@ -20,7 +21,10 @@ from dataclasses import dataclass
 from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
+from ps.checkpoint.reader import complete_chains
+from ps.errors import CheckpointError
 from tfos.errors import SettingsError
+from tfos.files.checkpoint_storage import Storages
 
 _MODEL = re.compile(r"model-(\d{5})\.keras")
 _SERVERS = re.compile(r"servers-(\d{5})")
@@ -35,6 +39,8 @@ class SavedFit:
     """Number of the newest model; 0: no fit has ended."""
     servers: int | None
     """Number of the servers' directory with its state or a newer one; None: there is none."""
+    is_behind: bool = False
+    """Servers have saved there since: a fit that went on from the model has not ended."""
 
 
 def servers_dir(model_dir: str, number: int) -> str:
@@ -82,7 +88,8 @@ def write_fit(model_dir: str, number: int, content: bytes, servers: int | None) 
         content: of a `.keras` file.
         servers: number of the directory with the servers' state; None: no server had a part.
     """
-    record = json.dumps({"servers": servers}).encode()
+    step = None if servers is None else _newest_step(model_dir, servers)
+    record = json.dumps({"servers": servers, "step": step}).encode()
     write_model(_record(model_dir, number), record)
     write_model(fit_file(model_dir, number), content)
 
@@ -100,17 +107,31 @@ def newest_state(model_dir: str) -> SavedFit:
     if not model and not servers:
         raise SettingsError(f"{model_dir} has no model and no checkpoint of a fit")
     if servers > model:  # of a fit that has not ended
-        return SavedFit(model, servers)
+        return SavedFit(model, servers, is_behind=True)
     if not servers:
         return SavedFit(model, None)
     record = _record(model_dir, model)
     try:
-        return SavedFit(model, json.loads(read_model(record))["servers"])
+        found = json.loads(read_model(record))
+        servers = found["servers"]
+        is_known = servers is not None and "step" in found  # older versions wrote none
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{record} is no record of a fit: {error}. load({fit_file(model_dir, model)!r}) takes "
             "the model without the servers' state"
         ) from error
+    newest = _newest_step(model_dir, servers) if is_known else None
+    return SavedFit(model, servers, is_behind=newest not in (None, found.get("step")))
+
+
+def _newest_step(model_dir: str, servers: int) -> int | None:
+    """Return the step that a fit would go on from; None: nothing there can be read."""
+    try:
+        storage = Storages()(servers_dir(model_dir, servers))
+        chain = next(complete_chains(storage, is_told=False), None)
+    except CheckpointError:
+        return None
+    return None if chain is None else chain[0].step
 
 
 def write_model(path: str, content: bytes) -> None:

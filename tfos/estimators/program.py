@@ -15,8 +15,8 @@ from typing import Any
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.finite_training import check_finite, finite_loss
-from tfos.estimators.input_shapes import map_fn_of
-from tfos.estimators.recipe import ModelRecipe, content_of, tensors_of
+from tfos.estimators.fitted_inputs import map_fn_of
+from tfos.estimators.recipe import ModelRecipe, check_saved, content_of, tensors_of
 
 MODEL_FEED = "model"
 """Rows are numbers of pieces."""
@@ -43,8 +43,11 @@ class FedData:
             ctx: the node's context.
             model: its inputs and outputs have a column each.
         """
-        selected = self.plan.selectors(*tensors_of(model))
-        return ctx.dataset(self.batch_size, feed=self.feed, map_fn=map_fn_of(model), **selected)
+        given = self.plan.selectors(*tensors_of(model))
+        fit = map_fn_of(model, self.plan.features)
+        if fit is not None:
+            given |= {"map_fn": fit, "dtypes": (None,)}  # x has its dtypes
+        return ctx.dataset(self.batch_size, feed=self.feed, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class FitProgram:
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed + ctx.rank)
         model = self.recipe.build(is_distributed=self.consistency is not None)
+        if not self.recipe.content and ctx.rank == 0:
+            check_saved(model, self.recipe.custom_objects)
         if self.learning_rate is not None:
             model.optimizer.learning_rate = self.learning_rate
         if self.consistency is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import tempfile
 import warnings
 import zipfile
@@ -17,10 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tfos.errors import NotCompiled, SettingsError
-from tfos.predict.loading import input_names, output_names
-from tfos.predict.signature import ModelSignature
+from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
+from tfos.predict.loading import input_infos, input_names, output_names
+from tfos.predict.signature import ModelSignature, TensorInfo
 
+_NAMED = (
+    "Its own layers need get_config(), and its classes and functions a name: "
+    "@keras.saving.register_keras_serializable() in a module that executors import, or "
+    "custom_objects="
+)
 _NO_SLOTS = "the saved optimizer has 2 variables"
 """Keras' words for an optimizer with its iterations and rate alone."""
 
@@ -42,6 +48,8 @@ class ModelRecipe:
     """Of the inputs, as Keras calls them."""
     takes_ids: tuple[bool, ...] = ()
     """Whether an Embedding gets the integers of each input."""
+    is_ragged: tuple[bool, ...] = ()
+    """Whether rows of each input are lists of any length."""
     has_trained: bool = False
     """Its optimizer has made steps, and may have a state of them."""
 
@@ -50,8 +58,7 @@ class ModelRecipe:
         """Name of the schedule of the learning rate; empty: there is none, or model_fn knows it."""
         if not self.content:
             return ""
-        with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
-            config = json.loads(archive.read("config.json")).get("compile_config") or {}
+        config = json.loads(_config_of(self.content)).get("compile_config") or {}
         optimizer = config.get("optimizer")
         while isinstance(optimizer, dict):
             settings = optimizer.get("config") or {}
@@ -98,6 +105,7 @@ def recipe_of(
 
     Raises:
         SettingsError: none or both are given, or the model is not compiled.
+        UnsupportedModel: no other process could load it.
     """
     if (model is None) == (model_fn is None):
         raise SettingsError(
@@ -116,16 +124,51 @@ def recipe_of(
             "the model has no weights yet: add keras.Input(shape), call model.build(input_shape), "
             "or pass model_fn="
         )
+    content = content_of(model)
+    if _has_unnamed_function(content):
+        raise UnsupportedModel(
+            "the model has a function without a name, as of keras.layers.Lambda(lambda x: ...): "
+            f"Keras saves its code, and loads none. {_NAMED}"
+        )
     inputs, outputs = tensors_of(model)
+    infos = list(input_infos(model).values()) if inputs else []
     return ModelRecipe(
-        content=content_of(model),
+        content=content,
         custom_objects=custom,
         inputs=inputs,
         outputs=outputs,
-        dtypes=tuple(str(each.dtype) for each in model.inputs) if inputs else (),
-        takes_ids=_takes_ids(model) if inputs else (),
+        dtypes=tuple(map(_keras_dtype, infos)),
+        takes_ids=tuple(each.is_id for each in infos),
+        is_ragged=tuple(each.is_ragged for each in infos),
         has_trained=int(model.optimizer.iterations) > 0,
     )
+
+
+def check_saved(model: Any, custom_objects: Mapping[str, Any]) -> None:
+    """Save a built model and load it again, as is done with what a fit has trained.
+
+    Args:
+        model: compiled.
+        custom_objects: classes and functions of the user that its file names.
+
+    Raises:
+        UnsupportedModel: it would be lost after its training.
+    """
+    if not model.built:
+        return
+    state = random.getstate()  # initializers of the copy draw seeds from there
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are told of the file after the fit
+            # A loss without a name loses an evaluation, no fit.
+            model_of(content_of(model), custom_objects, is_compiled=False)
+    except Exception as error:
+        raise UnsupportedModel(
+            f"this model cannot be saved and loaded again, so its fit would be lost: {error}. "
+            f"{_NAMED}"
+        ) from error
+    finally:
+        random.setstate(state)
 
 
 def _fresh(optimizer: Any, custom_objects: Mapping[str, Any]) -> Any:
@@ -148,15 +191,23 @@ def described(recipe: ModelRecipe, signature: ModelSignature) -> ModelRecipe:
         recipe,
         inputs=tuple(signature.inputs),
         outputs=tuple(signature.outputs),
-        dtypes=tuple("string" if each.dtype == "object" else each.dtype for each in infos),
+        dtypes=tuple(map(_keras_dtype, infos)),
         takes_ids=tuple(each.is_id for each in infos),
+        is_ragged=tuple(each.is_ragged for each in infos),
     )
 
 
-def _takes_ids(model: Any) -> tuple[bool, ...]:
-    from tfos.keras.embedding.layer import takes_ids
+def _keras_dtype(info: TensorInfo) -> str:
+    return "string" if info.dtype == "object" else info.dtype
 
-    return takes_ids(model)
+
+def _config_of(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read("config.json")
+
+
+def _has_unnamed_function(content: bytes) -> bool:
+    return b'"class_name": "__lambda__"' in _config_of(content)
 
 
 def content_of(model: Any) -> bytes:
@@ -167,19 +218,22 @@ def content_of(model: Any) -> bytes:
         return file.read_bytes()
 
 
-def model_of(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the compiled model of a `.keras` file's bytes.
+def model_of(
+    content: bytes, custom_objects: Mapping[str, Any] | None = None, *, is_compiled: bool = True
+) -> Any:
+    """Return the model of a `.keras` file's bytes.
 
     Args:
         content: of the file.
         custom_objects: classes and functions that it names.
+        is_compiled: whether it gets its loss and optimizer.
     """
     from tfos.keras import load_model  # from there: a model with tables trains in any worker
 
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
         file = Path(directory, "model.keras")
         file.write_bytes(content)
-        return load_model(file, custom_objects=custom_objects)
+        return load_model(file, custom_objects=custom_objects, compile=is_compiled)
 
 
 def _check(model: Any, what: str) -> None:

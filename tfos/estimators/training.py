@@ -6,6 +6,8 @@ Does not: choose columns (estimators.columns) or run in workers (estimators.prog
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from feeding.columnar.batch import check_batch_size
 from tfos.cluster import TFCluster
 from tfos.config import Checkpoints, ClusterConfig, InputMode
 from tfos.driver import preflight
-from tfos.errors import ConfigError, SettingsError
+from tfos.errors import ConfigError, SettingsError, ShutdownTimeout
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import NEEDED_BYTES, joined
 from tfos.estimators.program import (
@@ -27,10 +29,13 @@ from tfos.estimators.program import (
 )
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.slots import LONGEST_FIT_S, slots_for
-from tfos.feed.dataframe import check_classic, chosen
+from tfos.feed.dataframe import check_fed, chosen
 from tfos.feed.dataframe_columns import quoted
+from tfos.keras.data.class_weight_check import check_class_weight
 from tfos.spark.facts import max_result_bytes
 
+_BLAME_S = 30.0
+"""A job that fetches no model is a symptom if a worker's failure arrives within this time."""
 _MODES = ("async", "sync", "ssp", "hybrid")
 
 
@@ -105,11 +110,26 @@ class FitSettings:
                 "resume=True without checkpointDir: there is nothing to go on from; name the "
                 "directory where the servers saved"
             )
+        self._check_of_keras()
+        preflight.check_timeout("feedTimeout", self.feed_timeout_s)
         if self.checkpoint_dir and not self.servers:
             raise SettingsError(
                 f"checkpointDir={self.checkpoint_dir!r} needs parameter servers, which save; set "
                 "numPS=1 and clusterSize=2 or more"
             )
+
+    def _check_of_keras(self) -> None:
+        """Refuse what Keras would refuse in the workers, or train NaN with."""
+        if not callable(self.callbacks) and not isinstance(self.callbacks, list | tuple):
+            raise SettingsError(
+                f"callbacks={self.callbacks!r}; pass a list of Keras callbacks, or a function that "
+                "makes one in each worker"
+            )
+        rate = self.learning_rate
+        if rate is not None and not 0.0 < rate < math.inf:
+            raise SettingsError(f"learningRate={rate}; it must be a number above 0")
+        if self.class_weight is not None:
+            check_class_weight(self.class_weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +318,9 @@ def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
     try:
         return joined(answers, num_workers)
     except Exception:
-        cluster.shutdown()  # raises the failure of a worker that has one
+        # Raises the failure of a worker that has one. Others may train for days, and hear nobody.
+        with contextlib.suppress(ShutdownTimeout):
+            cluster.shutdown(timeout=_BLAME_S)
         raise
 
 
@@ -329,10 +351,11 @@ def _check_results(limit_bytes: int) -> None:
 
 
 def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
-    check_classic(frame)
+    check_fed(frame)
     fields = [(each.name, each.dataType) for each in frame.schema.fields]
     plan.check(fields)
-    plan.check_model(fields, recipe.dtypes, len(recipe.outputs), recipe.takes_ids)
+    num_outputs, is_ragged = len(recipe.outputs), recipe.is_ragged
+    plan.check_model(fields, recipe.dtypes, num_outputs, recipe.takes_ids, is_ragged=is_ragged)
 
 
 def _check_rows(frame: Any, text: str) -> None:

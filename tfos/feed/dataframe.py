@@ -78,7 +78,7 @@ class FrameSource:
             SettingsError: names the column, its type and what to do.
         """
         frame = request.data
-        _check_kind(frame)
+        check_fed(frame)
         fields = [(field.name, field.dataType) for field in frame.schema.fields]
         positions = dataframe_columns.select([name for name, _ in fields], request.columns)
         chosen = [fields[position] for position in positions]
@@ -141,12 +141,18 @@ def check_classic(frame: Any) -> None:
         )
 
 
-def _check_kind(frame: Any) -> None:
+def check_fed(frame: Any) -> None:
+    """Refuse a DataFrame that is fed by no job: one of Spark Connect, or a stream.
+
+    Raises:
+        SettingsError: it is one of these.
+    """
     check_classic(frame)
     if getattr(frame, "isStreaming", False):
         raise SettingsError(
             "a streaming DataFrame has no end; feed its batches: "
-            "frame.writeStream.foreachBatch(lambda batch, _: cluster.train(batch, 1))."
+            "frame.writeStream.foreachBatch(lambda batch, _: cluster.train(batch, 1)). An "
+            "estimator takes spark.read in the place of spark.readStream."
         )
 
 

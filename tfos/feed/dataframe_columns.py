@@ -21,7 +21,13 @@ _INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _NUMBERS = {*_INTEGER_BITS, "float", "double", "decimal"}
 _ROUNDED = {"float", "double", "decimal"}
 _TEXTS = {"string", "char", "varchar"}
-_SCALARS = {*_NUMBERS, *_TEXTS, "boolean", "binary", "date", "timestamp", "timestamp_ntz"}
+_MICROSECONDS = {"timestamp", "timestamp_ntz"}
+ROUNDED_TIMES = (
+    "which rounds the microseconds since 1970 of a timestamp; make a column of what counts in it: "
+    "F.hour(name), F.dayofweek(name), or seconds since a start"
+)
+"""Behind the dtype that rounds them, and what to do."""
+_SCALARS = {*_NUMBERS, *_TEXTS, "boolean", "binary", "date", *_MICROSECONDS}
 _REMEDIES = {
     "map": "select values from it: F.col(name)['key']",
     "void": "it holds only nulls: drop it",
@@ -108,6 +114,22 @@ def check_ids(leaf: Leaf, dtype: str) -> None:
             f"feature column {leaf}: the model takes ids of {dtype} there, and {leaf.kind} columns "
             "reach a model as floats, which have no odd number above 2^24 or 2^53. Make a column "
             "of long from what the ids were first: F.col(name).cast('long')"
+        )
+
+
+def check_times(leaf: Leaf, dtype: str) -> None:
+    """Refuse a column of timestamps that floats would round.
+
+    Args:
+        leaf: the column.
+        dtype: of the model's input.
+
+    Raises:
+        SettingsError: it has timestamps, and the input takes floats.
+    """
+    if leaf.kind in _MICROSECONDS and dtype.startswith(("float", "bfloat")):
+        raise SettingsError(
+            f"feature column {leaf}: the model takes {dtype} there, {ROUNDED_TIMES}"
         )
 
 

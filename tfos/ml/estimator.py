@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
+from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import recipe_of
 from tfos.estimators.training import FitSettings, fit
 from tfos.ml.model import KerasModel
 from tfos.ml.params import FitParams
 from tfos.ml.persistence import EstimatorReader, EstimatorWriter
+from tfos.predict.column import BATCH_SIZE
 
 if TYPE_CHECKING:
     import keras
@@ -46,12 +48,14 @@ class KerasEstimator(
         labelCol: column of the labels; "label".
         labelCols: several: one per output of the model, or side by side.
         predictionCol: column that the model fills; "prediction".
+        predictionCols: of a model with several outputs: a column per output; their own names.
         classCol: column of the class, a double: the place of the largest of several numbers, or
             whether one number, a probability, is above 0.5; "": none.
         weightCol: column of the sample weights.
         validationCol: column that is true where a row validates.
         validationSplit: share of the rows that validate.
         batchSize: rows of one worker's step; 32.
+        predictBatchSize: rows that the trained model takes at once in transform; 1024.
         epochs: passes over the rows; 1.
         learningRate: replaces that of the compiled optimizer.
         seed: shuffles the rows, and is the seed of the workers' Keras; 0. -1: rows as they come.
@@ -82,11 +86,13 @@ class KerasEstimator(
         labelCol: str | None = None,
         labelCols: Sequence[str] | None = None,
         predictionCol: str | None = None,
+        predictionCols: Sequence[str] | None = None,
         classCol: str | None = None,
         weightCol: str | None = None,
         validationCol: str | None = None,
         validationSplit: float | None = None,
         batchSize: int | None = None,
+        predictBatchSize: int | None = None,
         epochs: int | None = None,
         learningRate: float | None = None,
         seed: int | None = None,
@@ -108,8 +114,11 @@ class KerasEstimator(
         self._set(**{name: value for name, value in given.items() if value is not None})
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
+        plan, settings = self.column_plan(), self._settings()
+        self.result_columns(self.recipe.outputs, dataset.columns)
+        check_batch_size(self.getPredictBatchSize(), "predictBatchSize")
         with _alone_in(self.getCheckpointDir()):
-            found = fit(dataset, self.column_plan(), self.recipe, self._settings())
+            found = fit(dataset, plan, self.recipe, settings)
         model = KerasModel(found.content, self.recipe.custom_objects, found.history)
         return self._copyValues(model)  # type: ignore[no-any-return]
 
@@ -182,11 +191,13 @@ _PARAMS: dict[str, Any] = {
     "labelCol": "label",
     "labelCols": None,
     "predictionCol": "prediction",
+    "predictionCols": None,
     "classCol": "",
     "weightCol": "",
     "validationCol": "",
     "validationSplit": 0.0,
     "batchSize": 32,
+    "predictBatchSize": BATCH_SIZE,
     "epochs": 1,
     "learningRate": 0.0,
     "seed": 0,

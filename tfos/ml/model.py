@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
+from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe, described, model_of
 from tfos.estimators.training import evaluate
@@ -64,14 +65,16 @@ class KerasModel(
             classCol="",
             weightCol="",
             batchSize=32,
+            predictBatchSize=BATCH_SIZE,
             verbose=True,
         )
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         columns = self.column_plan().features
         signature = self._read(dataset.sparkSession)
-        outputs = self._outputs(signature)
-        return predicted(dataset, predictor_of(signature, columns, outputs, BATCH_SIZE))
+        outputs = self._outputs(signature, dataset.columns)
+        num_rows = check_batch_size(self.getPredictBatchSize(), "predictBatchSize")
+        return predicted(dataset, predictor_of(signature, columns, outputs, num_rows))
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """Return the loss and the compiled metrics on a DataFrame, as Keras' evaluate does.
@@ -109,19 +112,14 @@ class KerasModel(
     def _source(self) -> ModelSource:
         return ModelSource(content=self.content, custom_objects=self.custom_objects)
 
-    def _outputs(self, signature: ModelSignature) -> tuple[OutputColumn, ...]:
+    def _outputs(self, signature: ModelSignature, given: list[str]) -> tuple[OutputColumn, ...]:
         """One number per row is a double, as Spark's evaluators take it."""
         names = list(signature.outputs)
+        columns = self.result_columns(names, given)
         if len(names) > 1:
-            if self.getClassCol():
-                raise SettingsError(
-                    f"classCol={self.getClassCol()!r}: the model has the outputs {names}; a class "
-                    "is that of one output"
-                )
-            return tuple(OutputColumn(name, name) for name in names)
+            return tuple(map(OutputColumn, names, columns))
         is_number = signature.outputs[names[0]].shape in ((), (1,))
-        column = self.getPredictionCol()
-        found = (OutputColumn(names[0], column, "number" if is_number else "tensor"),)
+        found = (OutputColumn(names[0], columns[0], "number" if is_number else "tensor"),)
         if not self.getClassCol():
             return found
         return (*found, OutputColumn(names[0], self.getClassCol(), "class"))

@@ -8,7 +8,7 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -41,6 +41,12 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
     predictionCol = _param(
         "predictionCol", "column of the output of a model with one", TypeConverters.toString
     )
+    predictionCols = _param(
+        "predictionCols",
+        "columns of the outputs of a model with several, one per output in their order; not set: "
+        "the outputs' own names",
+        TypeConverters.toListString,
+    )
     classCol = _param(
         "classCol",
         "column of the class, a double: the place of the largest of several numbers, or "
@@ -51,6 +57,9 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         "weightCol", "column of the sample weights; empty: none", TypeConverters.toString
     )
     batchSize = _param("batchSize", "rows of one worker's step", TypeConverters.toInt)
+    predictBatchSize = _param(
+        "predictBatchSize", "rows that the model takes at once in transform", TypeConverters.toInt
+    )
     verbose = _param("verbose", "whether progress is shown", TypeConverters.toBoolean)
 
     def setFeaturesCol(self, value: str) -> Self:
@@ -98,6 +107,15 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         found: str = self.getOrDefault(self.predictionCol)
         return found
 
+    def setPredictionCols(self, value: list[str]) -> Self:
+        """Set `predictionCols`, and return this object."""
+        return self._set(predictionCols=value)  # type: ignore[no-any-return]
+
+    def getPredictionCols(self) -> list[str]:
+        """Return `predictionCols`."""
+        found: list[str] = self.getOrDefault(self.predictionCols)
+        return found
+
     def setClassCol(self, value: str) -> Self:
         """Set `classCol`, and return this object."""
         return self._set(classCol=value)  # type: ignore[no-any-return]
@@ -125,6 +143,15 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         found: int = self.getOrDefault(self.batchSize)
         return found
 
+    def setPredictBatchSize(self, value: int) -> Self:
+        """Set `predictBatchSize`, and return this object."""
+        return self._set(predictBatchSize=value)  # type: ignore[no-any-return]
+
+    def getPredictBatchSize(self) -> int:
+        """Return `predictBatchSize`."""
+        found: int = self.getOrDefault(self.predictBatchSize)
+        return found
+
     def setVerbose(self, value: bool) -> Self:
         """Set `verbose`, and return this object."""
         return self._set(verbose=value)  # type: ignore[no-any-return]
@@ -146,6 +173,36 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
             weight=self.getWeightCol() or None,
         )
 
+    def result_columns(self, outputs: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns that the model's outputs fill, one per output.
+
+        Args:
+            outputs: of the model; empty: not known yet.
+            given: columns of the DataFrame, which the results must not have.
+
+        Raises:
+            SettingsError: another number of columns than of outputs, a class of several outputs, or
+                a name that the DataFrame has already.
+        """
+        named = self._either(self.predictionCol, self.predictionCols)
+        class_column = self.getClassCol()
+        is_named = self.isSet(self.predictionCols)
+        if len(outputs) > 1 and not is_named:
+            named = tuple(outputs)
+        if outputs and len(named) != len(outputs):
+            raise SettingsError(
+                f"predictionCols={list(named)}: the model has the outputs {list(outputs)}; name "
+                "one column per output, in this order"
+            )
+        if class_column and len(named) > 1:
+            raise SettingsError(
+                f"classCol={class_column!r}: the model has the outputs {list(outputs or named)}; a "
+                "class is that of one output"
+            )
+        is_known = bool(outputs or is_named or class_column)
+        _check_free([*named, *([class_column] if class_column else [])] if is_known else [], given)
+        return named
+
     def _either(self, one: Param[str], several: Param[list[str]]) -> tuple[str, ...]:
         if not self.isSet(several):
             return (self.getOrDefault(one),)
@@ -155,6 +212,18 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
                 f"{self.getOrDefault(several)!r}; set one of them"
             )
         return tuple(self.getOrDefault(several))
+
+
+def _check_free(names: Sequence[str], given: Sequence[str]) -> None:
+    taken = {name.lower() for name in given}
+    for name in names:
+        if name.lower() in taken:
+            raise SettingsError(
+                f"the results have a column {name!r}, and so have the rows or another result: "
+                f"{list(given)}; name it otherwise: predictionCol, predictionCols of several "
+                "outputs, or classCol"
+            )
+        taken.add(name.lower())
 
 
 class FitParams(ModelParams):

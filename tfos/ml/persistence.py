@@ -45,13 +45,23 @@ class _ReaderOf(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
 
 
 class ModelFileWriter(_WriterOf):
-    """Writes a KerasModel."""
+    """Writes a KerasModel.
+
+    Args:
+        model: the KerasModel.
+
+    Raises:
+        SettingsError: custom objects that cannot be saved; before overwrite() deletes an older one.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._extra = {"history": model.history, "custom": _references(model.custom_objects)}
 
     def saveImpl(self, path: str) -> None:
         """Write Params, history and the model."""
         model = self._instance
-        extra = {"history": model.history, "custom": _references(model.custom_objects)}
-        DefaultParamsWriter.saveMetadata(model, path, self.sc, extraMetadata=extra)
+        DefaultParamsWriter.saveMetadata(model, path, self.sc, extraMetadata=self._extra)
         _write(self.sc, f"{path}/{_FILE}", model.content)
 
 
@@ -61,38 +71,49 @@ class ModelFileReader(_ReaderOf):
     def load(self, path: str) -> Any:
         """Return what was saved there."""
         metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
-        content = _read(self.sparkSession, f"{path}/{_FILE}")
+        content = _read(self.sc, f"{path}/{_FILE}")
         made = self._cls(content, _functions(metadata["custom"]), metadata["history"])
         return _with_params(made, metadata)
 
 
 class EstimatorWriter(_WriterOf):
-    """Writes a KerasEstimator."""
+    """Writes a KerasEstimator.
 
-    def saveImpl(self, path: str) -> None:
-        """Write Params, functions by their names, and the model."""
-        estimator = self._instance
-        recipe = estimator.recipe
-        callbacks = estimator.callbacks
+    Args:
+        estimator: the KerasEstimator.
+
+    Raises:
+        SettingsError: it has what cannot be saved; before overwrite() deletes an older one.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__(estimator)
+        recipe, callbacks = estimator.recipe, estimator.callbacks
         if not callable(callbacks) and len(callbacks):
             raise SettingsError(
                 f"callbacks={list(callbacks)} cannot be saved, being objects. Pass a function in "
                 "a module, at top level, that makes them: callbacks=made"
             )
-        extra = {
+        class_weight = estimator.class_weight or {}
+        self._extra = {
             "model_fn": reference_to("model_fn", recipe.model_fn),
             "callbacks": reference_to("callbacks", callbacks or None),
             "custom": _references(recipe.custom_objects),
-            "class_weight": list((estimator.class_weight or {}).items()),
+            "class_weight": [[int(each), float(class_weight[each])] for each in class_weight],
             "inputs": recipe.inputs,
             "outputs": recipe.outputs,
             "dtypes": recipe.dtypes,
             "takes_ids": recipe.takes_ids,
+            "is_ragged": recipe.is_ragged,
             "has_trained": recipe.has_trained,
         }
-        DefaultParamsWriter.saveMetadata(estimator, path, self.sc, extraMetadata=extra)
-        if recipe.content:
-            _write(self.sc, f"{path}/{_FILE}", recipe.content)
+
+    def saveImpl(self, path: str) -> None:
+        """Write Params, functions by their names, and the model."""
+        estimator = self._instance
+        DefaultParamsWriter.saveMetadata(estimator, path, self.sc, extraMetadata=self._extra)
+        if estimator.recipe.content:
+            _write(self.sc, f"{path}/{_FILE}", estimator.recipe.content)
 
 
 class EstimatorReader(_ReaderOf):
@@ -103,13 +124,14 @@ class EstimatorReader(_ReaderOf):
         metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
         model_fn = function_of(metadata["model_fn"])
         recipe = ModelRecipe(
-            content=b"" if model_fn else _read(self.sparkSession, f"{path}/{_FILE}"),
+            content=b"" if model_fn else _read(self.sc, f"{path}/{_FILE}"),
             model_fn=model_fn,
             custom_objects=_functions(metadata["custom"]),
             inputs=tuple(metadata["inputs"]),
             outputs=tuple(metadata["outputs"]),
             dtypes=tuple(metadata["dtypes"]),
-            takes_ids=tuple(metadata.get("takes_ids", ())),  # older versions saved neither
+            takes_ids=tuple(metadata.get("takes_ids", ())),  # older versions saved none of these
+            is_ragged=tuple(metadata.get("is_ragged", ())),
             has_trained=metadata.get("has_trained", False),
         )
         made = self._cls(
@@ -150,8 +172,16 @@ def _write(sc: Any, path: str, content: bytes) -> None:
         stream.close()
 
 
-def _read(session: Any, path: str) -> bytes:
-    found = session.read.format("binaryFile").load(path).select("content").first()
-    if found is None:
+def _read(sc: Any, path: str) -> bytes:
+    """Read a file as `_write` writes one; no Spark job, whose results would have a largest size."""
+    source = sc._jvm.org.apache.hadoop.fs.Path(path)
+    files = source.getFileSystem(sc._jsc.hadoopConfiguration())
+    if not files.exists(source):
         raise SettingsError(f"{path} does not exist, which write().save() puts beside the metadata")
-    return bytes(found[0])
+    stream, found = files.open(source), bytearray()
+    try:
+        while piece := stream.readNBytes(_PIECE_BYTES):
+            found += piece
+    finally:
+        stream.close()
+    return bytes(found)

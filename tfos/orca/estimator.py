@@ -284,7 +284,7 @@ class Estimator:
         if found.model:
             self.load(model_files.fit_file(self._model_dir, found.model))
         self._servers = found.servers
-        self._is_behind = (found.servers or 0) > found.model
+        self._is_behind = found.is_behind
 
     def _of_fit(
         self,

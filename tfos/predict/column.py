@@ -183,18 +183,18 @@ def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
         predictor: fills the output columns; its columns are of the frame.
 
     Raises:
-        SettingsError: a column is missing or there twice, has floats where the model takes ids, or
-            one of the outputs' names is taken.
+        SettingsError: a column is missing or there twice, is of a type that the model would
+            round, or one of the outputs' names is taken.
     """
     check_classic(frame)
     positions = dataframe_columns.positions_of(frame.columns, predictor.columns)
-    check_ids(predictor, frame)
+    check_kinds(predictor, frame)
     results = result_columns(predictor.schema(), frame.columns)
     return with_results(frame, positions, results, predictor)
 
 
-def check_ids(predictor: Predictor, frame: DataFrame) -> None:
-    """Refuse columns of floats where an Embedding makes ids of them.
+def check_kinds(predictor: Predictor, frame: DataFrame) -> None:
+    """Refuse floats where an Embedding makes ids of them, and timestamps where floats round them.
 
     Args:
         predictor: its columns are of the frame, which has one of each name.
@@ -206,13 +206,20 @@ def check_ids(predictor: Predictor, frame: DataFrame) -> None:
     kinds = {each.name: each.dataType for each in frame.schema.fields}
     for name, places in predictor.inputs:
         info = predictor.signature.inputs[name]
-        columns = [predictor.columns[place] for place in places] if info.is_id else []
+        columns = [predictor.columns[place] for place in places]
         for leaf in dataframe_columns.leaves([(each, kinds[each]) for each in columns]):
-            dataframe_columns.check_ids(leaf, info.dtype)
+            dataframe_columns.check_times(leaf, info.dtype)
+            if info.is_id:
+                dataframe_columns.check_ids(leaf, info.dtype)
 
 
 def predicted_by(
-    frame: Any, model_path: str, columns: Sequence[str] | None, output: Any, nulls: object
+    frame: Any,
+    model_path: str,
+    columns: Sequence[str] | None,
+    output: Any,
+    nulls: object,
+    batch_size: int | None = None,
 ) -> DataFrame:
     """Return the DataFrame with the answers of a saved model; see TFCluster.inference.
 
@@ -224,6 +231,7 @@ def predicted_by(
         output: name of the column, of a model with one output; None: "prediction". The outputs of
             others are columns of their own names.
         nulls: only "error".
+        batch_size: rows that the model takes at once; None: BATCH_SIZE.
 
     Raises:
         SettingsError: no DataFrame, no such model or column.
@@ -239,6 +247,7 @@ def predicted_by(
             f"nulls={nulls!r}, output={output!r} beside model=: a model takes no missing values, "
             "df.na.fill() fills them, and its outputs have types; output= is a column's name"
         )
+    num_rows = check_batch_size(BATCH_SIZE if batch_size is None else batch_size)
     signature = read_signature(frame.sparkSession, ModelSource(path=model_path))
     names = list(signature.inputs)
     inputs = None
@@ -255,7 +264,7 @@ def predicted_by(
         )
     filled = outputs if len(outputs) > 1 else [output or PREDICTION]
     answers = map(OutputColumn, outputs, filled)
-    return predicted(frame, predictor_of(signature, asked, answers, BATCH_SIZE, inputs))
+    return predicted(frame, predictor_of(signature, asked, answers, num_rows, inputs))
 
 
 class _Tensors(msgspec.Struct, frozen=True):

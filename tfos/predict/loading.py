@@ -37,14 +37,17 @@ KEPT = 4
 _KERAS = ".keras"
 _MANIFEST = "export.json"
 
+Call = Callable[[list[Any]], list[Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as a function of tensors."""
+    """A model as a function of tensors. It keeps no signature, whose source may have its bytes."""
 
-    signature: ModelSignature
-    call: Callable[[list[Any]], list[Any]]
-    """Tensors of the inputs to those of the outputs, both in the signature's order."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    call: Call
+    """Tensors of the inputs to those of the outputs, both in this order."""
 
 
 _loaded: dict[tuple[str, ...], LoadedModel] = {}
@@ -57,9 +60,9 @@ def read_signature(source: ModelSource) -> ModelSignature:
     Raises:
         SettingsError: there is no model, or no such signature; the text says what would do.
     """
-    model = _read(source)
-    _keep(model)
-    return model.signature
+    signature, call = _read(source)
+    _keep(signature, _loaded_model(signature, call))
+    return signature
 
 
 def loaded(signature: ModelSignature) -> LoadedModel:
@@ -70,18 +73,23 @@ def loaded(signature: ModelSignature) -> LoadedModel:
     """
     found = _loaded.pop(_key(signature), None)
     if found is None:
-        found = _read(signature.source)
-        if found.signature.digest != signature.digest:
+        read, call = _read(signature.source)
+        if read.digest != signature.digest:
             raise SettingsError(
                 f"the model {signature.source} has changed since its names and types were read; "
                 "make the column or transformer again, or write new models to new paths"
             )
-    _keep(found)
+        found = _loaded_model(read, call)
+    _keep(signature, found)
     return found
 
 
-def _keep(model: LoadedModel) -> None:
-    _loaded[_key(model.signature)] = model
+def _loaded_model(signature: ModelSignature, call: Call) -> LoadedModel:
+    return LoadedModel(tuple(signature.inputs), tuple(signature.outputs), call)
+
+
+def _keep(signature: ModelSignature, model: LoadedModel) -> None:
+    _loaded[_key(signature)] = model
     if len(_loaded) > KEPT:
         while len(_loaded) > KEPT:
             del _loaded[next(iter(_loaded))]
@@ -94,7 +102,7 @@ def _key(signature: ModelSignature) -> tuple[str, ...]:
     return source.path, source.tags, source.name, source.custom_digest, signature.digest
 
 
-def _read(source: ModelSource) -> LoadedModel:
+def _read(source: ModelSource) -> tuple[ModelSignature, Call]:
     _limit_threads()
     with contextlib.ExitStack() as files:
         if source.content:
@@ -108,7 +116,7 @@ def _read(source: ModelSource) -> LoadedModel:
     return found
 
 
-def _read_path(source: ModelSource, files: contextlib.ExitStack) -> LoadedModel:
+def _read_path(source: ModelSource, files: contextlib.ExitStack) -> tuple[ModelSignature, Call]:
     try:
         place = parse(source.path)
         if not source.path.endswith(_KERAS) and _exists(place.child(_MANIFEST)):
@@ -141,7 +149,7 @@ def _on_disk(place: Location) -> Iterator[Path]:
         yield local
 
 
-def _read_keras(source: ModelSource, file: Path) -> LoadedModel:
+def _read_keras(source: ModelSource, file: Path) -> tuple[ModelSignature, Call]:
     from tfos.keras.export import load_model
 
     try:
@@ -151,7 +159,7 @@ def _read_keras(source: ModelSource, file: Path) -> LoadedModel:
     return _of_keras(source, model, hashlib.sha256(file.read_bytes()).hexdigest())
 
 
-def _read_export(source: ModelSource) -> LoadedModel:
+def _read_export(source: ModelSource) -> tuple[ModelSignature, Call]:
     """Read the dense model of an export; its layers find their rows in the export's index."""
     from tfos import serving
     from tfos.serving.export_reader import ExportFiles
@@ -160,22 +168,16 @@ def _read_export(source: ModelSource) -> LoadedModel:
     return _of_keras(source, serving.load(source.path, progress=False).model, digest)
 
 
-def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
+def _of_keras(source: ModelSource, model: Any, digest: str) -> tuple[ModelSignature, Call]:
     import keras
     import tensorflow as tf
-
-    from tfos.keras.embedding.layer import takes_ids
 
     if not getattr(model, "inputs", None):
         raise UnsupportedModel(
             f"the model {source} is a {type(model).__name__} without fixed inputs, so nothing says "
             "what its columns are; export it as a SavedModel: ctx.export(model, 'directory')"
         )
-    ids = takes_ids(model)
-    inputs = {
-        name: _keras_info(each, is_id=is_id)
-        for name, each, is_id in zip(input_names(model), model.inputs, ids, strict=True)
-    }
+    inputs = input_infos(model)
     takes_one = isinstance(model, keras.Sequential)
 
     @tf.function(input_signature=[_spec(each) for each in inputs.values()], autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow is not checked
@@ -187,10 +189,10 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     outputs = dict(zip(output_names(model), map(_info, function.structured_outputs), strict=True))
     signature = ModelSignature(source=source, digest=digest, inputs=inputs, outputs=outputs)
     function.tfos_owner = model  # as below
-    return LoadedModel(signature, lambda tensors: function(*tensors))
+    return signature, lambda tensors: function(*tensors)
 
 
-def _read_saved_model(source: ModelSource, directory: Path) -> LoadedModel:
+def _read_saved_model(source: ModelSource, directory: Path) -> tuple[ModelSignature, Call]:
     import tensorflow as tf
 
     try:
@@ -230,7 +232,7 @@ def _read_saved_model(source: ModelSource, directory: Path) -> LoadedModel:
         found: Mapping[str, Any] = function(**given)
         return [found[name] for name in outputs]
 
-    return LoadedModel(signature, call)
+    return signature, call
 
 
 def _no_model(source: ModelSource, error: Exception) -> SettingsError:
@@ -251,6 +253,26 @@ def _digest(directory: Path) -> str:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def input_infos(model: Any) -> dict[str, TensorInfo]:
+    """Return dtype and shape of each input by its name.
+
+    Args:
+        model: of Keras 3, functional or Sequential.
+    """
+    from tfos.keras.embedding.layer import takes_ids
+
+    infos = [
+        TensorInfo(
+            "object" if each.dtype == "string" else str(each.dtype),
+            tuple(each.shape[1:]),
+            bool(getattr(each, "ragged", False)),
+            is_id,
+        )
+        for each, is_id in zip(model.inputs, takes_ids(model), strict=True)
+    ]
+    return dict(zip(input_names(model), infos, strict=True))
 
 
 def input_names(model: Any) -> list[str]:
@@ -281,12 +303,6 @@ def output_names(model: Any) -> list[str]:
         count = seen[name] = seen.get(name, -1) + 1
         unique.append(f"{name}_{count}" if count else str(name))
     return unique
-
-
-def _keras_info(tensor: Any, *, is_id: bool) -> TensorInfo:
-    dtype = "object" if tensor.dtype == "string" else str(tensor.dtype)
-    is_ragged = bool(getattr(tensor, "ragged", False))
-    return TensorInfo(dtype, tuple(tensor.shape[1:]), is_ragged, is_id)
 
 
 def _spec(info: TensorInfo) -> Any:

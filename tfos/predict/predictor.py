@@ -23,9 +23,15 @@ from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.sender.arrow_inference import UnansweredBatches
 from tfos.errors import SettingsError
 from tfos.feed.dataframe_columns import quoted
+from tfos.predict.fitting import Array, check_columns
 from tfos.predict.loading import loaded
 from tfos.predict.signature import ModelSignature, TensorInfo
-from tfos.predict.tensors import Array, Inputs, arrow_column, column_type
+from tfos.predict.tensors import Inputs, arrow_column, column_type
+
+ANSWER_BYTES = 64 << 20
+"""Of outputs that wait for the other rows of their record batch, which may be 10,000."""
+_MOST_VALUES = (1 << 31) - 1
+"""Offsets of Spark's arrays are int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +83,25 @@ class Predictor:
             SettingsError: another model is there now, or an output has no row per row.
         """
         model = loaded(self.signature)
-        places = list(model.signature.outputs)
+        places = list(model.outputs)
         taken = [places.index(each.output) for each in self.outputs]
         infos = [self.signature.inputs[name] for name, _ in self.inputs]
         inputs = Inputs(self.columns, self.inputs, infos, partition)
-        order = [self._place(name) for name in model.signature.inputs]
+        order = [self._place(name) for name in model.inputs]
         rows = _WaitingRows()
         for batch in itertools.chain(filter(len, batches), [None]):
             if batch is not None:
                 rows.add(inputs.of(batch), batch.num_rows)
             answers: list[list[Array]] = []
+            num_bytes = 0
             for given in rows.take(self.batch_size, is_last=batch is None):
                 found = model.call([_tensor(given[place]) for place in order])
                 answers.append([found[place].numpy() for place in taken])
                 self._check(answers[-1], _num_rows(given[0]))
+                num_bytes += sum(each.nbytes for each in answers[-1])
+                if num_bytes >= ANSWER_BYTES:
+                    yield self._joined(answers)
+                    answers, num_bytes = [], 0
             if answers:
                 yield self._joined(answers)
 
@@ -144,6 +155,12 @@ class Predictor:
         columns = []
         for each, parts in zip(self.outputs, zip(*answers, strict=True), strict=True):
             values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if values.size > _MOST_VALUES:
+                raise SettingsError(
+                    f"output {each.output!r}: {len(values)} rows of {values.shape[1:]} are "
+                    f"{values.size} values, a batch of a column has at most {_MOST_VALUES}; let "
+                    f"the model take fewer than {self.batch_size} rows at once"
+                )
             columns.append(arrow_column(_formed(values, each.form), self._info(each)))
         return pa.RecordBatch.from_arrays(columns, [each.column for each in self.outputs])
 
@@ -194,6 +211,8 @@ def _places(
     if count == len(inputs):
         return tuple((name, (place,)) for place, name in enumerate(inputs))
     if count and len(inputs) == 1:
+        info = signature.inputs[inputs[0]]
+        check_columns(f"input {inputs[0]!r}, {info}", count, is_ragged=info.is_ragged)
         return ((inputs[0], tuple(range(count))),)
     has = ", ".join(f"{name} {signature.inputs[name]}" for name in inputs)
     raise SettingsError(

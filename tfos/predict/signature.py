@@ -31,6 +31,11 @@ class TensorInfo:
     is_id: bool = False
     """An Embedding of tfos may get its integers."""
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it takes floats, which round large integers."""
+        return self.dtype.startswith(("float", "bfloat"))
+
     def __str__(self) -> str:
         sides = ", ".join("?" if each is None else str(each) for each in self.shape)
         return f"{'string' if self.dtype == 'object' else self.dtype}[{sides}]"

@@ -1,14 +1,13 @@
 """Arrow columns as a model's inputs, and its outputs as Arrow columns; no Python code per row.
 
-Covers: dtypes and shapes, columns side by side as one matrix, ragged rows, text; refusals that name
-partition, row and column; the types of output columns.
-Does not: call models (tfos.predict.predictor), know Spark.
+Covers: reading columns, ragged rows, text; refusals that name partition, row and column; the types
+of output columns.
+Does not: know what fits an input (tfos.predict.fitting), call models (tfos.predict.predictor).
 Threads: any; pure.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,9 +23,9 @@ from feeding.columnar.builder import Collector
 from feeding.columnar.texts import unpacked
 from feeding.errors import RowError
 from tfos.errors import SettingsError
+from tfos.feed.dataframe_columns import ROUNDED_TIMES
+from tfos.predict.fitting import Array, Misfit, fitted, in_shape, side_by_side
 from tfos.predict.signature import TensorInfo
-
-Array = np.ndarray[Any, Any]
 
 _TYPES = {
     "bool": ("boolean", "bool"),
@@ -96,6 +95,10 @@ class Inputs:
             self._encode(out, name, array)
         found: list[BatchColumn] = []
         for (name, places), info in self._inputs:
+            for place in places if info.is_float else ():
+                if _is_timestamp(batch.schema.types[place]):
+                    text = f"a timestamp; input {name!r} is {info}, {ROUNDED_TIMES}"
+                    raise out.refuse(self._names[place], 0, text)
             parts = [_fitted(out, place, name, info, len(places) > 1) for place in places]
             found.append(parts[0] if len(parts) == 1 else _side_by_side(out, name, info, parts))
         return found
@@ -113,12 +116,18 @@ class Inputs:
             raise out.refuse(name, 0, "a struct; name its fields as columns: 'struct.field'")
 
 
+def _is_timestamp(kind: pa.DataType) -> bool:
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_timestamp(kind))
+
+
 def _fitted(out: Collector, place: int, name: str, info: TensorInfo, is_part: bool) -> BatchColumn:
     """Return a column in the dtype and shape of an input, or of a part of it."""
     spec, column = out.specs[place], out.columns[place]
     if spec.value == "texts":
         texts, offsets = _lists_of_texts(column.values, column.offsets, spec.name)
-        texts = _cast(out, spec.name, texts, name, info)
+        texts = _cast(out, spec.name, texts, name, info, offsets)
         if info.is_ragged:
             return Ragged(texts, offsets)
         lengths = np.diff(offsets)
@@ -130,7 +139,8 @@ def _fitted(out: Collector, place: int, name: str, info: TensorInfo, is_part: bo
     elif spec.kind == "tensor":
         values = column.values
     elif info.is_ragged:
-        return Ragged(_cast(out, spec.name, column.values, name, info), _offsets(column.offsets))
+        offsets = _offsets(column.offsets)
+        return Ragged(_cast(out, spec.name, column.values, name, info, offsets), offsets)
     else:
         raise _wrong_length(out, spec.name, column.offsets, name, info)
     values = _cast(out, spec.name, values, name, info)
@@ -145,36 +155,6 @@ def _shaped(out: Collector, column: str, values: Array, name: str, info: TensorI
         return found
     got = "a number" if values.ndim == 1 else f"rows of shape {values.shape[1:]}"
     raise out.refuse(column, 0, f"{got}; input {name!r} is {info}")
-
-
-def in_shape(values: Array, shape: Sequence[int | None]) -> Array | None:
-    """Return rows in the shape of an input, as a view; None: they do not fit it.
-
-    Args:
-        values: [rows, ...].
-        shape: of the input, without the rows; None: any length.
-    """
-    if values.ndim == len(shape) + 1:
-        sides = zip(values.shape[1:], shape, strict=True)
-        if all(wanted in (None, side) for side, wanted in sides):
-            return values
-    elif sum(each is None for each in shape) < 2:
-        sizes = [-1 if each is None else each for each in shape]
-        with contextlib.suppress(ValueError):
-            return values.reshape(len(values), *sizes)
-    return None
-
-
-def side_by_side(parts: Sequence[Array]) -> Array:
-    """Return columns of numbers and arrays as one matrix.
-
-    Args:
-        parts: [rows, ...] each.
-
-    Returns:
-        [rows, all their values].
-    """
-    return np.column_stack([part.reshape(len(part), -1) for part in parts])
 
 
 def _side_by_side(out: Collector, name: str, info: TensorInfo, parts: Sequence[Any]) -> Array:
@@ -226,30 +206,15 @@ def _lists_of_texts(data: Any, offsets: Any, name: str) -> tuple[Array, Array]:
     return found[: ends[-1]], ends
 
 
-def _cast(out: Collector, column: str, values: Array, name: str, info: TensorInfo) -> Array:
-    """Return values in the dtype of an input; floats may be rounded, integers may not change."""
-    if (values.dtype == object) != (info.dtype == "object"):
-        kind = "text" if values.dtype == object else values.dtype
-        raise out.refuse(column, 0, f"{kind} does not fit input {name!r}, {info}; cast the column")
-    if info.is_id and values.dtype.kind == "f":
-        text = f"{values.dtype} numbers, and input {name!r}, {info}, makes ids of them"
-        raise out.refuse(column, 0, f"{text}: make a column of long from what the ids were first")
-    if values.dtype == object or values.dtype.name == info.dtype:
-        return values
-    with np.errstate(invalid="ignore", over="ignore"):
-        found = values.astype(info.dtype)
-    if found.dtype.kind not in "iub":
-        return found
-    changed, next_step = found != values, "cast the column"
-    if values.dtype.kind == "f" and not changed.any():
-        # From here on two integers share one float: the column may have been rounded before.
-        changed = np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
-        next_step = f"{values.dtype} rounds integers of this size: make a column of long from them"
-    if changed.any():
-        item = int(np.argmax(changed.reshape(-1)))
-        row = item * len(values) // max(1, values.size)
-        text = f"value {values.reshape(-1)[item]} does not fit input {name!r}, {info}"
-        raise out.refuse(column, row, f"{text}; {next_step}")
+def _cast(
+    out: Collector, column: str, values: Array, name: str, info: TensorInfo, offsets: Any = None
+) -> Array:
+    """Return values as an input takes them; `offsets` are those of ragged rows."""
+    found = fitted(values, name, info)
+    if isinstance(found, Misfit):
+        place = found.place
+        row = place if offsets is None else int(np.searchsorted(offsets, place, "right")) - 1
+        raise out.refuse(column, row, found.text)
     return found
 
 

@@ -29,7 +29,7 @@ from tfos.estimators.functions import function_of, reference_to
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import chosen, with_plain_names
 from tfos.feed.dataframe_inference import partition_id
-from tfos.predict.column import check_ids, read_signature
+from tfos.predict.column import check_kinds, read_signature
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import DEFAULT_SIGNATURE, DEFAULT_TAGS, ModelSource
 from tfos.tensorflowonspark import TFParallel, util
@@ -257,7 +257,7 @@ class TFModel(
             return predictor.results(partition_id(), batches)
 
         given = chosen(dataset, columns)
-        check_ids(predictor, given)
+        check_kinds(predictor, given)
         return with_plain_names(given).mapInArrow(predict, predictor.schema())
 
     def _source(self) -> ModelSource:

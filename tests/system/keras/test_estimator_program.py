@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +14,13 @@ import pytest
 import tensorflow as tf
 
 from tests.support.keras_training import serving
-from tfos.errors import NonFiniteGradient
-from tfos.estimators.program import EvaluateProgram, FitProgram, MadeData
+from tfos.errors import NonFiniteGradient, SettingsError, UnsupportedModel
+from tfos.estimators.columns import ColumnPlan
+from tfos.estimators.fitted_inputs import map_fn_of
+from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
 from tfos.keras import Embedding
+from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
 
@@ -57,6 +62,7 @@ def context(rank: int) -> SimpleNamespace:
     )
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
     program = FitProgram(
         recipe=ModelRecipe(model_fn=recording),
@@ -70,6 +76,26 @@ def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
         program(None, context(rank))
     assert [sorted(epoch) for epoch in SEEN] == [list(range(NUM_ROWS))] * EPOCHS
     assert SEEN[0] not in (SEEN[1], sorted(SEEN[0]))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_an_input_trains_on_numbers_of_its_own_dtype():
+    """A float32 in between would make 1700000000 and 16777216 of them."""
+    stack = keras.Sequential([keras.Input((), dtype="float64"), keras.layers.Rescaling(1.0)])
+    at, code = keras.Input((1,), dtype="float64"), keras.Input((), dtype="int64")
+    pair = keras.Model([at, code], [at, keras.layers.Identity()(code)])
+    columns = {"at": np.array([1_700_000_001.0]), "code": np.array([16777217.0])}
+
+    def dataset(batch_size, feed, **given):
+        return ColumnRoles(**given).mapper("float32")(columns)
+
+    ctx: Any = SimpleNamespace(dataset=dataset)
+    x, y = FedData(ColumnPlan(features=("at",), labels=("code",)), 2).dataset(ctx, stack)
+    assert (x.dtype, x.tolist(), y.dtype) == ("float64", [1_700_000_001], "float32")
+    plan = ColumnPlan(features=("at", "code"), labels=("at", "code"))
+    x, _ = FedData(plan, 2).dataset(ctx, pair)
+    assert [each.dtype.name for each in x.values()] == ["float64", "int64"]
+    assert [each.item() for each in x.values()] == [1_700_000_001, 16777217]
 
 
 def scored():
@@ -116,6 +142,15 @@ def test_a_recipe_knows_whose_integers_are_ids():
     stack = keras.Sequential([keras.Input((), dtype="int32"), Embedding(2), keras.layers.Dense(1)])
     stack.compile("sgd", "mse")
     assert recipe_of(stack, None).takes_ids == (True,)
+    recipe = recipe_of(stack, None)
+    assert (recipe.is_ragged, recipe.dtypes) == ((False,), ("int32",))
+    lists = keras.Input((None,), dtype="string", ragged=True)
+    bag = keras.Model(lists, keras.layers.Dense(1)(Embedding(2, combiner="sum")(lists)))
+    bag.compile("sgd", "mse")
+    recipe = recipe_of(bag, None)
+    assert (recipe.is_ragged, recipe.dtypes) == ((True,), ("string",))
+    with pytest.raises(SettingsError, match=r"2 columns are given for input .* lists of any"):
+        map_fn_of(bag, ("a", "b"))
 
 
 @pytest.mark.tf
@@ -232,3 +267,110 @@ def test_a_trained_model_with_a_schedule_of_the_user_is_built_for_servers():
     built = recipe.build(is_distributed=True)
     assert int(built.optimizer.iterations) == 0
     assert isinstance(built.optimizer._learning_rate, Halving)
+
+
+class Doubling(keras.layers.Layer):  # type: ignore[misc]  # as above
+    """Keras can name it, but not make it: it has no get_config()."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x):
+        return x * self.factor
+
+
+def lambdas():
+    """Return a compiled model with a function that has no name."""
+    layers = [keras.Input((1,)), keras.layers.Lambda(lambda x: x), keras.layers.Dense(1)]
+    return compiled(keras.Sequential(layers))
+
+
+def doubling():
+    """Return a compiled model with a layer that cannot be saved."""
+    return compiled(keras.Sequential([keras.Input((1,)), Doubling(2), keras.layers.Dense(1)]))
+
+
+class Halved(keras.layers.Layer):  # type: ignore[misc]  # as above
+    """Known by `custom_objects` alone, as classes of a notebook are."""
+
+    __module__ = "__main__"
+
+    def call(self, x):
+        return x / 2
+
+
+def halved():
+    """Return a compiled model of the layer of a notebook."""
+    return compiled(keras.Sequential([keras.Input((1,)), Halved(), keras.layers.Dense(1)]))
+
+
+def compiled(model):
+    """Return the model, compiled; its fit only counts."""
+    model.compile("sgd", "mse")
+    model.fit = lambda *_, **__: FITS.append(model)
+    return model
+
+
+FITS: list[Any] = []
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("make", [lambdas, doubling, halved])
+def test_a_model_that_cannot_be_loaded_again_is_refused_before_it_trains(make):
+    recipe = ModelRecipe(model_fn=make)
+    program = FitProgram(
+        recipe=recipe, data=MadeData(ones), validation=None, epochs=1, consistency=None, seed=3
+    )
+    text = "its fit would be lost: .*register_keras_serializable.*custom_objects="
+    with pytest.raises(UnsupportedModel, match=re.compile(text, re.DOTALL)):
+        program(None, context(0))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_model_that_is_loaded_by_its_custom_objects_trains():
+    found = []
+    for make, custom in ((halved, {"Halved": Halved}), (scored_alone, {}), (own_loss, {})):
+        recipe = ModelRecipe(model_fn=make, custom_objects=custom)
+        program = FitProgram(
+            recipe=recipe, data=MadeData(ones), validation=None, epochs=1, consistency=None, seed=3
+        )
+        FITS.clear()
+        program(None, context(0))
+        assert len(FITS) == 1
+        found.append(random.random())
+    expected = [drawn(halved), drawn(scored_alone), drawn(own_loss)]
+    assert found == expected  # the copy draws no seed that the fit would have drawn
+
+
+def scored_alone():
+    """Return another compiled model."""
+    return compiled(scored())
+
+
+def unnamed_loss(y, predicted):
+    """Return a loss that no file can name, as those of a notebook."""
+    return keras.ops.mean(keras.ops.square(y - predicted))
+
+
+def own_loss():
+    """Return a compiled model whose loss its file cannot name."""
+    unnamed_loss.__module__ = "__main__"
+    model = scored_alone()
+    model.compile("sgd", unnamed_loss)
+    return model
+
+
+def drawn(make):
+    """Return the number after the seeds of a model."""
+    keras.utils.set_random_seed(3)
+    make()
+    return random.random()
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_function_without_a_name_is_refused_at_the_driver():
+    with pytest.raises(
+        UnsupportedModel, match=r"a function without a name.*Lambda.*a name: @keras"
+    ):
+        recipe_of(lambdas(), None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import pickle
 import secrets
+import sys
 from pathlib import Path
 
 import cloudpickle
@@ -79,7 +82,7 @@ def test_every_batch_but_the_last_has_the_same_number_of_rows(tmp_path, monkeypa
         sizes.append(int(tensors[0].shape[0]))
         return model.call(tensors)
 
-    counting = loading.LoadedModel(signature, counted)
+    counting = dataclasses.replace(model, call=counted)
     monkeypatch.setitem(loading._loaded, loading._key(signature), counting)
     predicted(signature, rows(np.ones((3, 3))), rows(np.ones((10, 3))), batch_size=4)
     assert sizes == [4, 4, 4, 1]
@@ -95,6 +98,19 @@ def test_a_model_is_read_once_and_another_one_at_its_path_is_refused(tmp_path, m
     save(mlp(), tmp_path / "m.keras")
     with pytest.raises(SettingsError, match=r"m\.keras has changed since its names and types"):
         predicted(signature, rows(np.ones((1, 3))))
+
+
+def test_a_process_keeps_no_bytes_of_a_models_file(tmp_path):
+    """They would double the memory of a large model in each Python worker."""
+    content = Path(save(mlp(), tmp_path / "m.keras")).read_bytes()
+    held = sys.getrefcount(content)
+    signature = loading.read_signature(ModelSource(content=content))
+    loading._loaded.clear()
+    model = loading.loaded(signature)
+    assert loading._loaded[loading._key(signature)] is model
+    del signature
+    gc.collect()
+    assert sys.getrefcount(content) == held
 
 
 def test_a_process_keeps_a_few_models(tmp_path):

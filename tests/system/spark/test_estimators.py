@@ -182,11 +182,14 @@ def test_several_inputs_and_outputs_have_a_column_each(frame):
 
     sides = frame.withColumn("side", f.col("held").cast("int"))
     model = KerasEstimator(
-        model_fn=two_towers, featuresCols=["two", "one"], labelCols=["label", "side"]
+        model_fn=two_towers,
+        featuresCols=["two", "one"],
+        labelCols=["label", "side"],
+        predictionCols=["sum", "sides"],
     ).fit(sides)
-    answered = model.transform(sides.drop("side"))
-    assert answered.dtypes[-2:] == [("total", "array<float>"), ("side", "array<float>")]
-    assert len(answered.first().side) == 2
+    answered = model.transform(sides)
+    assert answered.dtypes[-2:] == [("sum", "array<float>"), ("sides", "array<float>")]
+    assert len(answered.first().sides) == 2
 
 
 class ClosedPool(ThreadPool):
@@ -345,7 +348,7 @@ def test_other_columns_may_differ_from_those_of_a_fit_in_case_alone(frame, monke
         assert found == [row.label for row in frame.filter(condition).sort("label").collect()]
 
 
-def test_an_estimator_is_saved_by_the_names_of_its_functions(spark, tmp_path):
+def test_an_estimator_is_saved_by_the_names_of_its_functions(frame, tmp_path):
     from tests.support.named_models import compiled
     from tfos.errors import SettingsError
     from tfos.ml import KerasEstimator
@@ -359,10 +362,40 @@ def test_an_estimator_is_saved_by_the_names_of_its_functions(spark, tmp_path):
     estimator.recipe = dataclasses.replace(estimator.recipe, **facts)
     estimator.write().overwrite().save(str(tmp_path / "e"))
     assert KerasEstimator.load(str(tmp_path / "e")).recipe == estimator.recipe
+    of_numpy: Any = {np.int64(0): np.float32(1.5)}
+    estimator.class_weight = of_numpy
+    estimator.write().overwrite().save(str(tmp_path / "e"))
+    assert KerasEstimator.load(str(tmp_path / "e")).class_weight == {0: 1.5}
+    estimator.callbacks = [1]
+    with pytest.raises(SettingsError, match=r"callbacks=\[1\] cannot be saved"):
+        estimator.write().overwrite().save(str(tmp_path / "e"))
+    assert KerasEstimator.load(str(tmp_path / "e")).getEpochs() == 3  # the older one is still there
     with pytest.raises(SettingsError, match=r"model_fn .*lambda.* cannot be saved"):
         KerasEstimator(model_fn=lambda: None).write().save(str(tmp_path / "f"))
     with pytest.raises(SettingsError, match=r"callbacks=\[1\] cannot be saved"):
         KerasEstimator(model_fn=compiled, callbacks=[1]).write().save(str(tmp_path / "g"))
+
+
+def test_a_model_may_be_larger_than_the_largest_result_of_a_job(frame, tmp_path):
+    from tfos.errors import SettingsError
+    from tfos.ml import KerasModel
+
+    content = np.random.default_rng(0).bytes((9 << 20) + 1)
+    path = str(tmp_path / "m")
+    model = KerasModel(content, {"linear": print})
+    with pytest.raises(SettingsError, match=r"custom_objects.*cannot be saved"):
+        KerasModel(content, {"linear": lambda: None}).write()
+    model.write().save(path)
+    conf, name = frame.sparkSession.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
+    conf.set(name, "1m")
+    try:
+        loaded = KerasModel.load(path)
+    finally:
+        conf.remove(name)
+    assert (loaded.content, loaded.custom_objects) == (content, {"linear": print})
+    (tmp_path / "m" / "model.keras").unlink()
+    with pytest.raises(SettingsError, match=r"model\.keras does not exist, which write\(\)\.save"):
+        KerasModel.load(path)
 
 
 def test_fits_of_a_program_do_not_go_on_from_each_other(frame, monkeypatch):

@@ -125,6 +125,15 @@ def test_floats_that_would_be_ids_are_refused(kind):
             plan.check_model(fields, dtypes, 1, takes_ids)
 
 
+def test_several_columns_for_lists_of_any_length_are_refused():
+    plan = ColumnPlan(features=("n", "y"), labels=("y",))
+    for is_ragged in ((), (False,)):
+        plan.check_model(FIELDS, ("int64",), 1, is_ragged=is_ragged)
+    with pytest.raises(SettingsError, match=r"2 columns are given for the model's input of int64"):
+        plan.check_model(FIELDS, ("int64",), 1, is_ragged=(True,))
+    ColumnPlan(features=("n",)).check_model(FIELDS, ("int64",), 1, is_ragged=(True,))
+
+
 def test_one_name_or_several():
     assert (named("a"), named(["a", "b"]), named(None)) == (("a",), ("a", "b"), ())
     with pytest.raises(SettingsError, match="must be a name or a list of names"):

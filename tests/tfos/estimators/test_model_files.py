@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ps.manifest.manifest import SGD, TableSpec
+from tests.support.saved_tables import SavedTables
 from tfos.errors import SettingsError
 from tfos.estimators import model_files
 from tfos.estimators.model_files import SavedFit
@@ -32,14 +34,14 @@ def test_a_state_is_a_model_with_its_servers_or_servers_alone(tmp_path):
         model_files.newest_state(runs)
     assert model_files.take_number(runs) == 1
     (tmp_path / "runs" / "servers-00001").mkdir(parents=True)
-    assert model_files.newest_state(runs) == SavedFit(0, 1)
+    assert model_files.newest_state(runs) == SavedFit(0, 1, is_behind=True)
     assert model_files.take_number(runs) == 2
     model_files.write_fit(runs, 2, b"two", None)
     assert model_files.newest_state(runs) == SavedFit(2, None)
     model_files.write_fit(runs, 3, b"three", 1)
     assert model_files.newest_state(runs) == SavedFit(3, 1)
     (tmp_path / "runs" / "servers-00004").mkdir()
-    assert model_files.newest_state(runs) == SavedFit(3, 4)
+    assert model_files.newest_state(runs) == SavedFit(3, 4, is_behind=True)
 
 
 def test_fits_that_begin_at_once_get_numbers_of_their_own(tmp_path):
@@ -111,6 +113,37 @@ def test_a_state_that_is_in_no_model_yet_answers_nothing(tmp_path, fits):
     estimator.fit(made)
     assert [each.resume for _, each in fits] == [True]
     estimator.save(str(tmp_path / "m.keras"))
+
+
+@pytest.mark.parametrize("is_saved", [True, False], ids=["saved", "not saved"])
+def test_a_model_behind_its_servers_answers_nothing(tmp_path, fits, is_saved):
+    """A second fit went on in the servers' directory of the first, and was interrupted."""
+    settings = FitSettings(cluster_size=3)
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    servers = SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1)
+    estimator.fit(made)
+    if is_saved:
+        servers.save(tmp_path / "servers-00001", 40)
+        model_files.write_fit(str(tmp_path), 1, b"model 1", 1)
+    estimator.load_latest_checkpoint()
+    assert estimator._trained().content == b"model 1"
+    model_files.take_number(str(tmp_path))
+    servers.save(tmp_path / "servers-00001", 41)
+    other = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    other.load_latest_checkpoint()
+    with pytest.raises(SettingsError, match="is a checkpoint of servers, from a fit that did"):
+        other._trained()
+    other.fit(made)
+    assert (fits[-1][0], fits[-1][1].resume) == (b"model 1", True)
+    other.load_latest_checkpoint()
+    assert other._trained().content == b"model 2"
+
+
+def test_a_record_of_an_older_version_knows_no_step(tmp_path):
+    model_files.write_fit(str(tmp_path), 1, b"model", 1)
+    (tmp_path / "model-00001.json").write_text('{"servers": 1}')
+    SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1).save(tmp_path / "servers-00001", 40)
+    assert model_files.newest_state(str(tmp_path)) == SavedFit(1, 1)
 
 
 def test_an_untrained_model_of_workers_is_not_scored():

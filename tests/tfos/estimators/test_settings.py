@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.support.named_models import compiled
-from tfos.errors import ConfigError, SettingsError
+from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
 from tfos.estimators import training
+from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.functions import function_of, reference_to
 from tfos.estimators.recipe import ModelRecipe, recipe_of
 from tfos.estimators.training import FitResult, FitSettings
@@ -34,6 +38,14 @@ def test_several_workers_have_a_server_unless_told_otherwise():
         (FitSettings(staleness_bound=2), "consistency='async' with stalenessBound=2; ssp"),
         (FitSettings(resume=True), "resume=True without checkpointDir: there is nothing"),
         (FitSettings(checkpoint_dir="/c"), "needs parameter servers"),
+        (FitSettings(callbacks=3), "callbacks=3; pass a list of Keras callbacks"),  # type: ignore[arg-type]
+        (FitSettings(learning_rate=-0.1), "learningRate=-0.1; it must be a number above 0"),
+        (FitSettings(learning_rate=math.nan), "learningRate=nan; it must be"),
+        (FitSettings(learning_rate=math.inf), "learningRate=inf; it must be"),
+        (FitSettings(class_weight=[1.0]), "class_weight must be a dict from class to weight"),  # type: ignore[arg-type]
+        (FitSettings(class_weight={0: math.nan}), "weight of class 0 must be a finite number"),
+        (FitSettings(feed_timeout_s=0.0), "feedTimeout must be > 0 seconds, got 0.0"),
+        (FitSettings(feed_timeout_s=math.nan), "feedTimeout must be > 0 seconds, got nan"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, text):
@@ -119,3 +131,48 @@ def test_servers_of_a_trained_model_say_that_its_optimizer_begins_anew(
     told = [str(each.message) for each in recwarn]
     assert len(told) == (begins_anew and has_trained)
     assert all("fresh state of the optimizer" in each for each in told)
+
+
+class Untold:
+    """A cluster whose worker answers no request for the model; `ends` is what a shutdown raises."""
+
+    def __init__(self, ends):
+        self._ends = ends
+        self.timeouts = []
+
+    def inference(self, *_):
+        """Fail as the job that fetches the model."""
+        raise InterruptedError("the executor of the job was lost")
+
+    def shutdown(self, timeout=259_200.0):
+        """End at once; a real one waits that long for a worker that trains what nobody feeds."""
+        self.timeouts.append(timeout)
+        if self._ends is not None:
+            raise self._ends
+
+
+@pytest.mark.parametrize("ends", [None, ShutdownTimeout("main_fun did not return")])
+def test_a_model_that_cannot_be_fetched_is_not_waited_for(ends):
+    cluster: Any = Untold(ends)
+    sc: Any = SimpleNamespace(parallelize=lambda *_: None)
+    with pytest.raises(InterruptedError, match="the executor of the job was lost"):
+        training._content(sc, cluster, 1)
+    assert cluster.timeouts == [30.0]
+
+
+def test_the_failure_of_a_worker_is_why_its_model_was_not_fetched():
+    cluster: Any = Untold(NodeFailedError([]))
+    sc: Any = SimpleNamespace(parallelize=lambda *_: None)
+    with pytest.raises(NodeFailedError):
+        training._content(sc, cluster, 1)
+
+
+def test_a_stream_is_no_data_of_a_fit():
+    frame: Any = SimpleNamespace(isStreaming=True)
+    plan, recipe = ColumnPlan(features=("x",), labels=("y",)), ModelRecipe(model_fn=object)
+    for ask in (
+        lambda: training.fit(frame, plan, recipe, FitSettings()),
+        lambda: training.evaluate(frame, plan, recipe),
+    ):
+        with pytest.raises(SettingsError, match=r"has no end; .*An estimator takes spark.read in"):
+            ask()

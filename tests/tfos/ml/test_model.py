@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 from pyspark.sql.types import DecimalType, DoubleType, StructField, StructType
 
 from tfos.errors import SettingsError
-from tfos.ml import KerasModel
+from tfos.estimators.training import FitResult
+from tfos.ml import KerasEstimator, KerasModel
+from tfos.ml import estimator as estimator_module
+from tfos.ml import model as model_module
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
 
@@ -25,3 +29,77 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node():
     frame: Any = SimpleNamespace(schema=StructType(fields), sparkSession=None)
     with pytest.raises(SettingsError, match=r"column x: decimal: the model takes ids of int64"):
         model.evaluate(frame)
+
+
+def model_of(**outputs):
+    """Return a KerasModel whose outputs have these shapes."""
+    model = KerasModel(b"m").setFeaturesCol("x")
+    model._signature = ModelSignature(
+        source=ModelSource(content=b"m"),
+        digest="d",
+        inputs={"x": TensorInfo("float32", ())},
+        outputs={name: TensorInfo("float32", shape) for name, shape in outputs.items()},
+    )
+    return model
+
+
+def test_each_output_has_a_column():
+    one, two = model_of(y=(1,)), model_of(total=(1,), side=(2,))
+    found = [
+        [(each.output, each.column, each.form) for each in model._outputs(model._signature, ["x"])]
+        for model in (
+            one,
+            one.copy().setClassCol("c"),
+            two,
+            two.copy().setPredictionCols(["a", "b"]),
+        )
+    ]
+    assert found == [
+        [("y", "prediction", "number")],
+        [("y", "prediction", "number"), ("y", "c", "class")],
+        [("total", "total", "tensor"), ("side", "side", "tensor")],
+        [("total", "a", "tensor"), ("side", "b", "tensor")],
+    ]
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...], list[str], str]] = [
+    ({}, ("y",), ["x", "Prediction"], r"have a column 'prediction', .*\['x', 'Prediction'\]; name"),
+    ({"predictionCol": "X"}, ("y",), ["x"], "the results have a column 'X'"),
+    ({"classCol": "x"}, (), ["x"], "the results have a column 'x'"),
+    ({"classCol": "prediction"}, ("y",), ["x"], "the results have a column 'prediction'"),
+    ({}, ("total", "side"), ["x", "side"], "the results have a column 'side'.*predictionCols"),
+    ({"predictionCols": ["a", "x"]}, (), ["x"], "the results have a column 'x'"),
+    (
+        {"predictionCols": ["a"]},
+        ("total", "side"),
+        ["x"],
+        r"\['a'\]: .* outputs \['total', 'side'\]",
+    ),
+    ({"classCol": "c"}, ("total", "side"), ["x"], "classCol='c': the model has the outputs"),
+    ({"classCol": "c", "predictionCols": ["a", "b"]}, (), ["x"], "a class is that of one output"),
+    ({"predictionCol": "p", "predictionCols": ["a"]}, ("y",), ["x"], "set one of them"),
+    ({"predictBatchSize": 0}, ("y",), ["x"], "predictBatchSize must be an int >= 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("params", "outputs", "given", "text"), REFUSED)
+def test_results_without_a_place_are_refused_before_a_fit(
+    params, outputs, given, text, monkeypatch
+):
+    """CrossValidator transforms what it has fitted: the training would be lost."""
+    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"", {}))
+    estimator = KerasEstimator(model_fn=object, **params)
+    estimator.recipe = dataclasses.replace(estimator.recipe, outputs=outputs)
+    frame: Any = SimpleNamespace(columns=given)
+    with pytest.raises(SettingsError, match=text):
+        estimator._fit(frame)
+
+
+def test_a_model_takes_as_many_rows_as_it_is_told(monkeypatch):
+    model = model_of(y=(1,)).setPredictBatchSize(7)
+    monkeypatch.setattr(model_module, "predicted", lambda frame, predictor: predictor)
+    frame: Any = SimpleNamespace(columns=["x"], sparkSession=None)
+    assert model._transform(frame).batch_size == 7
+    assert model_of(y=(1,))._transform(frame).batch_size == 1024
+    taken = KerasEstimator(model_fn=object, predictBatchSize=9)._copyValues(KerasModel(b"m"))
+    assert taken.getPredictBatchSize() == 9

@@ -7,9 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import ArrayType, LongType, StructType, TimestampNTZType, TimestampType
 
 from tfos.errors import SettingsError
-from tfos.predict.column import read_signature
+from tfos.predict.column import check_kinds, read_signature
+from tfos.predict.predictor import predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
 SOURCE = ModelSource(content=b"a file", custom_objects={"f": print})
@@ -59,3 +61,17 @@ def test_why_there_is_no_model_is_the_error(monkeypatch):
     session: Any = Session()
     with pytest.raises(SettingsError, match="no model a model of 6 bytes"):
         read_signature(session, SOURCE)
+
+
+@pytest.mark.parametrize("kind", [TimestampType(), TimestampNTZType(), ArrayType(TimestampType())])
+def test_timestamps_for_floats_are_refused_before_a_job(kind):
+    signature = ModelSignature(
+        source=SOURCE,
+        digest="d",
+        inputs={"x": TensorInfo("float32", ()), "n": TensorInfo("int64", ())},
+        outputs={"y": TensorInfo("float32", ())},
+    )
+    frame: Any = SimpleNamespace(schema=StructType().add("at", kind).add("n", LongType()))
+    check_kinds(predictor_of(signature, ["n", "at"], [], 3), frame)
+    with pytest.raises(SettingsError, match=r"feature column at: .*takes float32.*F\.hour"):
+        check_kinds(predictor_of(signature, ["at", "n"], [], 3), frame)

@@ -9,7 +9,9 @@ import pytest
 from feeding.columnar.batch import Ragged
 from feeding.errors import RowError
 from tfos.errors import SettingsError
-from tfos.predict.predictor import OutputColumn, Predictor
+from tfos.predict import predictor as predictor_module
+from tfos.predict.loading import LoadedModel
+from tfos.predict.predictor import OutputColumn, Predictor, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 from tfos.predict.tensors import Inputs, arrow_column, column_type
 
@@ -56,6 +58,17 @@ def test_no_ids_are_made_of_floats(column):
     with pytest.raises(RowError, match=text):
         given(info, column)
     assert given(info, pa.array([5])).tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.list_(pa.timestamp("us"))]
+)
+def test_no_floats_are_made_of_timestamps(kind):
+    item = 1_700_000_000_000_001
+    column = pa.array([[item] if pa.types.is_list(kind) else item], kind)
+    with pytest.raises(RowError, match=r"row 0, column 'a': a timestamp; .* rounds .*F\.hour"):
+        given(TensorInfo("float32", ()), column)
+    assert given(TensorInfo("int64", ()), column).tolist() == [item]
 
 
 def test_lists_of_any_length_are_ragged_where_the_model_takes_them():
@@ -153,6 +166,63 @@ def test_outputs_are_columns_of_their_types():
     assert (wide.type, wide.to_pylist()) == (pa.int16(), [1, 255])
     nested = arrow_column(np.arange(12.0).reshape(2, 3, 2), TensorInfo("float64", (3, 2)))
     assert nested.to_pylist() == np.arange(12.0).reshape(2, 3, 2).tolist()
+
+
+class Answer:
+    """A tensor of zeros of any size, which takes no memory."""
+
+    def __init__(self, *shape):
+        self._shape = shape
+
+    def numpy(self):
+        return np.broadcast_to(np.zeros(1, np.float32), self._shape)
+
+
+def wide(monkeypatch, width, batch_size):
+    """Return a predictor of a model with `width` numbers a row, and the sizes of its calls."""
+    infos = TensorInfo("float32", ()), TensorInfo("float32", (width,))
+    signature = ModelSignature(
+        source=ModelSource(path="/m"), digest="", inputs={"x": infos[0]}, outputs={"y": infos[1]}
+    )
+    calls: list[int] = []
+
+    def call(tensors):
+        calls.append(len(tensors[0]))
+        return [Answer(len(tensors[0]), width)]
+
+    model = LoadedModel(("x",), ("y",), call)
+    monkeypatch.setattr(predictor_module, "loaded", lambda _: model)
+    monkeypatch.setattr(predictor_module, "_tensor", lambda column: column)
+    made = predictor_of(signature, ["x"], [OutputColumn("y", "y")], batch_size)
+    return made, calls
+
+
+def test_large_answers_do_not_wait_for_the_other_rows_of_their_batch(monkeypatch):
+    """A decoder of images makes 8 GB of 10,000 rows."""
+    predictor, calls = wide(monkeypatch, 16, batch_size=2)
+    monkeypatch.setattr(predictor_module, "ANSWER_BYTES", 4 * 16 * 4)
+    batch = pa.record_batch({"x": np.zeros(11)})
+    seen = [(found.num_rows, len(calls)) for found in predictor.results(0, [batch])]
+    assert seen == [(4, 2), (4, 4), (2, 5), (1, 6)]  # the last rows come with the partition's end
+
+
+def test_more_values_than_an_array_column_holds_are_refused(monkeypatch):
+    predictor, _ = wide(monkeypatch, 2**30, batch_size=2)
+    text = r"output 'y': 2 rows of \(1073741824,\) are 2147483648 values, .* fewer than 2 rows"
+    with pytest.raises(SettingsError, match=text):
+        list(predictor.results(0, [pa.record_batch({"x": np.zeros(2)})]))
+
+
+def test_several_columns_for_lists_of_any_length_are_refused():
+    signature = ModelSignature(
+        source=ModelSource(path="/m.keras"),
+        digest="",
+        inputs={"x": TensorInfo("int64", (None,), is_ragged=True)},
+        outputs={"y": FLOATS},
+    )
+    predictor_of(signature, ["a"], [], 1)
+    with pytest.raises(SettingsError, match=r"2 columns are given for input 'x'.*F\.array\(a, b\)"):
+        predictor_of(signature, ["a", "b"], [], 1)
 
 
 def test_names_that_the_model_lacks_are_refused_with_those_it_has():

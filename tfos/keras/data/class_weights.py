@@ -7,15 +7,14 @@ Threads: any; pure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfos.errors import SettingsError
+from tfos.keras.data.class_weight_check import check_class_weight
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,26 +30,10 @@ class ClassWeights:
     """
 
     def __init__(self, weights: Mapping[int, float]) -> None:
-        given: Any = weights
-        if not isinstance(given, Mapping):
-            raise SettingsError(
-                "class_weight must be a dict from class to weight such as {0: 1.0, 1: 5.0}, got "
-                f"{given!r}; for an array of weights pass dict(enumerate(weights))"
-            )
-        for each, weight in given.items():
-            if isinstance(each, bool | np.bool) or not isinstance(each, Integral):
-                raise SettingsError(
-                    f"class_weight: the class {each!r} ({type(each).__name__}) must be an int: the "
-                    "label, or its place in a one-hot row"
-                )
-            if not isinstance(weight, Real) or not math.isfinite(weight):
-                raise SettingsError(
-                    f"class_weight: the weight of class {each} must be a finite number, got "
-                    f"{weight!r}"
-                )
-        classes = sorted(given)
+        check_class_weight(weights)
+        classes = sorted(weights)
         self._classes = np.array(classes, np.int64)
-        self._weights = np.array([float(given[each]) for each in classes], keras.config.floatx())
+        self._weights = np.array([float(weights[each]) for each in classes], keras.config.floatx())
 
     def __call__(self, values: tuple[Any, ...]) -> tuple[Any, Array, Array]:
         """Return (x, y, weight) of one batch.

@@ -110,10 +110,15 @@ class RowMapper:
         if self._map_fn is not None:
             mapped = self._map_fn(*parts)
             parts = mapped if isinstance(mapped, tuple) else (mapped,)
-        dtypes = (*self._dtypes, *[None] * len(parts))
         for what, part in zip(("labels", "weights"), parts[1:], strict=False):
             _check_dense(part, what)
-        return tuple(self._cast(part, dtypes[place]) for place, part in enumerate(parts))
+        return tuple(self._cast(part, *self._dtypes_of(place)) for place, part in enumerate(parts))
+
+    def _dtypes_of(self, place: int) -> tuple[str | None, str | None]:
+        """Return the dtype of a part, and that of its float64 values where it has none."""
+        if place < len(self._dtypes):
+            return self._dtypes[place], None
+        return None, None if self._by_name else self._float_dtype
 
     def _parts(self, columns: Any) -> tuple[Any, ...]:
         if self._features is None and self._labels is None and self._weights is None:
@@ -133,23 +138,25 @@ class RowMapper:
             return x, y
         return x, y, _select(columns, self._weights, "weights")
 
-    def _cast(self, part: Any, dtype: str | None) -> Any:
+    def _cast(self, part: Any, dtype: str | None, float_dtype: str | None) -> Any:
         if isinstance(part, Mapping):
-            return {name: self._cast(value, dtype) for name, value in part.items()}
+            return {name: self._cast(value, dtype, float_dtype) for name, value in part.items()}
         if isinstance(part, tuple | list):
-            return tuple(self._cast(value, dtype) for value in part)
+            return tuple(self._cast(value, dtype, float_dtype) for value in part)
         if isinstance(part, Ragged):
-            return Ragged(self._cast(part.values, dtype), part.offsets)
+            return Ragged(self._cast(part.values, dtype, float_dtype), part.offsets)
         if getattr(part, "ragged_rank", 0) == 1:  # tf.RaggedTensor, of a map_fn
-            return Ragged(self._cast(part.values.numpy(), dtype), part.row_splits.numpy())
+            return Ragged(
+                self._cast(part.values.numpy(), dtype, float_dtype), part.row_splits.numpy()
+            )
         if not isinstance(part, np.ndarray):
             raise SettingsError(
                 f"the batch holds {type(part).__name__}, which is no array; map_fn=... must return "
                 "arrays, or feeding.Ragged or tf.RaggedTensor [batch, None] for features whose "
                 "rows have differing lengths"
             )
-        if dtype is None and part.dtype == np.float64 and not self._by_name:
-            dtype = self._float_dtype
+        if dtype is None and part.dtype == np.float64:
+            dtype = float_dtype
         if part.dtype == object:  # text
             return part
         return part if dtype is None else part.astype(dtype, copy=False)

@@ -66,6 +66,20 @@ def test_dtypes_and_mapping():
 TEXT = np.array(["a", "b", "c"], object)
 
 
+def test_a_part_whose_dtype_is_none_stays_as_it_is():
+    wide = MATRIX.astype("float64"), LABELS.astype("float64")
+    found = [
+        tuple(part.dtype.name for part in RowMapper(dtypes=dtypes)(wide))
+        for dtypes in (None, (None,), (None, None), (None, "int8"))
+    ]
+    assert found == [
+        ("float32", "float32"),
+        ("float64", "float32"),
+        ("float64", "float64"),
+        ("float64", "int8"),
+    ]
+
+
 def test_a_column_of_weights():
     row = {"a": LABELS, "y": LABELS, "w": np.array([0.5, 1, 2])}
     x, y, weights = RowMapper("a", "y", weights="w")(row)

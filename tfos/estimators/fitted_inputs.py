@@ -1,0 +1,106 @@
+"""Fitted inputs: features of a fit as a prediction has them: in the inputs' dtypes and shapes.
+
+Covers: what ctx.dataset leaves to the model: several columns of one input, lists that are images,
+floats for integers.
+Does not: select columns (columns) or know what fits (tfos.predict.fitting).
+Runs in: workers.      Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feeding.columnar.batch import Ragged
+from tfos.errors import SettingsError
+from tfos.estimators.recipe import tensors_of
+from tfos.predict.fitting import Misfit, check_columns, fitted, in_shape, side_by_side
+from tfos.predict.loading import input_infos
+from tfos.predict.signature import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class FittedInputs:
+    """Dtypes and shapes of a model's inputs; the map_fn of ctx.dataset."""
+
+    inputs: tuple[tuple[str, TensorInfo], ...]
+    num_outputs: int
+    features: tuple[str, ...] = ()
+    """The columns: one per input, or those of the only one; for errors."""
+
+    def __call__(self, x: Any, *rest: Any) -> tuple[Any, ...]:
+        """Return x, y and weight, x and y as the model takes them.
+
+        Args:
+            x: array [rows, ...], a tuple of several columns, or by the inputs' names.
+            rest: y and weight, where there are any.
+
+        Raises:
+            SettingsError: a value does not fit its input, or lists of several lengths are in one of
+                several columns.
+        """
+        y, weight = rest[:1], rest[1:]
+        if self.num_outputs == 1:
+            y = tuple(map(_joined, y))
+        infos = dict(self.inputs)
+        if isinstance(x, Mapping):
+            x = {name: self._fitted(each, name, infos[name]) for name, each in x.items()}
+        elif len(infos) == 1:
+            x = self._fitted(_joined(x), *self.inputs[0])
+        return x, *y, *weight
+
+    def _fitted(self, part: Any, name: str, info: TensorInfo) -> Any:
+        if isinstance(part, Ragged):
+            return Ragged(self._cast(part.values, name, info, part.offsets), part.offsets)
+        values = self._cast(part, name, info)
+        found = in_shape(values, info.shape)
+        return values if found is None else found
+
+    def _cast(self, values: Any, name: str, info: TensorInfo, offsets: Any = None) -> Any:
+        found = fitted(values, name, info)
+        if not isinstance(found, Misfit):
+            return found
+        place = found.place
+        row = place if offsets is None else int(np.searchsorted(offsets, place, "right")) - 1
+        raise SettingsError(f"{self._columns(name)}, row {row} of a batch: {found.text}")
+
+    def _columns(self, name: str) -> str:
+        names = [each for each, _ in self.inputs]
+        of_input = self.features
+        if len(names) > 1:
+            of_input = self.features[names.index(name) :][:1]
+        return f"feature column {', '.join(map(repr, of_input))}"
+
+
+def map_fn_of(model: Any, features: tuple[str, ...]) -> FittedInputs | None:
+    """Return what fits features to a model's inputs; None: they are not fixed.
+
+    Args:
+        model: of Keras.
+        features: the columns.
+
+    Raises:
+        SettingsError: there are several for an input of lists of any length.
+    """
+    inputs, outputs = tensors_of(model)
+    if not inputs:
+        return None
+    infos = tuple(input_infos(model).items())
+    if len(infos) == 1:
+        name, info = infos[0]
+        check_columns(f"input {name!r}, {info}", len(features), is_ragged=info.is_ragged)
+    return FittedInputs(infos, len(outputs), features)
+
+
+def _joined(part: Any) -> Any:
+    if not isinstance(part, tuple):
+        return part
+    if any(isinstance(each, Ragged) for each in part):
+        raise SettingsError(
+            "lists of several lengths cannot be put side by side: pad them, or name one column per "
+            "input of the model"
+        )
+    return side_by_side(part)

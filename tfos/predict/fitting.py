@@ -1,0 +1,110 @@
+"""Values as an input of a model: the one rule of what a fit trains on and a prediction asks for.
+
+Covers: dtypes, what does not fit, shapes, several columns as one matrix.
+Does not: read columns (tfos.predict.tensors, tfos.keras.data.columns), or raise for a value, of
+which callers know where it comes from.
+Threads: any; pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfos.errors import SettingsError
+from tfos.predict.signature import TensorInfo
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why values do not fit an input."""
+
+    text: str
+    place: int = 0
+    """Of the first value that does not, along the first dimension."""
+
+
+def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
+    """Return values in the dtype of an input; floats may be rounded, integers may not change.
+
+    Args:
+        values: [rows, ...], or the items of ragged rows.
+        name: of the input, for the text.
+        info: of the input.
+    """
+    if (values.dtype == object) != (info.dtype == "object"):
+        kind = "text" if values.dtype == object else values.dtype
+        return Misfit(f"{kind} does not fit input {name!r}, {info}; cast the column")
+    if info.is_id and values.dtype.kind == "f":
+        text = f"{values.dtype} numbers, and input {name!r}, {info}, makes ids of them"
+        return Misfit(f"{text}: make a column of long from what the ids were first")
+    if values.dtype == object or values.dtype.name == info.dtype:
+        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = values.astype(info.dtype)
+    if found.dtype.kind not in "iub":
+        return found
+    changed, next_step = found != values, "cast the column"
+    if values.dtype.kind == "f" and not changed.any():
+        # From here on two integers share one float: the column may have been rounded before.
+        changed = np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
+        next_step = f"{values.dtype} rounds integers of this size: make a column of long from them"
+    if not changed.any():
+        return found
+    item = int(np.argmax(changed.reshape(-1)))
+    text = f"value {values.reshape(-1)[item]} does not fit input {name!r}, {info}; {next_step}"
+    return Misfit(text, item * len(values) // values.size)
+
+
+def check_columns(what: str, count: int, *, is_ragged: bool) -> None:
+    """Refuse several columns where rows are lists of any length.
+
+    Args:
+        what: the input, for the text.
+        count: columns that fill it.
+        is_ragged: whether its rows are such lists.
+
+    Raises:
+        SettingsError: they are, and there are several columns.
+    """
+    if count > 1 and is_ragged:
+        raise SettingsError(
+            f"{count} columns are given for {what}, whose rows are lists of any length; make one "
+            "column: F.array(a, b) of numbers or text, F.concat(a, b) of lists"
+        )
+
+
+def in_shape(values: Array, shape: Sequence[int | None]) -> Array | None:
+    """Return rows in the shape of an input, as a view; None: they do not fit it.
+
+    Args:
+        values: [rows, ...].
+        shape: of the input, without the rows; None: any length.
+    """
+    if values.ndim == len(shape) + 1:
+        sides = zip(values.shape[1:], shape, strict=True)
+        if all(wanted in (None, side) for side, wanted in sides):
+            return values
+    elif sum(each is None for each in shape) < 2:
+        sizes = [-1 if each is None else each for each in shape]
+        with contextlib.suppress(ValueError):
+            return values.reshape(len(values), *sizes)
+    return None
+
+
+def side_by_side(parts: Sequence[Array]) -> Array:
+    """Return columns of numbers and arrays as one matrix.
+
+    Args:
+        parts: [rows, ...] each.
+
+    Returns:
+        [rows, all their values].
+    """
+    return np.column_stack([part.reshape(len(part), -1) for part in parts])
