@@ -219,10 +219,11 @@ class PSTrainer:
                 "model.optimizer.learning_rate may be assigned at any time"
             )
         if any(map(operator.is_not, _compiled(self.model), self._compiled)):
+            place = "as a new model" if self.is_local else "in a cluster of its own"
             raise UnsupportedModel(
                 f"the model was compiled again after {since}, and its step has the loss and the "
-                "metrics of before; compile once, before it. For another loss build and compile "
-                "the model anew"
+                f"metrics of before; compile once, before it. Train with another loss {place}, "
+                "which may begin with this model's saved weights"
             )
         if self._attached is not None:
             self._attached.variables.check_unchanged(self.model, since)
