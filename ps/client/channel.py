@@ -136,7 +136,7 @@ class Channel:
         self._next_attempt_s = 0.0
         self._counters = LinkCounters(server)
         self._retired = False
-        self._generation = 0
+        self.generation = 0
         """The newest start of this server that has answered; older ones were replaced."""
 
     def move(self, endpoint: Endpoint) -> None:
@@ -189,16 +189,16 @@ class Channel:
             raise PSSettingsError(
                 f"{self.name} is ps:{connection.peer.rank}; give the endpoints in order of ranks"
             )
-        if connection.peer.generation < self._generation:
+        if connection.peer.generation < self.generation:
             connection.close()
             replaced = PeerGone(
                 f"it answers as start {connection.peer.generation}, but start "
-                f"{self._generation} has replaced it"
+                f"{self.generation} has replaced it"
             )
             _logger.warning("%s: %s", self.name, replaced)
             self._note_failure(now_s, replaced)
             return None
-        self._generation = connection.peer.generation
+        self.generation = connection.peer.generation
         self._counters.connected(connection)
         self.connection = connection
         if self._retired:  # meanwhile, by another thread, which saw the connection before this one

@@ -177,6 +177,8 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
     """Whether main_fun reports trained batches, so that `trained` and `saved` include them."""
     error: str = ""
     """Why it could not be saved."""
+    is_lost: bool = False
+    """Whether that is because the newest batch is not whole in the parameters any more."""
     epochs: dict[str, int] = {}
     """Of the chief that has begun: by feed, the epochs that an interrupted run which this one
     resumes had trained."""
