@@ -472,7 +472,7 @@ class FinishFeed(msgspec.Struct, frozen=True, tag=True):
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True, rename={"generation": "incarnation"}):
-    """This worker is lost: servers fence it and release every wait for it."""
+    """This worker is lost: servers fence it and wait for it no more, until a newer attempt trains."""
 
     rank: int
     generation: int
@@ -481,12 +481,6 @@ class FenceWorker(msgspec.Struct, frozen=True, tag=True, rename={"generation": "
 
 class WorkerDone(msgspec.Struct, frozen=True, tag=True):
     """This worker's main_fun has returned: servers wait for it no more."""
-
-    rank: int
-
-
-class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    """A newer attempt of a lost worker is at work: servers that start later wait for it again."""
 
     rank: int
 
@@ -517,10 +511,13 @@ Order = (
     | FinishFeed
     | FenceWorker
     | WorkerDone
-    | WorkerJoined
     | ServerMoved
     | Stop
 )
+
+
+AboutWorker = FenceWorker | WorkerDone
+"""What a server that starts later has to hear as well: driver and supervisors keep it."""
 
 
 class SequencedOrder(msgspec.Struct, frozen=True):
