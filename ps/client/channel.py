@@ -116,6 +116,7 @@ class Channel:
         self, server: int, endpoint: Endpoint, credentials: Credentials, identity: Identity
     ) -> None:
         self.server = server
+        self._connected_to = endpoint
         self.move(endpoint)
         self.sequence = 0
         """Number of the last changing request sent to this server."""
@@ -140,7 +141,7 @@ class Channel:
         """The newest start of this server that has answered; older ones were replaced."""
 
     def move(self, endpoint: Endpoint) -> None:
-        """Connect to another place from now on; a connection that works stays."""
+        """Connect to another place from now on; see has_moved."""
         self.endpoint = endpoint
         self.name = f"ps:{self.server} at {endpoint}"
 
@@ -149,10 +150,18 @@ class Channel:
         """Made so far; one more may mean another process, which a restore has set back."""
         return self._counters.num_connections
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the connection leads to where the server was; it may stand still there.
+
+        `move` leaves its closing to the thread that calls: it alone can send the call again.
+        """
+        return self.connection is not None and self._connected_to != self.endpoint
+
     def is_due(self) -> bool:
         """Whether the next `open_connection` would connect."""
         is_open = self.connection is not None and not self.connection.closed
-        return not is_open and time.monotonic() >= self._next_attempt_s
+        return (self.has_moved or not is_open) and time.monotonic() >= self._next_attempt_s
 
     def open_connection(self, left_s: float) -> Connection | None:
         """Return a usable connection, or None when the next attempt has to wait.
@@ -163,14 +172,17 @@ class Channel:
             ClosedError: after retire().
         """
         self._refuse_retired()
+        if self.has_moved:
+            self.close()
         if self.connection is not None and not self.connection.closed:
             return self.connection
         now_s = time.monotonic()
         if now_s < self._next_attempt_s:
             return None
+        endpoint = self.endpoint  # another thread may move it meanwhile
         try:
             connection = connect(
-                self.endpoint,
+                endpoint,
                 self._identity,
                 self._credentials,
                 expect=Role.SERVER,
@@ -200,7 +212,7 @@ class Channel:
             return None
         self.generation = connection.peer.generation
         self._counters.connected(connection)
-        self.connection = connection
+        self.connection, self._connected_to = connection, endpoint
         if self._retired:  # meanwhile, by another thread, which saw the connection before this one
             connection.close()
         self._refuse_retired()
@@ -250,7 +262,7 @@ class Channel:
 
     def probe_restarts(self, timeout_s: float) -> None:
         """Connect again if the server has closed the connection; does nothing between attempts."""
-        if self.connection is not None and self.connection.peer_closed():
+        if self.connection is not None and (self.has_moved or self.connection.peer_closed()):
             self.connection.close()
         if self.is_due():
             self.open_connection(timeout_s)
