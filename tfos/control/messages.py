@@ -472,7 +472,7 @@ class FinishFeed(msgspec.Struct, frozen=True, tag=True):
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True, rename={"generation": "incarnation"}):
-    """This worker is lost: servers fence it and wait for it no more, until a newer attempt trains."""
+    """This worker is lost: servers fence it, and wait for it once a newer attempt trains."""
 
     rank: int
     generation: int

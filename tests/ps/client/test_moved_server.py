@@ -14,7 +14,15 @@ from ps.manifest.manifest import Hyper
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
 from rpc.server.listener import Listener
-from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, run_all, succeeded
+from tests.support.ps_cluster import (
+    ADD,
+    Cluster,
+    cluster,
+    filled,
+    make_manifest,
+    run_all,
+    succeeded,
+)
 
 pytestmark = [pytest.mark.socket, pytest.mark.fault("F11")]
 

@@ -14,7 +14,15 @@ import pytest
 from ps.client.client import PSClient
 from ps.errors import ServerPhaseError
 from ps.manifest.manifest import Hyper, WorkerRank
-from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, run_all, succeeded
+from tests.support.ps_cluster import (
+    ADD,
+    Cluster,
+    cluster,
+    filled,
+    make_manifest,
+    run_all,
+    succeeded,
+)
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 from tests.support.waiting import wait_until
 

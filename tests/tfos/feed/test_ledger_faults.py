@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.columnar.schema import Schema
 from feeding.encode.packer import Packer
 from feeding.errors import LateChunk, RowsChanged
 from feeding.protocol.messages import Hello
