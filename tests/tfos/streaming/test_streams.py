@@ -80,7 +80,7 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     streams._answer = lambda *_: next(answers, done)  # type: ignore[method-assign]
     state = QueryState("q", last_id=6, is_known=True)
     request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
-    with pytest.raises(FeedJobError, match="ps:1 lost it.* start it again: the batch is trained"):
+    with pytest.raises(FeedJobError, match=r"ps:1 lost it.* start it again: the batch is trained"):
         streams._train_once(state, request, 7)
     streams._train_once(state, request, 7)
     assert (fed, state.last_id, state.num_unsaved) == ([7, 7], 7, 0)
