@@ -153,8 +153,12 @@ def test_a_batch_of_rows_is_looked_up_at_a_restarted_server_by_a_worker_that_had
         restart(bed, 0, tmp_path)
         assert LATE not in bed.servers[0].stats().missing
         ids = {"user": np.arange(4)}
-        with back.tables.batch(ids) as batch:
-            batch.push({"user": ones(ids["user"])}, hyper=HYPER)
+
+        def train() -> None:
+            with back.tables.batch(ids) as batch:
+                batch.push({"user": ones(ids["user"])}, hyper=HYPER)
+
+        assert run_all(train, timeout_s=20.0) == [None]
         assert LATE in bed.servers[0].stats().missing, "the others wait for its step now"
 
 

@@ -36,7 +36,7 @@ class Saver:
         self.restored = restored or {}
         self.error = ""
         self.log: list[Any] = []
-        self.starts = (0, 0)
+        self.starts: tuple[int, ...] = (0, 0)
         self.restarts_at_save = False
 
     def restored_metadata(self) -> dict[str, Any]:
