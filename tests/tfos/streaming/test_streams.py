@@ -78,6 +78,8 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     streams._feed_service = SimpleNamespace(train_batch=feed)  # type: ignore[assignment]
     done = BatchReport("input", 2, True, {}, {})
     streams._answer = lambda *_: next(answers, done)  # type: ignore[method-assign]
+    streams._await_answer = lambda *_: done  # type: ignore[method-assign]
+    streams._coordinator = SimpleNamespace(act=lambda _: None)  # type: ignore[assignment]
     state = QueryState("q", last_id=6, is_known=True)
     request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
     with pytest.raises(FeedJobError, match=r"ps:1 lost it.* start it again: the batch is trained"):
