@@ -441,6 +441,16 @@ class CompletionLog:
         """The oldest generation that is not refused: the newest one seen, unless fenced beyond."""
         return self._least.get(worker, 0)
 
+    def has_session(self, worker: WorkerRank, least_generation: int) -> bool:
+        """Whether an attempt of the worker has sent a numbered request, as one that trains has.
+
+        Args:
+            worker: rank.
+            least_generation: the oldest attempt that counts.
+        """
+        sessions = self._sessions.get(worker, _NONE).values()
+        return any(session.generation >= least_generation for session in sessions)
+
     def snapshot(self) -> LogSnapshot:
         """Return the record as it is now, to be read bucket by bucket; call it as `complete`."""
         live = [

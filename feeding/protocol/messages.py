@@ -40,7 +40,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A feeder announces the schema of its rows, also to workers that will get none of them."""
 
     feed: Name
-    schema: Schema
+    schema: Schema | None
+    """None: this feeder has no rows."""
     version: int = VERSION
     epoch: Count = 0
     partition: Count = 0

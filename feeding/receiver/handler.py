@@ -88,7 +88,8 @@ class FeedHandler:
                 f"{self._state.worker} speaks chunk version {messages.VERSION}, this feeder "
                 f"{request.version}; install one version of tfos on all executors"
             )
-        request.schema.check()
+        if request.schema is not None:
+            request.schema.check()
         with self._state.changed:
             self._state.check_open()
             queue = self._state.queue(request.feed)
@@ -110,6 +111,8 @@ class FeedHandler:
         The first feeder of a feed does, and another one `GREET_AGAIN_S` later: the first may have
         died, and a worker may be new.
         """
+        if request.schema is None:
+            return False
         now_s = time.monotonic()
         greeted_s = self._greeted_s.get(request.feed, -math.inf)
         if not request.greets_all and now_s - greeted_s < GREET_AGAIN_S:

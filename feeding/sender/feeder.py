@@ -205,13 +205,13 @@ class Feeder:
         """
         chunks = self._packer.chunks(rows)
         first = next(chunks, None)
-        if first is None:
+        if first is None and not self._hello.exactly_once:  # else an earlier attempt had rows
             missing = self._selection.num_rows or 0
             return FeedReport(self._partition, rows=missing, dropped_rows=missing)
         try:
             self._begin(first)
             try:
-                self._send_all(itertools.chain([first], chunks))
+                self._send_all(chunks if first is None else itertools.chain([first], chunks))
             except NoWorkerLeft as error:
                 if not self._keeps_unsent:
                     raise
@@ -227,9 +227,15 @@ class Feeder:
             for link in self._links:
                 link.close()
 
-    def _begin(self, first: Chunk) -> None:
-        """Take kept connections; greet all workers first if their answers decide what is sent."""
-        hello = msgspec.structs.replace(self._hello, schema=first.meta.schema)
+    def _begin(self, first: Chunk | None) -> None:
+        """Take kept connections; greet all workers first if their answers decide what is sent.
+
+        Args:
+            first: of the partition; None: it has no rows.
+        """
+        hello = self._hello
+        if first is not None:
+            hello = msgspec.structs.replace(hello, schema=first.meta.schema)
         if hello.exactly_once:
             hello = msgspec.structs.replace(hello, attempt=secrets.randbits(62) + 1)
         self._hello = hello

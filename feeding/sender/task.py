@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeding.columnar.rows import rows_of
-from feeding.columnar.schema import Schema
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.protocol.messages import Hello
@@ -79,7 +78,7 @@ class FeedTask:
             return
         hello = Hello(
             self.feed,
-            Schema(()),
+            None,
             epoch=self.epoch,
             partition=partition,
             exactly_once=self.exactly_once,

@@ -123,6 +123,7 @@ class Channel:
         self, server: int, endpoint: Endpoint, credentials: Credentials, identity: Identity
     ) -> None:
         self.server = server
+        self._connected_to = endpoint
         self.move(endpoint)
         self.sequence = 0
         """Number of the last changing request sent to this server."""
@@ -145,11 +146,11 @@ class Channel:
         self._next_attempt_s = 0.0
         self._counters = LinkCounters(server)
         self._retired = False
-        self._generation = 0
+        self.generation = 0
         """The newest start of this server that has answered; older ones were replaced."""
 
     def move(self, endpoint: Endpoint) -> None:
-        """Connect to another place from now on; a connection that works stays."""
+        """Connect to another place from now on; see has_moved."""
         self.endpoint = endpoint
         self.name = f"ps:{self.server} at {endpoint}"
 
@@ -158,10 +159,18 @@ class Channel:
         """Made so far; one more may mean another process, which a restore has set back."""
         return self._counters.num_connections
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the connection leads to where the server was; it may stand still there.
+
+        `move` leaves its closing to the thread that calls: it alone can send the call again.
+        """
+        return self.connection is not None and self._connected_to != self.endpoint
+
     def is_due(self) -> bool:
         """Whether the next `open_connection` would connect."""
         is_open = self.connection is not None and not self.connection.closed
-        return not is_open and time.monotonic() >= self._next_attempt_s
+        return (self.has_moved or not is_open) and time.monotonic() >= self._next_attempt_s
 
     def open_connection(self, left_s: float) -> Connection | None:
         """Return a usable connection, or None when the next attempt has to wait.
@@ -172,14 +181,17 @@ class Channel:
             ClosedError: after retire().
         """
         self._refuse_retired()
+        if self.has_moved:
+            self.close()
         if self.connection is not None and not self.connection.closed:
             return self.connection
         now_s = time.monotonic()
         if now_s < self._next_attempt_s:
             return None
+        endpoint = self.endpoint  # another thread may move it meanwhile
         try:
             connection = connect(
-                self.endpoint,
+                endpoint,
                 self._identity,
                 self._credentials,
                 expect=Role.SERVER,
@@ -198,31 +210,36 @@ class Channel:
             raise PSSettingsError(
                 f"{self.name} is ps:{connection.peer.rank}; give the endpoints in order of ranks"
             )
-        if connection.peer.generation < self._generation:
+        if connection.peer.generation < self.generation:
             connection.close()
             replaced = PeerGone(
                 f"it answers as start {connection.peer.generation}, but start "
-                f"{self._generation} has replaced it"
+                f"{self.generation} has replaced it"
             )
             _logger.warning("%s: %s", self.name, replaced)
             self._note_failure(now_s, replaced)
             return None
-        self._generation = connection.peer.generation
+        self.generation = connection.peer.generation
         self._counters.connected(connection)
-        self.connection = connection
+        self.connection, self._connected_to = connection, endpoint
         if self._retired:  # meanwhile, by another thread, which saw the connection before this one
             connection.close()
         self._refuse_retired()
         self._unreachable_since_s, self.last_failure = None, None
-        if self.greet is not None:
-            try:
-                self.greet(connection, max(0.01, left_s - (time.monotonic() - now_s)))
-            except (TransportError, IntegrityError, ConnectionClosed) as error:
-                self._refuse_retired()
-                self.last_failure = error  # a cut request: the server could be reached
-                self.was_disconnected()
-                return None
-        return connection
+        is_greeted = self._greets(connection, max(0.01, left_s - (time.monotonic() - now_s)))
+        return connection if is_greeted else None
+
+    def _greets(self, connection: Connection, timeout_s: float) -> bool:
+        """Send what comes before any request; return whether the connection lasted."""
+        try:
+            if self.greet is not None:
+                self.greet(connection, timeout_s)
+        except (TransportError, IntegrityError, ConnectionClosed) as error:
+            self._refuse_retired()
+            self.last_failure = error  # a cut request: the server could be reached
+            self.was_disconnected()
+            return False
+        return True
 
     def was_disconnected(self) -> None:
         """Count a request that has to be sent again, and wait before it is."""
@@ -267,7 +284,7 @@ class Channel:
 
     def probe_restarts(self, timeout_s: float) -> None:
         """Connect again if the server has closed the connection; does nothing between attempts."""
-        if self.connection is not None and self.connection.peer_closed():
+        if self.connection is not None and (self.has_moved or self.connection.peer_closed()):
             self.connection.close()
         if self.is_due():
             self.open_connection(timeout_s)

@@ -260,6 +260,15 @@ class PSClient:
         """Phase, manifest hash and clock of every server."""
         return self._ask(messages.Describe(), Description)
 
+    def server_generations(self) -> tuple[int, ...]:
+        """By rank, which start of each server answers now; one that is started again has gone back.
+
+        Servers that are started by hand without checkpoints always say 0.
+        """
+        with self._lock:
+            self._servers.ask(messages.Describe(), Description, timeout_s=self.timeout_s)
+            return tuple(link.generation for link in self._servers.links)
+
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
         """Give the servers their manifest and first values; the chief calls it once.
 

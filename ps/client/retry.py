@@ -36,6 +36,7 @@ from rpc.errors import (
     ConnectionClosed,
     DeadlineExceeded,
     IntegrityError,
+    PeerGone,
     RemoteError,
     RpcError,
     TransportError,
@@ -45,7 +46,8 @@ READY_TIMEOUT_S = 600.0
 """For a server that compiles its kernels, or restores, which begins with that. Ten times what the
 kernels of a model with a table took on two cores that others kept busy."""
 LOOK_S = 1.0
-"""How often a push that waits for some servers looks whether those that answered still live."""
+"""How often a call that waits looks whether its server was replaced, and a push that waits for some
+servers whether those that answered still live."""
 
 _logger = logging.getLogger(__name__)
 
@@ -112,19 +114,23 @@ def exchange(
     begun_s = time.monotonic()
     for call in calls:
         call.begun_s = begun_s
+    under_way: dict[int, PendingCall] = {}
     connection = calls[0].link.connection if len(calls) == 1 else None
-    if connection is not None and not connection.closed:  # the usual case, without lists
-        call = calls[0]
+    if connection is not None and not connection.closed and not calls[0].link.has_moved:
+        call = calls[0]  # the usual case, without lists
         try:
-            meta = call.meta(timeout_s)
-            reply = connection.call(meta, call.payload, into=call.into, timeout_s=timeout_s)
+            pending = connection.begin(call.meta(timeout_s), call.payload, into=call.into)
+            wait_any([pending], min(timeout_s, LOOK_S))
+            if not pending.settled:
+                under_way[0] = pending
+            else:
+                reply = pending.result(0.0)
+                call.succeed(reply)
+                return [reply]
         except RpcError as error:
             _settle(call, error)
-        else:
-            call.succeed(reply)
-            return [reply]
     limits = _Limits(timeout_s, reconnect_s, restore_s)
-    _drive(calls, begun_s, limits)
+    _drive(calls, under_way, begun_s, limits)
     for call in calls:
         if call.error is not None:
             raise call.error
@@ -150,15 +156,27 @@ class _Limits(NamedTuple):
         return min(heard_s + self.timeout_s, last_s)
 
 
-def _drive(calls: Sequence[OutgoingCall], begun_s: float, limits: _Limits) -> None:
-    """Give every call its reply or its final error."""
-    under_way: dict[int, PendingCall] = {}
+def _drive(
+    calls: Sequence[OutgoingCall],
+    under_way: dict[int, PendingCall],
+    begun_s: float,
+    limits: _Limits,
+) -> None:
+    """Give every call its reply or its final error.
+
+    Args:
+        calls: at most one per server.
+        under_way: those that were sent already, by index.
+        begun_s: when the exchange began (monotonic).
+        limits: how long it takes at most.
+    """
     look_s = begun_s + LOOK_S
     deadline = Deadline(begun_s)
     try:
         while waiting := [call for call in calls if call.is_open]:
             if time.monotonic() >= look_s:
                 _reopen_forgotten(calls)
+                _leave_replaced(calls, under_way)
                 look_s = time.monotonic() + LOOK_S
             deadline.at_s = limits.deadline_s(calls, begun_s)
             if deadline.left_s() <= 0:
@@ -197,9 +215,22 @@ def _reopen_forgotten(calls: Sequence[OutgoingCall]) -> None:
         connection = call.link.connection
         if not call.waits or call.reply is None or connection is None:
             continue
-        if connection.peer_closed():
+        if call.link.has_moved or connection.peer_closed():
             connection.close()
             call.reopen()
+
+
+def _leave_replaced(calls: Sequence[OutgoingCall], under_way: dict[int, PendingCall]) -> None:
+    """Send calls again, elsewhere, that wait at servers which were replaced.
+
+    A server that stands still answers nothing and closes nothing: its kernel takes what is sent.
+    """
+    for index, pending in tuple(under_way.items()):
+        link = calls[index].link
+        if link.has_moved and not pending.settled:
+            del under_way[index]
+            link.close()
+            calls[index].disconnected(PeerGone(f"it was replaced: {link.name} serves now"))
 
 
 def _advance(
@@ -247,10 +278,8 @@ def _wait(
     left_s = deadline.left_s()
     paused = [call for index, call in enumerate(calls) if call.is_open and index not in under_way]
     pause_s = min((call.link.wait_s() for call in paused), default=left_s)
-    if any(call.waits and call.reply is not None for call in calls):
-        pause_s = min(pause_s, LOOK_S)
     if under_way:
-        wait_any(list(under_way.values()), max(0.0, min(left_s, pause_s)))
+        wait_any(list(under_way.values()), max(0.0, min(left_s, pause_s, LOOK_S)))
     elif paused:
         time.sleep(max(0.0, min(left_s, pause_s)))
 

@@ -152,6 +152,7 @@ class Saver:
             as_it_is = options.nobody_trains
             order = messages.TakeSnapshot(save_id, base.save_id if base else "", as_it_is=as_it_is)
             is_agreed = manifest.has_barrier and not as_it_is
+            known_steps = steps_on_disk(storage) if step is None else ()
             try:
                 clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
                 left_s = _left_s(deadline_s)
@@ -162,7 +163,9 @@ class Saver:
                 with place.lease.held():
                     passed_over = {each for answer in answers for each in answer.passed_over}
                     if step is None:
-                        step = next_step(clock, steps_on_disk(storage), passed_over)
+                        found_steps = steps_on_disk(storage)
+                        _refuse_overtaken(storage, {*found_steps} - {*known_steps})
+                        step = next_step(clock, found_steps, passed_over)
                     origin = Origin(self._owner, base, tuple(sorted(passed_over)), options.score)
                     path = commit(
                         storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
@@ -289,6 +292,24 @@ def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]
     while step in passed_over:
         step += 1
     return step
+
+
+def _refuse_overtaken(storage: Storage, steps: Collection[int]) -> None:
+    """Refuse a save that would be the newest, though another saver of its job has saved meanwhile.
+
+    That one may hold later parameters: a process that stood still between its snapshot and its
+    commit was replaced, and shares the lease with its newer attempt.
+
+    Args:
+        storage: the checkpoint root.
+        steps: that have appeared since the snapshot.
+    """
+    if steps:
+        raise CheckpointError(
+            f"step {max(steps)} was saved by another process of this job into {storage.where()} "
+            "after the snapshot of this save, which would be the newest step and may hold older "
+            "parameters: it is not committed; save again"
+        )
 
 
 def _left_s(deadline_s: float) -> float:

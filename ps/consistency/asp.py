@@ -36,6 +36,11 @@ class ASP:
         """Pushes applied so far."""
         self._finished: set[WorkerRank] = set()
 
+    @property
+    def outlives_workers(self) -> bool:
+        """Always: nobody waits for a lost worker."""
+        return True
+
     def admit(self, worker: WorkerRank) -> PushDecision:
         """Apply on arrival."""
         refuse_finished(worker, self._finished)

@@ -64,6 +64,11 @@ class BSP:
         """Whether a member was lost that may not be: nothing is applied any more."""
         return self._broken_by is not None
 
+    @property
+    def outlives_workers(self) -> bool:
+        """Whether a lost worker is dropped; else it breaks the barrier."""
+        return self._continues
+
     def admit(self, worker: WorkerRank) -> PushDecision:
         """Stage a member's push."""
         if self._broken_by is not None:

@@ -126,6 +126,7 @@ class RowGate:
 
     def _wait_in_line(self, hybrid: Hybrid, ticket: Ticket, lookup: LookupTurn) -> None:
         gate, batch = self._gate, lookup.batch
+        gate.take_back(batch.worker)
         with gate.lookups.entered(batch) as wait:
             try:
                 gate.execute(hybrid.on_lookup(batch, lookup.still_open))
@@ -170,6 +171,7 @@ class RowGate:
             PSSettingsError: hybrid: they are of no batch, so nothing bounds how old they are.
         """
         with self._gate.changed, refusing(ticket):
+            self._gate.take_back(ticket.id.worker)
             self._policy.admit(ticket.id.worker)
         self.check_batch(batch)
 
@@ -272,6 +274,8 @@ class Gate(Generic[Gradient]):
         self._arriving: dict[int, PendingPush[Gradient]] = {}
         """By its id(), each push that a thread reads and applies bucket by bucket."""
         self._recovery = ClockRecovery(policy, self._waiting)
+        self._away: set[WorkerRank] = set()
+        """Lost workers of which no newer attempt has come yet; see take_back."""
         self._closed: PSError | None = None
 
     @property
@@ -360,10 +364,15 @@ class Gate(Generic[Gradient]):
                 push.clock = self._policy.clock
                 return push
             try:
+                is_back = self.take_back(worker)
                 push.decision = self._policy.admit(worker)
             except PSError as error:
                 ticket.refuse(error)
                 raise
+            if is_back and self._recovery.is_past(push):
+                self._give_up(push)
+                push.clock = self._policy.clock
+                return push
             if push.decision is not PushDecision.STAGE:
                 self._arriving[id(push)] = push
                 if push.metadata is not None:
@@ -527,9 +536,28 @@ class Gate(Generic[Gradient]):
                 return False
             if leaves:
                 self._forget_arriving(request.worker)
+            self._away.discard(request.worker)
             self.execute(event(self._policy, request.worker))
             ticket.complete()
             return True
+
+    def take_back(self, worker: WorkerRank) -> bool:
+        """Make a lost worker a member again, as a newer attempt of it trains; hold `changed`.
+
+        The attempt has joined all servers, but one that was started again since does not know it.
+        Until then it waits for nobody: the attempt may have no rows yet.
+
+        Returns:
+            Whether it was away.
+
+        Raises:
+            ServerPhaseError, WorkerLost: see Policy.on_join.
+        """
+        if worker not in self._away:
+            return False
+        self._away.discard(worker)
+        self.execute(self._recovery.rejoin(worker))
+        return True
 
     def finished(self, worker: WorkerRank) -> None:
         """The worker is done for good, as it said before there was a shard, or others know."""
@@ -567,6 +595,8 @@ class Gate(Generic[Gradient]):
     def lose(self, worker: WorkerRank, generation: int | None = None) -> bool:
         """The worker is gone: fence what is left of it and let the policy decide about the others.
 
+        Nobody waits for its newer attempt before that trains: see take_back.
+
         Args:
             worker: its rank.
             generation: the one that is gone, the newest known if None. Nothing happens when a
@@ -579,13 +609,22 @@ class Gate(Generic[Gradient]):
             known = self._log.generation_of(worker)
             lost = known if generation is None else generation
             if lost < known:
+                self._await_rows(worker, lost)
                 return False
             self._log.fence(worker, lost + 1)
+            self._away.add(worker)
             self._forget_arriving(worker)
             if self._closed is None:  # else nobody waits any more
                 self.execute(self._policy.on_lost(worker))
                 self._drop_replaced(worker)  # also what it had pushed before it left
             return True
+
+    def _await_rows(self, worker: WorkerRank, lost: int) -> None:
+        """A newer attempt than the lost one is heard of: wait for it once it trains, not before."""
+        is_here = self._log.has_session(worker, lost + 1)
+        if self._closed is None and self._policy.outlives_workers and not is_here:
+            self._away.add(worker)
+            self.execute(self._policy.on_leave(worker))
 
     @contextlib.contextmanager
     def between_clocks(self) -> Iterator[int]:
@@ -648,8 +687,12 @@ class Gate(Generic[Gradient]):
         counts = is_done and ticket.session.sequence == push.id.sequence
         self._recover(push.id.worker, push.acked_clock + counts)
         if not is_done and self._recovery.is_undone(push):
-            self._log.give_up(ticket, is_update=push.hyper is not None)
-            ticket.verdict = Verdict.DUPLICATE
+            self._give_up(push)
+
+    def _give_up(self, push: PendingPush[Gradient]) -> None:
+        """Answer a push for a clock that is past as if it were known; nothing of it is applied."""
+        self._log.give_up(push.ticket, is_update=push.hyper is not None)
+        push.ticket.verdict = Verdict.DUPLICATE
 
     def _drop_replaced(self, worker: WorkerRank) -> None:
         """Let nothing wait that an attempt of the worker has pushed which is fenced by now.

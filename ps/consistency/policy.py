@@ -97,6 +97,10 @@ class Policy(Protocol):
     def clock(self) -> int:
         """Updates so far: pushes applied (async, ssp) or barriers completed (sync)."""
 
+    @property
+    def outlives_workers(self) -> bool:
+        """Whether the others go on without a lost worker."""
+
     def admit(self, worker: WorkerRank) -> PushDecision:
         """A push begins to arrive.
 

@@ -33,6 +33,8 @@ class ClockRecovery(Generic[Gradient]):
     def __init__(self, policy: Policy, waiting: WaitingPushes[Gradient]) -> None:
         self._policy = policy
         self._waiting = waiting
+        self._acked: dict[WorkerRank, int] = {}
+        """By worker, the newest clock of which it has an ack."""
         self._undone_clock = 0
         """The newest clock of the barrier that was acknowledged before the restore, and is lost."""
 
@@ -47,6 +49,7 @@ class ClockRecovery(Generic[Gradient]):
             What follows; None: nothing.
         """
         policy = self._policy
+        self._acked[worker] = max(clock, self._acked.get(worker, 0))
         if isinstance(policy, SSP):
             return policy.catch_up(worker, clock) or None
         if isinstance(policy, BSP) and clock > policy.clock:
@@ -57,6 +60,24 @@ class ClockRecovery(Generic[Gradient]):
             return policy.catch_up(clock, self._waiting.give_up(clock))
         return None  # async: nobody waits for a clock
 
+    def rejoin(self, worker: WorkerRank) -> list[Action]:
+        """Make a worker a member that had joined before the restore, as far as this server knows.
+
+        In ssp it goes on from its own clock, though others may have gone on without it: one step
+        ahead of the other servers here, it and another such worker could wait for each other.
+        """
+        acked_clock = self._acked.get(worker, 0)
+        if isinstance(self._policy, SSP) and acked_clock:
+            return self._policy.rejoin(worker, acked_clock)
+        return self._policy.on_join(worker)
+
     def is_undone(self, push: PendingPush[Gradient]) -> bool:
         """Whether a push that was not applied is for a clock of the barrier that is undone."""
         return push.is_for(self._undone_clock)
+
+    def is_past(self, push: PendingPush[Gradient]) -> bool:
+        """Whether a push is for a clock that the barrier has completed without its worker.
+
+        Staged for the open one, its worker would stay one behind at this server.
+        """
+        return isinstance(self._policy, BSP) and push.is_for(self._policy.clock)

@@ -60,6 +60,11 @@ class SSP:
         """Every member's clock."""
         return dict(self._clocks)
 
+    @property
+    def outlives_workers(self) -> bool:
+        """Always: nobody waits for a lost worker."""
+        return True
+
     def admit(self, worker: WorkerRank) -> PushDecision:
         """Apply on arrival; hold the values back if the push may have to wait for others."""
         refuse_finished(worker, self._finished)
@@ -96,6 +101,17 @@ class SSP:
         """
         refuse_finished(worker, self._finished)
         self._clocks[worker] = max(self.clock_of(worker), at_least)
+        return self._release()
+
+    def rejoin(self, worker: WorkerRank, clock: int) -> list[Action]:
+        """Wait for this worker from a clock on that it has reached, which others may have passed.
+
+        Args:
+            worker: rank.
+            clock: its own, of which it has an ack.
+        """
+        refuse_finished(worker, self._finished)
+        self._clocks[worker] = clock
         return self._release()
 
     def on_leave(self, worker: WorkerRank) -> list[Action]:

@@ -220,10 +220,8 @@ class Lifecycle:
             if shard is None:
                 least = self._least_generation(worker)
                 lost = least if generation is None else generation
-                if lost < least:
-                    return False
-                self._lost[worker] = lost
-                return True
+                self._lost[worker] = max(lost, self._lost.get(worker, lost))
+                return lost >= least
         return shard.gate.lose(worker, generation)
 
     def hear(self, attempt: Attempt) -> None:

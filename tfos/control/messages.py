@@ -177,6 +177,8 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
     """Whether main_fun reports trained batches, so that `trained` and `saved` include them."""
     error: str = ""
     """Why it could not be saved."""
+    is_lost: bool = False
+    """Whether that is because the newest batch is not whole in the parameters any more."""
     epochs: dict[str, int] = {}
     """Of the chief that has begun: by feed, the epochs that an interrupted run which this one
     resumes had trained."""
@@ -470,7 +472,7 @@ class FinishFeed(msgspec.Struct, frozen=True, tag=True):
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True, rename={"generation": "incarnation"}):
-    """This worker is lost: servers fence it and release every wait for it."""
+    """This worker is lost: servers fence it, and wait for it once a newer attempt trains."""
 
     rank: int
     generation: int
@@ -479,12 +481,6 @@ class FenceWorker(msgspec.Struct, frozen=True, tag=True, rename={"generation": "
 
 class WorkerDone(msgspec.Struct, frozen=True, tag=True):
     """This worker's main_fun has returned: servers wait for it no more."""
-
-    rank: int
-
-
-class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    """A newer attempt of a lost worker is at work: servers that start later wait for it again."""
 
     rank: int
 
@@ -515,10 +511,13 @@ Order = (
     | FinishFeed
     | FenceWorker
     | WorkerDone
-    | WorkerJoined
     | ServerMoved
     | Stop
 )
+
+
+AboutWorker = FenceWorker | WorkerDone
+"""What a server that starts later has to hear as well: driver and supervisors keep it."""
 
 
 class SequencedOrder(msgspec.Struct, frozen=True):

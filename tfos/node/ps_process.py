@@ -3,13 +3,15 @@
 Covers: binding, reporting its address, counters for the heartbeat, losing workers, stopping.
 Does not: hold or update parameters (ps.server), unpickle anything.
 Runs in: a child of the supervisor; never imports tensorflow, keras or pyspark.
-Threads: `tfos-orders` carries out orders; the main thread reports and waits for the end.
+Threads: `tfos-orders` carries out orders; `tfos-restore` fills a restarted server; the main thread
+reports and waits for the end.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 
 import msgspec
@@ -26,6 +28,8 @@ from tfos.node.server_main import run_server
 from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0
+_STOP_LOOK_S = 0.1
+"""How often a server that restores looks whether it is to stop."""
 CLOSE_TIMEOUT_S = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -61,13 +65,15 @@ class ServerProcess:
         """Serve until the supervisor or a permitted client stops the server."""
         with self._server:
             self._listen()
+            # Before it is filled: it must know who is fenced when it serves, and may have to stop.
+            start_order_thread(self._link, self._carry_out)
             if self._spec.restart or self._spec.attempt:
-                self._restore()
+                self._restore_beside()
             else:
                 self._server.start()
                 self._tell_address()
-            self._link.send(messages.PhaseChanged("serving"))
-            start_order_thread(self._link, self._carry_out)
+            if not self._server.wait_stopped(0.0):
+                self._link.send(messages.PhaseChanged("serving"))
             while not self._server.wait_stopped(PROGRESS_S):
                 self._freeze.poll(self._server.phase)
                 self._send_progress()
@@ -88,6 +94,23 @@ class ServerProcess:
     def _tell_restore(self) -> None:
         self._tell_address()
         self._link.send(messages.PhaseChanged("restoring"))
+
+    def _restore_beside(self) -> None:
+        """Restore on another thread, and return when that is done or the server is to stop."""
+        failures: list[BaseException] = []
+
+        def restore() -> None:
+            try:
+                self._restore()
+            except BaseException as error:  # noqa: BLE001 - raised on the main thread
+                failures.append(error)
+
+        restoring = threading.Thread(target=restore, name="tfos-restore", daemon=True)
+        restoring.start()
+        while restoring.is_alive() and not self._server.wait_stopped(0.0):
+            restoring.join(_STOP_LOOK_S)
+        if failures and not self._server.wait_stopped(0.0):
+            raise failures[0]
 
     def _restore(self) -> None:
         """Listen, and restore this run's last checkpoint; another run's checkpoint does not count.

@@ -63,6 +63,11 @@ class QueryState:
         self.last_id = max(self.last_id, restored_id)
         self.is_known = True
 
+    def take_back(self) -> None:
+        """The last batch is not whole in the parameters: Spark may bring it again."""
+        self.last_id -= 1
+        self.num_unsaved -= 1
+
     def missing(self, batch_id: int) -> str:
         """Return the names of the batches between the last one and this one; empty without any."""
         first, last = self.last_id + 1, batch_id - 1

@@ -204,6 +204,12 @@ class Streams:
     def _check_saved(self, state: QueryState, answer: BatchReport | None) -> None:
         if answer is None or answer.error:
             why = answer.error if answer is not None else "main_fun has returned on the chief"
+            if answer is not None and answer.is_lost:
+                state.take_back()
+                raise FeedJobError(
+                    f"{why}. The query ends before Spark marks the batch as done; start it again: "
+                    "the batch is trained once more"
+                )
             raise FeedJobError(
                 f"batch {state.last_id} was trained and could not be saved: {why}. The query ends "
                 "before Spark marks the batch as done; start it again once the directory can be "

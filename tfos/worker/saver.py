@@ -112,6 +112,10 @@ class ChiefSaver:
         """Save unless a micro-batch is in progress; return why not, or an empty string."""
         return self._saver.save_between()
 
+    def server_generations(self) -> tuple[int, ...]:
+        """Return, for each server, which start of it answers now."""
+        return self._client.server_generations()
+
     def place(self, step: int | None = None) -> tuple[str, int]:
         """Return path or URL of a checkpoint, and its step.
 

@@ -15,14 +15,20 @@ The id is set while no worker trains: all are past the rendezvous at the end of 
 none begins the next one before the chief. So a checkpoint holds a whole batch and its id, or
 neither. The driver revokes a batch whose feed failed (LeaveBatch) before its epoch ends, so its
 id is never recorded.
+
+A server that is restarted goes back to its last save. If one was since a batch was expected, that
+batch is not whole in the parameters, though a save after it succeeds: it is answered with an error
+and its id is taken back, so that Spark brings it again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ps.errors import PSError
+from rpc.errors import RpcError
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.errors import SettingsError
 from tfos.fit_place import FitPlace
@@ -36,6 +42,27 @@ METADATA_NAME = "tfos.streams"
 """Name of the metadata: a mapping of query id to the last batch id."""
 _MAX_QUERIES = 16
 """Ids of the queries trained last; metadata is small."""
+
+
+class _Expected(NamedTuple):
+    """A batch that is in no save yet, as far as is known."""
+
+    query: str
+    batch_id: int
+    before: int | None
+    """The id that was recorded for its query before; None: there was none."""
+    generations: tuple[int, ...]
+    """The servers' when its rows were let in; empty: one was away."""
+
+
+class _Outcome(NamedTuple):
+    """Of a save, as BatchReport says it."""
+
+    error: str = ""
+    is_lost: bool = False
+
+
+_SAVED = _Outcome()
 
 
 class TrainedFeeds:
@@ -55,6 +82,8 @@ class TrainedFeeds:
         """By feed, the last order that was revoked."""
         self._in_part: dict[str, int] = {}
         """By feed, the epoch of a failed batch: the parameters may contain a part of it."""
+        self._expected: dict[str, _Expected] = {}
+        """By feed, the newest batch."""
         self._followed: set[str] = set()
         self._trained: dict[str, int] = {}
         self._saved: dict[str, int] = {}
@@ -115,10 +144,14 @@ class TrainedFeeds:
         """Carry out an order: admit its rows once no running save could contain a part of them."""
         if self._saver is not None and order.holds:
             self._saver.hold()
+        generations = self._generations()
         with self._lock:
             is_abandoned = order.number <= self._left.get(order.feed, -1)
             if not is_abandoned:
                 self._due[order.feed] = order
+                before = self._trained.get(order.query)
+                expected = _Expected(order.query, order.batch_id, before, generations)
+                self._expected[order.feed] = expected
         if is_abandoned:  # revoked while this thread waited for a save
             self.release()
             return
@@ -146,7 +179,7 @@ class TrainedFeeds:
 
     def save(self, order: SaveBatches) -> None:
         """Carry out an order to save the trained batches."""
-        self._answer(order.feed, order.number, error=self._save())
+        self._answer(order.feed, order.number, **self._save(order.feed)._asdict())
 
     def count(self, feed: str, epoch: int) -> None:
         """Record this epoch once it is trained, for a run that resumes this one.
@@ -176,9 +209,16 @@ class TrainedFeeds:
             if feed in self._counted and epoch <= self._counted[feed]:
                 self._fed.note(feed, epoch, place)
             return
-        self._note(order)
-        error = self._save() if order.saves else ""
-        self._finish(order, error=error)
+        outcome = self._lost(feed) if order.saves else _SAVED
+        if not outcome.is_lost:
+            self._note(order)
+            outcome = self._save(feed) if order.saves else _SAVED
+        if not outcome.is_lost:
+            self._finish(order, **outcome._asdict())
+            return
+        with self._lock:
+            self._in_part[feed] = order.epoch
+        self._answer(feed, order.number, **outcome._asdict())
 
     def stopped(self, feed: str, number: int) -> None:
         """A fit has stopped before its last epoch, by a callback.
@@ -232,20 +272,70 @@ class TrainedFeeds:
             self._trained[order.query] = order.batch_id
             while len(self._trained) > _MAX_QUERIES:
                 del self._trained[next(iter(self._trained))]
+        self._record()
+
+    def _record(self) -> None:
+        with self._lock:
             value = dict(self._trained)
         if self._client is not None:
             self._client().set_metadata(METADATA_NAME, value)
 
-    def _save(self) -> str:
+    def _save(self, feed: str) -> _Outcome:
+        """Save what is trained.
+
+        Args:
+            feed: whose newest batch has to be in the save.
+        """
         if self._saver is None:
-            return ""
+            return _SAVED
         with self._lock:
-            trained = dict(self._trained)
+            trained, expected = dict(self._trained), self._expected.get(feed)
         error = self._saver.save_now()
-        if not error:
-            with self._lock:
-                self._saved = trained
-        return error
+        if error:
+            return _Outcome(error)
+        outcome = self._lost(feed)
+        if outcome.is_lost and expected is not None:
+            self._take_back(expected)
+            self._saver.save_now()  # else a run that resumes from that save would skip the batch
+            return outcome
+        with self._lock:
+            self._saved = trained
+            self._expected.pop(feed, None)
+        return _SAVED
+
+    def _lost(self, feed: str) -> _Outcome:
+        """Return whether the newest batch of a feed is not whole in the parameters any more."""
+        with self._lock:
+            expected = self._expected.get(feed)
+        if self._saver is None or expected is None:
+            return _SAVED
+        found = self._generations()
+        if found and found == expected.generations:
+            return _SAVED
+        with self._lock:
+            self._expected.pop(feed, None)
+        error = (
+            f"a parameter server was restarted while batch {expected.batch_id} was trained or "
+            "saved, and went back to the save before it: the batch is not whole in the parameters"
+        )
+        return _Outcome(error, is_lost=True)
+
+    def _take_back(self, expected: _Expected) -> None:
+        """Record the batch no more."""
+        with self._lock:
+            self._trained.pop(expected.query, None)
+            if expected.before is not None:
+                self._trained[expected.query] = expected.before
+        self._record()
+
+    def _generations(self) -> tuple[int, ...]:
+        """Return which start of each server is at work; nothing if one is away."""
+        if self._saver is None:
+            return ()
+        try:
+            return self._saver.server_generations()
+        except (PSError, RpcError):
+            return ()
 
     def _answer(self, feed: str, number: int, **changes: Any) -> None:
         with self._lock:

@@ -621,3 +621,31 @@ def test_a_job_that_lost_its_lease_does_not_commit(tmp_path: Path):
             client.save(tmp_path, 2)
     assert steps_in(tmp_path) == [1]
     assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.fault("F43")
+def test_a_saver_that_another_one_of_its_job_overtook_does_not_commit(tmp_path: Path):
+    """Its snapshot would be the newest step, and a server would be restored from it."""
+    manifest = make_manifest(rule=ADD)
+    with seeded(manifest) as (bed, frozen):
+        newer = bed.client(0, 100)
+        newer.attach()
+        frozen.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert Path(frozen.save(tmp_path, None)).name == "step-1"
+        frozen.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        lease = frozen._saver._place(tmp_path).lease
+        held = lease.held
+
+        def held_after_a_while() -> Any:  # all servers have written, then the process stands still
+            for _ in range(3):
+                newer.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            assert Path(newer.save(tmp_path, None)).name == "step-5"
+            return held()
+
+        lease.held = held_after_a_while  # type: ignore[method-assign]
+        with pytest.raises(CheckpointError, match=r"step 5 was saved by .* save again"):
+            frozen.save(tmp_path, None)
+        assert steps_in(tmp_path) == [5, 1]
+        assert not list(tmp_path.glob(".tmp-*"))
+        lease.held = held  # type: ignore[method-assign]
+        assert Path(frozen.save(tmp_path, None)).name == "step-5", "as it is"

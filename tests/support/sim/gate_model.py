@@ -36,6 +36,8 @@ class Model:
     continues: bool
     members: set[int] = field(default_factory=lambda: set(range(NUM_WORKERS)))
     finished: set[int] = field(default_factory=set)
+    away: set[int] = field(default_factory=set)
+    """Lost, and members again with the first gradient or lookup of a newer attempt."""
     broken: bool = False
     clock: int = 0
     clocks: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(NUM_WORKERS), 0))
@@ -97,6 +99,8 @@ class Model:
 
     def refusal(self, rank: int) -> Outcome | None:
         """Why a gradient of this worker is not taken."""
+        if rank in self.away:
+            self.join(rank)
         if self.has_barrier and self.broken:
             return "lost"
         if rank in self.finished or (self.mode != "async" and rank not in self.members):
@@ -104,6 +108,7 @@ class Model:
         return None
 
     def join(self, rank: int) -> Outcome:
+        self.away.discard(rank)
         if self.has_barrier and self.broken:
             return "lost"
         if rank in self.finished:
@@ -113,6 +118,7 @@ class Model:
         return "ack"
 
     def leave(self, rank: int) -> Outcome:
+        self.away.discard(rank)
         self.members.discard(rank)
         self.clocks.pop(rank, None)
         self.held[rank].clear()
@@ -142,6 +148,7 @@ class Model:
                 self.waiting.clear()
                 for held in self.held.values():
                     held.clear()
+        self.away.add(rank)
 
     def fence(self, rank: int, least: int) -> None:
         if least > self.least[rank]:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeding.columnar.schema import Schema
 from feeding.encode.packer import Packer
 from feeding.errors import LateChunk, RowsChanged
 from feeding.protocol.messages import Hello
@@ -125,7 +124,7 @@ def test_an_attempt_that_spark_gave_up_feeds_nothing_beside_the_one_after_it():
 def test_an_attempt_that_spark_gave_up_takes_its_claim_back_by_no_later_greeting():
     with workers(1) as (worker,):
         task = feed_task([worker], exactly_once=True)
-        hello = Hello("input", Schema(()), exactly_once=True)
+        hello = Hello("input", None, exactly_once=True)
         packer = Packer(task.config)
         first = Feeder(task.targets, task.credentials(), task.config, packer, hello)
         (chunk,) = Packer(task.config).chunks(iter(ROWS[:10]))
@@ -150,6 +149,29 @@ def test_a_partition_that_lost_rows_meanwhile_is_refused():
         with pytest.raises(RowsChanged, match=r"has 300 rows, and had at least 4\d\d when it was"):
             run(task, 0, ROWS[:300])
         worker.channel.finish("input")
+
+
+@pytest.mark.fault("F37")
+def test_a_partition_that_lost_all_of_its_rows_meanwhile_is_refused():
+    with workers(1) as (worker,):
+        task = feed_task([worker], exactly_once=True)
+        run(task, 0, ROWS[:100])
+        with pytest.raises(RowsChanged, match="has 0 rows, and had at least 100 when it was fed"):
+            run(task, 0, [])
+        assert worker.channel.stats("input").fed_rows == 100
+
+
+@pytest.mark.fault("F37")
+def test_a_partition_without_rows_leaves_what_rows_look_like_to_the_next_one():
+    with workers(1) as (worker,):
+        reading = read_epochs(worker)
+        task = feed_task([worker], exactly_once=True)
+        empty = run(task, 1, [])
+        assert (empty.rows, empty.partition_rows, empty.lost) == (0, 0, ())
+        assert worker.channel._state.queue("input").schema is None
+        run(task, 0, ROWS[:100])
+        end(worker)
+        assert sorted(values(reading)[0]) == ROWS[:100]
 
 
 @pytest.mark.fault("F37")

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from tfos.errors import SettingsError
+from tfos.control.messages import BatchReport
+from tfos.errors import FeedJobError, SettingsError
+from tfos.feed.request import FeedRequest
+from tfos.monitor.reports import EpochReport
+from tfos.streaming.state import QueryState
 from tfos.streaming.streaming import StreamCalls, Streams
 
 
@@ -57,3 +61,28 @@ def test_settings_of_a_query_that_runs_already_are_refused(given: dict[str, Any]
 def test_a_query_that_runs_already_is_taken_as_it_is():
     with pytest.raises(Watched):
         calls().stream(Query())
+
+
+@pytest.mark.fault("F08")
+def test_a_batch_that_a_server_has_lost_is_trained_once_more():
+    fed: list[int] = []
+    answers = iter([BatchReport("input", 1, True, {}, {}, error="ps:1 lost it", is_lost=True)])
+
+    def feed(request: FeedRequest, batch: Any) -> EpochReport:
+        fed.append(batch.batch_id)
+        return EpochReport("input", 0, 10, 10, 0, 0, 2.0)
+
+    streams = calls()._streams
+    streams._console = SimpleNamespace(line=lambda text: None)  # type: ignore[assignment]
+    streams._checkpoints = SimpleNamespace(every_batches=1)  # type: ignore[assignment]
+    streams._feed_service = SimpleNamespace(train_batch=feed)  # type: ignore[assignment]
+    done = BatchReport("input", 2, True, {}, {})
+    streams._answer = lambda *_: next(answers, done)  # type: ignore[method-assign]
+    streams._await_answer = lambda *_: done  # type: ignore[method-assign]
+    streams._coordinator = SimpleNamespace(act=lambda _: None)  # type: ignore[assignment]
+    state = QueryState("q", last_id=6, is_known=True)
+    request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
+    with pytest.raises(FeedJobError, match=r"ps:1 lost it.* start it again: the batch is trained"):
+        streams._train_once(state, request, 7)
+    streams._train_once(state, request, 7)
+    assert (fed, state.last_id, state.num_unsaved) == ([7, 7], 7, 0)

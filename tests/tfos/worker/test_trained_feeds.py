@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ps.errors import ServerPhaseError
+from ps.errors import ServerGone, ServerPhaseError
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.fit_place import METADATA_NAME as FED_EPOCHS
 from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
@@ -36,6 +36,8 @@ class Saver:
         self.restored = restored or {}
         self.error = ""
         self.log: list[Any] = []
+        self.starts: tuple[int, ...] = (0, 0)
+        self.restarts_at_save = False
 
     def restored_metadata(self) -> dict[str, Any]:
         return self.restored
@@ -48,7 +50,14 @@ class Saver:
 
     def save_now(self) -> str:
         self.log.append(dict(self.client.metadata.get(METADATA_NAME, {})))
+        if self.restarts_at_save:  # the first try fails, the next one finds the restored server
+            self.starts, self.restarts_at_save = (0, self.starts[1] + 1), False
         return self.error
+
+    def server_generations(self) -> tuple[int, ...]:
+        if self.starts == ():
+            raise ServerGone("ps:1 is away")
+        return self.starts
 
 
 class Bed:
@@ -124,6 +133,58 @@ def test_a_save_that_fails_is_reported_and_can_be_asked_for_again():
     bed.batches.save(SaveBatches("input", 2))
     last = bed.said[-1]
     assert (last.number, last.error, last.saved) == (2, "", {"q": 0})
+
+
+LOST = "a parameter server was restarted while batch 5 was trained or saved"
+
+
+@pytest.mark.fault("F08")
+def test_a_batch_that_a_server_lost_during_its_save_is_not_reported_as_saved():
+    bed = Bed(q=4)
+    bed.batches.follow("input")
+    bed.saver.restarts_at_save = True
+    bed.batches.expect(bed.order(1, 0, 5))
+    bed.batches.trained("input", 0, PLACE)
+    last = bed.said[-1]
+    assert LOST in last.error
+    assert last.is_lost
+    assert (last.trained, last.saved) == ({"q": 4}, {"q": 4})
+    assert bed.client.metadata == {METADATA_NAME: {"q": 4}}
+    assert bed.saver.log == ["hold", {"q": 5}, {"q": 4}], "a save with 5 may be there"
+    bed.batches.expect(bed.order(2, 1, 5))
+    bed.batches.trained("input", 1, PLACE)
+    assert bed.saver.log[-2:] == [{"q": 5}, "release"]
+    last = bed.said[-1]
+    assert (last.error, last.trained, last.saved) == ("", {"q": 5}, {"q": 5})
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("starts", [(0, 1), ()])
+def test_a_batch_that_a_server_lost_before_its_save_is_neither_noted_nor_saved(starts):
+    bed = Bed(q=4)
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 5))
+    bed.saver.starts = starts
+    bed.batches.trained("input", 0, PLACE)
+    assert LOST in bed.said[-1].error
+    assert bed.said[-1].trained == {"q": 4}
+    assert bed.client.metadata == {}
+    assert bed.saver.log == ["hold"]
+
+
+@pytest.mark.fault("F08")
+def test_a_batch_that_a_server_lost_after_a_save_that_failed_is_not_reported_as_saved():
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.saver.error = "OSError: No space left"
+    bed.batches.expect(bed.order(1, 0, 5))
+    bed.batches.trained("input", 0, PLACE)
+    bed.saver.error, bed.saver.starts = "", (0, 1)
+    bed.batches.save(SaveBatches("input", 2))
+    last = bed.said[-1]
+    assert LOST in last.error
+    assert (last.trained, last.saved) == ({}, {})
+    assert bed.client.metadata == {METADATA_NAME: {}}
 
 
 def test_a_batch_that_failed_is_never_noted_and_saves_wait_for_a_later_epoch():

@@ -28,7 +28,6 @@ from tfos.control.restarts.node_end import (
     is_from_outside,
     meaning_of,
 )
-from tfos.control.restarts.server_orders import kept_for_servers
 from tfos.control.restarts.silence import silence_of
 from tfos.control.state import notices
 from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
@@ -50,7 +49,7 @@ _GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
 class ClusterState(ClusterOrders):
     """All nodes of one cluster. Methods named `on_*` take an event and return actions."""
 
-    _for_servers: list[messages.Order] = field(default_factory=list)
+    _for_servers: list[messages.AboutWorker] = field(default_factory=list)
     """Orders about lost and finished workers, for servers that are started again."""
     _told: set[str] = field(default_factory=set)
     """Warnings that are shown once, as for a whole rack of equal executors."""
@@ -301,7 +300,6 @@ class ClusterState(ClusterOrders):
             member.flushes[feed] = messages.FlushReached(feed, first - 1)
         return [
             notices.joins(member, joining),
-            *self._to_servers(messages.WorkerJoined(member.planned.rank)),
             Send(member.node, messages.Start(self.roster(), joining)),
             *(Send(member.node, order) for order in missed),
         ]
@@ -467,8 +465,8 @@ class ClusterState(ClusterOrders):
         rank, attempt = member.planned.rank, member.node.attempt
         return self._to_servers(messages.FenceWorker(rank, attempt, failure.message))
 
-    def _to_servers(self, order: messages.Order) -> list[Action]:
-        self._for_servers = kept_for_servers(self._for_servers, order)
+    def _to_servers(self, order: messages.AboutWorker) -> list[Action]:
+        self._for_servers.append(order)
         return [Send(server.node, order) for server in self.servers if server.is_live]
 
     def _accept(self) -> messages.RegisterReply:

@@ -20,7 +20,6 @@ from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tfos.control import messages
 from tfos.control.restarts.budget import WINDOW_S, RestartBudget
-from tfos.control.restarts.server_orders import kept_for_servers
 from tfos.failure import NodeFailure
 from tfos.node.spec import NodeBundle
 
@@ -37,7 +36,7 @@ class ChildRestarts:
         is_restarted = bundle.node.is_ps and config.checkpoints is not None
         self._budget = RestartBudget(config.restarts.ps if is_restarted else 0)
         self._started_s = 0.0
-        self._orders: list[messages.Order] = []
+        self._orders: list[messages.AboutWorker] = []
         self._sockets: list[socket.socket] = []
 
     @property
@@ -75,9 +74,9 @@ class ChildRestarts:
         unix.listen()
 
     def note(self, order: messages.Order) -> None:
-        """Keep an order if a later child must receive it as well."""
-        if self.limit:
-            self._orders = kept_for_servers(self._orders, order)
+        """Keep an order if a later child must receive it as well, before it serves."""
+        if self.limit and isinstance(order, messages.AboutWorker):
+            self._orders.append(order)
 
     def repeat_orders(self, tell: Callable[[messages.Order], None]) -> None:
         """Repeat the kept orders to a new child."""

@@ -83,7 +83,3 @@ def test_the_next_server_hears_which_workers_nobody_has_to_wait_for(clock):
     told: list[messages.Order] = []
     made.repeat_orders(told.append)
     assert told == [lost, done]
-    made.note(messages.WorkerJoined(2))
-    told.clear()
-    made.repeat_orders(told.append)
-    assert told == [done], "a newer attempt is at work"

@@ -1,0 +1,155 @@
+"""A PS process between its supervisor and its clients: orders that come while it restores."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps.client.client import PSClient
+from ps.errors import StaleGeneration
+from ps.manifest.manifest import Hyper
+from ps.server import lifecycle
+from ps.server.handlers import Service
+from ps.server.server import PSServer, ServerSettings
+from rpc.auth.handshake import Identity, Role
+from rpc.endpoint import Endpoint
+from tests.support.nodes import node_settings
+from tests.support.ps_cluster import ADD, WAIT_S, filled, make_manifest
+from tests.support.waiting import wait_until
+from tfos.config import Checkpoints, Restarts
+from tfos.control import messages
+from tfos.node.child_link import ChildLink, FromChild
+from tfos.node.ps_process import ServerProcess
+from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
+from tfos.topology import PlannedNode
+
+pytestmark = pytest.mark.socket
+
+MANIFEST = make_manifest(rule=ADD)
+HYPER = Hyper(1.0)
+
+
+class Restarted:
+    """A second child of a server's supervisor, whose restore stands until `goes_on`."""
+
+    def __init__(self, root: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._bundle = NodeBundle(
+            node=PlannedNode("ps", 0, 0),
+            control_keys=NO_KEYS,
+            rpc_secret=b"S" * 32,
+            settings=node_settings(
+                num_workers=1,
+                num_ps=1,
+                checkpoints=Checkpoints(directory=str(root)),
+                restarts=Restarts(workers=1),
+            ),
+        )
+        self._clients: list[PSClient] = []
+        self._save(root)
+        self.goes_on, self._stands = threading.Event(), threading.Event()
+        passes = Service._new_dense
+
+        def held(service: Service, manifest: Any) -> Any:
+            self._stands.set()
+            assert self.goes_on.wait(WAIT_S)
+            return passes(service, manifest)
+
+        monkeypatch.setattr(Service, "_new_dense", held)
+        monkeypatch.setattr(lifecycle, "RESTORE_LOOK_S", 0.1)
+        monkeypatch.setattr("tfos.node.child_link.os._exit", lambda code: None)
+        ours, theirs = socket.socketpair()
+        self.link: ChildLink[FromChild] = ChildLink(ours, FromChild)
+        child: ChildLink[messages.Order] = ChildLink(theirs, messages.Order)
+        self._socket = theirs
+        spec = ChildSpec(
+            attempt=0,
+            bundle=self._bundle,
+            executor=Executor("1", "127.0.0.1", 0, 1, "/", "", str(sockets), ""),
+            link_fd=-1,
+            socket_dir=str(sockets),
+            log_dir="",
+            restart=1,
+        )
+        self.process = ServerProcess(spec, child)
+        self.main = threading.Thread(target=self.process.run, daemon=True)
+        self.main.start()
+        self.endpoint = self._told(messages.Listening).endpoint
+        assert self._stands.wait(WAIT_S)
+
+    def client(self, endpoint: Endpoint, generation: int = 0) -> PSClient:
+        identity = Identity(Role.WORKER, 0, generation)
+        credentials = self._bundle.data_credentials
+        made = PSClient([endpoint], credentials, identity, num_workers=1, timeout_s=WAIT_S)
+        self._clients.append(made)
+        return made
+
+    def _save(self, root: Path) -> None:
+        settings = ServerSettings(rank=0, num_servers=1, num_workers=1)
+        with PSServer(settings, self._bundle.data_credentials) as server:
+            server.bind_tcp("127.0.0.1")
+            server.start()
+            with self.client(server.endpoint) as client:
+                client.seed(MANIFEST, filled(MANIFEST))
+                client.save(root, 1)
+
+    def _told(self, kind: type[Any]) -> Any:
+        while not isinstance(told := self.link.receive(WAIT_S), kind):
+            assert told is not None
+        return told
+
+    def close(self) -> None:
+        self.goes_on.set()
+        self.link.send(messages.Stop("end"))
+        self.main.join(WAIT_S)
+        assert not self.main.is_alive()
+        for client in self._clients:
+            client.close()
+        self.link.close()
+        names = {"tfos-orders", "tfos-restore"}
+        wait_until(lambda: not names & {each.name for each in threading.enumerate()}, "the end")
+        self._socket.close()
+
+
+@pytest.fixture
+def restarted(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Restarted]:
+    made = Restarted(tmp_path / "saves", tmp_path_factory.mktemp("s"), monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.mark.fault("F06")
+def test_a_server_that_restores_knows_the_fences_before_it_serves(restarted: Restarted):
+    stale = restarted.client(restarted.endpoint)
+    stale._adopt(MANIFEST)
+    pushed: list[Exception | None] = []
+
+    def push() -> None:
+        try:
+            stale.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+        except StaleGeneration as error:
+            pushed.append(error)
+        else:
+            pushed.append(None)
+
+    pushing = threading.Thread(target=push, daemon=True)
+    pushing.start()
+    restarted.link.send(messages.FenceWorker(0, 0, "frozen"))
+    life = restarted.process._server._service.life
+    wait_until(lambda: life._lost == {0: 0}, "the order was read")
+    restarted.goes_on.set()
+    pushing.join(WAIT_S)
+    assert isinstance(pushed[0], StaleGeneration)
+
+
+@pytest.mark.fault("F08")
+def test_a_server_that_restores_stops_at_once(restarted: Restarted):
+    restarted.link.send(messages.Stop("the cluster ends"))
+    restarted.main.join(WAIT_S)
+    assert not restarted.main.is_alive(), "though the restore still stands"
