@@ -61,6 +61,9 @@ class Checkpoints:
     metric's name, for those of Keras."""
     full_every: int = 10
     """One save in this many is complete; the others hold changes since the one before."""
+    timeout_s: float = 600.0
+    """Seconds for one save, and for the restore of a run that resumes. A save that takes longer is
+    a failed one. Raise it where the servers' tables need longer to be written."""
     resume: bool = False
     """Resume from the newest complete checkpoint in the directory, if there is one. False: a
     directory with checkpoints of another run is refused."""
@@ -72,11 +75,12 @@ class Checkpoints:
         if not isinstance(self.directory, str):
             raise SettingsError(f"checkpoints need a directory as a str, got {self.directory!r}")
         _check_directory(self.directory, "checkpoints")
-        every_s: object = self.every_s
-        is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
-        if not is_number or not 0 < self.every_s < math.inf:
-            raise SettingsError(f"every_s must be > 0 seconds and finite, got {self.every_s!r}.")
-        _make_plain(self, "every_s", self.every_s)
+        for name in ("every_s", "timeout_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
+                raise SettingsError(f"{name} must be > 0 seconds and finite, got {value!r}.")
+            _make_plain(self, name, value)
         if not isinstance(self.resume, bool):
             raise SettingsError(f"resume must be True or False, got {self.resume!r}.")
         if not isinstance(self.resume_epochs, bool):

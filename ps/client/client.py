@@ -30,7 +30,7 @@ from ps.client.compile_wait import wait_compiled
 from ps.client.dense import DenseClient
 from ps.client.retry import READY_TIMEOUT_S
 from ps.client.row_exchange import RowExchanger, Rows
-from ps.client.saver import DEFAULT_OPTIONS, SaveOptions, Saver
+from ps.client.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions, Saver
 from ps.client.server_group import Answer, CallTimes, ServerGroup, joined
 from ps.client.slices import Gradient
 from ps.client.tables import TableClient
@@ -144,7 +144,6 @@ def _tell_wait(name: str, error: RequestTimeout, waited_s: float, left_s: float)
 Array = np.ndarray[Any, Any]
 
 DEFAULT_TIMEOUT_S = 60.0
-DEFAULT_SAVE_TIMEOUT_S = 600.0
 SEED_LOOK_S = 0.25
 """How often a worker asks whether the chief's seed has come to servers that have other values."""
 DEFAULT_RECONNECT_S = 10.0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ps.checkpoint.format import step_of
 from ps.checkpoint.score import Score
-from ps.client.saver import DEFAULT_OPTIONS, SaveOptions
+from ps.client.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions
 from ps.errors import ManifestMismatch, PSError, PSSettingsError, ServerUnavailable
 from rpc.errors import RpcError
 
@@ -53,6 +53,8 @@ class Period:
     every_steps: int = 0
     """Also after so many updates of the dense parameters; 0: by time alone."""
     options: SaveOptions = DEFAULT_OPTIONS
+    timeout_s: float = DEFAULT_SAVE_TIMEOUT_S
+    """For one save."""
 
 
 class PeriodicSaver:
@@ -217,7 +219,7 @@ class PeriodicSaver:
             client = self._client()
             self._attach(client)
             options = dataclasses.replace(period.options, score=score)
-            path = client.save(period.directory, None, options=options)
+            path = client.save(period.directory, None, timeout_s=period.timeout_s, options=options)
             step = step_of(path.rpartition("/")[2])
             self._saved_step = -1 if step is None else step
             self._saved_clock = clock

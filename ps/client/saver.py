@@ -94,6 +94,7 @@ class SaveOptions:
 
 
 DEFAULT_OPTIONS = SaveOptions()
+DEFAULT_SAVE_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True)

@@ -55,6 +55,7 @@ class ChiefSaver:
             every_s=plan.every_s,
             every_steps=plan.every_steps,
             options=SaveOptions(keep=plan.keep, full_every=plan.full_every),
+            timeout_s=plan.timeout_s,
         )
         self._saver = PeriodicSaver(period, lambda: self._client)
 
@@ -77,7 +78,9 @@ class ChiefSaver:
                     f"{latest(storage)}; pass Checkpoints(..., resume=True) to resume from it, or "
                     "name an empty directory"
                 )
-            step = self._restored_step = self._client.restore(directory)
+            step = self._restored_step = self._client.restore(
+                directory, timeout_s=self._plan.timeout_s
+            )
             logging.getLogger("tfos").info("going on from step %d in %s", step, directory)
         if not self._joins:
             _check_writable(storage)

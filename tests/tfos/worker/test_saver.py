@@ -54,6 +54,32 @@ def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monke
     assert not (tmp_path / "lease.json").exists()
 
 
+def test_a_save_and_the_restore_of_a_run_have_the_plans_time(tmp_path: Path, monkeypatch):
+    told = []
+
+    def timed(name):
+        call = getattr(PSClient, name)
+
+        def timed_call(*args, timeout_s, **more):
+            told.append((name, timeout_s))
+            return call(*args, timeout_s=timeout_s, **more)
+
+        monkeypatch.setattr(PSClient, name, timed_call)
+
+    timed("save")
+    timed("restore")
+    manifest = make_manifest(rule=ADD)
+    for resume in (False, True):
+        with cluster("inproc") as bed:
+            saver = ChiefSaver(plan(tmp_path, timeout_s=7200, resume=resume), bed.client)
+            saver.start()
+            client = bed.client()
+            client.seed(manifest, filled(manifest))
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            saver.close()
+    assert set(told) == {("save", 7200.0), ("restore", 7200.0)}
+
+
 @pytest.mark.fault("F40")
 def test_a_directory_in_which_nothing_can_be_written_is_refused_before_anything_is_trained(
     tmp_path: Path,
