@@ -77,7 +77,8 @@ def is_wildcard(host: str) -> bool:
 def reached_at(bound: str) -> str:
     """Return the host that peers are told of a socket that is bound to an address.
 
-    Empty: the socket listens at all addresses of this host, which has no route to choose one by.
+    Empty: the socket listens at all addresses of this host, which has no route to choose one by
+    and no name of which others reach the address.
 
     Args:
         bound: the address, or one that stands for all of this host.
@@ -85,7 +86,16 @@ def reached_at(bound: str) -> str:
     if not is_wildcard(bound):
         return bound
     found = _routed(socket.AF_INET6) if bound == "::" else ""
-    return found or _routed(socket.AF_INET)  # a socket at :: takes both
+    return found or _routed(socket.AF_INET) or _named()  # a socket at :: takes both
+
+
+def _named() -> str:
+    """Return the address of this host's own name; empty: it has none that others reach."""
+    try:
+        host = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+    return "" if _is_loopback(host) else host
 
 
 def _routed(family: socket.AddressFamily) -> str:
@@ -98,4 +108,6 @@ def _routed(family: socket.AddressFamily) -> str:
             host = str(probe.getsockname()[0])
     except OSError:
         return ""
-    return "" if ipaddress.ip_address(host).is_link_local else host
+    # One of IPv6 needs the name of an interface, which is another one at each host.
+    needs_scope = family == socket.AF_INET6 and ipaddress.ip_address(host).is_link_local
+    return "" if needs_scope else host

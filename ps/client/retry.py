@@ -187,7 +187,7 @@ def _drive(
                 # Between two calls nobody tries: that time is no reason to give up.
                 tried_s = min(call.link.unreachable_s(), time.monotonic() - call.begun_s)
                 if call.is_open and tried_s > limits.reconnect_s:
-                    raise _gone(call, limits.reconnect_s)
+                    raise gone(call, limits.reconnect_s)
     finally:
         for index in under_way:
             calls[index].link.close()  # a later call must not meet the reply of this one
@@ -347,7 +347,13 @@ def _timeout(calls: Sequence[OutgoingCall], timeout_s: float) -> RequestTimeout:
     return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
 
 
-def _gone(call: OutgoingCall, reconnect_s: float) -> ServerGone:
+def gone(call: OutgoingCall, reconnect_s: float) -> ServerGone:
+    """Return the error of a call whose server could not be reached.
+
+    Args:
+        call: that was not answered.
+        reconnect_s: seconds for which it was tried.
+    """
     why = (
         f"; the connection ended by: {call.last_disconnect}"
         if call.last_disconnect is not None

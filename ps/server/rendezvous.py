@@ -92,9 +92,10 @@ class Rendezvous:
         """
         if key in self._forgotten:
             raise ServerPhaseError(
-                f"rendezvous {key!r} was over before worker {worker} was started again, and only "
-                f"the values of the last {MAX_CLOSED_KEYS} are kept, fewer if they are large; it "
-                "cannot join this training: start that anew from its last checkpoint"
+                f"rendezvous {key!r} is over, and its values are kept no more (only those of the "
+                f"last {MAX_CLOSED_KEYS} are, fewer if they are large): worker {worker} comes to "
+                "it late, since it or ps:0 was started again. It cannot join this training: start "
+                "that anew from its last checkpoint"
             )
 
     def bring(self, key: str, values: Mapping[WorkerRank, bytes] | None) -> bool:

@@ -100,6 +100,7 @@ class NodeJobs:
         self._lock = threading.Lock()
         self._is_ended = False
         self._jobs: list[SparkJob[list[Any]]] = []
+        self._nodes_of: dict[SparkJob[list[Any]], tuple[PlannedNode, ...]] = {}
         self._main_fun = b""
         self._workers_hold_slots = True
         coordinator.replace_by(self._restart_soon)
@@ -188,16 +189,18 @@ class NodeJobs:
         ended = [job for job in self._jobs if job.is_ended and job.error is None]
         return {result.name: result.value for job in ended for result in job.result()}
 
-    def lost_values(self) -> list[str]:
-        """Return why jobs that nobody here cancelled brought no values; once the jobs have ended.
+    def lost_values(self) -> dict[str, str]:
+        """Return, by node, why Spark brought nothing of it; once the jobs have ended.
 
         A failed job loses the values of all its nodes, those that have ended well included.
         """
-        return [
-            advised_reason_of(job.error)
-            for job in self._jobs
-            if job.error is not None and not job.is_cancelled
-        ]
+        failed = [job for job in self._jobs if job.error is not None and not job.is_cancelled]
+        return {
+            node.name: advised_reason_of(job.error)
+            for job in failed
+            if job.error is not None
+            for node in self._nodes_of[job]
+        }
 
     def _bundles(self, nodes: tuple[PlannedNode, ...]) -> list[NodeBundle]:
         profiles = self._places.profiles
@@ -251,7 +254,9 @@ class NodeJobs:
         cluster_id = self._settings.cluster_id
         tag = f"tfos-{cluster_id}-{role}"
         action = run_here if is_here else run
-        return SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
+        job = SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
+        self._nodes_of[job] = nodes
+        return job
 
 
 def _by_role(

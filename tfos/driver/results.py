@@ -70,19 +70,19 @@ class ResultCalls:
         nothing over, or that was stopped, is left out.
 
         Raises:
-            NoResultError: the workers ended well and Spark could not bring what they handed over;
-                the text has its reason, such as the limit `spark.driver.maxResultSize`.
+            NoResultError: Spark could not bring the values of workers that have ended well; the
+                text has its reason, such as the limit `spark.driver.maxResultSize`.
         """
         values = self._ending.values()
         workers = self._reserved.plan.workers
-        found = {each.rank: values[each.name] for each in workers if values.get(each.name)}
-        reasons = self._ending.lost_values()
-        if len(found) < len(workers) and reasons:
+        reasons, ended_well = self._ending.lost_values(), self._reserved.coordinator.read(_returned)
+        lost = [name for name in ended_well if name in reasons and not values.get(name)]
+        if lost:
             raise NoResultError(
-                f"{len(workers) - len(found)} of {len(workers)} values were made and did not "
-                f"arrive at the driver: {'; '.join(reasons)}"
+                f"values of {len(lost)} of {len(workers)} workers did not arrive at the driver: "
+                f"{'; '.join(sorted({reasons[name] for name in lost}))}"
             )
-        return found
+        return {each.rank: values[each.name] for each in workers if values.get(each.name)}
 
     def history(self) -> History:
         """Return metrics, seconds and steps of every epoch of `fit` so far, the newest 10,000.
@@ -163,3 +163,8 @@ def _missing(worker: Member, state: ClusterView) -> str:
         how = "was lost" if worker.status is NodeStatus.LOST else "failed"
         return f"{worker.name} {how}: {own[0].message.partition(chr(10))[0]}"
     return f"{worker.name} was stopped before main_fun returned"
+
+
+def _returned(state: ClusterView) -> list[str]:
+    """Return the names of workers whose main_fun has returned."""
+    return [worker.name for worker in state.workers if worker.done is not None]

@@ -86,9 +86,9 @@ class Shutdown:
         """Return what the nodes' tasks brought back; see NodeJobs.values."""
         return self._jobs.values() if self._jobs is not None else {}
 
-    def lost_values(self) -> list[str]:
+    def lost_values(self) -> dict[str, str]:
         """Return why tasks brought nothing back; see NodeJobs.lost_values."""
-        return self._jobs.lost_values() if self._jobs is not None else []
+        return self._jobs.lost_values() if self._jobs is not None else {}
 
     def begin(self, jobs: NodeJobs) -> None:
         """Take charge of the jobs that are about to start the nodes.

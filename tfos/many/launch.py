@@ -169,8 +169,12 @@ def start(
     is_grouped = work.groups is not None
     run_id = secrets.token_hex(8)
     authority = ClusterAuthority(run_id)
-    run = _restored(place, work, options, results)
-    server = ManyServer(run, authority.driver(), num_slots=num_slots)
+    try:
+        run = _restored(place, work, options, results)
+        server = ManyServer(run, authority.driver(), num_slots=num_slots)
+    except BaseException:
+        work.release()
+        raise
     broadcasts: list[Any] = []
 
     def release() -> None:

@@ -23,7 +23,7 @@ from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 
 _MARK = "run.json"
-_FORMAT = 1
+_FORMAT = 2
 _NAME = re.compile(r"item-(\d{7,})\.result")
 _THREADS = 8
 """Files that are read at the same time when a run goes on."""
@@ -99,7 +99,9 @@ class ResultsDirectory:
                 f"results_dir={self.path} takes no results: {error}. Pass a directory in which "
                 "driver and executors may write"
             ) from error
-        if found.function_digest != function_digest:
+        if found.format != _FORMAT:
+            reason = f"in format {found.format}, this release of tfos has format {_FORMAT}"
+        elif found.function_digest != function_digest:
             reason = f"of another function or another version of it ({found.function})"
         elif found.items_digest != items_digest:
             reason = f"of other items ({found.num_items} then, {num_items} now)"

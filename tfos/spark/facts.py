@@ -119,7 +119,9 @@ class SparkFacts:
         most = self.conf.get("spark.cores.max")
         if most is None or not self.master.startswith("spark://"):
             return None
-        return int(most) // self.task_share(None).cores
+        task = self.task_share(None).cores
+        executor = int(self.conf.get("spark.executor.cores", 0)) or task
+        return int(most) // executor * (executor // task)
 
     @property
     def driver_in_container(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 
 from ps.client import client as client_module
 from ps.client.client import PSClient
-from ps.errors import ServerPhaseError
+from ps.errors import ServerGone, ServerPhaseError
 from ps.manifest.manifest import SGD, Hyper
 from ps.protocol import passed as passed_module
 from tests.support.ps_cluster import (
@@ -54,6 +55,19 @@ def trained(root: Path, num_workers: int = 2) -> Iterator[tuple[Cluster, list[PS
         passed(clients, "build")
         passed(clients, "epoch")
         yield bed, clients
+
+
+@pytest.mark.fault("F08")
+def test_a_worker_waits_no_longer_for_a_server_that_is_gone_than_for_any_other_call(monkeypatch):
+    monkeypatch.setattr(client_module, "PROBE_PERIOD_S", 0.2)
+    with cluster("tcp", num_workers=2) as bed:
+        client = bed.client(reconnect_s=1.0)
+        client.seed(MANIFEST, filled(MANIFEST))
+        bed.servers[0].close(0.5)
+        begun_s = time.monotonic()
+        with pytest.raises(ServerGone, match=r"ps:0 at .* could not be reached for 1 s"):
+            client.rendezvous("epoch", b"", timeout_s=60.0)
+        assert time.monotonic() - begun_s < 20.0
 
 
 @pytest.mark.fault("F01", "F08")
@@ -115,7 +129,7 @@ def test_a_worker_that_waits_where_the_others_have_been_is_refused_if_the_values
 
         found, _ = run_all(partial(late.rendezvous, "build", b"late", timeout_s=MEET_S), follow)
         assert isinstance(found, ServerPhaseError)
-        assert "'build' was over before worker 1 was started again" in str(found)
+        assert "'build' is over, and its values are kept no more" in str(found)
 
 
 @pytest.mark.fault("F01", "F08")

@@ -34,7 +34,7 @@ def test_values_above_sparks_limit_end_with_its_name(spark):
     conf = spark._jsc.sc().conf()
     conf.set(LIMIT, "1m")
     try:
-        with pytest.raises(NoResultError, match=f"2 of 2 values were made (.|\n)*{LIMIT}"):
+        with pytest.raises(NoResultError, match=f"values of 2 of 2 workers did (.|\n)*{LIMIT}"):
             tfos.run(large_value, num_proc=2, sc=spark)
     finally:
         conf.remove(LIMIT)

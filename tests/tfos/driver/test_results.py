@@ -67,6 +67,29 @@ class Cluster(ResultCalls):
         self.coordinator.act(moving(ClusterPhase.CLOSED))
 
 
+@pytest.mark.parametrize(
+    ("reasons", "lost"),
+    [
+        ({"ps:0": "an executor was lost", "worker:1": "killed"}, ""),  # its second attempt's value
+        ({"worker:0": "an executor was lost"}, ""),  # main_fun has not returned
+        ({"worker:2": "bigger than maxResultSize"}, "values of 1 of 3 workers .*maxResultSize"),
+    ],
+)
+def test_values_that_spark_lost_are_told_from_workers_that_handed_nothing_over(reasons, lost):
+    cluster = Cluster()
+    for name in ("worker:1", "worker:2"):
+        cluster.returns(name, None)
+    cluster._reserved.plan = cluster.coordinator.read(lambda state: state.plan)
+    cluster._ending = types.SimpleNamespace(  # type: ignore[assignment]
+        values=lambda: {"worker:1": b"value", "ps:0": b""}, lost_values=lambda: reasons
+    )
+    if lost:
+        with pytest.raises(NoResultError, match=lost):
+            cluster.handed_over()
+    else:
+        assert cluster.handed_over() == {1: b"value"}
+
+
 def test_values_come_in_rank_order_also_after_the_end_and_servers_have_none():
     cluster = Cluster()
     for name, value in (("worker:2", {"auc": 0.5}), ("worker:0", None), ("worker:1", (1, 2))):

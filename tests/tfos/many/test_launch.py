@@ -14,6 +14,7 @@ from tfos.many.items import items_of
 from tfos.many.launch import (
     RunOptions,
     RunPlace,
+    RunWork,
     _restore,
     _seen_from_here,
     listed_work,
@@ -96,3 +97,21 @@ def test_items_that_have_changed_are_not_taken_as_done(tmp_path):
     queue = TrainingQueue(now.names, retries=0, is_durable=True)
     restored, changed = _restore(queue, results, now.digests, Console(enabled=False))
     assert (restored, list(changed)) == ([0], [1])
+
+
+def test_a_start_that_finds_no_result_lets_spark_forget_the_groups(tmp_path):
+    (tmp_path / "item-0000000.result").write_bytes(b"cut")
+    released = []
+
+    class Groups:
+        homes = (0,)
+
+        def release(self):
+            released.append(self)
+
+    groups: Any = Groups()
+    work = RunWork(("a",), "", None, groups, ("",))
+    results = ResultsDirectory(f"file://{tmp_path}")
+    with pytest.raises(SettingsError, match="no result of map_train"):
+        start(place(FakeSpark()), work, RunOptions(1, 0, None, b""), 1, results)
+    assert released == [groups]

@@ -74,3 +74,17 @@ def test_executors_with_running_tasks_are_busy_as_far_as_they_are():
     offer = offer_of({"0": (0, 2), "1": (1, 1)})
     assert [(each.executor_id, each.busy) for each in offer.executors] == [("0", 2), ("1", 1)]
     assert (offer.free, offer.launching) == (1, 0)
+
+
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize(
+    ("conf", "allowed"),
+    [
+        ({}, None),
+        ({"spark.cores.max": "6"}, 6),
+        ({"spark.cores.max": "7", "spark.executor.cores": "2"}, 6),
+        ({"spark.cores.max": "7", "spark.executor.cores": "3", "spark.task.cpus": "2"}, 2),
+    ],
+)
+def test_a_standalone_master_gives_whole_executors(conf, allowed):
+    assert SparkFacts("spark://h:7077", "app", conf, "file://").allowed_slots == allowed

@@ -46,16 +46,22 @@ class DriverPause:
             members: all of the cluster.
             now_s: monotonic seconds.
         """
-        last_s, self._ticked_s = self._ticked_s, now_s
-        interval_s = tick_s(self._config)
-        if last_s is None or now_s - last_s <= (1 + _LATE_TICKS) * interval_s:
+        is_late, self._ticked_s = self._sees(now_s), now_s
+        if not is_late:
             return
-        self._lasted_s, self._ended_s = now_s - last_s - interval_s, now_s
         for member in members:
             member.heard_s = min(now_s, member.heard_s + self._lasted_s)
             member.lost_s = min(now_s, member.lost_s + self._lasted_s)
             if member.stream_lost_s is not None:
                 member.stream_lost_s = min(now_s, member.stream_lost_s + self._lasted_s)
+
+    def _sees(self, now_s: float) -> bool:
+        """Return whether the driver has stood still since the last tick; remember for how long."""
+        interval_s = tick_s(self._config)
+        if self._ticked_s is None or now_s - self._ticked_s <= (1 + _LATE_TICKS) * interval_s:
+            return False
+        self._lasted_s, self._ended_s = now_s - self._ticked_s - interval_s, now_s
+        return True
 
     def explained(self, failure: NodeFailure, now_s: float) -> NodeFailure:
         """Return the failure of a node that was ended from outside, with the pause if it led to it.
@@ -64,6 +70,7 @@ class DriverPause:
             failure: the record.
             now_s: monotonic seconds.
         """
+        self._sees(now_s)  # the failure may be heard before the first tick after the pause
         lease_s = self._config.lease_s
         # The last contact may be a heartbeat older than the pause.
         if self._lasted_s + self._config.heartbeat_s < lease_s:

@@ -8,6 +8,7 @@ from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig, Restarts
 from tfos.control import messages
 from tfos.control.members import NodeStatus
+from tfos.control.restarts.driver_pause import DriverPause
 from tfos.control.state.actions import Action, Send, Tell, Warn
 from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
@@ -292,6 +293,13 @@ def test_the_headline_after_a_suspension_of_the_driver_is_the_suspension():
     assert "connection closed 4.0 s ago" in text
     assert "the driver itself was suspended for 59 s" in text
     assert "lease_s=20 s" in text
+
+
+def test_a_failure_that_is_heard_before_the_first_tick_after_a_suspension_is_explained():
+    pause = DriverPause(ClusterConfig())
+    pause.on_tick([], NOW)
+    failure = NodeFailure(_id("worker:1"), "h", 7, message="its executor was lost")
+    assert "was suspended for 59 s" in pause.explained(failure, NOW + 60).message
 
 
 def test_an_error_of_main_fun_after_a_suspension_stays_the_headline():
