@@ -43,6 +43,19 @@ class Parser(Protocol):
         """
 
 
+class RowFinder(Protocol):
+    """Defines which bytes of a file are a row; see RowLines."""
+
+    def count(self, stream: BinaryIO, span: tuple[int, int | None]) -> int:
+        """See RowLines."""
+
+    def in_block(self, block: LineBlock) -> int:
+        """See RowLines."""
+
+    def rows(self, block: LineBlock, start: int, stop: int) -> LineBlock:
+        """See RowLines."""
+
+
 class LineSource:
     """Files of lines; see reading.runs.Source.
 
@@ -62,7 +75,7 @@ class LineSource:
         bad: BadData | None = None,
         limits: LineLimits | None = None,
         can_split: bool = True,
-        lines: RowLines = EVERY_LINE,
+        lines: RowFinder = EVERY_LINE,
         partitions: bool = False,
     ) -> None:
         self.bad = bad or BadData()
@@ -225,7 +238,7 @@ class _OneRowPerLine:
     """A parser that refuses a line with more than one row."""
 
     parse: Parser
-    lines: RowLines
+    lines: RowFinder
 
     def __call__(self, block: LineBlock) -> Columns:
         columns = self.parse(block)
