@@ -385,6 +385,29 @@ def test_filters_keep_the_rows_that_pyarrow_keeps(directory, filters):
     assert found == {"pair": [[n, -n] for n in oracle]}
 
 
+NAN_FILTERS = [
+    [("x", "!=", 5.0)],
+    [("x", "not in", [5.0])],
+    [[("x", "!=", 5.0), ("n", "<", 3)], [("n", "==", 9)]],
+    ~(pc.field("x") == 5.0),
+    ~(pc.field("x") < 6.0),
+    pc.is_nan(pc.field("x")),
+]
+
+
+@pytest.mark.parametrize("filters", NAN_FILTERS)
+def test_rows_that_are_not_a_number_are_kept_whatever_their_row_group(tmp_path, filters):
+    rows = pa.table({"n": [0, 1, 2, 3], "x": [5.0, 5.0, float("nan"), 5.0]})
+    path = write(tmp_path / "f", rows, row_group_size=4)
+    assert read(path, columns=["n"], filters=filters) == {"n": [2]}
+
+
+def test_other_columns_still_exclude_row_groups_beside_a_float(tmp_path):
+    path = write(tmp_path / "f", pa.table({"n": [0, 1], "x": [5.0, 5.0]}), row_group_size=1)
+    request = ParquetRequest(filters=[("x", "!=", 4.0), ("n", ">", 0)])
+    assert [file.piece_rows for file in ParquetSource(path, request).files()] == [(0, 1)]
+
+
 def test_row_groups_without_a_wanted_row_are_not_dealt(directory):
     source = ParquetSource(
         str(directory), ParquetRequest(filters=[("n", ">=", 64), ("n", "<", 97)])
