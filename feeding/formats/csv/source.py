@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from feeding.arrow.arrays import DTYPES, TEXTS
@@ -156,7 +157,9 @@ class CsvSource(LineSource):
                 data = data[_header_bytes(data) :]
         if not data.strip(b"\r\n"):
             return self._no_rows()
-        table = self._table(self._quotes.doubled(data), names, self._convert)
+        data = self._quotes.doubled(data)
+        table = self._table(data, names, self._convert)
+        self._check_infinities(table, data, names)
         if not table.num_rows:
             return self._no_rows()
         batch = table.combine_chunks().to_batches()[0]
@@ -164,6 +167,32 @@ class CsvSource(LineSource):
             return tuple(reader(batch) for reader in self._readers)
         except (BadValue, pa.ArrowException, ValueError) as error:
             raise DataError(str(error)) from None
+
+    def _check_infinities(self, table: pa.Table, data: bytes, names: list[str]) -> None:
+        """Refuse numbers that became infinite; pyarrow says nothing of them."""
+        for field, values in zip(table.schema, table.columns, strict=True):
+            if not pa.types.is_floating(field.type) or not pc.any(pc.is_inf(values)).as_py():
+                continue
+            dtype, wider = ("float64", "str")
+            if field.type == pa.float32():
+                dtype, wider = ("float32", "float64")
+            texts = self._texts(data, names, field.name)
+            for text in texts.filter(pc.is_inf(values)).to_pylist():
+                if "inf" not in text.lower():
+                    raise DataError(
+                        f"column {field.name!r} has {text}, which {dtype} cannot hold; name it "
+                        f"{wider}"
+                    )
+
+    def _texts(self, data: bytes, names: list[str], name: str) -> pa.ChunkedArray:
+        """Return a column's values as they are written."""
+        options = pa_csv.ConvertOptions(
+            column_types={name: pa.string()},
+            include_columns=[name],
+            null_values=[""],
+            strings_can_be_null=True,
+        )
+        return self._table(data, names, options)[name]
 
     def _no_rows(self) -> Columns:
         return tuple(reader(_empty(reader)) for reader in self._readers)
@@ -261,7 +290,7 @@ class CsvSource(LineSource):
                 raise DataError(f"{path} has no column {name!r}; it has {names}")
         if all(name in given for name in wanted):
             return {name: TYPES[given[name]] for name in wanted}, True
-        found = self._guessed(path, names)
+        found = self._guessed(path, names, [name for name in wanted if name not in given])
         known = {each.name: each.type for each in found or () if each.type.id in DTYPES}
         types = {
             name: TYPES[given[name]] if name in given else known.get(name, pa.string())
@@ -269,8 +298,11 @@ class CsvSource(LineSource):
         }
         return types, found is not None
 
-    def _guessed(self, path: str, names: list[str]) -> pa.Schema | None:
-        """Return the guessed types of a file's first rows; None: the file has no row."""
+    def _guessed(self, path: str, names: list[str], wanted: list[str]) -> pa.Schema | None:
+        """Return the guessed types of a file's first rows; None: the file has no row.
+
+        Refuses integers beyond int64 in a wanted column: pyarrow takes them as floats.
+        """
         options = pa_csv.ConvertOptions(null_values=[""], timestamp_parsers=[])
         try:
             data = self._head(path)
@@ -278,11 +310,28 @@ class CsvSource(LineSource):
                 data = data[_header_bytes(data) :]
             if not data.strip(b"\r\n"):
                 return None
-            return self._table(self._quotes.doubled(data), names, options).schema
+            data = self._quotes.doubled(data)
+            table = self._table(data, names, options)
+            for name in wanted:
+                self._check_rounding(table[name], data, names, name)
+            return table.schema
         except (DataError, pa.ArrowException, ValueError) as error:
             raise DataError(
                 f"{path}: the types of its columns cannot be found: {one_line(error)}; name them"
             ) from None
+
+    def _check_rounding(
+        self, values: pa.ChunkedArray, data: bytes, names: list[str], name: str
+    ) -> None:
+        if values.type != pa.float64() or pc.max(pc.abs(values)).as_py() < 2**63:
+            return
+        texts = self._texts(data, names, name).drop_null()
+        if pc.all(pc.match_substring_regex(texts, r"^\s*[-+]?\d+\s*$")).as_py():
+            largest = max(texts.to_pylist(), key=lambda text: abs(int(text)))
+            raise DataError(
+                f"column {name!r} has integers beyond int64, as {largest.strip()}, which float64 "
+                "would round; name its type 'uint64' or 'str'"
+            )
 
     def _without_directories(self, request: CsvRequest) -> CsvRequest:
         """Keep the directories' columns that a request names; return it without them."""

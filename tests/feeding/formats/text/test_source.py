@@ -164,6 +164,16 @@ BAD = {
         [1, 3, 4],
     ),
     "open quote at the end": ('n,s\n1,a\n2,"b\n', r"line 3: .*pass quoted_newlines=True", [1]),
+    "a float too large": (
+        "n,s,x\n1,a,1\n2,b,1e39\n3,c,-inf\n",
+        r"line 3: column 'x' has 1e39, which float32 cannot hold; name it float64",
+        [1, 3],
+    ),
+    "a float too large for any": (
+        "n,s,y\n1,a,1\n2,b,-1e400\n3,c,Infinity\n",
+        r"line 3: column 'y' has -1e400, which float64 cannot hold; name it str",
+        [1, 3],
+    ),
     "too large": (f"n,s\n1,a\n2,b\n{2**64},c\n", r"line 4: .* invalid value", [1, 2]),
 }
 
@@ -173,8 +183,12 @@ BAD = {
 def test_a_bad_line_is_named_or_left_out(tmp_path, name, caplog):
     text, expected, numbers = BAD[name]
     (tmp_path / "a.csv").write_text(text)
-    (tmp_path / "b.csv").write_text("n,s\n9,z\n")
-    request = CsvRequest(columns={"n": "int64", "s": "str"})
+    first = text.partition("\n")[0]
+    (tmp_path / "b.csv").write_text(
+        f"{first}\n9,z{',0' * first.count(',y')}{',0' * first.count(',x')}\n"
+    )
+    types = {"n": "int64", "s": "str", "x": "float32", "y": "float64"}
+    request = CsvRequest(columns={name: types[name] for name in first.split(",")})
     with pytest.raises(DataError, match=rf"a\.csv: {expected}"):
         rows_of(CsvSource(str(tmp_path), request))
     caplog.set_level(logging.WARNING)
@@ -278,6 +292,17 @@ def test_a_first_row_without_header_may_hold_line_ends(tmp_path):
     (tmp_path / "a").write_text('\ufeff"a\nb",1\nc,2\n')
     found = read(tmp_path, header=False, quoted_newlines=True)
     assert found == {"_c0": ["a\nb", "c"], "_c1": [1, 2]}
+
+
+@pytest.mark.parametrize("large", [2**63, -(2**63) - 1, 2**64 - 1])
+def test_integers_beyond_int64_are_not_guessed_to_be_floats(tmp_path, large):
+    (tmp_path / "a").write_text(f"id,x\n1,1e30\n,2\n{large},3\n")
+    with pytest.raises(DataError, match=f"'id' has integers beyond int64, as {large}.*'uint64' or"):
+        read(tmp_path)
+    assert read(tmp_path, columns={"id": "str"})["id"] == ["1", "", str(large)]
+    assert read(tmp_path, columns=["x"])["x"] == [1e30, 2.0, 3.0]
+    (tmp_path / "a").write_text(f"x\n{large}\n0.5\n")
+    assert read(tmp_path)["x"] == [float(large), 0.5]
 
 
 @pytest.mark.parametrize("quoted_newlines", [False, True])
