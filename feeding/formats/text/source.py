@@ -147,9 +147,10 @@ class LineSource:
         """
         if _is_read_elsewhere(split, file):
             return
+        one_per_line = _OneRowPerLine(parse, self._lines)
         try:
             for block in self.blocks(file, (split.start, split.stop)).blocks():
-                yield from self._parsed(block, file.path, parse)
+                yield from self._parsed(block, file.path, one_per_line)
         except DataError as error:
             self.bad.skip(file.path, file.size_bytes, error)
 
@@ -184,12 +185,13 @@ class LineSource:
             parse: makes columns of lines.
         """
         piece, at = wanted.piece, 0
+        one_per_line = _OneRowPerLine(parse, self._lines)
         try:
             for block in self.blocks(file, (piece.start, piece.stop)).blocks():
                 first, at = at, at + self._lines.in_block(block)
                 if part := wanted.within(first, at - first):
                     mine = block if part == (0, at - first) else self._lines.rows(block, *part)
-                    yield from self._parsed(mine, file.path, _OneRowPerLine(parse, self._lines))
+                    yield from self._parsed(mine, file.path, one_per_line)
                 if wanted.is_read(at):
                     return
         except DataError as error:

@@ -174,6 +174,11 @@ BAD = {
         r"line 3: column 'y' has -1e400, which float64 cannot hold; name it str",
         [1, 3],
     ),
+    "carriage return": (
+        "n,s\n1,a\n2,b\r8,x\n3,c\n",
+        "line 3: a carriage return ends a row",
+        [1, 3],
+    ),
     "too large": (f"n,s\n1,a\n2,b\n{2**64},c\n", r"line 4: .* invalid value", [1, 2]),
 }
 
