@@ -165,7 +165,7 @@ class StreamTraining:
             timeout_s: for the running batch.
 
         Raises:
-            FeedJobError: the batch or the query did not end in time, or the batch could not be saved.
+            FeedJobError: the batch or the query did not end in time, or a save failed.
             NodeFailedError: the cluster failed meanwhile.
         """
         limit_s = preflight.check_timeout("timeout_s", timeout_s)

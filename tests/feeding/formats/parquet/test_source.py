@@ -467,3 +467,23 @@ def test_only_the_columns_asked_for_are_read(tmp_path, monkeypatch):
     ranges.clear()
     assert len(read(path, columns=["a", "b", "c"])["a"]) == 20_000
     assert len(ranges) == 3  # the footer, and one for each row group: neighbours come together
+
+
+@pytest.mark.parametrize("filters", [None, [("n", ">", 0)]])
+@pytest.mark.parametrize("strict_first", [True, False])
+def test_files_differ_in_whether_items_of_lists_may_be_null(tmp_path, strict_first, filters):
+    def save(name: str, may_be_null: bool, values: list[Any]) -> None:
+        item = pa.field("element", pa.int64(), nullable=may_be_null)
+        write(tmp_path / name, pa.table({"n": [1], "v": pa.array([values], pa.list_(item))}))
+
+    save("a", not strict_first, [1, 2])
+    save("b", strict_first, [3, 4])
+    found = read(tmp_path, columns=["v"], filters=filters)
+    assert found == {"v": [[1, 2], [3, 4]]}
+    save("b", strict_first, [3, None] if strict_first else [3, 4])
+    if strict_first:
+        with pytest.raises(DataError, match="b: .*'v'.*null"):
+            read(tmp_path, columns=["v"], filters=filters)
+    write(tmp_path / "b", pa.table({"n": [1], "v": [[0.5, 1.5]]}))
+    with pytest.raises(DataError, match="'v': expected list<.*int64.*found list<.*double"):
+        read(tmp_path, columns=["v"], filters=filters)
