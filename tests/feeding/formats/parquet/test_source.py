@@ -482,8 +482,8 @@ def test_files_differ_in_whether_items_of_lists_may_be_null(tmp_path, strict_fir
     assert found == {"v": [[1, 2], [3, 4]]}
     save("b", strict_first, [3, None] if strict_first else [3, 4])
     if strict_first:
-        with pytest.raises(DataError, match="b: .*'v'.*null"):
+        with pytest.raises(DataError, match=r"b: .*'v'.*null"):
             read(tmp_path, columns=["v"], filters=filters)
     write(tmp_path / "b", pa.table({"n": [1], "v": [[0.5, 1.5]]}))
-    with pytest.raises(DataError, match="'v': expected list<.*int64.*found list<.*double"):
+    with pytest.raises(DataError, match=r"'v': expected list<.*int64.*found list<.*double"):
         read(tmp_path, columns=["v"], filters=filters)
