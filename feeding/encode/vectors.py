@@ -163,12 +163,28 @@ def _nested(out: Collector, values: Values, name: str) -> None:
             raise out.refuse(name, row, text)
         shape = found
     stacked = np.array(values)
+    if _has_large_ints(stacked):
+        _check_int64(out, [_items(value, stacked.ndim - 2) for value in values], name)
     if stacked.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
     if stacked.dtype == np.float64:
         stacked = stacked.astype(out.float_dtype, copy=False)
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
+
+
+def _has_large_ints(stacked: Array) -> bool:
+    """Return whether ints may exceed int64; numpy takes them as uint64, floats or objects."""
+    if stacked.dtype.kind == "O":
+        return all(is_number(type(item)) for item in stacked.flat)
+    return stacked.dtype.kind in "uf" and bool(np.abs(stacked).max(initial=0) >= 2**63)
+
+
+def _items(value: Values, depth: int) -> Values:
+    """Return the numbers of lists that are nested so deep, in order."""
+    for _ in range(depth):
+        value = list(itertools.chain.from_iterable(value))
+    return value
 
 
 def _check_numbers(out: Collector, values: Values, name: str) -> None:

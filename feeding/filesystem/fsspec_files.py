@@ -49,7 +49,7 @@ class FsspecFileSystem:
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
         location = self._own(path)
-        return self._status(location, self._run("look at", location, self._inner.info))
+        return self._status(location, self._run("look at", location, self._info))
 
     def exists(self, path: Path) -> bool:
         """See FileSystem."""
@@ -60,7 +60,7 @@ class FsspecFileSystem:
         location = self._own(directory)
         if not self.status(directory).is_directory:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
-        found = self._run("list", location, partial(self._inner.ls, detail=True))
+        found = self._run("list", location, self._list)
         statuses = (self._status(location, info) for info in found)
         return sorted(
             (status for status in statuses if status.path != str(location)),
@@ -177,6 +177,21 @@ class FsspecFileSystem:
             return data
 
         return take
+
+    def _info(self, path: str) -> dict[str, Any]:
+        self._forget_listings()
+        found: dict[str, Any] = self._inner.info(path)
+        return found
+
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        self._forget_listings()
+        found: list[dict[str, Any]] = self._inner.ls(path, detail=True)
+        return found
+
+    def _forget_listings(self) -> None:
+        """Make what other processes wrote visible; packages keep listings without end."""
+        self._inner.invalidate_cache()
+        self._inner.dircache.clear()  # not every package does that
 
     def _put(self, pieces: Pieces, path: str) -> None:
         head = path.rpartition("/")[0]

@@ -12,6 +12,7 @@ import io
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from feeding.errors import FileChanged
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.local import LocalReader
@@ -44,7 +45,8 @@ class ReadAhead(io.RawIOBase):
         self._ranges_in_flight = config.ranges_in_flight
         self._position = self._requested = begin
         self._end = end
-        self._in_flight: deque[Callable[[], bytes]] = deque()
+        self._in_flight: deque[tuple[int, int, Callable[[], bytes]]] = deque()
+        """Offset and length of each range that was begun, and what waits for it."""
         self._current = memoryview(b"")
         if not 0 <= begin <= end <= reader.size_bytes:
             raise ValueError(
@@ -65,13 +67,19 @@ class ReadAhead(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer; return the bytes read, fewer only at the end."""
+        """Fill the buffer; return the bytes read, fewer only at the end.
+
+        Raises:
+            FileChanged: the file has shrunk since it was opened.
+        """
         view = memoryview(buffer).cast("B")
         if isinstance(self._reader, LocalReader) and not self._current and not self._in_flight:
             # Local file: the kernel reads ahead, and one copy is enough.
             filled = self._reader.read_into(self._position, view[: self._end - self._position])
             self._position += filled
             self._requested = self._position
+            if not filled and len(view) and self._position < self._end:
+                raise self._has_shrunk(self._position)
             return filled
         filled = 0
         while filled < len(view):
@@ -106,14 +114,24 @@ class ReadAhead(io.RawIOBase):
         self._request()
         if not self._in_flight:
             return False
-        self._current = memoryview(self._in_flight.popleft()())
+        offset, length, take = self._in_flight.popleft()
+        self._current = memoryview(take())
+        if len(self._current) < length:
+            raise self._has_shrunk(offset + len(self._current))
         self._request()
         return True
+
+    def _has_shrunk(self, at: int) -> FileChanged:
+        return FileChanged(
+            f"{self.name} has no byte after {at} any more, it had {self._reader.size_bytes} when "
+            "it was opened; read files that are not written to any more"
+        )
 
     def _request(self) -> None:
         while self._requested < self._end and len(self._in_flight) < self._ranges_in_flight:
             # Ranges end at multiples of their size, so few of them cross a block of the storage.
             stop = self._requested - self._requested % self._range_bytes + self._range_bytes
             length = min(stop, self._end) - self._requested
-            self._in_flight.append(self._reader.start_range(self._requested, length))
+            take = self._reader.start_range(self._requested, length)
+            self._in_flight.append((self._requested, length, take))
             self._requested += length

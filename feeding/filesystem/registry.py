@@ -21,10 +21,6 @@ def filesystem_for(path: Path, config: FileSystemConfig = DEFAULTS) -> FileSyste
     schemes use fsspec.
 
     Args:
-        path: any path on the file system.
-        config: timeouts and read-ahead.
-
-    Args:
         path: a local path or a URL.
         config: how long calls may take (seconds), and how far reading runs ahead (bytes).
 

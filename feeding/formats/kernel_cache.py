@@ -1,7 +1,7 @@
 """Kernels of feeding/: how they are compiled, and the cache that keeps them.
 
 Covers: the compiler's options, the files that kernels are made from.
-Does not: hold kernels (formats.text, formats.tfrecord), keep files (rpc.jit.kernel_cache).
+Does not: hold kernels (formats.csv, .text, .tfrecord), keep files (rpc.jit.kernel_cache).
 Imports numba.
 """
 
@@ -17,12 +17,12 @@ from rpc.jit.kernel_cache import KernelCache
 
 SOURCES = (
     "formats/kernel_cache.py",
-    "formats/text/row_index.py",
+    *("formats/csv/quotes.py", "formats/text/row_index.py"),
     *("formats/tfrecord/byte_kernels.py", "formats/tfrecord/example_kernels.py"),
     *("formats/tfrecord/frame_kernels.py", "formats/tfrecord/write_kernels.py"),
 )
 CACHE = KernelCache(Path(__file__).parents[1], SOURCES)
-"""Kernels of text and TFRecord files."""
+"""Kernels of text, CSV and TFRecord files."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:

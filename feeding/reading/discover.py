@@ -21,7 +21,6 @@ from feeding.filesystem.registry import filesystem_for
 from feeding.reading.splits import SourceFile
 
 _MAGIC = set("*?[{")
-_HIDDEN = set("._")
 _MAX_DEPTH = 32
 _HELD_BYTES = 16 * MIB
 """Blocks that are read ahead, one that is decoded, and its columns; Parquet knows it better."""
@@ -55,6 +54,9 @@ def data_files(
                 f"no data file at {path}; names that begin with _ or . do not count"
             )
         for status in files:
+            before = found.get(status.path)
+            if before is not None and len(before.base) <= len(base):
+                continue  # of paths that overlap, the outer one has all keys of directories
             found[status.path] = SourceFile(
                 status.path,
                 status.size_bytes,
@@ -103,7 +105,8 @@ def _below(path: str) -> Iterable[FileStatus]:
     fixed = next(n for n, part in enumerate(_parts(path)) if _MAGIC & set(part))
     spelled = {part[:1] for each in alternatives(path) for part in _parts(each)[fixed:]}
     for head in filesystem.glob(path):
-        if not {part[:1] for part in _parts(head.path)[fixed:]} & (_HIDDEN - spelled):
+        hidden = {part[:1] for part in _parts(head.path)[fixed:] if _is_hidden(part)}
+        if hidden <= spelled:
             yield from _walk(filesystem, head, 0)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from feeding.columnar.batch import Batch, BatchColumn, EpochEnd, FeedEnd, Ragged, check_batch_size
@@ -240,12 +241,14 @@ class BatchReader:
         Raises:
             SchemaError: as `next_batch`.
         """
-        for part in slices:
+        slices = list(slices)
+        for place, part in enumerate(slices):
             found = part.chunk.meta.schema
             if self._source is None:
                 self._adopt(found)
             if found is not self._source and found != self._source:
-                self._check_same(found)
+                slices[place] = self._in_order(part)
+                self._check_same(slices[place].chunk.meta.schema)
         if self._schema is None:
             raise SchemaError(
                 f"feed {self._feed!r}: no row has come, so the columns of its rows are unknown"
@@ -256,6 +259,20 @@ class BatchReader:
         )
         num_rows = sum(part.num_rows for part in slices)
         return Batch(num_rows, self._schema, arrays, receipt=receipt_of(slices))
+
+    def _in_order(self, part: ChunkRows) -> ChunkRows:
+        """Order a slice's columns as the first chunk's: dicts may differ in the order of keys."""
+        before, found = self._source, part.chunk.meta.schema
+        if before is None or found.names == before.names:
+            return part
+        places = {name: place for place, name in enumerate(found.names)}
+        if len(places) < len(found.names) or places.keys() != set(before.names):
+            return part
+        order = [places[name] for name in before.names]
+        schema = Schema(tuple(found.columns[place] for place in order), before.layout)
+        meta = msgspec.structs.replace(part.chunk.meta, schema=schema)
+        columns = tuple(part.chunk.columns[place] for place in order)
+        return ChunkRows(Chunk(meta, columns, part.chunk.position), part.start, part.stop)
 
     def _check_same(self, found: Schema) -> None:
         """Refuse a chunk whose columns cannot be joined with those of earlier chunks."""

@@ -197,6 +197,7 @@ CASES = (
             "columns": ("name", [1]),
             "header": ("name", [], [1], ["a", 1], ["a", "a"]),
             "delimiter": ("", "ab", '"', "\n", "\u20ac", 7),
+            "escape": ("", "ab", '"', ",", "\n", "\u20ac", 7),
         },
         {"quoted_newlines": "any truth value will do", "nulls": "checked with the columns"},
     ),

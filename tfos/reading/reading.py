@@ -135,6 +135,7 @@ class Reading:
         header: bool | Sequence[str] = True,
         delimiter: str = ",",
         quoted_newlines: bool = False,
+        escape: str | None = None,
         nulls: Mapping[str, Any] | None = None,
         partitions: bool = True,
         on_bad_data: Literal["fail", "skip"] = "fail",
@@ -153,6 +154,8 @@ class Reading:
             delimiter: one character between values.
             quoted_newlines: whether quoted values may contain line ends; files are then assigned
                 whole.
+            escape: one character before a quote within a quoted value, a backslash in files that
+                Spark wrote; None: such a quote is doubled.
             nulls: replacement of empty values by column; other columns of numbers refuse an empty
                 value.
             partitions: whether keys of directories are columns; False: all columns are the files'.
@@ -176,6 +179,7 @@ class Reading:
             header=header,
             delimiter=delimiter,
             quoted_newlines=quoted_newlines,
+            escape=escape,
             nulls=nulls or {},
         )
         bad = BadData(on_bad_data, max_skipped)

@@ -165,7 +165,7 @@ class StreamTraining:
             timeout_s: for the running batch.
 
         Raises:
-            FeedJobError: the batch did not end in time, or could not be saved.
+            FeedJobError: the batch or the query did not end in time, or a save failed.
             NodeFailedError: the cluster failed meanwhile.
         """
         limit_s = preflight.check_timeout("timeout_s", timeout_s)
@@ -225,7 +225,8 @@ class StreamTraining:
         # back prevents; and that one may end only after Spark knows of the stop.
         stopping = threading.Thread(target=self.query.stop, name="tfos-query-stop", daemon=True)
         stopping.start()
-        deadline_s = time.monotonic() + _END_S
+        began_s = time.monotonic()
+        deadline_s = began_s + _END_S
         while self.query.isActive and time.monotonic() < deadline_s:
             stopping.join(_POLL_S)
         self._run.let_go.set()
@@ -233,6 +234,11 @@ class StreamTraining:
         if self._run.error is None:
             self._await_metrics()
             self._save()
+        if self.query.isActive:
+            raise FeedJobError(
+                f"query {self.query.id} is still active {time.monotonic() - began_s:.0f} s after "
+                "the order to stop; call query.stop()"
+            )
 
     def _await_metrics(self) -> None:
         """Wait until `fit` has ended the last batch's epoch: `history` then has it."""

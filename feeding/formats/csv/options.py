@@ -36,6 +36,8 @@ class CsvRequest:
             that line; False: _c0, _c1, …
         delimiter: one character between values.
         quoted_newlines: whether quoted values may hold line ends; a file is then one piece.
+        escape: one character before a quote within a quoted value, a backslash in files that
+            Spark wrote; None: such a quote is doubled.
         nulls: value that replaces an empty one, by column. Other columns of numbers refuse empty
             values.
     """
@@ -44,6 +46,7 @@ class CsvRequest:
     header: bool | Sequence[str] = True
     delimiter: str = ","
     quoted_newlines: bool = False
+    escape: str | None = None
     nulls: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,7 +68,19 @@ class CsvRequest:
                 "delimiter must be one ASCII character, no quote and no line end, got "
                 f"{delimiter!r}"
             )
+        self._check_escape()
         self._check_header()
+
+    def _check_escape(self) -> None:
+        escape: object = self.escape
+        if escape is None:
+            return
+        taken = _TAKEN + self.delimiter
+        if not isinstance(escape, str) or len(escape.encode()) != 1 or escape in taken:
+            raise FeedSettingsError(
+                "escape must be one ASCII character, no quote, delimiter or line end, got "
+                f"{escape!r}"
+            )
 
     def _check_header(self) -> None:
         names = self.header

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from feeding.arrow.arrays import DTYPES, TEXTS
@@ -26,7 +27,9 @@ from feeding.columnar.schema import ColumnGroup, Schema
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.formats.csv.options import TYPES, CsvRequest
-from feeding.formats.text.lines import LineBlock, LineLimits
+from feeding.formats.csv.quoted_rows import QuotedRowReader, QuotedRows
+from feeding.formats.csv.quotes import Quotes
+from feeding.formats.text.lines import LineBlock, LineLimits, LineReader
 from feeding.formats.text.row_index import BOM, RowLines
 from feeding.formats.text.source import LineSource
 from feeding.reading.bad_records import BadData
@@ -64,18 +67,28 @@ class CsvSource(LineSource):
         partitions: bool = False,
     ) -> None:
         request = request or CsvRequest()
-        lines = RowLines(blank=False, header=request.header is True)
-        can_split = not request.quoted_newlines
+        across_lines = request.quoted_newlines
+        self._quotes = Quotes(request.delimiter, request.escape, across_lines)
+        self._name_quotes = (
+            Quotes(request.delimiter, request.escape, noun="name")
+            if request.header is True
+            else self._quotes
+        )
+        has_header = request.header is True
+        self._quoted = QuotedRows(self._quotes, has_header) if across_lines else None
         super().__init__(
-            paths, bad=bad, limits=limits, can_split=can_split, lines=lines, partitions=partitions
+            paths,
+            bad=bad,
+            limits=limits,
+            can_split=not across_lines,
+            lines=self._quoted or RowLines(blank=False, header=has_header),
+            partitions=partitions,
         )
         self._request = request = self._without_directories(request)
         self._format = pa_csv.ParseOptions(
-            delimiter=request.delimiter, newlines_in_values=request.quoted_newlines
+            delimiter=request.delimiter, newlines_in_values=across_lines
         )
         self._headers: dict[str, list[str]] = {}
-        self._bare: set[str] = set()
-        """Files of a single line without a line end."""
         types = self._found_types()
         self._readers = [
             ColumnReader(column, column_spec(column), self._fill(column))
@@ -104,22 +117,19 @@ class CsvSource(LineSource):
         if (names := self._names_to_read(split.path)) is None:
             return
         with contextlib.closing(self.opened(split.path)) as file:
-            if self._request.quoted_newlines:
-                yield from self._whole(file, names)
-            else:
-                yield from self.rows(split, file, functools.partial(self._parse, names))
+            yield from self.rows(split, file, functools.partial(self._parse, names))
 
     def count(self, piece: Split) -> int:
-        """See reading.row_counts.Countable; parses values that may hold line ends."""
-        if (names := self._names_to_read(piece.path)) is None:
+        """See reading.row_counts.Countable."""
+        if self._names_to_read(piece.path) is None:
             return 0
-        if not self._request.quoted_newlines:
-            return super().count(piece)
-        only = pa_csv.ConvertOptions(
-            include_columns=names[:1], column_types={names[0]: pa.binary()}, check_utf8=False
-        )
-        with contextlib.closing(self.opened(piece.path)) as file:
-            return sum(batch.num_rows for _, batch in self._batches(file, names, only))
+        return super().count(piece)
+
+    def blocks(self, file: RangeReader, span: tuple[int, int | None] = (0, None)) -> LineReader:
+        """See LineSource."""
+        if self._quoted is None:
+            return super().blocks(file, span)
+        return QuotedRowReader(self.stream(file), file.path, self._quoted, self._limits)
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
         """See reading.row_counts.Countable."""
@@ -127,10 +137,7 @@ class CsvSource(LineSource):
         if (names := self._names_to_read(path)) is None:
             return
         with contextlib.closing(self.opened(path)) as file:
-            if self._request.quoted_newlines:
-                yield from self._whole(file, names, wanted)
-            else:
-                yield from self.rows_of(wanted, file, functools.partial(self._parse, names))
+            yield from self.rows_of(wanted, file, functools.partial(self._parse, names))
 
     def _names_to_read(self, path: str) -> list[str] | None:
         """Return the names of a file's columns; None: the file is skipped."""
@@ -142,58 +149,6 @@ class CsvSource(LineSource):
             return None
         return names
 
-    def _whole(
-        self, file: RangeReader, names: list[str], wanted: PieceRows | None = None
-    ) -> Iterator[Columns]:
-        """Yield the rows of a file whose values may hold line ends."""
-        first = 0
-        try:
-            for number, batch in self._batches(file, names, self._convert, wanted):
-                first = number
-                yield tuple(reader(batch) for reader in self._readers)
-        except BadValue as error:
-            text = f"{file.path}: row {first + error.row}: {error}"
-            self.bad.skip(file.path, file.size_bytes, DataError(text))
-        except (pa.ArrowException, ValueError) as error:
-            text = f"{file.path}: after row {first}: {one_line(error)}"
-            self.bad.skip(file.path, file.size_bytes, DataError(text))
-
-    def _batches(
-        self,
-        file: RangeReader,
-        names: list[str],
-        convert: pa_csv.ConvertOptions,
-        wanted: PieceRows | None = None,
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield batches with the number of their first row, up to damaged data."""
-        if self._request.header is True and file.path in self._bare:
-            return
-        at = 0
-        try:
-            for batch in self._streamed(file, names, convert):
-                first, at = at, at + batch.num_rows
-                if part := wanted.within(first, at - first) if wanted else (0, batch.num_rows):
-                    yield first + part[0], batch[slice(*part)]
-                if wanted and wanted.is_read(at):
-                    return
-        except (pa.ArrowException, ValueError, DataError) as error:
-            text = f"{file.path}: after row {at}: {one_line(error)}"
-            self.bad.skip(file.path, file.size_bytes, DataError(text))
-            return
-        if wanted:
-            wanted.check(at)
-
-    def _streamed(
-        self, file: RangeReader, names: list[str], convert: pa_csv.ConvertOptions
-    ) -> pa_csv.CSVStreamingReader:
-        options = pa_csv.ReadOptions(
-            column_names=names,
-            skip_rows=int(self._request.header is True),
-            block_size=self._limits.block_bytes,
-        )
-        stream = pa.PythonFile(self.stream(file), mode="r")
-        return pa_csv.open_csv(stream, options, self._format, convert)
-
     def _parse(self, names: list[str], block: LineBlock) -> Columns:
         data = block.data
         if block.first_byte == 0:
@@ -202,12 +157,9 @@ class CsvSource(LineSource):
                 data = data[_header_bytes(data) :]
         if not data.strip(b"\r\n"):
             return self._no_rows()
+        data = self._quotes.doubled(data)
         table = self._table(data, names, self._convert)
-        if _lines_without_end(data, table.num_rows, self._request.delimiter):
-            raise DataError(
-                "a quoted value does not end on its line; if values may hold line ends, pass "
-                "quoted_newlines=True"
-            )
+        self._check_infinities(table, data, names)
         if not table.num_rows:
             return self._no_rows()
         batch = table.combine_chunks().to_batches()[0]
@@ -215,6 +167,32 @@ class CsvSource(LineSource):
             return tuple(reader(batch) for reader in self._readers)
         except (BadValue, pa.ArrowException, ValueError) as error:
             raise DataError(str(error)) from None
+
+    def _check_infinities(self, table: pa.Table, data: bytes, names: list[str]) -> None:
+        """Refuse numbers that became infinite; pyarrow says nothing of them."""
+        for field, values in zip(table.schema, table.columns, strict=True):
+            if not pa.types.is_floating(field.type) or not pc.any(pc.is_inf(values)).as_py():
+                continue
+            dtype, wider = ("float64", "str")
+            if field.type == pa.float32():
+                dtype, wider = ("float32", "float64")
+            texts = self._texts(data, names, field.name)
+            for text in texts.filter(pc.is_inf(values)).to_pylist():
+                if "inf" not in text.lower():
+                    raise DataError(
+                        f"column {field.name!r} has {text}, which {dtype} cannot hold; name it "
+                        f"{wider}"
+                    )
+
+    def _texts(self, data: bytes, names: list[str], name: str) -> pa.ChunkedArray:
+        """Return a column's values as they are written."""
+        options = pa_csv.ConvertOptions(
+            column_types={name: pa.string()},
+            include_columns=[name],
+            null_values=[""],
+            strings_can_be_null=True,
+        )
+        return self._table(data, names, options)[name]
 
     def _no_rows(self) -> Columns:
         return tuple(reader(_empty(reader)) for reader in self._readers)
@@ -247,18 +225,19 @@ class CsvSource(LineSource):
 
     def _read_names(self, path: str) -> list[str]:
         data = self._head(path)
+        head = data[: _header_bytes(data)]
+        if self._quoted and not self._request.header:
+            head = data[: self._quoted.end_of(LineBlock(data, len(BOM), None), 1)]
         try:
-            text = io.StringIO(data[: _header_bytes(data)].decode())
+            text = io.StringIO(self._name_quotes.doubled(head).decode())
+        except DataError as error:
+            raise DataError(f"{path}: line 1: {error}") from None
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: line 1: it is not UTF-8: {error.reason}") from None
-        if b"\n" not in data:
-            self._bare.add(path)
         try:
             found = next(csv_format.reader(text, delimiter=self._request.delimiter), [])
         except csv_format.Error as error:
             raise DataError(f"{path}: line 1: {error}; lines end in LF or CR LF") from None
-        if self._request.header and found and "\n" in found[-1]:
-            raise DataError(f"{path}: line 1: a quoted name does not end on its line")
         if not found:
             raise DataError(f"{path} has no first line to take the columns from")
         names = found if self._request.header else [f"_c{n}" for n in range(len(found))]
@@ -311,7 +290,7 @@ class CsvSource(LineSource):
                 raise DataError(f"{path} has no column {name!r}; it has {names}")
         if all(name in given for name in wanted):
             return {name: TYPES[given[name]] for name in wanted}, True
-        found = self._guessed(path, names)
+        found = self._guessed(path, names, [name for name in wanted if name not in given])
         known = {each.name: each.type for each in found or () if each.type.id in DTYPES}
         types = {
             name: TYPES[given[name]] if name in given else known.get(name, pa.string())
@@ -319,29 +298,40 @@ class CsvSource(LineSource):
         }
         return types, found is not None
 
-    def _guessed(self, path: str, names: list[str]) -> pa.Schema | None:
-        """Return the guessed types of a file's first rows; None: the file has no row."""
+    def _guessed(self, path: str, names: list[str], wanted: list[str]) -> pa.Schema | None:
+        """Return the guessed types of a file's first rows; None: the file has no row.
+
+        Refuses integers beyond int64 in a wanted column: pyarrow takes them as floats.
+        """
         options = pa_csv.ConvertOptions(null_values=[""], timestamp_parsers=[])
         try:
-            if self._request.quoted_newlines:
-                return self._guessed_across_lines(path, names, options)
             data = self._head(path)
             if self._request.header is True:
                 data = data[_header_bytes(data) :]
-            return self._table(data, names, options).schema if data.strip(b"\r\n") else None
+            if not data.strip(b"\r\n"):
+                return None
+            data = self._quotes.doubled(data)
+            table = self._table(data, names, options)
+            for name in wanted:
+                self._check_rounding(table[name], data, names, name)
+            return table.schema
         except (DataError, pa.ArrowException, ValueError) as error:
             raise DataError(
                 f"{path}: the types of its columns cannot be found: {one_line(error)}; name them"
             ) from None
 
-    def _guessed_across_lines(
-        self, path: str, names: list[str], options: pa_csv.ConvertOptions
-    ) -> pa.Schema | None:
-        if self._request.header is True and path in self._bare:
-            return None
-        with contextlib.closing(self.opened(path)) as file:
-            found = self._streamed(file, names, options).schema
-        return None if all(pa.types.is_null(kind) for kind in found.types) else found
+    def _check_rounding(
+        self, values: pa.ChunkedArray, data: bytes, names: list[str], name: str
+    ) -> None:
+        if values.type != pa.float64() or pc.max(pc.abs(values)).as_py() < 2**63:
+            return
+        texts = self._texts(data, names, name).drop_null()
+        if pc.all(pc.match_substring_regex(texts, r"^\s*[-+]?\d+\s*$")).as_py():
+            largest = max(texts.to_pylist(), key=lambda text: abs(int(text)))
+            raise DataError(
+                f"column {name!r} has integers beyond int64, as {largest.strip()}, which float64 "
+                "would round; name its type 'uint64' or 'str'"
+            )
 
     def _without_directories(self, request: CsvRequest) -> CsvRequest:
         """Keep the directories' columns that a request names; return it without them."""
@@ -366,23 +356,6 @@ class CsvSource(LineSource):
 
 def _is_of_text(kind: pa.DataType) -> bool:
     return kind.id in TEXTS
-
-
-def _lines_without_end(data: bytes, num_rows: int, delimiter: str) -> bool:
-    """Return whether a quoted value does not end on its line; pyarrow accepts that silently."""
-    if b'"' not in data:
-        return False
-    num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    if num_rows < num_lines:
-        num_lines = sum(1 for line in data.split(b"\n") if line.strip(b"\r"))
-    last = data[data.rstrip(b"\r\n").rfind(b"\n") + 1 :].rstrip(b"\r\n")
-    if num_rows < num_lines:
-        return True
-    if not last.count(b'"') % 2:
-        return False
-    text = io.StringIO(last.decode(errors="replace") + "\n", newline="")
-    rows = list(csv_format.reader(text, delimiter=delimiter))  # several rows at carriage returns
-    return any("\n" in value for row in rows for value in row[-1:])
 
 
 def _header_bytes(data: bytes) -> int:

@@ -7,6 +7,7 @@ Threads: any.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from feeding.errors import FeedSettingsError
+
+_MAY_TAKE_NAN = re.compile(r"!=|\b(?!is_in\()\w+\(")
+"""What may be true of NaN in the text of an expression: `!=`, and each function but `is_in`."""
 
 
 class RowFilter:
@@ -41,6 +45,11 @@ class RowFilter:
             ) from None
         self._expression: pc.Expression = found
         self._text = str(found)
+        self._alternatives: list[list[Any]] | None = None
+        """Tuples of which one list must hold; None: an expression of pyarrow."""
+        if not isinstance(filters, pc.Expression):
+            is_one = isinstance(filters[0][0], str)
+            self._alternatives = [list(filters)] if is_one else [list(each) for each in filters]
 
     def may_use(self, path: Iterable[str]) -> bool:
         """Return whether the expression may use a column; True for a few others too.
@@ -68,11 +77,34 @@ class RowFilter:
             file = pa.BufferReader(footer)
             whole = ds.ParquetFileFormat().make_fragment(file, partition_expression=known)
             found = whole.subset(self._expression, schema=schema).row_groups
+            if (certain := self._without_nan(schema)) is not self._expression:
+                found = whole.subset(certain, schema=schema).row_groups
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise FeedSettingsError(
                 f"filters do not fit the columns: {' '.join(str(error).split())[:300]}"
             ) from None
         return {group.id for group in found}
+
+    def _without_nan(self, schema: pa.Schema) -> pc.Expression:
+        """Return what a row group can be excluded by: statistics do not count NaN.
+
+        Of floats from 5 to 5, one may be NaN, for which `!= 5` is true.
+        """
+        floats = {field.name for field in schema if _has_float(field.type)}
+        if self._alternatives is None:
+            is_used = any(self.may_use([name]) for name in floats)
+            return (
+                pc.scalar(True)
+                if is_used and _MAY_TAKE_NAN.search(self._text)
+                else self._expression
+            )
+        kept = [
+            [each for each in every if each[0] not in floats or each[1] not in ("!=", "not in")]
+            for every in self._alternatives
+        ]
+        if kept == self._alternatives:
+            return self._expression
+        return pq.filters_to_expression(kept) if all(kept) else pc.scalar(True)
 
     def rows(self, batch: pa.RecordBatch, constants: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
         """Return the matching rows of a batch.
@@ -90,6 +122,11 @@ class RowFilter:
             found = pa.Table.from_batches([_without_codes(batch)]).filter(self._expression)
         found = found.combine_chunks()
         return found.to_batches()[0] if found.num_rows else batch.slice(0, 0)
+
+
+def _has_float(kind: pa.DataType) -> bool:
+    """Return whether values have floats, at any depth; True for a few others too."""
+    return any(name in str(kind) for name in ("float", "double"))
 
 
 def _without_codes(batch: pa.RecordBatch) -> pa.RecordBatch:

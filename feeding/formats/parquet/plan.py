@@ -158,7 +158,7 @@ class ParquetPlan:
         stored = stored_columns(_arrow_schema(footer), footer.path)
         for column in {**self._stored, **{c.name: c for c in self._filter_columns}}.values():
             found = stored.get(column.name)
-            if found is None or found.type != column.type:
+            if found is None or _nullable(found.type) != _nullable(column.type):
                 what = "no such column" if found is None else f"{found.type}"
                 raise DataError(
                     f"{footer.path}: column {column.name!r}: expected {column.type}, as in "
@@ -312,3 +312,14 @@ def _listing(stored: Mapping[str, StoredColumn], partitions: Mapping[str, Partit
     shown += [f"{name} (of directories)" for name in partitions]
     more = f" and {len(shown) - 40} more" if len(shown) > 40 else ""
     return ", ".join(shown[:40]) + more
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Return a type whose items may be null: writers differ in what they declare of equal data."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _nullable(field.type)) for field in kind])
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_nullable(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_nullable(kind.value_type), kind.list_size)
+    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind

@@ -118,12 +118,15 @@ class LineReader:
             held += more
             end = self._end_of_lines(held, at, is_over=not more)
             if end:
-                block = LineBlock(held[:end], at, line)
+                block = self._block(held[:end], at, line)
                 yield block
                 line = None if line is None else line + block.data.count(b"\n")
                 at, held = at + end, held[end:]
             if not more:
                 return
+
+    def _block(self, data: bytes, at: int, line: int | None) -> LineBlock:
+        return LineBlock(data, at, line)
 
     def _end_of_lines(self, held: bytes, at: int, *, is_over: bool) -> int:
         """Return the number of held bytes that are whole lines of the range."""

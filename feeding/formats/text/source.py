@@ -43,6 +43,19 @@ class Parser(Protocol):
         """
 
 
+class RowFinder(Protocol):
+    """Defines which bytes of a file are a row; see RowLines."""
+
+    def count(self, stream: BinaryIO, span: tuple[int, int | None]) -> int:
+        """See RowLines."""
+
+    def in_block(self, block: LineBlock) -> int:
+        """See RowLines."""
+
+    def rows(self, block: LineBlock, start: int, stop: int) -> LineBlock:
+        """See RowLines."""
+
+
 class LineSource:
     """Files of lines; see reading.runs.Source.
 
@@ -62,7 +75,7 @@ class LineSource:
         bad: BadData | None = None,
         limits: LineLimits | None = None,
         can_split: bool = True,
-        lines: RowLines = EVERY_LINE,
+        lines: RowFinder = EVERY_LINE,
         partitions: bool = False,
     ) -> None:
         self.bad = bad or BadData()
@@ -134,9 +147,10 @@ class LineSource:
         """
         if _is_read_elsewhere(split, file):
             return
+        one_per_line = _OneRowPerLine(parse, self._lines)
         try:
             for block in self.blocks(file, (split.start, split.stop)).blocks():
-                yield from self._parsed(block, file.path, parse)
+                yield from self._parsed(block, file.path, one_per_line)
         except DataError as error:
             self.bad.skip(file.path, file.size_bytes, error)
 
@@ -171,12 +185,13 @@ class LineSource:
             parse: makes columns of lines.
         """
         piece, at = wanted.piece, 0
+        one_per_line = _OneRowPerLine(parse, self._lines)
         try:
             for block in self.blocks(file, (piece.start, piece.stop)).blocks():
                 first, at = at, at + self._lines.in_block(block)
                 if part := wanted.within(first, at - first):
                     mine = block if part == (0, at - first) else self._lines.rows(block, *part)
-                    yield from self._parsed(mine, file.path, _OneRowPerLine(parse, self._lines))
+                    yield from self._parsed(mine, file.path, one_per_line)
                 if wanted.is_read(at):
                     return
         except DataError as error:
@@ -225,7 +240,7 @@ class _OneRowPerLine:
     """A parser that refuses a line with more than one row."""
 
     parse: Parser
-    lines: RowLines
+    lines: RowFinder
 
     def __call__(self, block: LineBlock) -> Columns:
         columns = self.parse(block)

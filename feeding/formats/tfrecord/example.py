@@ -221,7 +221,7 @@ def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: A
     if feature.kind == _KINDS["float"]:
         floats = np.empty(total, np.float32)
         kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
-        return narrowed(name, feature.dtype, floats)
+        return narrowed(name, feature.dtype, floats, offsets)
     if feature.kind == _KINDS["int64"]:
         ints = np.empty(total, np.int64)
         record = kernels.copy_ints(buffer, spans, offsets, ints)
@@ -250,16 +250,21 @@ def narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None)
     Raises:
         RecordDamage: the dtype cannot hold a value.
     """
-    if values.dtype.kind == "f":
-        return values.astype(dtype, copy=False)
-    if dtype == "int64":
+    if dtype == values.dtype.name:
         return values
-    low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    outside = (values < low) | (values > high)
+    with np.errstate(over="ignore"):
+        out = values.astype(dtype)
+    if values.dtype.kind == "f":
+        outside = np.isinf(out) & np.isfinite(values)
+    else:
+        low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        outside = (values < low) | (values > high)
     if outside.any():
         at = int(outside.argmax())
         record = at if offsets is None else int(np.searchsorted(offsets, at, "right")) - 1
         raise RecordDamage(
-            record, f"its feature {name!r} holds {values[at]}, which {dtype} cannot; ask for int64"
+            record,
+            f"its feature {name!r} holds {values[at]}, which {dtype} cannot; ask for "
+            f"{values.dtype}",
         )
-    return values.astype(dtype)
+    return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from feeding.errors import FileChanged
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.local import LocalReader
 from feeding.filesystem.readahead import ReadAhead
@@ -94,3 +95,16 @@ def test_a_file_of_this_host_is_read_in_place_and_then_range_by_range(watched, t
         assert file.tell() == 555
         assert file.readinto(block) == 0
     watched.close()
+
+
+@pytest.mark.fault("F46")
+@pytest.mark.parametrize("how", ["in place", "range by range"])
+def test_a_file_that_shrinks_is_refused_and_not_taken_as_over(tmp_path, how):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1000))
+    with ReadAhead(LocalReader(path), CONFIG) as file:
+        assert len(file.read(100)) == 100
+        path.write_bytes(bytes(450))
+        read_on = file.readall if how == "in place" else lambda: list(file.ranges())
+        with pytest.raises(FileChanged, match=r"file has no byte after 450.*it had 1000 when"):
+            read_on()

@@ -19,6 +19,7 @@ from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.source import TFRecordSource
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import data_files
+from feeding.reading.partitions import partition_columns
 from feeding.reading.positions import START, course_after
 from feeding.reading.reader import DirectReader
 
@@ -145,6 +146,24 @@ def test_hidden_names_are_left_out_of_patterns_too(directory, tmp_path):
         assert [file.path for file in data_files(f"{tmp_path}/{said}", is_splittable=bool)] == [
             f"{tmp_path}/_temporary/0/part-0"
         ]
+
+
+@pytest.mark.parametrize("pattern", ["*", "_*", "[_]*", "*/part-0", "{_day=1,no}"])
+def test_partitions_with_hidden_names_are_found_by_patterns_too(tmp_path, pattern):
+    write(tmp_path / "_day=1" / "part-0", range(3))
+    found = data_files(f"{tmp_path}/{pattern}", is_splittable=bool)
+    assert [file.path for file in found] == [f"{tmp_path}/_day=1/part-0"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_of_paths_that_overlap_the_outer_one_tells_the_keys(tmp_path, reverse):
+    for day in (1, 2):
+        write(tmp_path / f"day={day}" / "part-0", range(3))
+    paths = [str(tmp_path), f"{tmp_path}/day=1", f"{tmp_path}/day=2/part-0"]
+    found = data_files(paths[::-1] if reverse else paths, is_splittable=bool)
+    assert {file.base for file in found} == {str(tmp_path)}
+    (column,) = partition_columns(found).values()
+    assert [column.value(file.path) for file in found] == [1, 2]
 
 
 @pytest.mark.parametrize("paths", [[], 5, [None]])

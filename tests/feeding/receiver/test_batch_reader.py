@@ -173,6 +173,23 @@ def test_chunks_of_ints_and_floats_join_only_where_nothing_is_lost():
         one_batch(rows)
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 4])
+@pytest.mark.parametrize("columns", [None, ["x.b", "a"]])
+def test_dicts_are_matched_by_name_wherever_chunks_end(chunk_rows, columns):
+    rows = [
+        {"a": 1, "x": {"b": 2.5, "c": "t"}},
+        {"x": {"c": "u", "b": 3.5}, "a": 4},
+        {"x": {"b": 5.5, "c": "v"}, "a": 6},
+    ]
+    channel = channel_with([rows], chunk_rows=chunk_rows)
+    batch, end = read(BatchReader(channel, columns=columns), 100)
+    assert isinstance(end, EpochEnd)
+    assert batch.columns["a"].tolist() == [1, 4, 6]
+    assert batch.columns["x.b"].tolist() == [2.5, 3.5, 5.5]
+    assert columns or batch.columns["x.c"].tolist() == ["t", "u", "v"]
+    assert [(span.start, span.stop) for span in batch.receipt] == [(0, 3)]
+
+
 @pytest.mark.parametrize(
     ("later", "text"),
     [

@@ -14,6 +14,7 @@ from tfos.control.messages import EpochTrained, FitReading
 from tfos.errors import FeedJobError
 from tfos.monitor.reports import EpochReport
 from tfos.phases import ClusterPhase
+from tfos.streaming import handle
 from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import QueryState, StreamRun
 
@@ -75,3 +76,23 @@ def test_the_history_of_a_stream_has_its_own_batches_and_its_stop_waits_for_the_
     training.stop()
     ended.set()
     assert training.history["loss"] == [0.5, 0.25]
+
+
+def test_a_stop_says_that_the_query_has_not_ended(monkeypatch):
+    monkeypatch.setattr(handle, "_END_S", 0.05)
+    query = types.SimpleNamespace(id="q-1", isActive=True, stop=lambda: None)
+    ended = threading.Event()
+    view = types.SimpleNamespace(phase=ClusterPhase.RUNNING)
+    coordinator: Any = types.SimpleNamespace(
+        read=lambda look: look(view), wait=lambda *_: ended.wait(20)
+    )
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    saves: list[str] = []
+    training = StreamTraining(
+        query, QueryState("q"), StreamRun(), coordinator, ending, lambda: saves.append("saved")
+    )
+    with pytest.raises(FeedJobError, match=r"query q-1 is still active .* call query\.stop\(\)"):
+        training.stop()
+    assert saves == ["saved"]
+    query.isActive = False
+    ended.set()

@@ -71,6 +71,13 @@ def test_without_the_token_nothing_is_told(client, path, token):
 
 
 @pytest.mark.attack("A22")
+def test_a_query_of_many_fields_has_no_token(client):
+    many = "&".join(f"a{n}=1" for n in range(9))
+    assert client.get(f"/state.json?{many}").status_code == 401
+    assert client.get(f"/state.json?{many}", headers=HEADER).status_code == 200
+
+
+@pytest.mark.attack("A22")
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "a@127.0.0.1"])
 def test_a_page_that_is_asked_for_by_another_host_name_is_refused(client, host):
     asked = {"token": TOKEN}

@@ -385,6 +385,29 @@ def test_filters_keep_the_rows_that_pyarrow_keeps(directory, filters):
     assert found == {"pair": [[n, -n] for n in oracle]}
 
 
+NAN_FILTERS = [
+    [("x", "!=", 5.0)],
+    [("x", "not in", [5.0])],
+    [[("x", "!=", 5.0), ("n", "<", 3)], [("n", "==", 9)]],
+    ~(pc.field("x") == 5.0),
+    ~(pc.field("x") < 6.0),
+    pc.is_nan(pc.field("x")),
+]
+
+
+@pytest.mark.parametrize("filters", NAN_FILTERS)
+def test_rows_that_are_not_a_number_are_kept_whatever_their_row_group(tmp_path, filters):
+    rows = pa.table({"n": [0, 1, 2, 3], "x": [5.0, 5.0, float("nan"), 5.0]})
+    path = write(tmp_path / "f", rows, row_group_size=4)
+    assert read(path, columns=["n"], filters=filters) == {"n": [2]}
+
+
+def test_other_columns_still_exclude_row_groups_beside_a_float(tmp_path):
+    path = write(tmp_path / "f", pa.table({"n": [0, 1], "x": [5.0, 5.0]}), row_group_size=1)
+    request = ParquetRequest(filters=[("x", "!=", 4.0), ("n", ">", 0)])
+    assert [file.piece_rows for file in ParquetSource(path, request).files()] == [(0, 1)]
+
+
 def test_row_groups_without_a_wanted_row_are_not_dealt(directory):
     source = ParquetSource(
         str(directory), ParquetRequest(filters=[("n", ">=", 64), ("n", "<", 97)])
@@ -444,3 +467,23 @@ def test_only_the_columns_asked_for_are_read(tmp_path, monkeypatch):
     ranges.clear()
     assert len(read(path, columns=["a", "b", "c"])["a"]) == 20_000
     assert len(ranges) == 3  # the footer, and one for each row group: neighbours come together
+
+
+@pytest.mark.parametrize("filters", [None, [("n", ">", 0)]])
+@pytest.mark.parametrize("strict_first", [True, False])
+def test_files_differ_in_whether_items_of_lists_may_be_null(tmp_path, strict_first, filters):
+    def save(name: str, may_be_null: bool, values: list[Any]) -> None:
+        item = pa.field("element", pa.int64(), nullable=may_be_null)
+        write(tmp_path / name, pa.table({"n": [1], "v": pa.array([values], pa.list_(item))}))
+
+    save("a", not strict_first, [1, 2])
+    save("b", strict_first, [3, 4])
+    found = read(tmp_path, columns=["v"], filters=filters)
+    assert found == {"v": [[1, 2], [3, 4]]}
+    save("b", strict_first, [3, None] if strict_first else [3, 4])
+    if strict_first:
+        with pytest.raises(DataError, match=r"b: .*'v'.*null"):
+            read(tmp_path, columns=["v"], filters=filters)
+    write(tmp_path / "b", pa.table({"n": [1], "v": [[0.5, 1.5]]}))
+    with pytest.raises(DataError, match=r"'v': expected list<.*int64.*found list<.*double"):
+        read(tmp_path, columns=["v"], filters=filters)

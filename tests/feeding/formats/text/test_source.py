@@ -123,21 +123,22 @@ def test_formats(tmp_path):
     st.lists(
         st.tuples(
             st.integers(-(2**62), 2**62),
-            st.text(st.characters(exclude_categories=["C", "Z"]), max_size=5),
+            st.text(st.characters(exclude_categories=["C", "Z"]) | st.just('"'), max_size=5),
         ),
         min_size=1,
         max_size=30,
     ),
     st.integers(1, 3),
     st.integers(1, 60),
+    st.booleans(),
 )
-def test_what_python_writes_is_read(tmp_path_factory, rows, num_workers, block_bytes):
+def test_what_python_writes_is_read(tmp_path_factory, rows, num_workers, block_bytes, across):
     path = tmp_path_factory.getbasetemp() / "rows.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv_format.writer(file).writerows([("n", "s"), *rows])
     source = CsvSource(
         str(path),
-        CsvRequest(columns={"n": "int64", "s": "str"}),
+        CsvRequest(columns={"n": "int64", "s": "str"}, quoted_newlines=across),
         limits=LineLimits(block_bytes=block_bytes),
     )
     shares = [rows_of(source, worker, num_workers) for worker in range(num_workers)]
@@ -163,6 +164,21 @@ BAD = {
         [1, 3, 4],
     ),
     "open quote at the end": ('n,s\n1,a\n2,"b\n', r"line 3: .*pass quoted_newlines=True", [1]),
+    "a float too large": (
+        "n,s,x\n1,a,1\n2,b,1e39\n3,c,-inf\n",
+        r"line 3: column 'x' has 1e39, which float32 cannot hold; name it float64",
+        [1, 3],
+    ),
+    "a float too large for any": (
+        "n,s,y\n1,a,1\n2,b,-1e400\n3,c,Infinity\n",
+        r"line 3: column 'y' has -1e400, which float64 cannot hold; name it str",
+        [1, 3],
+    ),
+    "carriage return": (
+        "n,s\n1,a\n2,b\r8,x\n3,c\n",
+        "line 3: a carriage return ends a row",
+        [1, 3],
+    ),
     "too large": (f"n,s\n1,a\n2,b\n{2**64},c\n", r"line 4: .* invalid value", [1, 2]),
 }
 
@@ -172,8 +188,12 @@ BAD = {
 def test_a_bad_line_is_named_or_left_out(tmp_path, name, caplog):
     text, expected, numbers = BAD[name]
     (tmp_path / "a.csv").write_text(text)
-    (tmp_path / "b.csv").write_text("n,s\n9,z\n")
-    request = CsvRequest(columns={"n": "int64", "s": "str"})
+    first = text.partition("\n")[0]
+    (tmp_path / "b.csv").write_text(
+        f"{first}\n9,z{',0' * first.count(',y')}{',0' * first.count(',x')}\n"
+    )
+    types = {"n": "int64", "s": "str", "x": "float32", "y": "float64"}
+    request = CsvRequest(columns={name: types[name] for name in first.split(",")})
     with pytest.raises(DataError, match=rf"a\.csv: {expected}"):
         rows_of(CsvSource(str(tmp_path), request))
     caplog.set_level(logging.WARNING)
@@ -190,6 +210,104 @@ def test_empty_values_are_replaced(tmp_path):
     (tmp_path / "a").write_text('n,s,t\n1,,\n2,"",c\n')
     assert read(tmp_path, nulls={"s": "none"})["s"] == ["none", "none"]
     assert read(tmp_path, nulls={"s": "none"})["t"] == ["", "c"]
+
+
+SPARK = r"""1,"x \" y"
+2,a\b
+3,"q\"\\z"
+4,"c,\\"
+5,"\\\""
+6,\
+7,"a,\\n"
+8,"\""
+9,""
+"""
+"""What df.write.csv of Spark 4 writes."""
+SPARK_VALUES = ['x " y', "a\\b", 'q"\\z', "c,\\", '\\"', "\\", "a,\\n", '"', ""]
+
+
+@pytest.mark.parametrize("quoted_newlines", [False, True])
+@pytest.mark.parametrize("block_bytes", [1, 7, 4096])
+def test_what_spark_writes_is_read_with_its_escape(tmp_path, quoted_newlines, block_bytes):
+    (tmp_path / "a").write_text(SPARK)
+    request = CsvRequest(
+        columns={"n": "int64", "s": "str"},
+        header=["n", "s"],
+        escape="\\",
+        quoted_newlines=quoted_newlines,
+    )
+    limits = LineLimits(block_bytes=block_bytes)
+    source = CsvSource(str(tmp_path), request, limits=limits)
+    assert rows_of(source) == {"n": list(range(1, 10)), "s": SPARK_VALUES}
+
+
+def test_names_are_escaped_as_values(tmp_path):
+    (tmp_path / "a").write_text('"a \\" b",n\nx,1\n')
+    assert read(tmp_path, escape="\\") == {'a " b': ["x"], "n": [1]}
+    with pytest.raises(DataError, match="line 1: text follows the closing quote of a name"):
+        read(tmp_path)
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize("quoted_newlines", [False, True])
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('2,"x \\" y"', r"text follows .* pass escape='\\\\'"),
+        ('2,"x"y', "text follows the closing quote of a value; ',' or the line end must"),
+    ],
+)
+def test_text_after_a_closing_quote_is_refused(tmp_path, line, expected, quoted_newlines):
+    (tmp_path / "a").write_text(f"n,s\n1,a\n{line}\n3,c\n")
+    request = CsvRequest(quoted_newlines=quoted_newlines, columns={"n": "int64", "s": "str"})
+    with pytest.raises(DataError, match=f"a: line 3: {expected}"):
+        rows_of(CsvSource(str(tmp_path), request))
+    source = CsvSource(str(tmp_path), request, bad=BadData("skip"))
+    assert rows_of(source) == {"n": [1, 3], "s": ["a", "c"]}
+
+
+@pytest.mark.fault("F45")
+def test_a_quote_that_is_never_closed_is_refused_across_lines(tmp_path):
+    (tmp_path / "a").write_text('a,b\n1,x\n2,"y\n3,z\n4,w\n')
+    request = CsvRequest(quoted_newlines=True, columns={"a": "int64", "b": "str"})
+    with pytest.raises(DataError, match=r"a: line 3: a quoted value does not end: .* 13 bytes"):
+        rows_of(CsvSource(str(tmp_path), request))
+    source = CsvSource(str(tmp_path), request, bad=BadData("skip"))
+    assert rows_of(source) == {"a": [1], "b": ["x"]}
+    assert source.num_skipped == 1
+
+
+@pytest.mark.fault("F45")
+@pytest.mark.parametrize("bad", ["oops", "x,y"])
+def test_one_bad_row_of_many_is_left_out_across_lines(tmp_path, bad):
+    lines = [f'{n},"v\n{n}"' for n in range(1000)]
+    lines[400] = bad
+    (tmp_path / "a").write_text("\n".join(["n,s", *lines, ""]))
+    request = CsvRequest(quoted_newlines=True, columns={"n": "int64", "s": "str"})
+    with pytest.raises(DataError, match="a: line 802: "):
+        rows_of(CsvSource(str(tmp_path), request))
+    source = CsvSource(
+        str(tmp_path), request, bad=BadData("skip"), limits=LineLimits(block_bytes=700)
+    )
+    assert rows_of(source)["n"] == [n for n in range(1000) if n != 400]
+    assert source.num_skipped == 1
+
+
+def test_a_first_row_without_header_may_hold_line_ends(tmp_path):
+    (tmp_path / "a").write_text('\ufeff"a\nb",1\nc,2\n')
+    found = read(tmp_path, header=False, quoted_newlines=True)
+    assert found == {"_c0": ["a\nb", "c"], "_c1": [1, 2]}
+
+
+@pytest.mark.parametrize("large", [2**63, -(2**63) - 1, 2**64 - 1])
+def test_integers_beyond_int64_are_not_guessed_to_be_floats(tmp_path, large):
+    (tmp_path / "a").write_text(f"id,x\n1,1e30\n,2\n{large},3\n")
+    with pytest.raises(DataError, match=f"'id' has integers beyond int64, as {large}.*'uint64' or"):
+        read(tmp_path)
+    assert read(tmp_path, columns={"id": "str"})["id"] == ["1", "", str(large)]
+    assert read(tmp_path, columns=["x"])["x"] == [1e30, 2.0, 3.0]
+    (tmp_path / "a").write_text(f"x\n{large}\n0.5\n")
+    assert read(tmp_path)["x"] == [float(large), 0.5]
 
 
 @pytest.mark.parametrize("quoted_newlines", [False, True])

@@ -95,6 +95,8 @@ UNFIT: dict[str, tuple[dict[str, Any], Feature]] = {
     ),
     "holds 300, which uint8 cannot": ({"x": 300}, Feature("uint8")),
     "holds 2, which bool cannot": ({"x": 2}, Feature("bool")),
+    "holds 70000.0, which float16 cannot; ask for float32": ({"x": 7e4}, Feature("float16")),
+    "holds -70000.0, which float16": ({"x": [1.0, -7e4]}, Feature("float16", (2,))),
 }
 
 
@@ -104,7 +106,7 @@ def test_what_does_not_fit_is_named_or_skipped(text: str):
     row, feature = UNFIT[text]
     good = encode_example({"x": {"float": 5.0, "int64": 1}.get(kind_of(feature), b"")})
     if feature.shape:
-        good = encode_example({"x": [5.0] * 3})
+        good = encode_example({"x": [5.0] * feature.shape[0]})
     records = [good, encode_example(row), good]
     with pytest.raises(
         DataError, match=rf"^part-0: record 11 at byte {1000 + len(good)}: .*{text}"
