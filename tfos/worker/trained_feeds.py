@@ -51,7 +51,7 @@ _RETURN_S = 300.0
 
 
 class _Expected(NamedTuple):
-    """A batch that is in no save yet, as far as is known."""
+    """A batch that is in no save yet, or that a server may have lost since."""
 
     query: str
     batch_id: int
@@ -59,6 +59,8 @@ class _Expected(NamedTuple):
     """The id that was recorded for its query before; None: there was none."""
     generations: tuple[int, ...]
     """The servers' when its rows were let in."""
+    saved_step: int = -1
+    """Of the save that has it, while it is unknown whether the servers still do; -1: none."""
 
 
 class _Outcome(NamedTuple):
@@ -307,14 +309,16 @@ class TrainedFeeds:
             return _SAVED
         with self._lock:
             trained, expected = dict(self._trained), self._expected.get(feed)
-        error = self._saver.save_now()
-        if error:
+        was_saved = expected is not None and expected.saved_step >= 0
+        if not was_saved and (error := self._saver.save_now()):
             return _Outcome(error)
-        outcome = _SAVED if expected is None else self._kept(self._saver, expected)
+        outcome = _SAVED if expected is None else self._kept(self._saver, feed, expected)
         if outcome.is_lost and expected is not None:
             return self._save_without(self._saver, feed, expected, outcome.error)
         if outcome.error:
             return outcome
+        if was_saved and (error := self._saver.save_now()):
+            return _Outcome(error)
         with self._lock:
             self._saved = trained
             self._expected.pop(feed, None)
@@ -332,17 +336,20 @@ class TrainedFeeds:
             self._expected.pop(feed, None)
         return _lost(expected)
 
-    def _kept(self, saver: ChiefSaver, expected: _Expected) -> _Outcome:
-        """Return whether the save just made has the batch, and the servers have it now.
+    def _kept(self, saver: ChiefSaver, feed: str, expected: _Expected) -> _Outcome:
+        """Return whether its save, or the one just made, has the batch, and the servers do now.
 
         Args:
             saver: has made the save.
+            feed: of the batch.
             expected: the batch.
         """
-        # The save's own starts: a server restarted twice may hold a save that lacks the batch.
-        if saver.saved_generations != expected.generations:
-            return _lost(expected)
-        step, deadline_s = saver.saved_step, time.monotonic() + _RETURN_S
+        step, deadline_s = expected.saved_step, time.monotonic() + _RETURN_S
+        if step < 0:
+            # The save's own starts: a server restarted twice may hold a save that lacks the batch.
+            if saver.saved_generations != expected.generations:
+                return _lost(expected)
+            step = saver.saved_step
         while True:
             is_kept = self._is_held_since(saver, step, expected.generations)
             if is_kept is not None:
@@ -350,6 +357,8 @@ class TrainedFeeds:
             if time.monotonic() >= deadline_s or self._is_over():
                 break
             self._stopped.wait(_LOOK_S)
+        with self._lock:
+            self._expected[feed] = expected._replace(saved_step=step)
         return _Outcome(
             f"the save of step {step} has batch {expected.batch_id}, and a parameter server has "
             "been away since then: whether it goes on from that save is unknown"

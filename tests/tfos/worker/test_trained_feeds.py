@@ -219,8 +219,9 @@ def test_a_save_of_a_server_that_had_lost_the_batch_does_not_bring_it_back():
 
 
 @pytest.mark.fault("F08")
+@pytest.mark.parametrize("restored", [0, 1])
 def test_a_server_that_does_not_return_after_a_save_leaves_open_whether_the_batch_is_there(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, restored: int
 ):
     monkeypatch.setattr("tfos.worker.trained_feeds._RETURN_S", 0.0)
     bed = Bed(q=4)
@@ -238,6 +239,13 @@ def test_a_server_that_does_not_return_after_a_save_leaves_open_whether_the_batc
     last = bed.said[-1]
     assert "step 1 has batch 5, and a parameter server has been away since then" in last.error
     assert (last.is_lost, last.trained, last.saved) == (False, {"q": 5}, {"q": 4})
+    bed.saver.save_now = save_now  # type: ignore[method-assign]
+    bed.saver.starts, bed.saver.restored_at = (0, 1), (-1, restored)
+    bed.batches.save(SaveBatches("input", 2))
+    last = bed.said[-1]
+    assert last.is_lost == (restored < 1)
+    assert last.trained == last.saved == {"q": 5 if restored else 4}
+    assert bed.client.metadata == {METADATA_NAME: {"q": 5 if restored else 4}}
 
 
 @pytest.mark.fault("F08")
