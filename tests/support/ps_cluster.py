@@ -140,12 +140,16 @@ class Cluster:
             server.start()
             self.servers.append(server)
 
-    def restart(self, rank: int, directory: Path, *, by_hand: bool = False) -> PSServer:
+    def restart(
+        self, rank: int, directory: Path, *, by_hand: bool = False, generation: int = 0
+    ) -> PSServer:
         """End a server without a word and start one in its place, as a supervisor does."""
         old = self.servers[rank]
         host, port = old.endpoint.host, old.endpoint.port
         old.close(0.5)
-        server = PSServer(old.settings, self.credentials, open_storage=self.open_storage)
+        server = PSServer(
+            old.settings, self.credentials, generation=generation, open_storage=self.open_storage
+        )
         self.servers[rank] = server
         if port:
             server.bind_tcp(host, port)

@@ -71,7 +71,7 @@ class WorkerFeeds:
             worker=bundle.name,
             on_rows=RowMarks(spec.rows_fd, self._names).note if spec.rows_fd >= 0 else None,
         )
-        self.trained = TrainedFeeds(send)
+        self.trained = TrainedFeeds(send, stopped)
 
     def check(self, name: str) -> None:
         """Refuse a feed that will never be fed or ended: reading it would wait for ever.

@@ -20,7 +20,8 @@ from ps.checkpoint.score import Score
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.client.saver import SaveOptions
-from ps.errors import CheckpointError
+from ps.errors import CheckpointError, ServerRestoring
+from ps.protocol.permissions import ServerPhase
 from tfos.config import Checkpoints
 
 if TYPE_CHECKING:
@@ -119,13 +120,38 @@ class ChiefSaver:
         """Return, for each server, which start of it answers now."""
         return self._client.server_generations()
 
+    @property
+    def saved_generations(self) -> tuple[int, ...]:
+        """For each server, which start of it the save holds that `save_now` has just made.
+
+        A start that is replaced before the commit is still named here: nobody has asked the next.
+        """
+        return self._client.known_generations
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the last save; -1: there was none."""
+        return self._saver.saved_step
+
+    def restored_steps(self) -> tuple[int, ...]:
+        """Return, for each server, the step that it was filled from; -1: it was seeded.
+
+        Raises:
+            ServerRestoring: one has no parameters yet.
+        """
+        servers = self._client.stats()
+        for each in servers:
+            if each.phase != ServerPhase.SERVING:
+                raise ServerRestoring(f"ps:{each.server} is {each.phase}")
+        return tuple(each.restored_step for each in servers)
+
     def place(self, step: int | None = None) -> tuple[str, int]:
         """Return path or URL of a checkpoint, and its step.
 
         Args:
             step: None: that of the last save.
         """
-        step = self._saver.saved_step if step is None else step
+        step = self.saved_step if step is None else step
         return self._open_storage(self._plan.directory).where(step_name(step)), step
 
     def best(self, metric: str, *, higher_is_better: bool) -> Checkpoint | None:

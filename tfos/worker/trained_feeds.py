@@ -18,12 +18,14 @@ id is never recorded.
 
 A server that is restarted goes back to its last save. If one was since a batch was expected, that
 batch is not whole in the parameters, though a save after it succeeds: it is answered with an error
-and its id is taken back, so that Spark brings it again.
+and its id is taken back, so that Spark brings it again. Not if it went back to the batch's own
+save. So no rows come before each server has said which start of it is at work.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,17 +44,23 @@ METADATA_NAME = "tfos.streams"
 """Name of the metadata: a mapping of query id to the last batch id."""
 _MAX_QUERIES = 16
 """Ids of the queries trained last; metadata is small."""
+_LOOK_S = 0.2
+"""How often to ask again a server that is away."""
+_RETURN_S = 300.0
+"""For a server that is away after a save: to be started again and to restore that save."""
 
 
 class _Expected(NamedTuple):
-    """A batch that is in no save yet, as far as is known."""
+    """A batch that is in no save yet, or that a server may have lost since."""
 
     query: str
     batch_id: int
     before: int | None
     """The id that was recorded for its query before; None: there was none."""
     generations: tuple[int, ...]
-    """The servers' when its rows were let in; empty: one was away."""
+    """The servers' when its rows were let in."""
+    saved_step: int = -1
+    """Of the save that has it, while it is unknown whether the servers still do; -1: none."""
 
 
 class _Outcome(NamedTuple):
@@ -70,10 +78,15 @@ class TrainedFeeds:
 
     Args:
         report: sends a report to the driver.
+        stopped: set once the node is stopped; None: it never is.
     """
 
-    def __init__(self, report: Callable[[BatchReport], object]) -> None:
+    def __init__(
+        self, report: Callable[[BatchReport], object], stopped: threading.Event | None = None
+    ) -> None:
         self._report = report
+        self._stopped = stopped or threading.Event()
+        self._is_ended = False
         self._client: Callable[[], PSClient] | None = None
         self._lock = threading.Lock()
         self._saver: ChiefSaver | None = None
@@ -138,24 +151,30 @@ class TrainedFeeds:
 
     def end(self) -> None:
         """main_fun has returned: a run that resumes this one feeds all of its epochs."""
+        self._is_ended = True
         self._fed.end()
 
     def expect(self, order: TrainBatch) -> None:
-        """Carry out an order: admit its rows once no running save could contain a part of them."""
+        """Carry out an order: admit its rows once no running save could contain a part of them.
+
+        And once each server has said which start of it is at work. The driver revokes the order of
+        a batch whose rows may not come for `feed_timeout`, which ends the wait.
+        """
         if self._saver is not None and order.holds:
             self._saver.hold()
-        generations = self._generations()
+        generations = self._await_generations(order)
         with self._lock:
-            is_abandoned = order.number <= self._left.get(order.feed, -1)
-            if not is_abandoned:
+            is_admitted = generations is not None and not self._is_revoked(order)
+            if generations is not None and is_admitted:
                 self._due[order.feed] = order
                 before = self._trained.get(order.query)
                 expected = _Expected(order.query, order.batch_id, before, generations)
                 self._expected[order.feed] = expected
-        if is_abandoned:  # revoked while this thread waited for a save
+            releases = not is_admitted and not self._in_part
+        if is_admitted:
+            self._answer(order.feed, order.number, is_done=False)
+        elif releases:
             self.release()
-            return
-        self._answer(order.feed, order.number, is_done=False)
 
     def leave(self, order: LeaveBatch) -> bool:
         """Carry out an order to revoke a batch; return whether saves may begin again.
@@ -209,7 +228,7 @@ class TrainedFeeds:
             if feed in self._counted and epoch <= self._counted[feed]:
                 self._fed.note(feed, epoch, place)
             return
-        outcome = self._lost(feed) if order.saves else _SAVED
+        outcome = self._lost_before_save(feed) if order.saves else _SAVED
         if not outcome.is_lost:
             self._note(order)
             outcome = self._save(feed) if order.saves else _SAVED
@@ -290,34 +309,103 @@ class TrainedFeeds:
             return _SAVED
         with self._lock:
             trained, expected = dict(self._trained), self._expected.get(feed)
-        error = self._saver.save_now()
-        if error:
+        was_saved = expected is not None and expected.saved_step >= 0
+        if not was_saved and (error := self._saver.save_now()):
             return _Outcome(error)
-        outcome = self._lost(feed)
+        outcome = _SAVED if expected is None else self._kept(self._saver, feed, expected)
         if outcome.is_lost and expected is not None:
-            self._take_back(expected)
-            self._saver.save_now()  # else a run that resumes from that save would skip the batch
+            return self._save_without(self._saver, feed, expected, outcome.error)
+        if outcome.error:
             return outcome
+        if was_saved and (error := self._saver.save_now()):
+            return _Outcome(error)
         with self._lock:
             self._saved = trained
             self._expected.pop(feed, None)
         return _SAVED
 
-    def _lost(self, feed: str) -> _Outcome:
+    def _lost_before_save(self, feed: str) -> _Outcome:
         """Return whether the newest batch of a feed is not whole in the parameters any more."""
         with self._lock:
             expected = self._expected.get(feed)
         if self._saver is None or expected is None:
             return _SAVED
-        found = self._generations()
-        if found and found == expected.generations:
+        if self._generations(self._saver) == expected.generations:
             return _SAVED
         with self._lock:
             self._expected.pop(feed, None)
-        error = (
-            f"a parameter server was restarted while batch {expected.batch_id} was trained or "
-            "saved, and went back to the save before it: the batch is not whole in the parameters"
+        return _lost(expected)
+
+    def _kept(self, saver: ChiefSaver, feed: str, expected: _Expected) -> _Outcome:
+        """Return whether its save, or the one just made, has the batch, and the servers do now.
+
+        Args:
+            saver: has made the save.
+            feed: of the batch.
+            expected: the batch.
+        """
+        step, deadline_s = expected.saved_step, time.monotonic() + _RETURN_S
+        if step < 0:
+            # The save's own starts: a server restarted twice may hold a save that lacks the batch.
+            if saver.saved_generations != expected.generations:
+                return _lost(expected)
+            step = saver.saved_step
+        while True:
+            is_kept = self._is_held_since(saver, step, expected.generations)
+            if is_kept is not None:
+                return _SAVED if is_kept else _lost(expected)
+            if time.monotonic() >= deadline_s or self._is_over():
+                break
+            self._stopped.wait(_LOOK_S)
+        with self._lock:
+            self._expected[feed] = expected._replace(saved_step=step)
+        return _Outcome(
+            f"the save of step {step} has batch {expected.batch_id}, and a parameter server has "
+            "been away since then: whether it goes on from that save is unknown"
         )
+
+    def _is_held_since(
+        self, saver: ChiefSaver, step: int, generations: tuple[int, ...]
+    ) -> bool | None:
+        """Return whether every server still has what it had at a save; None: one is away.
+
+        Args:
+            saver: has made the save.
+            step: of the save.
+            generations: which starts of the servers it holds.
+        """
+        found = self._generations(saver)
+        if found == generations:
+            return True
+        if found is None:
+            return None
+        try:
+            restored = saver.restored_steps()
+        except (PSError, RpcError):
+            return None
+        starts = zip(found, generations, restored, strict=True)
+        return all(now == then or at >= step for now, then, at in starts)
+
+    def _save_without(
+        self, saver: ChiefSaver, feed: str, expected: _Expected, error: str
+    ) -> _Outcome:
+        """Take back the id of a lost batch, also on disk: a run that resumes would skip the batch.
+
+        Args:
+            saver: has made a save that names the batch.
+            feed: of the batch.
+            expected: the batch.
+            error: why it is lost.
+        """
+        with self._lock:
+            self._expected.pop(feed, None)
+        self._take_back(expected)
+        failed = saver.save_now()
+        if failed:
+            error = (
+                f"{error}; the save without its id failed ({failed}): a run that resumes from step "
+                f"{saver.saved_step} skips the batch, unless a later save of this run succeeds"
+            )
         return _Outcome(error, is_lost=True)
 
     def _take_back(self, expected: _Expected) -> None:
@@ -328,14 +416,38 @@ class TrainedFeeds:
                 self._trained[expected.query] = expected.before
         self._record()
 
-    def _generations(self) -> tuple[int, ...]:
-        """Return which start of each server is at work; nothing if one is away."""
+    def _is_over(self) -> bool:
+        return self._is_ended or self._stopped.is_set()
+
+    def _is_revoked(self, order: TrainBatch) -> bool:
+        return order.number <= self._left.get(order.feed, -1)
+
+    def _await_generations(self, order: TrainBatch) -> tuple[int, ...] | None:
+        """Return the servers' starts; None: the order was revoked, or this worker ends.
+
+        Args:
+            order: whose rows wait.
+        """
         if self._saver is None:
             return ()
+        while not self._is_over() and not self._is_revoked(order):
+            found = self._generations(self._saver)
+            if found is not None:
+                return found
+            self._stopped.wait(_LOOK_S)
+        return None
+
+    @staticmethod
+    def _generations(saver: ChiefSaver) -> tuple[int, ...] | None:
+        """Return which start of each server is at work; None: one is away.
+
+        Args:
+            saver: asks them.
+        """
         try:
-            return self._saver.server_generations()
+            return saver.server_generations()
         except (PSError, RpcError):
-            return ()
+            return None
 
     def _answer(self, feed: str, number: int, **changes: Any) -> None:
         with self._lock:
@@ -348,3 +460,12 @@ class TrainedFeeds:
                 **changes,
             )
         self._report(report)
+
+
+def _lost(expected: _Expected) -> _Outcome:
+    """Return what is said of a batch that is not whole in the parameters any more."""
+    error = (
+        f"a parameter server was restarted while batch {expected.batch_id} was trained or saved, "
+        "and went back to the save before it: the batch is not whole in the parameters"
+    )
+    return _Outcome(error, is_lost=True)

@@ -6,7 +6,9 @@ import errno
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +17,19 @@ from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.client.client import PSClient
 from ps.client.periodic_saver import Period, PeriodicSaver
-from ps.errors import CheckpointError, ServerPhaseError
+from ps.errors import CheckpointError, ServerPhaseError, ServerRestoring
 from ps.manifest.manifest import Hyper
+from ps.server.handlers import Service
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tests.support.waiting import wait_until
 from tfos.config import Checkpoints
+from tfos.control.messages import BatchReport, TrainBatch
 from tfos.errors import SettingsError
 from tfos.files.paths import OutputPlace, output_directory
+from tfos.fit_place import FitPlace
 from tfos.worker.saver import ChiefSaver
+from tfos.worker.trained_feeds import TrainedFeeds
 
 pytestmark = pytest.mark.socket
 
@@ -257,6 +263,79 @@ def test_it_saves_below_a_step_that_a_restarted_server_could_not_go_on_from(
         bed.client().seed(manifest, filled(manifest))
         wait_until(lambda: latest(tmp_path) == 0, "a save")
         saver.close()
+
+
+@pytest.mark.fault("F08")
+def test_it_tells_the_starts_that_a_save_holds_from_those_that_answer_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stands, goes_on = threading.Event(), threading.Event()
+    restored = Service._new_dense
+
+    def held(*arguments: Any) -> Any:
+        stands.set()
+        assert goes_on.wait(20.0)
+        return restored(*arguments)
+
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc", num_servers=2) as bed:
+        saver = ChiefSaver(plan(tmp_path), bed.client)
+        bed.client().seed(manifest, filled(manifest))
+        assert saver.server_generations() == (0, 0)
+        assert saver.restored_steps() == (-1, -1)
+        assert saver.save_now() == ""
+        monkeypatch.setattr(Service, "_new_dense", held)
+        restart = partial(bed.restart, 1, tmp_path, generation=1)
+        restarting = threading.Thread(target=restart, daemon=True)
+        restarting.start()
+        assert stands.wait(20.0)
+        assert saver.saved_generations == (0, 0)
+        assert saver.server_generations() == (0, 1)
+        with pytest.raises(ServerRestoring, match="ps:1 is RESTORING"):
+            saver.restored_steps()
+        goes_on.set()
+        restarting.join(20.0)
+        assert saver.restored_steps() == (-1, saver.saved_step)
+        saver.close()
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("restarts", ["before its save", "after its save"])
+def test_a_batch_is_lost_by_a_restart_before_its_save_alone(tmp_path: Path, restarts: str):
+    manifest = make_manifest(rule=ADD)
+    said: list[BatchReport] = []
+    with cluster("inproc", num_servers=2) as bed:
+        saver, client = ChiefSaver(plan(tmp_path), bed.client), bed.client()
+        client.seed(manifest, filled(manifest))
+        assert saver.save_now() == ""
+        feeds = TrainedFeeds(said.append)
+        feeds.follow("input")
+        feeds.begin(saver, lambda: client)
+        feeds.expect(TrainBatch("input", 1, 0, "q", 5, True, True))
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        save_now, starts = saver.save_now, iter((1,))
+
+        def save_beside_a_restart() -> str:
+            if restarts == "before its save":
+                error = restart_once() or save_now()
+            else:
+                error = save_now() or restart_once()
+            return error
+
+        def restart_once() -> str:
+            for generation in starts:
+                bed.restart(1, tmp_path, generation=generation)
+            return ""
+
+        saver.save_now = save_beside_a_restart  # type: ignore[method-assign,assignment]
+        feeds.trained("input", 0, FitPlace(0, 1))
+        last = said[-1]
+        values = set(bed.pulled(client)["trainable"])
+        saver.close()
+    if restarts == "after its save":
+        assert (last.error, last.is_lost, last.saved, values) == ("", False, {"q": 5}, {1.0})
+    else:
+        assert (last.is_lost, last.saved, values) == (True, {}, {0.0, 1.0})
 
 
 def test_a_run_goes_on_from_an_earlier_one(tmp_path: Path):

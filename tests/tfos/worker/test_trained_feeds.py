@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,13 @@ class Saver:
         self.error = ""
         self.log: list[Any] = []
         self.starts: tuple[int, ...] = (0, 0)
+        self.saved_generations: tuple[int, ...] = ()
+        self.restored_at: tuple[int, ...] = (-1, -1)
+        self.saved_step = 0
         self.restarts_at_save = False
+        self.restores_after_save: int | None = None
+        self.num_away = 0
+        self.asked = threading.Semaphore(0)
 
     def restored_metadata(self) -> dict[str, Any]:
         return self.restored
@@ -51,10 +58,28 @@ class Saver:
     def save_now(self) -> str:
         self.log.append(dict(self.client.metadata.get(METADATA_NAME, {})))
         if self.restarts_at_save:  # the first try fails, the next one finds the restored server
-            self.starts, self.restarts_at_save = (0, self.starts[1] + 1), False
-        return self.error
+            self._restart(self.saved_step)
+            self.restarts_at_save = False
+        if self.error:
+            return self.error
+        self.saved_generations = self.starts
+        self.saved_step += 1
+        if self.restores_after_save is not None:  # 0: the step of this save
+            self._restart(self.saved_step + self.restores_after_save)
+            self.restores_after_save = None
+        return ""
+
+    def _restart(self, step: int) -> None:
+        self.starts, self.restored_at = (0, self.starts[1] + 1), (-1, step)
+
+    def restored_steps(self) -> tuple[int, ...]:
+        return self.restored_at
 
     def server_generations(self) -> tuple[int, ...]:
+        self.asked.release()
+        if self.num_away:
+            self.num_away -= 1
+            raise ServerGone("ps:1 is away")
         if self.starts == ():
             raise ServerGone("ps:1 is away")
         return self.starts
@@ -65,7 +90,8 @@ class Bed:
         self.client = Client()
         self.saver = Saver(self.client, {METADATA_NAME: restored} if restored else None)
         self.said: list[BatchReport] = []
-        self.batches = TrainedFeeds(self.said.append)
+        self.stopped = threading.Event()
+        self.batches = TrainedFeeds(self.said.append, self.stopped)
         saver: Any = self.saver
         client: Any = self.client
         self.batches.begin(saver, lambda: client)
@@ -156,6 +182,128 @@ def test_a_batch_that_a_server_lost_during_its_save_is_not_reported_as_saved():
     assert bed.saver.log[-2:] == [{"q": 5}, "release"]
     last = bed.said[-1]
     assert (last.error, last.trained, last.saved) == ("", {"q": 5}, {"q": 5})
+
+
+@pytest.mark.fault("F08")
+def test_a_batch_whose_save_a_restarted_server_goes_on_from_is_saved():
+    bed = Bed(q=4)
+    bed.batches.follow("input")
+    bed.saver.restores_after_save = 0
+    bed.batches.expect(bed.order(1, 0, 5))
+    bed.batches.trained("input", 0, PLACE)
+    last = bed.said[-1]
+    assert (last.error, last.is_lost, last.saved) == ("", False, {"q": 5})
+    assert bed.saver.log == ["hold", {"q": 5}, "release"]
+
+
+@pytest.mark.fault("F08")
+def test_a_batch_whose_save_was_committed_too_late_for_a_restarted_server_is_lost():
+    bed = Bed(q=4)
+    bed.batches.follow("input")
+    bed.saver.restores_after_save = -1
+    bed.batches.expect(bed.order(1, 0, 5))
+    bed.batches.trained("input", 0, PLACE)
+    assert bed.said[-1].is_lost
+    assert bed.client.metadata == {METADATA_NAME: {"q": 4}}
+
+
+@pytest.mark.fault("F08")
+def test_a_save_of_a_server_that_had_lost_the_batch_does_not_bring_it_back():
+    """A first restart before the commit loses the batch; a second one restores that save."""
+    bed = Bed(q=4)
+    bed.batches.follow("input")
+    bed.saver.restarts_at_save, bed.saver.restores_after_save = True, 0
+    bed.batches.expect(bed.order(1, 0, 5))
+    bed.batches.trained("input", 0, PLACE)
+    assert bed.said[-1].is_lost
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("restored", [0, 1])
+def test_a_server_that_does_not_return_after_a_save_leaves_open_whether_the_batch_is_there(
+    monkeypatch: pytest.MonkeyPatch, restored: int
+):
+    monkeypatch.setattr("tfos.worker.trained_feeds._RETURN_S", 0.0)
+    bed = Bed(q=4)
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 5))
+    save_now = bed.saver.save_now
+
+    def save_and_die() -> str:
+        error = save_now()
+        bed.saver.starts = ()
+        return error
+
+    bed.saver.save_now = save_and_die  # type: ignore[method-assign]
+    bed.batches.trained("input", 0, PLACE)
+    last = bed.said[-1]
+    assert "step 1 has batch 5, and a parameter server has been away since then" in last.error
+    assert (last.is_lost, last.trained, last.saved) == (False, {"q": 5}, {"q": 4})
+    bed.saver.save_now = save_now  # type: ignore[method-assign]
+    bed.saver.starts, bed.saver.restored_at = (0, 1), (-1, restored)
+    bed.batches.save(SaveBatches("input", 2))
+    last = bed.said[-1]
+    assert last.is_lost == (restored < 1)
+    assert last.trained == last.saved == {"q": 5 if restored else 4}
+    assert bed.client.metadata == {METADATA_NAME: {"q": 5 if restored else 4}}
+
+
+@pytest.mark.fault("F08")
+def test_a_lost_batch_whose_id_stays_in_the_newest_save_is_said():
+    bed = Bed(q=4)
+    bed.batches.follow("input")
+    bed.saver.restarts_at_save = True
+    bed.batches.expect(bed.order(1, 0, 5))
+    save_now = bed.saver.save_now
+
+    def save_once() -> str:
+        error = save_now()
+        bed.saver.error = "OSError: No space left"
+        return error
+
+    bed.saver.save_now = save_once  # type: ignore[method-assign]
+    bed.batches.trained("input", 0, PLACE)
+    last = bed.said[-1]
+    assert LOST in last.error
+    assert (
+        "the save without its id failed (OSError: No space left): a run that resumes from step 1 "
+        "skips the batch"
+    ) in last.error
+    assert last.is_lost
+
+
+@pytest.mark.fault("F08")
+def test_rows_wait_for_a_server_that_is_away_as_the_batch_begins():
+    bed = Bed(q=4)
+    bed.batches.follow("input")
+    bed.saver.num_away = 1
+    bed.batches.expect(bed.order(1, 0, 5))
+    assert (bed.said[-1].number, bed.said[-1].is_done) == (1, False)
+    bed.batches.trained("input", 0, PLACE)
+    last = bed.said[-1]
+    assert (last.error, last.is_lost, last.saved) == ("", False, {"q": 5})
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("end", ["revoked", "stopped", "ended"])
+def test_a_batch_that_waits_for_a_server_ends_with_its_order_or_its_worker(end: str):
+    bed = Bed(q=4)
+    bed.saver.starts = ()
+    waiting = threading.Thread(target=bed.batches.expect, args=(bed.order(1, 0, 5),), daemon=True)
+    waiting.start()
+    for _ in range(2):
+        assert bed.saver.asked.acquire(timeout=20.0)
+    assert waiting.is_alive()
+    if end == "revoked":
+        bed.batches.leave(LeaveBatch("input", 1, in_part=False))
+    elif end == "stopped":
+        bed.stopped.set()
+    else:
+        bed.batches.end()
+    waiting.join(20.0)
+    assert not waiting.is_alive()
+    assert [said.number for said in bed.said] == [0], "its rows were let in"
+    assert bed.saver.log == ["hold", "release"]
 
 
 @pytest.mark.fault("F08")
