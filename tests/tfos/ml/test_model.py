@@ -109,7 +109,7 @@ def test_outputs_may_be_called_as_their_labels_and_fit_says_what_transform_needs
     with pytest.warns(UserWarning, match=r"\['click', 'buy'\].*CrossValidator.*predictionCols"):
         fitted = estimator._fit(frame)
     fitted._signature = model_of(click=(1,), buy=(1,))._signature
-    with pytest.raises(SettingsError, match="have a column 'click'.*predictionCols"):
+    with pytest.raises(SettingsError, match=r"have a column 'click'.*predictionCols"):
         fitted._outputs(fitted._signature, frame.columns)
     assert [each.column for each in fitted._outputs(fitted._signature, ["x"])] == ["click", "buy"]
 
