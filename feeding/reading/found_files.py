@@ -1,7 +1,7 @@
 """Found files: what one worker has found of the files, small enough for all workers to compare.
 
 Each worker cuts its share from a list of its own. Where the lists differ, some rows are read twice
-and others never.
+and others never. Each host may have its copies in a directory of its own.
 
 Covers: the summary, the sentence about two that differ.
 Does not: list files (discover), exchange summaries (tfos.reading, tfos.keras.fit).
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from feeding.reading.host_paths import without_directory
 from feeding.reading.positions import fingerprint
 from feeding.reading.splits import SourceFile
 
@@ -39,9 +40,9 @@ class FoundFiles(msgspec.Struct, frozen=True):
 
 def summed_up(files: Sequence[SourceFile]) -> FoundFiles:
     """Return the summary of all files of one data set."""
-    found = [_digest(file) for file in sorted(files)] if len(files) <= _MOST_DIGESTS else []
+    named = without_directory(files) if len(files) <= _MOST_DIGESTS else []
     num_bytes = sum(file.size_bytes for file in files)
-    return FoundFiles(fingerprint(files), len(files), num_bytes, b"".join(found))
+    return FoundFiles(fingerprint(files), len(files), num_bytes, b"".join(map(_digest, named)))
 
 
 def difference(
@@ -69,8 +70,10 @@ def _digest(file: SourceFile) -> bytes:
 def _first(files: Sequence[SourceFile], other: FoundFiles) -> str:
     if not other.digests:
         return ""
-    for number, file in enumerate(sorted(files)):
+    for number, (file, named) in enumerate(
+        zip(sorted(files), without_directory(files), strict=True)
+    ):
         at = number * _DIGEST_BYTES
-        if other.digests[at : at + _DIGEST_BYTES] != _digest(file):
+        if other.digests[at : at + _DIGEST_BYTES] != _digest(named):
             return f"; the first that differs is here {file.path} of {file.size_bytes} bytes"
     return "; the further ones are not here"

@@ -28,6 +28,7 @@ import msgspec
 
 from feeding.errors import FeedSettingsError, FileChanged
 from feeding.reading import splits
+from feeding.reading.host_paths import without_directory
 from feeding.reading.splits import SourceFile, Split
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -199,8 +200,9 @@ def course_after(
 
 
 def fingerprint(files: Iterable[SourceFile]) -> str:
-    """Return a hash of the files' paths, sizes and rows."""
-    found = sorted((file.path, file.size_bytes, file.piece_rows) for file in files)
+    """Return a hash of the files' paths, sizes and rows; equal for copies on other hosts."""
+    named = without_directory(files)
+    found = [(file.path, file.size_bytes, file.piece_rows) for file in named]
     return hashlib.blake2b(msgspec.json.encode(found), digest_size=12).hexdigest()
 
 
@@ -208,13 +210,13 @@ def refuse_changed(before: Iterable[tuple[str, int]], files: Iterable[SourceFile
     """Refuse files that have changed.
 
     Args:
-        before: paths and sizes in bytes when the position was saved.
+        before: paths, as of `without_directory`, and sizes when the position was saved.
         files: as they are now.
 
     Raises:
         FileChanged: names the files that differ.
     """
-    then, now = dict(before), {file.path: file.size_bytes for file in files}
+    then, now = dict(before), {file.path: file.size_bytes for file in without_directory(files)}
     changed = [
         f"{path} had {then[path]} bytes, now {now[path]}"
         for path in sorted(then.keys() & now.keys())

@@ -121,6 +121,16 @@ class ColumnPlan:
             if is_id:
                 dataframe_columns.check_ids(leaf, dtype)
 
+    def times(self, fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
+        """Return the features that are timestamps, of which only the driver knows it.
+
+        Args:
+            fields: name and type of the DataFrame's columns.
+        """
+        kinds = dict(fields)
+        found = dataframe_columns.leaves([(name, kinds[name]) for name in self.features])
+        return tuple(leaf for leaf in found if leaf.kind in dataframe_columns.MICROSECONDS)
+
     def selectors(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of `ctx.dataset` that select these columns.
 

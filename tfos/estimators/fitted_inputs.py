@@ -8,7 +8,7 @@ Runs in: workers.      Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ import numpy as np
 from feeding.columnar.batch import Ragged
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import tensors_of
+from tfos.feed import dataframe_columns
+from tfos.feed.dataframe_columns import Leaf
 from tfos.predict.fitting import Misfit, check_columns, fitted, in_shape, side_by_side
 from tfos.predict.loading import input_infos
 from tfos.predict.signature import TensorInfo
@@ -52,6 +54,20 @@ class FittedInputs:
             x = self._fitted(_joined(x), *self.inputs[0])
         return x, *y, *weight
 
+    def check_times(self, times: Sequence[Leaf]) -> None:
+        """Refuse timestamps that an input of floats would round.
+
+        Args:
+            times: the columns of timestamps.
+
+        Raises:
+            SettingsError: an input takes one of them as floats.
+        """
+        for name, info in self.inputs:
+            for leaf in times:
+                if leaf.name in self._of_input(name):
+                    dataframe_columns.check_times(leaf, info.dtype)
+
     def _fitted(self, part: Any, name: str, info: TensorInfo) -> Any:
         if isinstance(part, Ragged):
             return Ragged(self._cast(part.values, name, info, part.offsets), part.offsets)
@@ -68,11 +84,11 @@ class FittedInputs:
         raise SettingsError(f"{self._columns(name)}, row {row} of a batch: {found.text}")
 
     def _columns(self, name: str) -> str:
+        return f"feature column {', '.join(map(repr, self._of_input(name)))}"
+
+    def _of_input(self, name: str) -> tuple[str, ...]:
         names = [each for each, _ in self.inputs]
-        of_input = self.features
-        if len(names) > 1:
-            of_input = self.features[names.index(name) :][:1]
-        return f"feature column {', '.join(map(repr, of_input))}"
+        return self.features if len(names) == 1 else self.features[names.index(name) :][:1]
 
 
 def map_fn_of(model: Any, features: tuple[str, ...]) -> FittedInputs | None:

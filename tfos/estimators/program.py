@@ -17,6 +17,7 @@ from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.finite_training import check_finite, finite_loss
 from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.recipe import ModelRecipe, check_saved, content_of, tensors_of
+from tfos.feed.dataframe_columns import Leaf
 
 MODEL_FEED = "model"
 """Rows are numbers of pieces."""
@@ -31,6 +32,8 @@ class FedData:
     batch_size: int
     """Rows of one worker's step."""
     feed: str = "input"
+    times: tuple[Leaf, ...] = ()
+    """Those of the features that are timestamps: they reach the worker as integers."""
 
     def begun(self) -> FedData:
         """Return itself: a feed begins with its first row."""
@@ -42,10 +45,14 @@ class FedData:
         Args:
             ctx: the node's context.
             model: its inputs and outputs have a column each.
+
+        Raises:
+            SettingsError: an input of floats would round timestamps.
         """
         given = self.plan.selectors(*tensors_of(model))
         fit = map_fn_of(model, self.plan.features)
         if fit is not None:
+            fit.check_times(self.times)
             given |= {"map_fn": fit, "dtypes": (None,)}  # x has its dtypes
         return ctx.dataset(self.batch_size, feed=self.feed, **given)
 

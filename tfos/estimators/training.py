@@ -171,12 +171,9 @@ def fit(
     _check_rows(train, "has no rows to train")
     if held is not None:
         _check_rows(held, "has no rows that validate")
-    program = _program(
-        recipe,
-        settings,
-        FedData(plan, settings.batch_size),
-        None if held is None else FedData(plan, settings.batch_size, "validation"),
-    )
+    size, times = settings.batch_size, plan.times(_fields(frame))
+    held_data = None if held is None else FedData(plan, size, "validation", times)
+    program = _program(recipe, settings, FedData(plan, size, times=times), held_data)
     fed = [each and chosen(each, plan.fed) for each in (train, held)]
     return _trained(frame.sparkSession.sparkContext, program, settings, *fed)
 
@@ -274,7 +271,8 @@ def evaluate(
     check_batch_size(batch_size)
     _check_frame(frame, plan, recipe)
     _check_rows(frame, "has no rows to evaluate")
-    program = EvaluateProgram(recipe=recipe, data=FedData(plan, batch_size))
+    data = FedData(plan, batch_size, times=plan.times(_fields(frame)))
+    program = EvaluateProgram(recipe=recipe, data=data)
     fed = chosen(frame, plan.fed)
     return _evaluated(frame.sparkSession.sparkContext, program, fed, verbose=verbose)
 
@@ -352,10 +350,14 @@ def _check_results(limit_bytes: int) -> None:
 
 def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
     check_fed(frame)
-    fields = [(each.name, each.dataType) for each in frame.schema.fields]
+    fields = _fields(frame)
     plan.check(fields)
     num_outputs, is_ragged = len(recipe.outputs), recipe.is_ragged
     plan.check_model(fields, recipe.dtypes, num_outputs, recipe.takes_ids, is_ragged=is_ragged)
+
+
+def _fields(frame: Any) -> list[tuple[str, Any]]:
+    return [(each.name, each.dataType) for each in frame.schema.fields]
 
 
 def _check_rows(frame: Any, text: str) -> None:

@@ -21,13 +21,14 @@ _INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _NUMBERS = {*_INTEGER_BITS, "float", "double", "decimal"}
 _ROUNDED = {"float", "double", "decimal"}
 _TEXTS = {"string", "char", "varchar"}
-_MICROSECONDS = {"timestamp", "timestamp_ntz"}
+MICROSECONDS = {"timestamp", "timestamp_ntz"}
+"""Types that reach workers as integers: microseconds since 1970."""
 ROUNDED_TIMES = (
     "which rounds the microseconds since 1970 of a timestamp; make a column of what counts in it: "
     "F.hour(name), F.dayofweek(name), or seconds since a start"
 )
 """Behind the dtype that rounds them, and what to do."""
-_SCALARS = {*_NUMBERS, *_TEXTS, "boolean", "binary", "date", *_MICROSECONDS}
+_SCALARS = {*_NUMBERS, *_TEXTS, "boolean", "binary", "date", *MICROSECONDS}
 _REMEDIES = {
     "map": "select values from it: F.col(name)['key']",
     "void": "it holds only nulls: drop it",
@@ -127,7 +128,7 @@ def check_times(leaf: Leaf, dtype: str) -> None:
     Raises:
         SettingsError: it has timestamps, and the input takes floats.
     """
-    if leaf.kind in _MICROSECONDS and dtype.startswith(("float", "bfloat")):
+    if leaf.kind in MICROSECONDS and dtype.startswith(("float", "bfloat")):
         raise SettingsError(
             f"feature column {leaf}: the model takes {dtype} there, {ROUNDED_TIMES}"
         )

@@ -23,6 +23,7 @@ from tfos.errors import FeedJobError, FeedTimeout, PhaseError, TFOSError
 from tfos.feed.epoch import movement
 from tfos.feed.request import FeedCall
 from tfos.monitor import training
+from tfos.monitor.stragglers import server_counters
 from tfos.phases import ClusterPhase
 from tfos.spark.jobs import SparkJob, TaskCounts, reason_of
 
@@ -32,6 +33,13 @@ _BLAME_S = 5.0
 """A failed feed job is a symptom if a node's failure arrives within this time."""
 _OF_THE_DATA = f"{RowError.__module__}.{RowError.__qualname__}: "
 """A reason with this prefix is a cause, not the symptom of another failure."""
+
+_NOBODY_TOOK = f"{FeedTimeout.__module__}.{FeedTimeout.__qualname__}: "
+_BEGINS_TOGETHER = (
+    "a fit begins once the slowest worker has come to it, and no worker takes a row before; look "
+    "at the workers that are waited for, or let feed_timeout cover their way there"
+)
+"""Behind for whom workers wait."""
 
 
 class FeedWatch:
@@ -124,7 +132,8 @@ class FeedWatch:
             error: what the Spark job has raised.
         """
         reason = reason_of(error)
-        own = FeedJobError(f"feeding {call.title} failed in Spark: {reason}")
+        waits = self._waits() if reason.startswith(_NOBODY_TOOK) else ""
+        own = FeedJobError(f"feeding {call.title} failed in Spark: {reason}{waits}")
         if reason.startswith(_OF_THE_DATA):
             return (self._cause() if self._coordinator.read(_has_ended) else None) or own
         if not self._coordinator.wait(lambda state: _has_ended(state) or state.is_ending, _BLAME_S):
@@ -174,8 +183,15 @@ class FeedWatch:
         return FeedTimeout(
             f"no worker took a row or made a step for {stall_s:.0f} s, and {call.title} has not "
             f"ended at {'; '.join(waiting)}. If steps are that slow raise feed_timeout; main_fun "
-            "must read this feed to its end."
+            f"must read this feed to its end{self._waits()}"
         )
+
+    def _waits(self) -> str:
+        """Return for whom workers wait at a rendezvous, and what that has to do with the feed."""
+        members = self._coordinator.read(lambda state: [*state.servers])
+        found = [server_counters(member.heartbeat) for member in members]
+        waits = [str(each) for stats in found if stats for each in stats.open_rendezvous]
+        return f"; {'; '.join(waits)}: {_BEGINS_TOGETHER}" if waits else ""
 
 
 def _has_ended(state: ClusterView) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -115,12 +116,29 @@ class KerasEstimator(
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
         plan, settings = self.column_plan(), self._settings()
-        self.result_columns(self.recipe.outputs, dataset.columns)
+        self._check_results(plan.labels, dataset.columns)
         check_batch_size(self.getPredictBatchSize(), "predictBatchSize")
         with _alone_in(self.getCheckpointDir()):
             found = fit(dataset, plan, self.recipe, settings)
         model = KerasModel(found.content, self.recipe.custom_objects, found.history)
         return self._copyValues(model)  # type: ignore[no-any-return]
+
+    def _check_results(self, labels: Sequence[str], given: Sequence[str]) -> None:
+        """Refuse results without a place beside the rows; outputs may be called as their labels."""
+        outputs = self.recipe.outputs
+        if len(outputs) < 2 or self.isSet(self.predictionCols):
+            self.result_columns(outputs, given)
+            return
+        self.result_columns(outputs, [name for name in given if name not in labels])
+        taken = {name.lower() for name in labels}
+        if same := [name for name in outputs if name.lower() in taken]:
+            warnings.warn(
+                f"outputs {same} are called as label columns: the model that is fitted transforms "
+                "rows without these columns only. CrossValidator and TrainValidationSplit "
+                "transform rows with labels, and would fail after the training: set predictionCols "
+                "for them",
+                stacklevel=4,
+            )
 
     def _settings(self) -> FitSettings:
         return FitSettings(

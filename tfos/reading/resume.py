@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from feeding.reading.found_files import FoundFiles, difference, summed_up
+from feeding.reading.host_paths import without_directory
 from feeding.reading.positions import START, Course, Position, course_after, refuse_changed
 from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
@@ -89,7 +90,7 @@ def files_metadata(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
         name: of the rows.
         files: all files.
     """
-    listed = [(file.path, file.size_bytes) for file in files]
+    listed = [(file.path, file.size_bytes) for file in without_directory(files)]
     is_short = len(msgspec.json.encode(listed)) <= _MAX_LISTED_BYTES
     return _key(name, "files"), listed if is_short else None
 

@@ -43,3 +43,30 @@ def test_the_summary_of_many_files_is_small_and_still_compared():
     assert difference(mine, 0, {1: found}) == (
         "worker 1 has found 19999 files of 199990 bytes, worker 0 20000 files of 200000 bytes"
     )
+
+
+def under(directory: str, *names: str, size_bytes: int = 10) -> list[SourceFile]:
+    return [SourceFile(f"{directory}/{name}", size_bytes) for name in names]
+
+
+def test_equal_files_in_a_directory_of_each_host_do_not_differ():
+    names = ("a.csv", "b.csv", "day=1/c.csv")
+    mine, other = under("/tmp/spark-1/files", *names), under("/data/2", *names)
+    assert not difference(mine, 0, {1: summed_up(other)})
+    one, another = under("/tmp/spark-1", "a.csv"), under("/tmp/spark-2", "a.csv")
+    assert not difference(one, 0, {1: summed_up(another)})
+    shared = [SourceFile("hdfs://n/z.csv", 10), SourceFile("here/z.csv", 10)]
+    assert not difference([*mine, *shared], 0, {1: summed_up([*other, *shared])})
+
+
+def test_files_that_differ_in_a_directory_of_each_host_are_named():
+    mine, other = under("/d/1", "a.csv", "b.csv"), under("/d/2", "a.csv", "c.csv")
+    text = difference(mine, 0, {1: summed_up(other)})
+    assert text.endswith("the first that differs is here /d/1/b.csv of 10 bytes")
+    grown = [*under("/d/2", "a.csv"), *under("/d/2", "b.csv", size_bytes=11)]
+    assert "here /d/1/b.csv of 10" in difference(mine, 0, {1: summed_up(grown)})
+
+
+def test_partitions_and_urls_of_other_names_still_differ():
+    for one, other in (("/d/day=1", "/d/day=2"), ("hdfs://n/1", "hdfs://n/2"), ("a/1", "a/2")):
+        assert difference(under(one, "a.csv"), 0, {1: summed_up(under(other, "a.csv"))})

@@ -12,7 +12,10 @@ import pytest
 from feeding.columnar.batch import Ragged
 from feeding.errors import RowError
 from tfos.errors import SettingsError
+from tfos.estimators import program
+from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.fitted_inputs import FittedInputs, map_fn_of
+from tfos.feed.dataframe_columns import Leaf
 from tfos.keras.data.columns import RowMapper
 from tfos.predict.signature import TensorInfo
 from tfos.predict.tensors import Inputs
@@ -134,3 +137,32 @@ def test_items_of_lists_of_any_length_are_refused_by_their_row():
     rows = pa.array([[], [1.0, 2.0], [], [2.5]])
     with pytest.raises(RowError, match=r"row 3, column 'a': value 2\.5"):
         Inputs(["a"], [("x", (0,))], [info], 0).of(pa.record_batch({"a": rows}))
+
+
+def test_timestamps_that_model_fn_would_round_are_refused_by_the_worker_before_it_trains(
+    monkeypatch,
+):
+    """The driver knows no dtypes of model_fn=, and workers get timestamps as integers."""
+    times = (Leaf("at", "timestamp"), Leaf("seen", "timestamp_ntz", is_list=True))
+    read: list[Any] = []
+    ctx = SimpleNamespace(dataset=lambda *_, **given: read.append(given))
+
+    def begin(*dtypes: str, features: tuple[str, ...]) -> None:
+        infos = tuple((f"in{n}", TensorInfo(dtype, (1,))) for n, dtype in enumerate(dtypes))
+        names = tuple(name for name, _ in infos)
+        monkeypatch.setattr(program, "tensors_of", lambda model: (names, ("out",)))
+        monkeypatch.setattr(
+            program, "map_fn_of", lambda model, columns: FittedInputs(infos, 1, columns)
+        )
+        plan = ColumnPlan(features=features, labels=("y",))
+        program.FedData(plan, 8, times=times).dataset(ctx, None)
+
+    for dtypes, features, column in (
+        (("float32",), ("n", "at"), "at: timestamp"),
+        (("int64", "float16"), ("at", "seen"), r"seen: array<timestamp_ntz>"),
+    ):
+        with pytest.raises(SettingsError, match=f"column {column}.*rounds the microseconds"):
+            begin(*dtypes, features=features)
+    assert not read
+    begin("int64", "float32", features=("at", "n"))
+    assert len(read) == 1

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 
 from tests.support.named_models import compiled
 from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
@@ -176,3 +177,29 @@ def test_a_stream_is_no_data_of_a_fit():
     ):
         with pytest.raises(SettingsError, match=r"has no end; .*An estimator takes spark.read in"):
             ask()
+
+
+@pytest.mark.parametrize("ask", ["fit", "evaluate"])
+def test_workers_are_told_which_features_are_timestamps(ask, monkeypatch):
+    begun: list[Any] = []
+    for name in ("check_fed", "chosen", "_check_rows"):
+        monkeypatch.setattr(training, name, lambda frame, *_: frame)
+    monkeypatch.setattr(training, "_trained", lambda sc, program, *_: begun.append(program))
+    monkeypatch.setattr(
+        training, "_evaluated", lambda sc, program, *_, verbose: begun.append(program)
+    )
+    kinds = {"at": TimestampType(), "n": DoubleType(), "y": DoubleType()}
+    schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
+    session = SimpleNamespace(sparkContext=None)
+    frame = SimpleNamespace(schema=schema, sparkSession=session, columns=[*kinds])
+    plan, recipe = ColumnPlan(features=("at", "n"), labels=("y",)), recipe_of(None, compiled, None)
+    if ask == "fit":
+        training.fit(frame, plan, recipe, FitSettings(), validation=frame)
+    else:
+        training.evaluate(frame, plan, recipe)
+    (program,) = begun
+    held = getattr(program, "validation", program.data)
+    assert [[str(each) for each in data.times] for data in (program.data, held)] == [
+        ["at: timestamp"],
+        ["at: timestamp"],
+    ]

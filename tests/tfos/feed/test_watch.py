@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.task import FeedReport, FeedTask
+from ps.stats.server_stats import OpenRendezvous, ServerStats
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
@@ -58,6 +61,17 @@ class Cluster:
         for node in nodes:
             state.on_event(node, messages.Listening(Endpoint("127.0.0.1", 1)), 0.0)
         return []
+
+    def serve(self, *waits: OpenRendezvous) -> None:
+        """Have ps:0 report at what rendezvous workers wait."""
+        stats = msgspec.msgpack.encode(ServerStats(0, "SERVING", 1, 1.0, open_rendezvous=waits))
+        beat = messages.Heartbeat(NodeId("ps", 0, 0), 1, "serving", stats=stats)
+
+        def report(state: ClusterState) -> list[Action]:
+            state.on_heartbeat(beat, 0.0)
+            return []
+
+        self.coordinator.act(report)
 
     def stop(self, members: Callable[[ClusterView], list[Member]]) -> None:
         """Tell nodes to stop; they end at once."""
@@ -147,3 +161,32 @@ def test_workers_that_are_stopped_before_they_trained_what_they_accepted(cluster
 
     with pytest.raises(PhaseError, match="the cluster became CLOSED while it was fed"):
         cluster.jobs(accepted).train(REQUEST)
+
+
+TIMED_OUT = "feeding.errors.FeedTimeout: no worker consumed anything of feed 'input' for 600 s: x"
+
+
+@pytest.mark.parametrize(
+    ("reason", "key", "text"),
+    [
+        (TIMED_OUT, "fit/0/begin", "'fit/0/begin' waits for worker 1 since 595 s: .*feed_timeout"),
+        (TIMED_OUT, "", "600 s: x$"),
+        ("ValueError: no column y", "fit/0/begin", "no column y$"),
+    ],
+)
+def test_a_feed_that_nobody_takes_names_for_whom_the_others_wait(
+    cluster, monkeypatch, reason, key, text
+):
+    monkeypatch.setattr("tfos.feed.watch._BLAME_S", 0.0)
+    cluster.serve(*([OpenRendezvous(key, 595.0, (1,))] if key else []))
+    found = failure_of(cluster, RuntimeError(reason))
+    assert isinstance(found, FeedJobError)
+    assert re.search(text, str(found)), str(found)
+
+
+def test_an_epoch_that_stalls_names_for_whom_workers_wait(cluster):
+    cluster.serve(OpenRendezvous("fit/1/begin", 9.0, (1,)))
+    watch = FeedWatch(cluster.coordinator, cluster.config, cluster.console)
+    text = str(watch._stalled(CALL, 5.0, None))
+    assert "no worker took a row or made a step for 5 s" in text
+    assert "rendezvous 'fit/1/begin' waits for worker 1 since 9 s: a fit begins once" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,6 +93,38 @@ def test_results_without_a_place_are_refused_before_a_fit(
     estimator.recipe = dataclasses.replace(estimator.recipe, outputs=outputs)
     frame: Any = SimpleNamespace(columns=given)
     with pytest.raises(SettingsError, match=text):
+        estimator._fit(frame)
+
+
+def labelled(monkeypatch: pytest.MonkeyPatch, **params: Any) -> tuple[KerasEstimator, Any]:
+    """Return an estimator of the outputs click and buy, and a frame with columns of these names."""
+    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"", {}))
+    estimator = KerasEstimator(model_fn=object, labelCols=["click", "buy"], **params)
+    estimator.recipe = dataclasses.replace(estimator.recipe, outputs=("click", "buy"))
+    return estimator, SimpleNamespace(columns=["x", "click", "buy"])
+
+
+def test_outputs_may_be_called_as_their_labels_and_fit_says_what_transform_needs(monkeypatch):
+    estimator, frame = labelled(monkeypatch)
+    with pytest.warns(UserWarning, match=r"\['click', 'buy'\].*CrossValidator.*predictionCols"):
+        fitted = estimator._fit(frame)
+    fitted._signature = model_of(click=(1,), buy=(1,))._signature
+    with pytest.raises(SettingsError, match=r"have a column 'click'.*predictionCols"):
+        fitted._outputs(fitted._signature, frame.columns)
+    assert [each.column for each in fitted._outputs(fitted._signature, ["x"])] == ["click", "buy"]
+
+
+def test_predicted_columns_that_are_named_stay_apart_from_labels(monkeypatch):
+    estimator, frame = labelled(monkeypatch, predictionCols=["click", "p"])
+    with pytest.raises(SettingsError, match="have a column 'click'"):
+        estimator._fit(frame)
+    estimator, frame = labelled(monkeypatch)
+    frame.columns[0] = "Buy"
+    with pytest.raises(SettingsError, match="have a column 'buy'"):
+        estimator._fit(frame)
+    estimator, frame = labelled(monkeypatch, predictionCols=["p", "q"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         estimator._fit(frame)
 
 

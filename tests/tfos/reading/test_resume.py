@@ -130,3 +130,20 @@ def test_notes_that_are_no_positions_are_named(what):
     servers.set_metadata(f"reading/train/{what}", ["elsewhere"])
     with pytest.raises(SettingsError, match=r"reading/train/\.\.\. are no positions"):
         course_of(new_run(servers), "train", files, own)
+
+
+def test_a_run_goes_on_with_copies_in_another_directory():
+    """SparkFiles are in another directory in each executor and application."""
+
+    def copied(to: str, size_bytes: int = 10) -> tuple[SourceFile, ...]:
+        return tuple(SourceFile(f"/tmp/{to}/{name}", size_bytes) for name in ("a.csv", "b.csv"))
+
+    servers = Servers()
+    stand(servers, copied("spark-1"), row=3)
+    found = copied("spark-2")
+    course = course_of(new_run(servers), "train", found, stand(servers, found, row=0))
+    assert (course.run_number, course.stops) == (1, ((Place(0, 0, Front(((0, 3),), 1)),),))
+    stand(servers, copied("spark-2"), row=4, run_number=1)
+    found = copied("spark-3", size_bytes=11)
+    with pytest.raises(FileChanged, match=r"a\.csv had 10 bytes, now 11; b\.csv had 10"):
+        course_of(new_run(servers), "train", found, stand(servers, found, row=0))

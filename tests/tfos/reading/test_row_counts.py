@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,23 @@ def test_without_servers_each_worker_counts_all_and_the_shares_are_equal(lines, 
         shares.append([len(batch["value"].tolist()) for batch in batches])  # type: ignore[union-attr]
     assert [sum(share) for share in shares] == [300 // num_workers] * num_workers
     assert len({len(share) for share in shares}) == 1
+
+
+def test_workers_read_copies_that_each_has_in_a_directory_of_its_own(lines, tmp_path_factory):
+    """SparkFiles, archives of YARN and local copies lie elsewhere on each host."""
+    copies = tmp_path_factory.mktemp("elsewhere") / "copies"
+    shutil.copytree(lines, copies)
+    with cluster(num_workers=2) as servers:
+        workers = [Worker(rank, 2, servers.client(rank)) for rank in range(2)]
+        found = succeeded(run_all(
+            lambda: counted(workers[0], Watched(lines), 15.0),
+            lambda: counted(workers[1], Watched(copies), 15.0),
+        ))  # fmt: skip
+        assert [rows_of(each) for each in found] == [300] * 2
+        (copies / "part-2").write_text("shorter\n")
+        mixed = run_all(
+            lambda: counted(workers[0], Watched(lines), 15.0),
+            lambda: counted(workers[1], Watched(copies), 15.0),
+        )
+        assert all(isinstance(error, SettingsError) for error in mixed)
+        assert f"the first that differs is here {copies}/part-2 of 8 bytes" in str(mixed[1])

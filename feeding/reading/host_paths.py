@@ -1,0 +1,39 @@
+"""Host paths: files of this host by names that are equal on every host that has a copy of them.
+
+SparkFiles, archives of YARN and local copies have a directory of their own on each executor.
+
+Covers: cutting the common directory from the absolute paths of a data set.
+Does not: change URLs, or paths relative to a process's directory: they are equal already.
+Threads: any; pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+
+from feeding.reading.splits import SourceFile
+
+
+def without_directory(files: Iterable[SourceFile]) -> list[SourceFile]:
+    """Return files by path, those of this host below the directory that they have in common.
+
+    The order is that of the given paths, in which workers share them.
+
+    Args:
+        files: all files of one data set.
+    """
+    in_order = sorted(files)
+    directories = [os.path.dirname(each.path) for each in in_order if os.path.isabs(each.path)]
+    if not directories:
+        return in_order
+    common = os.path.commonpath(directories)
+    while "=" in os.path.basename(common):  # a value of a partition tells files apart
+        common = os.path.dirname(common)
+    return [
+        dataclasses.replace(each, path=os.path.relpath(each.path, common))
+        if os.path.isabs(each.path)
+        else each
+        for each in in_order
+    ]
