@@ -177,9 +177,7 @@ class Abandoned(Exception):
 class TwoWorkers:
     """Three fits of three epochs each, on files A, B and A; worker 1 is lost in one of them."""
 
-    def __init__(
-        self, cluster: Servers, files: Path, lost_in: int, *, built: bool = True
-    ) -> None:
+    def __init__(self, cluster: Servers, files: Path, lost_in: int, *, built: bool = True) -> None:
         self._cluster = cluster
         self._files = files
         self._lost_in = lost_in

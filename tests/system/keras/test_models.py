@@ -386,7 +386,10 @@ class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
         ("assigns", "writes '.*kernel' itself"),
         ("assigns in a branch", "writes '.*kernel' itself"),
         ("assigns in a loop", "writes '.*kernel' itself"),
-        ("momentum", "writes '.*frozen/kernel', which does not train.*use_ema=True.*self.add_weight"),
+        (
+            "momentum",
+            "writes '.*frozen/kernel', which does not train.*use_ema=True.*self.add_weight",
+        ),
         ("double", "'.*kernel' twice in one apply"),
         ("twice", "more than once"),
         ("nested", "inside a tf.function"),

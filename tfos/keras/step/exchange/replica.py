@@ -122,7 +122,9 @@ class Replica:
             flat = adopted.arrays[group.name]
             for variable, part in group.ranges:
                 own = raw_bytes(variable.value.read_value())
-                if not np.array_equal(own, raw_bytes(flat[part], variable.value.dtype.as_numpy_dtype)):
+                if not np.array_equal(
+                    own, raw_bytes(flat[part], variable.value.dtype.as_numpy_dtype)
+                ):
                     return str(variable.path)
         return ""
 
