@@ -154,6 +154,8 @@ def test_values_are_compared_bit_by_bit_in_their_own_memory():
     half = keras.Variable([1.0, 2.0], dtype="bfloat16").value.read_value()
     dtype = half.dtype.as_numpy_dtype
     assert np.array_equal(raw_bytes(half), raw_bytes(np.array([1, 2], "float32"), dtype))
+    assert np.array_equal(raw_bytes(half[1]), raw_bytes(np.array([2], "float32"), dtype))
+    assert not raw_bytes(keras.Variable(np.empty((0, 4))).value.read_value()).size
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

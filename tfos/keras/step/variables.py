@@ -275,7 +275,7 @@ def raw_bytes(values: Any, dtype: Any = None) -> Array:
         values: a tensor or an array.
         dtype: numpy's, which the values get first; None: their own.
     """
-    array = np.asarray(values)
+    array = np.asarray(values if values.ndim else values[None])  # numpy takes no bfloat16 scalar
     if dtype is not None:
         array = array.astype(dtype, copy=False)
     return array.reshape(-1).view(np.uint8)

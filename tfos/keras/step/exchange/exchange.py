@@ -182,7 +182,7 @@ class ParameterExchange:
         sum_ = 0
         for group in self._variables.frozen:
             for variable in group.variables:
-                sum_ = zlib.crc32(raw_bytes(variable.value.read_value()), sum_)
+                sum_ = zlib.crc32(raw_bytes(variable.value.read_value()).data, sum_)
         return sum_
 
     def _send(self, push: OutgoingPush, received: Received, *, rows: int, lag: int) -> AppliedPush:
