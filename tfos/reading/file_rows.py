@@ -223,15 +223,19 @@ class FileRows:
                 "dataset(...), or tf_dataset(...) without resumable(...)"
             )
         epochs = itertools.count()
-        return tf_dataset(
-            lambda: _one_epoch(self._reader(next(epochs)), batch_size), self._source.schema
-        )
 
-    def _reader(self, first_epoch: int = 0) -> DirectReader:
-        from feeding.reading.positions import Course
+        def next_epoch() -> Iterator[dict[str, BatchColumn]]:
+            reader = self._reader()
+            reader.begin(next(epochs))
+            return _one_epoch(reader, batch_size)
+
+        return tf_dataset(next_epoch, self._source.schema)
+
+    def _reader(self) -> DirectReader:
+        from feeding.reading.positions import START
         from feeding.reading.reader import DirectReader
 
-        course = self._course or Course(first_epoch=first_epoch)
+        course = self._course or START
         share = (self._ctx.rank, self._ctx.num_workers)
         return DirectReader(self._source, *share, **self._shuffle, course=course)
 

@@ -150,6 +150,19 @@ def test_learning_rate_callbacks_and_checkpoints(cluster, tmp_path):
     assert saved.evaluate(X, Y, verbose=0) == model.evaluate(X, Y, verbose=0)
 
 
+def test_files_of_keras_2_hold_no_count_of_updates(cluster, tmp_path):
+    model = distribute(make_model("adam"), cluster.contexts[0])
+    saves = keras.callbacks.ModelCheckpoint(tmp_path / "best.h5")
+    model.fit(X, Y, batch_size=160, verbose=0, callbacks=[saves])
+    model.save(tmp_path / "m.h5", include_optimizer=True)
+    model.save(filepath=tmp_path / "m.hdf5")
+    for path in sorted(tmp_path.iterdir()):
+        loaded = keras.models.load_model(path)
+        assert not loaded.compiled, "its optimizer would be one of before"
+        for mine, read in zip(model.get_weights(), loaded.get_weights(), strict=True):
+            assert np.array_equal(mine, read)
+
+
 def test_early_stopping_restores_the_best_weights_on_the_servers(cluster):
     model = distribute(make_model(keras.optimizers.SGD(0.1)), cluster.contexts[0])
     best = {}
@@ -541,7 +554,7 @@ def test_a_fit_of_the_class_without_callbacks_is_refused(cluster, kind, sentence
     assert cluster.pushes == 1
 
 
-def test_a_fit_after_one_that_was_broken_off_begins_with_the_servers_values(cluster):
+def test_a_fit_after_one_that_was_broken_off_begins_with_the_servers_values(cluster, caplog):
     model = distribute(linear(keras.Sequential), cluster.contexts[0], pipeline=2)
 
     def stop(batch, logs):
@@ -553,12 +566,16 @@ def test_a_fit_after_one_that_was_broken_off_begins_with_the_servers_values(clus
         model.fit(X, Y, batch_size=32, verbose=0, callbacks=[breaking])
     assert cluster.pushes == 3
     assert not equal(model, cluster.values())
+    head = model.layers[-1]
+    head.set_weights([value + 1 for value in head.get_weights()])
     found = []
     begin = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: found.append(equal(model, cluster.values()))
     )
     model.fit(X, Y, batch_size=160, verbose=0, callbacks=[begin])
     assert found == [True]
+    (message,) = [each.getMessage() for each in caplog.records if "broken off" in each.msg]
+    assert f"{head.kernel.path!r} had other values here, which are gone" in message
 
 
 def test_values_that_do_not_reach_the_servers_are_refused(cluster, tmp_path):
@@ -567,8 +584,19 @@ def test_values_that_do_not_reach_the_servers_are_refused(cluster, tmp_path):
     head = model.layers[-1]
     values = head.get_weights()
     head.set_weights([value + 1 for value in values])
-    with pytest.raises(UnsupportedModel, match=r"kernel' has other values here than on the param"):
-        model.fit(X, Y, verbose=0)
+    for use in (
+        lambda: model.fit(X, Y, verbose=0),
+        lambda: model.evaluate(X, Y, verbose=0),
+        lambda: model.predict(X, verbose=0),
+        lambda: model.save(tmp_path / "m.keras"),
+        lambda: model.save_weights(tmp_path / "m.weights.h5"),
+        lambda: model.export(tmp_path / "m", verbose=False),
+        lambda: export(model, tmp_path / "m", cluster.contexts[0]),
+    ):
+        with pytest.raises(UnsupportedModel, match=r"kernel' has other values here than on the "):
+            use()
+    assert not list(tmp_path.iterdir())
+    assert np.array_equal(head.get_weights()[0], values[0] + 1)
     model.set_weights(model.get_weights())
     model.fit(X, Y, batch_size=160, verbose=0)
     assert cluster.pushes == 2

@@ -18,7 +18,7 @@ from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import DEADLINE_S, Context, Servers, serving, together
 from tfos.control.epoch_log import EpochLog
-from tfos.errors import SettingsError
+from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras.data.file_dataset import FileDataset
 from tfos.keras.fit.distribute import distribute
 from tfos.reading.reading import Reading
@@ -45,10 +45,11 @@ def write(path: Path, numbers: range) -> None:
     path.write_bytes(file.getvalue())
 
 
-def make_models(number: int) -> list[keras.Model]:
+def make_models(number: int, *, built: bool = True) -> list[keras.Model]:
     models = []
     for _ in range(number):
-        models.append(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
+        inputs = [keras.Input((1,))] if built else []
+        models.append(keras.Sequential([*inputs, keras.layers.Dense(1)]))
         models[-1].compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
     return models
 
@@ -81,6 +82,64 @@ def test_workers_that_ask_for_other_epochs_are_refused(arguments: Any, text: str
 
         together(work, 2)
         assert dict(errors)[0].match(text)
+        assert not cluster.pushes
+
+
+def test_a_fit_that_was_refused_on_one_worker_is_called_again_there():
+    x = np.ones((4, 1), "float32")
+    with serving(num_workers=2) as cluster:
+        models = make_models(2)
+
+        def work(rank: int) -> list[int]:
+            model = distribute(models[rank], cluster.contexts[rank])
+            if rank == 1:
+                values = model.get_weights()
+                model.layers[0].set_weights([value + 1 for value in values])
+                with pytest.raises(UnsupportedModel, match="has other values here"):
+                    model.fit(x, x, verbose=0)
+                model.set_weights(values)
+                loss, model._compile_loss = model._compile_loss, None  # as of another compile
+                with pytest.raises(UnsupportedModel, match="was compiled again"):
+                    model.fit(x, x, verbose=0)
+                model._compile_loss = loss
+            epochs: list[int] = model.fit(x, x, epochs=2, verbose=0).epoch
+            return epochs
+
+        assert together(work, 2) == [[0, 1], [0, 1]]
+
+
+class DecidesEpochs(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    def fit(self, x: Any, y: Any = None, epochs: Any = None, callbacks: Any = None, **more: Any):
+        return super().fit(x, y, epochs=epochs or 2, callbacks=callbacks, verbose=0, **more)
+
+
+class BeginsWithTheFirst(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    def fit(self, x: Any, y: Any = None, epochs: Any = None, callbacks: Any = None):
+        return super().fit(x, y, epochs=epochs or 2, callbacks=callbacks, verbose=0)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_fit_of_the_class_decides_its_epochs_and_can_begin_in_any(num_workers: int):
+    x = np.ones((4, 1), "float32")
+    with serving(num_workers=num_workers) as cluster:
+
+        def work(rank: int) -> list[int]:
+            model = DecidesEpochs([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+            distribute(model, cluster.contexts[rank])
+            epochs: list[int] = model.fit(x, x).epoch
+            return epochs
+
+        assert together(work, num_workers) == [[0, 1]] * num_workers
+    with serving(num_workers=num_workers) as cluster:
+        model = BeginsWithTheFirst([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+        distribute(model, cluster.contexts[0])
+        if num_workers == 1:
+            assert model.fit(x, x).epoch == [0, 1]
+            return
+        with pytest.raises(UnsupportedModel, match=r"First\.fit has no parameter initial_epoch"):
+            model.fit(x, x)
         assert not cluster.pushes
 
 
@@ -118,12 +177,12 @@ class Abandoned(Exception):
 class TwoWorkers:
     """Three fits of three epochs each, on files A, B and A; worker 1 is lost in one of them."""
 
-    def __init__(self, cluster: Servers, files: Path, lost_in: int) -> None:
+    def __init__(self, cluster: Servers, files: Path, lost_in: int, *, built: bool = True) -> None:
         self._cluster = cluster
         self._files = files
         self._lost_in = lost_in
         self._holds, self._joined = threading.Event(), threading.Event()
-        self.models = make_models(3)
+        self.models = make_models(3, built=built)
         self.seen: dict[tuple[int, int], list[int]] = defaultdict(list)
         """By fit and epoch, the rows of both workers."""
         self.validated: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -192,12 +251,12 @@ class TwoWorkers:
             self._joined.set()
 
 
-@pytest.mark.parametrize("lost_in", [0, 1])
+@pytest.mark.parametrize(("lost_in", "built"), [(0, True), (1, True), (0, False), (1, False)])
 def test_a_worker_that_is_started_again_reads_all_files_in_the_others_epochs(
-    files: Path, lost_in: int
+    files: Path, lost_in: int, *, built: bool
 ):
     with serving(num_workers=2) as cluster:
-        both = TwoWorkers(cluster, files, lost_in)
+        both = TwoWorkers(cluster, files, lost_in, built=built)
         together(both.work, 2)
     for found in (both.seen, both.validated):
         uncut = {at: rows for at, rows in found.items() if at != (lost_in, 1)}

@@ -386,7 +386,10 @@ class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
         ("assigns", "writes '.*kernel' itself"),
         ("assigns in a branch", "writes '.*kernel' itself"),
         ("assigns in a loop", "writes '.*kernel' itself"),
-        ("momentum", "writes '.*frozen/kernel', which does not train.*add_weight"),
+        (
+            "momentum",
+            "writes '.*frozen/kernel', which does not train.*use_ema=True.*self.add_weight",
+        ),
         ("double", "'.*kernel' twice in one apply"),
         ("twice", "more than once"),
         ("nested", "inside a tf.function"),
@@ -402,6 +405,50 @@ def test_steps_that_cannot_be_split_are_refused(cluster, how, sentence):
         with pytest.raises(UnsupportedModel, match=sentence):
             model.train_on_batch(X[:32], Y[:32])
     assert cluster.pushes == 0
+
+
+class Teacher(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Holds the copies of a moving teacher itself, as the refusal of "momentum" advises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = keras.layers.Dense(2)
+
+    def build(self, shape):
+        self.student.build(shape)
+        self.copies = [
+            self.add_weight(shape=each.shape, initializer="zeros", trainable=False)
+            for each in self.student.trainable_variables
+        ]
+        self.built = True
+
+    def call(self, x):
+        return self.student(x)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for copy, each in zip(self.copies, self.student.trainable_variables, strict=True):
+            copy.assign(0.5 * copy + 0.5 * each)
+        return logs
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_copy_that_moves_is_a_statistic_of_the_model_itself(cluster, eagerly):
+    model = Teacher()
+    model.build((None, 20))
+    distribute(compiled(model, run_eagerly=eagerly), cluster.contexts[0], consistency="sync")
+    expected = [0 * value for value in model.get_weights()[:2]]
+    for _ in range(3):
+        student = [each.numpy() for each in model.student.trainable_variables]
+        expected = [0.5 * a + 0.5 * b for a, b in zip(expected, student, strict=True)]
+        model.train_on_batch(X[:32], Y[:32])
+    (group,) = [each for each in cluster.manifest.groups if each.name == "statistics"]
+    held = cluster.values()
+    for param, values in zip(group.params, expected, strict=True):
+        np.testing.assert_allclose(held[param.name], values, rtol=1e-6)
+    model.fit(X, Y, batch_size=160, verbose=0)
+    assert cluster.pushes == 5
+    assert all(np.any(held[param.name]) for param in group.params)
 
 
 class OwnRule(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types

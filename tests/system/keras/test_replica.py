@@ -11,7 +11,7 @@ import pytest
 
 from tfos.keras.aligned_memory import ALIGNMENT
 from tfos.keras.step.exchange.replica import MAX_SHARED, Replica
-from tfos.keras.step.variables import VariableGroup
+from tfos.keras.step.variables import VariableGroup, raw_bytes
 
 tf = pytest.importorskip("tensorflow")
 
@@ -130,6 +130,32 @@ def test_a_buffer_under_way_is_not_handed_out_again(optimizer):
         replica.give(each)
         np.testing.assert_array_equal(group.values(), values_of(group, turn))
     assert replica.take() is not in_flight[-1], "the variables are its memory"
+
+
+def test_a_buffer_that_receives_again_says_nothing_of_the_variables(optimizer):
+    group = make_group([(3,)], "float16")  # which gets a copy
+    replica = Replica([group], optimizer)
+    adopted = receive(replica, [group], 1)
+    assert not replica.changed_here()
+    group.variables[0].assign([5, 5, 5])
+    assert replica.changed_here() == group.variables[0].path
+    group.variables[0].assign(values_of(group, 1))
+    gc.collect()
+    assert replica.take() is adopted
+    adopted.arrays["trainable"][:] = 7
+    assert not replica.changed_here()
+
+
+def test_values_are_compared_bit_by_bit_in_their_own_memory():
+    values = keras.Variable([np.nan, 0.0]).value.read_value()
+    assert np.shares_memory(raw_bytes(values), np.asarray(values))
+    assert np.array_equal(raw_bytes(values), raw_bytes(np.array([np.nan, 0.0], "float32")))
+    assert not np.array_equal(raw_bytes(values), raw_bytes(np.array([np.nan, -0.0], "float32")))
+    half = keras.Variable([1.0, 2.0], dtype="bfloat16").value.read_value()
+    dtype = half.dtype.as_numpy_dtype
+    assert np.array_equal(raw_bytes(half), raw_bytes(np.array([1, 2], "float32"), dtype))
+    assert np.array_equal(raw_bytes(half[1]), raw_bytes(np.array([2], "float32"), dtype))
+    assert not raw_bytes(keras.Variable(np.empty((0, 4))).value.read_value()).size
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

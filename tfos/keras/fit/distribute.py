@@ -149,7 +149,8 @@ def _install(model: Any, trainer: PSTrainer) -> None:
     }
     pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     for name in (*pulling, "save", "save_weights", "export", "__reduce__"):
-        overrides[name] = _pulling(getattr(model, name), trainer)
+        is_checked = not name.endswith("_on_batch")  # to compare all values costs too much there
+        overrides[name] = _pulling(getattr(model, name), trainer, is_checked=is_checked)
     overrides["predict"] = refusing_no_rows(overrides["predict"])
     overrides["get_metrics_result"] = _of_batches(model)
     for name in ("save", "__reduce__"):  # copies and pickles are files in memory
@@ -201,13 +202,17 @@ def _of_batches(model: Any) -> Callable[[], dict[str, Any]]:
     return get_metrics_result
 
 
-def _pulling(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:
+def _pulling(
+    original: Callable[..., Any], trainer: PSTrainer, *, is_checked: bool
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def pulling(*args: Any, **kwargs: Any) -> Any:
         if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
             trainer.attach_without_batch()
             if trainer.begin_validation is not None:
                 trainer.begin_validation()
+        if is_checked:
+            trainer.check_values()
         if not (trainer.is_between_epochs or trainer.fits_elsewhere):
             trainer.pull()
         with trainer.typed_errors():
@@ -266,6 +271,9 @@ def _save_as_new(optimizer: Any) -> None:
 def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
     @functools.wraps(save)
     def saving(*args: Any, **kwargs: Any) -> Any:
+        path = str(next(iter(args), kwargs.get("filepath", "")))
+        if path.endswith((".h5", ".hdf5")):  # Keras asks no save_own_variables for these
+            return save(*args, **{**kwargs, "include_optimizer": False})
         optimizers.give_slots(model)  # so that the file loads without complaint
         return save(*args, **kwargs)
 

@@ -153,7 +153,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._start_epoch(self._dataset)
             self._dataset.pushes_under_way = self._trainer.pipeline
         self._trainer.is_between_epochs = False
-        self._trainer.first_batch.begin_epoch(self._name, epoch)
+        self._trainer.first_batch.begin_epoch()
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
 
     def _start_epoch(self, dataset: BatchDataset) -> None:

@@ -94,6 +94,20 @@ class FitArguments:
                     "parameter x, as Keras does, so that tfos can follow their epochs"
                 )
 
+    def check_can_join(self) -> None:
+        """Refuse a `fit` that could not begin in the epoch of the others after a restart.
+
+        Raises:
+            UnsupportedModel: says which parameter it lacks.
+        """
+        names = (*self._bound.signature.parameters, *self._in_rest)
+        if "initial_epoch" not in names and not self._more:
+            raise UnsupportedModel(
+                f"{self._name} has no parameter initial_epoch, with which a worker that is started "
+                "again joins the epoch of the others; give it **kwargs, and hand them on to "
+                "super().fit"
+            )
+
     @property
     def _name(self) -> str:
         return getattr(self._original, "__qualname__", "fit")
@@ -139,11 +153,13 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         arguments = given.by_name
         dataset = arguments.get("x")
         _check(arguments, trainer)
-        number = next(fits)
+        if trainer.ctx.num_workers > 1:
+            given.check_can_join()
+        trainer.begin_fit()
+        number = next(fits)  # of a fit that begins: what is refused may be called again
         if _is_over(begins := _place(trainer.ctx, dataset), number):
             return _left_out(model, number)
         place = _joined(trainer.ctx, begins, arguments, number)
-        trainer.begin_fit()
         kept_rate.begin(number)
         name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
@@ -299,7 +315,7 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
 def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None:
     """Warn if `fit` would train more epochs than an uninterrupted run."""
     first, initial = dataset.first_epoch, arguments["initial_epoch"]
-    if initial < first:
+    if initial < first and arguments["epochs"] is not None:
         logger.warning(
             "the rows resume in epoch %d, fit(initial_epoch=%d, epochs=%d) trains %d epochs from "
             "there; pass initial_epoch=rows.first_epoch to end where a run without a stop ends",

@@ -38,12 +38,12 @@ class Beginning(msgspec.Struct, frozen=True):
 
     first: int
     """The epoch that Keras begins with."""
-    end: int
-    """Behind its last epoch."""
+    end: int | None
+    """Behind its last epoch; None: a fit of the model's own decides."""
     data: DataState = DataState()
 
     def __str__(self) -> str:
-        end = "?" if self.end == AllEpochs() else self.end
+        end = "?" if self.end in (None, AllEpochs()) else self.end
         return f"fit(initial_epoch={self.first}, epochs={end})"
 
 
@@ -60,7 +60,8 @@ class FitData:
         self._trained = _rows(arguments.get("x"))
         self._validated = _rows(arguments.get("validation_data"))
         self._first = int(arguments.get("initial_epoch") or 0)
-        self._end = int(arguments["epochs"])
+        epochs = arguments["epochs"]
+        self._end = None if epochs is None else int(epochs)
 
     @functools.cached_property
     def _files(self) -> FoundFiles | None:

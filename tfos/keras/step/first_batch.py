@@ -7,9 +7,14 @@ Threads: the thread that runs the model's `fit`.
 Every unbuilt worker comes here once an epoch until anybody has had a batch: with its first batch,
 or without one at the end of an epoch that had none. So all build and attach at the same point, and
 the chief can seed even if it has no rows.
+
+The rendezvous are numbered, inside of `fit` and outside of it alike: a worker that was started
+again passes those that are over, takes the batch of the one that had any, or meets the others.
 """
 
 from __future__ import annotations
+
+import uuid
 
 from tfos.keras.step.other_workers import OtherWorkers
 
@@ -23,33 +28,30 @@ class FirstBatch:
 
     def __init__(self, workers: OtherWorkers) -> None:
         self._workers = workers
-        self._fit = "apart"
-        self._epoch = 0
+        self._process = uuid.uuid4().bytes
+        self._num_asked = 0
         self._was_empty = False
 
-    def begin_epoch(self, fit: str, epoch: int) -> None:
-        """Forget that this worker came without a batch in the epoch before.
-
-        Args:
-            fit: prefix of the rendezvous' keys.
-            epoch: number of the epoch, from 0.
-        """
-        self._fit, self._epoch, self._was_empty = fit, epoch, False
+    def begin_epoch(self) -> None:
+        """Forget that this worker came without a batch in the epoch before."""
+        self._was_empty = False
 
     def agree(self, own: bytes) -> bytes | None:
         """Return the description of the lowest rank's batch; None: no worker has had any.
 
-        A worker that was started again may come to an epoch that the others have ended without a
-        batch; they meet it in the next one.
+        Answers without a batch and without this process's value are of a rendezvous that was over
+        before this worker was started again: the others meet it at a later one.
 
         Args:
             own: description of this worker's first batch, see tensors.describe.
         """
+        value = self._process + own
         while True:
-            answers = self._workers.rendezvous(f"{self._fit}/{self._epoch}/build", own)
-            self._epoch += 1
-            found = next((answers[rank] for rank in sorted(answers) if answers[rank]), None)
-            if found is not None or not own:
+            self._num_asked += 1
+            answers = self._workers.rendezvous(f"build/{self._num_asked}", value)
+            batches = (answers[rank][len(self._process) :] for rank in sorted(answers))
+            found = next(filter(None, batches), None)
+            if found is not None or value in answers.values():
                 return found
 
     def agree_without(self) -> bytes | None:

@@ -15,6 +15,7 @@ first waits for the pushes in flight (`drain`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import threading
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.tables import IdCounts, TableArrays, TableTraining
+
+logger = logging.getLogger(__name__)
 
 BARRIER_TIMEOUT_S = 600.0
 """Sync, ssp: for the slowest worker's next batch; as long as a feed may stand still."""
@@ -389,6 +392,13 @@ class PSTrainer:
             self.drain()
             if self._batches is not None:
                 self._batches.set_back(self._attached.tables.set_back)
+            if self._is_behind and (path := self._attached.exchange.changed_here()):
+                logger.warning(
+                    "the training before was broken off, so the model takes the servers' values; "
+                    "%r had other values here, which are gone. Call set_weights or load_weights of "
+                    "the whole model now to put values on the servers",
+                    path,
+                )
             self._attached.exchange.pull()
             self._is_behind = False
 
@@ -401,10 +411,25 @@ class PSTrainer:
         """Begin with the servers' values; refuse those that the program gave to single variables.
 
         Raises:
-            UnsupportedModel: names a variable, and the way that reaches the servers.
+            UnsupportedModel: names a variable, and the way that reaches the servers; or the model
+                was compiled again.
+            VariablesChanged: others train than before.
         """
+        self.check_unchanged()
         self.catch_up()
         if self._attached is not None:
+            self._attached.exchange.check_unchanged()
+
+    def check_values(self) -> None:
+        """Refuse values that the program gave to single variables, which a pull would replace.
+
+        Not while `fit` runs, whose callbacks may have values of their own, and not after one that
+        was broken off: then the servers' values count.
+
+        Raises:
+            UnsupportedModel: names a variable, and the way that reaches the servers.
+        """
+        if self._attached is not None and not (self.fits or self._is_behind):
             self._attached.exchange.check_unchanged()
 
     def assign(self) -> None:

@@ -46,6 +46,12 @@ MASTER_DTYPES = {
 LEAST_PART_ELEMENTS = 1 << 14
 """A gradient that is sent from its own memory: to copy a smaller one costs less than one more part
 of a message."""
+MOVING_COPY = (
+    "A copy that moves while the model trains (a teacher, a target network): compile with "
+    "use_ema=True, and the servers keep the average of the weights; or let the model itself hold "
+    "the copy's values, by self.add_weight(trainable=False): such values are pushed and saved"
+)
+"""What works in place of frozen weights that change."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -260,6 +266,19 @@ def collect(model: Any, optimizer: Any) -> Variables:
     moving = tuple(group for group in groups if not group.name.startswith("frozen"))
     trained = tuple(layer for layer in embeddings if layer.trainable)
     return Variables(moving, groups[len(moving) :], embeddings, trained)  # the frozen are the last
+
+
+def raw_bytes(values: Any, dtype: Any = None) -> Array:
+    """Return the bytes of values, uint8, to be compared bit by bit; over their memory, no copy.
+
+    Args:
+        values: a tensor or an array.
+        dtype: numpy's, which the values get first; None: their own.
+    """
+    array = np.asarray(values if values.ndim else values[None])  # numpy takes no bfloat16 scalar
+    if dtype is not None:
+        array = array.astype(dtype, copy=False)
+    return array.reshape(-1).view(np.uint8)
 
 
 def _paths(layers: Sequence[Embedding]) -> dict[int, str]:

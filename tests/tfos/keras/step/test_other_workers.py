@@ -71,45 +71,37 @@ def test_a_lone_worker_has_its_own_value_without_asking():
     assert servers.asked == []
 
 
+PROCESS = b"another process."
+
+
 def test_the_model_is_built_from_the_batch_of_the_lowest_rank():
-    assert FirstBatch(others(Servers(b"of the chief"))).agree(b"own") == b"of the chief"
-    assert FirstBatch(others(Servers())).agree(b"own") == b"own"
+    chief = Servers(PROCESS + b"of the chief")
+    assert FirstBatch(others(chief)).agree(b"own") == b"of the chief"
+    assert FirstBatch(others(Servers(PROCESS))).agree(b"own") == b"own"
 
 
-def test_an_epoch_without_a_batch_is_told_once_and_each_epoch_has_its_own_key():
-    servers = Servers()
+def test_an_epoch_without_a_batch_is_told_once_and_all_rendezvous_are_numbered():
+    servers = Servers(PROCESS)
     first_batch = FirstBatch(others(servers))
-    for epoch in range(2):
-        first_batch.begin_epoch("fit/0", epoch)
+    for _ in range(2):
+        first_batch.begin_epoch()
         assert first_batch.agree_without() is None
         assert first_batch.agree_without() is None
-    first_batch.begin_epoch("fit/0", 2)
+    first_batch.begin_epoch()
     assert first_batch.agree(b"own") == b"own"
-    assert servers.asked == ["fit/0/0/build", "fit/0/1/build", "fit/0/2/build"]
-
-
-def test_batches_outside_of_fit_have_keys_of_their_own():
-    servers = Servers()
-    first_batch = FirstBatch(others(servers))
-    assert first_batch.agree(b"own") == b"own"
-    assert servers.asked == ["apart/0/build"]
+    assert servers.asked == ["build/1", "build/2", "build/3"]
 
 
 class PassedServers(Servers):
-    """The others have ended the first epochs without a batch, and the lost process had none."""
-
-    def __init__(self, *passed: str) -> None:
-        super().__init__()
-        self._passed = passed
+    """Two rendezvous were over, without a batch, before this worker was started again."""
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
         found = super().rendezvous(key, value, timeout_s=timeout_s)
-        return dict.fromkeys(found, b"") if key in self._passed else found
+        return dict.fromkeys(found, PROCESS) if key in ("build/1", "build/2") else found
 
 
-def test_a_worker_that_is_started_again_with_a_batch_meets_the_others_in_the_next_epoch():
-    servers = PassedServers("fit/0/0/build", "fit/0/1/build")
-    first_batch = FirstBatch(others(servers))
-    first_batch.begin_epoch("fit/0", 1)
-    assert first_batch.agree(b"own") == b"own"
-    assert servers.asked == ["fit/0/1/build", "fit/0/2/build"]
+@pytest.mark.parametrize("own", [b"own", b""])
+def test_a_worker_that_is_started_again_passes_the_rendezvous_that_are_over(own: bytes):
+    servers = PassedServers(PROCESS)
+    assert FirstBatch(others(servers)).agree(own) == (own or None)
+    assert servers.asked == ["build/1", "build/2", "build/3"]

@@ -22,7 +22,7 @@ from tfos.keras.step.exchange.pipeline import InFlight
 from tfos.keras.step.exchange.replica import Received, Replica
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.table_specs import naming_layers
-from tfos.keras.step.variables import Variables
+from tfos.keras.step.variables import MOVING_COPY, Variables, raw_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +153,20 @@ class ParameterExchange:
                 "weights that do not train were changed after ctx.distribute(model) "
                 f"({self._variables.frozen[0].names[0]!r} or another one): the parameter servers, "
                 "their checkpoints and workers that start again keep those of before. Call "
-                "load_weights, set_weights or assign before ctx.distribute(model)"
+                "load_weights, set_weights or assign before ctx.distribute(model). "
+                f"{MOVING_COPY}"
             )
-        path = "" if self.keeps_averages else self._replica.changed_here()
-        if path:
+        if path := self.changed_here():
             raise UnsupportedModel(
                 f"{path!r} has other values here than on the parameter servers, whose next answer "
                 "would overwrite them: load_weights or set_weights of a layer or of a model inside "
                 "of this one, or assign, does not reach the servers. Call it before "
                 "ctx.distribute(model), or set_weights or load_weights of the whole model"
             )
+
+    def changed_here(self) -> str:
+        """Return the path of a variable that has other values than received; empty: none known."""
+        return "" if self.keeps_averages else self._replica.changed_here()
 
     def forget_values(self) -> None:
         """Let the variables have values of the program's own until the servers' next answer."""
@@ -175,8 +179,11 @@ class ParameterExchange:
 
     def _frozen_now(self) -> int:
         """Return a checksum of the weights that do not train."""
-        values = (v.numpy() for group in self._variables.frozen for v in group.variables)
-        return functools.reduce(lambda sum_, each: zlib.crc32(each.tobytes(), sum_), values, 0)
+        sum_ = 0
+        for group in self._variables.frozen:
+            for variable in group.variables:
+                sum_ = zlib.crc32(raw_bytes(variable.value.read_value()).data, sum_)
+        return sum_
 
     def _send(self, push: OutgoingPush, received: Received, *, rows: int, lag: int) -> AppliedPush:
         with naming_layers(self._variables.embeddings):

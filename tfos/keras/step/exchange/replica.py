@@ -21,7 +21,7 @@ import numpy as np
 from tfos.keras.aligned_memory import aligned
 from tfos.keras.compiled_call import CompiledCall
 from tfos.keras.step import optimizers
-from tfos.keras.step.variables import VariableGroup
+from tfos.keras.step.variables import VariableGroup, raw_bytes
 
 MAX_SHARED = 4
 """Buffers whose memory tensors may hold. Beyond it the variables get copies: a small tensor that
@@ -121,8 +121,10 @@ class Replica:
                 continue
             flat = adopted.arrays[group.name]
             for variable, part in group.ranges:
-                value = variable.numpy()
-                if value.tobytes() != flat[part].astype(value.dtype).tobytes():
+                own = raw_bytes(variable.value.read_value())
+                if not np.array_equal(
+                    own, raw_bytes(flat[part], variable.value.dtype.as_numpy_dtype)
+                ):
                     return str(variable.path)
         return ""
 
@@ -134,6 +136,8 @@ class Replica:
         """Return a buffer that nobody uses, with arbitrary content."""
         for index, received in enumerate(self._given):
             if not received.is_shared:
+                if received is self._adopted:  # the variables have copies, and this changes
+                    self._adopted = None
                 return self._given.pop(index)
         return Received(self._groups)
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from tfos.errors import UnsupportedModel
-from tfos.keras.step.variables import Variables
+from tfos.keras.step.variables import MOVING_COPY, Variables, raw_bytes
 
 _WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 
@@ -48,8 +50,7 @@ class OwnWrites:
             raise UnsupportedModel(
                 f"train_step writes {variable.path!r}, which does not train, so the parameter "
                 "servers and their checkpoints keep its first value, and each worker that starts "
-                "or resumes would begin with that. Let a layer that trains hold it, by "
-                "add_weight(trainable=False): such values are pushed and saved"
+                f"or resumes would begin with that. {MOVING_COPY}"
             )
 
     def _all(self) -> Iterator[Any]:
@@ -57,7 +58,7 @@ class OwnWrites:
 
     def _written_here(self) -> Iterator[Any]:
         for variable, before in zip(self._all(), self._before or (), strict=True):
-            if _value(variable).numpy().tobytes() != before.numpy().tobytes():
+            if not np.array_equal(raw_bytes(_value(variable)), raw_bytes(before)):
                 yield variable
 
     def _written_in_graph(self) -> Iterator[Any]:
