@@ -441,6 +441,7 @@ class Gate(Generic[Gradient]):
                 self.refuse_closed()
                 push.ticket.check()
                 return waiting
+            self._give_up_undone(push)
             if not self.is_to_do(push.ticket):
                 late = dataclasses.replace(push, gradient=None, clock=self._policy.clock)
                 late.ticket = push.ticket
@@ -471,10 +472,11 @@ class Gate(Generic[Gradient]):
                 self.refuse_closed()
                 push.ticket.check()
                 return waiting
+            push.hyper = push.gradient = None
+            self._give_up_undone(push)
             if not self.is_to_do(push.ticket):
                 return None
             push.ticket.refuse(error)
-            push.hyper = push.gradient = None
             self._enter(push)
             return push
 
@@ -686,7 +688,15 @@ class Gate(Generic[Gradient]):
         # copy of an older one says nothing: that may have been refused.
         counts = is_done and ticket.session.sequence == push.id.sequence
         self._recover(push.id.worker, push.acked_clock + counts)
-        if not is_done and self._recovery.is_undone(push):
+        if not is_done:
+            self._give_up_undone(push)
+
+    def _give_up_undone(self, push: PendingPush[Gradient]) -> None:
+        """Give up a push for a clock that a restore has undone, as another worker has told by now.
+
+        Also one that has begun: while its gradient was read another worker's push may have come.
+        """
+        if self._log.is_restored and self._recovery.is_undone(push):
             self._give_up(push)
 
     def _give_up(self, push: PendingPush[Gradient]) -> None:

@@ -120,6 +120,7 @@ CASES = (
         {
             "directory": ("relative/place", 7, None, Path("/saves")),
             "every_s": SECONDS,
+            "timeout_s": SECONDS,
             "every_steps": COUNT_OR_ZERO,
             "every_batches": COUNT_OR_ZERO,
             "keep": COUNT,

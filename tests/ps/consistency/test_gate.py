@@ -98,30 +98,33 @@ def restored(clock: int, sequence: int) -> Bench:
 
 
 @pytest.mark.fault("F08")
-@pytest.mark.parametrize("late_first", [True, False])
-def test_after_a_restore_a_push_of_an_undone_clock_does_not_wait_for_the_next(late_first: bool):
+@pytest.mark.parametrize("late", ["has arrived", "arrives", "is refused", "comes"])
+def test_after_a_restore_a_push_of_an_undone_clock_does_not_wait_for_the_next(late: str):
     """Both had pushed number 2; only worker 0 was told of it before the server died at clock 2."""
     bench = restored(clock=1, sequence=1)
-    ahead, late = push_of(0, 3, acked_clock=2), push_of(1, 2, acked_clock=1)
+    ahead, behind = push_of(0, 3, acked_clock=2), push_of(1, 2, acked_clock=1)
 
     def come_ahead() -> PendingPush[float]:
         assert bench.gate.begin_push(ahead, 2, 2) is None
         return bench.gate.arrive(ahead)
 
-    if late_first:
-        assert bench.gate.begin_push(late, 1, 1) is None
-        waiting = bench.gate.arrive(late)
-        assert not waiting.is_done
+    if late == "comes":
         staged = come_ahead()
-        assert waiting.clock == 2
+        assert bench.gate.begin_push(behind, 1, 1) is behind
+        assert behind.ticket.verdict is Verdict.DUPLICATE
     else:
-        staged = come_ahead()
-        assert bench.gate.begin_push(late, 1, 1) is late
-        assert late.ticket.verdict is Verdict.DUPLICATE
+        assert bench.gate.begin_push(behind, 1, 1) is None
+        waiting = bench.gate.arrive(behind) if late == "has arrived" else None
+        staged = come_ahead()  # while the gradient of the other is read
+        if late == "is refused":
+            assert bench.gate.refuse(behind, NonFiniteGradient("nan")) is None
+        else:
+            assert (waiting or bench.gate.arrive(behind)).clock == 2
     assert (bench.gate.clock, bench.reduced, staged.is_done) == (2, [], False)
     bench.gate.arrive(bench.arrival(1, 3, acked_clock=2))
     assert (bench.gate.clock, bench.reduced, staged.clock) == (3, [[0.0, 1.0]], 3)
-    assert bench.record.lost_updates == 2  # number 2 of both
+    # Number 2 of both; one that is refused is no update.
+    assert bench.record.lost_updates == (1 if late == "is refused" else 2)
 
 
 @pytest.mark.fault("F08")
