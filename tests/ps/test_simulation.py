@@ -31,8 +31,9 @@ NUM_IN_ONE_TEST = 100
 NUM_LONG_SCHEDULES = 40_000
 RARE_ONES = range(4500, 5500)
 """Of these the default run takes the plans in which a worker joins about a restart."""
-RAREST_ONES = (13584, 14880, 63207)
-"""One in some 300 of those shows an SSP server that restarts without its workers' clocks."""
+RAREST_ONES = (17866, 66166, 1781, 1035)
+"""They show servers that restart without their workers' clocks, without the rendezvous before, or
+waiting for who has left: one plan in hundreds does."""
 TORN_ONES = (3144, 4251)
 """A save cuts a push in the middle that is acknowledged before the server dies."""
 
@@ -116,8 +117,9 @@ def always_new(record: CompletionLog, request, *_: int) -> Ticket:
     return Ticket(request, Verdict.NEW, session)
 
 
-def waits_for_all(network: Network, calls, timeout_s: float):
-    network.world.block(lambda: all(call.settled for call in calls), timeout_s)
+def waits_for_all(network: Network, calls, _timeout_s: float):
+    """It looks no more whether a server has moved, which ends each wait within a second."""
+    network.world.block(lambda: all(call.settled for call in calls), 3600.0)
     return [call for call in calls if call.settled]
 
 
