@@ -53,9 +53,9 @@ def difference(
     Args:
         files: those of this worker.
         worker: rank of this worker.
-        found: by rank; None: the worker reads no files.
+        found: by rank, also of this worker if it is known; None: the worker reads no files.
     """
-    own = summed_up(files)
+    own = found.get(worker) or summed_up(files)
     for rank, other in sorted(found.items()):
         if other is not None and other.files != own.files:
             return f"worker {rank} has found {other}, worker {worker} {own}{_first(files, other)}"

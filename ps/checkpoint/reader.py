@@ -30,7 +30,7 @@ from ps.checkpoint.format import (
     step_name,
     step_of,
 )
-from ps.checkpoint.storage import Storage, is_unread, settled, storage_at
+from ps.checkpoint.storage import Storage, if_sound, storage_at
 from ps.checkpoint.table_format import check_segments, segment_nbytes
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
@@ -210,15 +210,10 @@ def complete_chains(storage: Storage, *, is_told: bool = True) -> Iterator[list[
     steps = steps_on_disk(storage)
     passed_over = steps_passed_over(storage, steps)
     for step in sorted(steps, key=lambda step: (step in passed_over, -step)):
-        try:
-            chain = settled(functools.partial(load_chain, storage, step))
-        except CheckpointError as error:
-            if is_unread(error):
-                raise
-            if is_told:
-                log_skipped(storage, step, error)
-            continue
-        yield chain
+        tell = functools.partial(log_skipped, storage, step) if is_told else None
+        chain = if_sound(functools.partial(load_chain, storage, step), tell)
+        if chain is not None:
+            yield chain
 
 
 def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
@@ -244,16 +239,11 @@ def readable_steps(storage: Storage, steps: Iterable[int]) -> list[Checkpoint]:
         steps: numbers of the steps.
 
     Raises:
-        CheckpointError: a manifest is there, and the file system does not give it.
+        CheckpointError: a manifest is there, and the file system does not give it. It may be the
+            best one's, or say which steps a run has skipped.
     """
-    found: list[Checkpoint] = []
-    for step in steps:
-        try:
-            found.append(settled(functools.partial(read_step, storage, step)))
-        except CheckpointError as error:
-            if is_unread(error):
-                raise  # it may be the best one's, or say which steps a run has skipped
-    return found
+    found = (if_sound(functools.partial(read_step, storage, step)) for step in steps)
+    return [each for each in found if each is not None]
 
 
 def best_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -295,12 +285,12 @@ def best(
     for each in best_first(readable_steps(storage, steps_on_disk(storage))):
         is_in_run = up_to is None or each.step <= up_to
         if is_in_run and each.score and each.score.kind == (metric, higher_is_better):
-            try:
-                return settled(functools.partial(load_chain, storage, each.step))[0]
-            except CheckpointError as error:
-                if is_unread(error):
-                    raise
-                log_skipped(storage, each.step, error)
+            chain = if_sound(
+                functools.partial(load_chain, storage, each.step),
+                functools.partial(log_skipped, storage, each.step),
+            )
+            if chain is not None:
+                return chain[0]
     return None
 
 

@@ -8,7 +8,7 @@ Threads: none; every function is independent.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -33,7 +33,7 @@ from ps.checkpoint.reader import (
     read_manifest,
     steps_on_disk,
 )
-from ps.checkpoint.storage import Storage, is_unread, settled, storage_at, typed_errors
+from ps.checkpoint.storage import Storage, if_sound, storage_at, typed_errors
 from ps.checkpoint.table_reader import check_step_rows
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
@@ -171,12 +171,13 @@ def verify(root: Root, checkpoint: Checkpoint) -> None:
         CheckpointError: names the first damaged file.
     """
     storage = storage_at(root)
-    _verify_chain(storage, load_chain(storage, checkpoint.step))
+    _verified(storage, load_chain(storage, checkpoint.step))
 
 
-def _verify_chain(storage: Storage, chain: Iterable[Checkpoint]) -> None:
+def _verified(storage: Storage, chain: list[Checkpoint]) -> list[Checkpoint]:
     for each in chain:
         verify_files(storage, each)
+    return chain
 
 
 def verify_files(storage: Storage, checkpoint: Checkpoint) -> None:
@@ -207,22 +208,15 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
     storage = storage_at(root)
     steps = steps_on_disk(storage)
     if strict and steps:
-        chain = load_chain(storage, steps[0])
-        _verify_chain(storage, chain)
-        return chain[0]
+        return _verified(storage, load_chain(storage, steps[0]))[0]
     for chain in complete_chains(storage):
         newest = chain[0]
         if job is not None and newest.job != job:
             continue
-        try:
-            settled(functools.partial(_verify_chain, storage, chain))
-        except CheckpointError as error:
-            if is_unread(error):
-                raise
-            log_skipped(storage, newest.step, error)
-            continue
-        _tell_newer(storage, newest.step, steps)
-        return newest
+        tell = functools.partial(log_skipped, storage, newest.step)
+        if if_sound(functools.partial(_verified, storage, chain), tell) is not None:
+            _tell_newer(storage, newest.step, steps)
+            return newest
     raise none_complete(storage)
 
 

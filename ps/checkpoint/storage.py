@@ -169,29 +169,25 @@ def typed_errors(storage: Storage, name: str, action: str) -> Iterator[None]:
         ) from error
 
 
-def is_unread(error: CheckpointError) -> bool:
-    """Whether the file system did not give a file: nothing is known of it, and it may be whole."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__
-    if cause is None or isinstance(cause, FileNotFoundError):
-        return False
-    return cause.errno not in _NOT_THERE
+def if_sound(
+    read: Callable[[], Found], on_damage: Callable[[CheckpointError], object] | None = None
+) -> Found | None:
+    """Return what `read` returns; None if a file is damaged or missing, after telling it.
 
-
-def settled(read: Callable[[], Found]) -> Found:
-    """Return what `read` returns; ask again for PATIENCE_S while the file system gives no file.
+    While the file system gives no file, nothing is known of it: it is asked again for PATIENCE_S.
 
     Raises:
-        CheckpointError: a file is damaged, or `is_unread` still.
+        CheckpointError: the file system still gives none; it may be whole.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
             return read()
         except CheckpointError as error:
-            if not is_unread(error):
-                raise
+            if not _is_unread(error):
+                if on_damage is not None:
+                    on_damage(error)
+                return None
             if time.monotonic() >= deadline_s:
                 raise CheckpointError(
                     f"{error}. It was tried for {PATIENCE_S:.0f} s. What cannot be read now may be "
@@ -199,6 +195,15 @@ def settled(read: Callable[[], Found]) -> Found:
                     "answers, ask for another step by its number, or move this one away"
                 ) from error
         time.sleep(_LOOK_AGAIN_S)
+
+
+def _is_unread(error: CheckpointError) -> bool:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    if cause is None or isinstance(cause, FileNotFoundError):
+        return False
+    return cause.errno not in _NOT_THERE
 
 
 class LocalStorage:

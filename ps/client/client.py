@@ -28,7 +28,7 @@ from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.compile_wait import wait_compiled
 from ps.client.dense import DenseClient
-from ps.client.retry import READY_TIMEOUT_S, gone
+from ps.client.retry import READY_TIMEOUT_S, check_reached
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions, Saver
 from ps.client.server_group import Answer, CallTimes, ServerGroup, joined
@@ -120,9 +120,7 @@ class RendezvousClient:
                 limit_s = left_s if is_last else PROBE_PERIOD_S
                 return self._servers.send([call], timeout_s=limit_s)[0]
             except RequestTimeout as error:
-                most_s = self._servers.times.reconnect_s
-                if min(call.link.unreachable_s(), time.monotonic() - begun_s) > most_s:
-                    raise gone(call, most_s) from error
+                check_reached(call, begun_s, self._servers.times.reconnect_s)
                 if is_last:
                     raise
                 if (now_s := time.monotonic()) >= tell_s:

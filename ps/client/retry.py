@@ -184,10 +184,8 @@ def _drive(
                 return
             _advance(calls, under_way, deadline)
             for call in waiting:
-                # Between two calls nobody tries: that time is no reason to give up.
-                tried_s = min(call.link.unreachable_s(), time.monotonic() - call.begun_s)
-                if call.is_open and tried_s > limits.reconnect_s:
-                    raise gone(call, limits.reconnect_s)
+                if call.is_open:
+                    check_reached(call, call.begun_s, limits.reconnect_s)
     finally:
         for index in under_way:
             calls[index].link.close()  # a later call must not meet the reply of this one
@@ -347,19 +345,26 @@ def _timeout(calls: Sequence[OutgoingCall], timeout_s: float) -> RequestTimeout:
     return RequestTimeout(f"no answer from {names} within {timeout_s:g} s{why}")
 
 
-def gone(call: OutgoingCall, reconnect_s: float) -> ServerGone:
-    """Return the error of a call whose server could not be reached.
+def check_reached(call: OutgoingCall, begun_s: float, reconnect_s: float) -> None:
+    """Give up a server that could not be reached for too long.
 
     Args:
-        call: that was not answered.
-        reconnect_s: seconds for which it was tried.
+        call: that is not answered.
+        begun_s: since when it is tried (monotonic).
+        reconnect_s: seconds for which it may be.
+
+    Raises:
+        ServerGone: it was tried longer.
     """
+    # Between two calls nobody tries: that time is no reason to give up.
+    if min(call.link.unreachable_s(), time.monotonic() - begun_s) <= reconnect_s:
+        return
     why = (
         f"; the connection ended by: {call.last_disconnect}"
         if call.last_disconnect is not None
         else ""
     )
-    return ServerGone(
+    raise ServerGone(
         f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; the last attempt: "
         f"{call.link.last_failure}; is the process alive?",
         {"server": str(call.link.server)},

@@ -99,8 +99,8 @@ class NodeJobs:
         self._on_cancel = on_cancel
         self._lock = threading.Lock()
         self._is_ended = False
-        self._jobs: list[SparkJob[list[Any]]] = []
-        self._nodes_of: dict[SparkJob[list[Any]], tuple[PlannedNode, ...]] = {}
+        self._jobs: dict[SparkJob[list[Any]], tuple[PlannedNode, ...]] = {}
+        """With their nodes, in the order of their start."""
         self._main_fun = b""
         self._workers_hold_slots = True
         coordinator.replace_by(self._restart_soon)
@@ -133,7 +133,7 @@ class NodeJobs:
                 if self._is_ended:
                     return
                 job.start()
-                self._jobs.append(job)
+                self._jobs[job] = nodes
 
     def _restart_soon(self, wanted: Replace) -> None:
         timer = threading.Timer(wanted.delay_s, self._restart, (wanted,))
@@ -162,7 +162,7 @@ class NodeJobs:
                     lambda state: state.on_not_restarted(node.name, reason, now_s)
                 )
             else:
-                self._jobs.append(job)
+                self._jobs[job] = (node,)
 
     def end(self, timeout_s: float) -> bool:
         """Wait for the jobs of nodes that were told to stop, then cancel the rest by tag.
@@ -194,12 +194,11 @@ class NodeJobs:
 
         A failed job loses the values of all its nodes, those that have ended well included.
         """
-        failed = [job for job in self._jobs if job.error is not None and not job.is_cancelled]
         return {
             node.name: advised_reason_of(job.error)
-            for job in failed
-            if job.error is not None
-            for node in self._nodes_of[job]
+            for job, nodes in self._jobs.items()
+            if job.error is not None and not job.is_cancelled
+            for node in nodes
         }
 
     def _bundles(self, nodes: tuple[PlannedNode, ...]) -> list[NodeBundle]:
@@ -254,9 +253,7 @@ class NodeJobs:
         cluster_id = self._settings.cluster_id
         tag = f"tfos-{cluster_id}-{role}"
         action = run_here if is_here else run
-        job = SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
-        self._nodes_of[job] = nodes
-        return job
+        return SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
 
 
 def _by_role(

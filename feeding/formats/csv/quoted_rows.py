@@ -9,7 +9,7 @@ Memory: one block, or one row that is longer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -58,9 +58,7 @@ class QuotedRows:
 
     def with_header(self, block: LineBlock) -> int:
         """Return the number of rows of a block, its header included."""
-        data = np.frombuffer(block.data, np.uint8)
-        begin = _begin(block.data, block.first_byte)
-        rows, _, phase = pass_rows(data, begin, BEGUN, *self.quotes.codes, _ALL)
+        rows, _, phase = self._passed(block, _ALL)
         return int(rows + (phase != BEGUN))
 
     def rows(self, block: LineBlock, start: int, stop: int) -> QuotedBlock:
@@ -95,10 +93,13 @@ class QuotedRows:
             block: whole rows.
             num_rows: at most the block's.
         """
+        rows, at, _ = self._passed(block, num_rows)
+        return int(at) if rows == num_rows else len(block.data)
+
+    def _passed(self, block: LineBlock, most_rows: int) -> Any:
         data = np.frombuffer(block.data, np.uint8)
         begin = _begin(block.data, block.first_byte)
-        rows, at, _ = pass_rows(data, begin, BEGUN, *self.quotes.codes, num_rows)
-        return int(at) if rows == num_rows else len(data)
+        return pass_rows(data, begin, BEGUN, *self.quotes.codes, most_rows)
 
     def _num_headers(self, block: LineBlock) -> int:
         return int(self.header and not block.first_byte)

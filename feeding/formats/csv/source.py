@@ -67,14 +67,11 @@ class CsvSource(LineSource):
         partitions: bool = False,
     ) -> None:
         request = request or CsvRequest()
-        across_lines = request.quoted_newlines
+        across_lines, has_header = request.quoted_newlines, request.header is True
         self._quotes = Quotes(request.delimiter, request.escape, across_lines)
         self._name_quotes = (
-            Quotes(request.delimiter, request.escape, noun="name")
-            if request.header is True
-            else self._quotes
+            Quotes(request.delimiter, request.escape, noun="name") if has_header else self._quotes
         )
-        has_header = request.header is True
         self._quoted = QuotedRows(self._quotes, has_header) if across_lines else None
         super().__init__(
             paths,
