@@ -18,7 +18,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_BATCH = 32
 """Keras'."""
+_ROWS_OF = ("x", "y", "sample_weight")
+"""What `fit` takes a row of each of at a time."""
 _SEED_STATE = "seed_generator_state"
 """Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
 
@@ -136,7 +138,8 @@ def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
         size: number of ranks.
 
     Raises:
-        SettingsError: data that cannot be parted, or batches with fewer rows than ranks.
+        SettingsError: data that cannot be parted, other numbers of rows, or batches with fewer rows
+            than ranks.
     """
     import keras
     import tensorflow as tf
@@ -147,31 +150,55 @@ def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
     if isinstance(data, tf.data.Dataset):
         arguments["x"] = part_of_batches(data, rank, size)
         return
-    leaves = keras.tree.flatten(data)
-    if not leaves or not all(hasattr(each, "shape") for each in leaves):
-        raise SettingsError(
-            f"fit(x={type(data).__name__}): {size} slots share arrays or a tf.data.Dataset, whose "
-            "rows each can take its part of. Make a tf.data.Dataset of it, with batches of the "
-            "size for all slots"
-        )
+    num_rows = _count_rows({name: arguments.get(name) for name in _ROWS_OF}, size)
     batch_size = arguments.get("batch_size") or _DEFAULT_BATCH
     _check_rows("batch_size", batch_size, size)
-    num_rows = leaves[0].shape[0]
     _check_rows("rows", num_rows, size)
-    if batch_size % size == 0:
-        own: Any = slice(rank, None, size)  # of arrays a view
-    else:
+    own: Any = slice(rank, None, size)  # of arrays a view
+    if batch_size % size:
         own = np.flatnonzero(np.arange(num_rows) % batch_size % size == rank)
 
     def part(leaf: Any) -> Any:
-        if isinstance(own, slice):
-            return leaf[own]
-        return tf.gather(leaf, own) if tf.is_tensor(leaf) else np.asarray(leaf)[own]
+        if leaf is None:
+            return None
+        if tf.is_tensor(leaf) and not isinstance(own, slice):
+            return tf.gather(leaf, own)
+        return getattr(leaf, "iloc", leaf)[own]  # of pandas by place, not by label
 
-    for name in ("x", "y", "sample_weight"):
+    for name in _ROWS_OF:
         if arguments.get(name) is not None:
             arguments[name] = keras.tree.map_structure(part, arguments[name])
     arguments["batch_size"] = len(range(rank, batch_size, size))
+
+
+def _count_rows(given: Mapping[str, Any], size: int) -> int:
+    """Return how many rows all arrays have.
+
+    Raises:
+        SettingsError: something else is among them, or their numbers differ.
+    """
+    import keras
+
+    counts: dict[str, list[int]] = {}
+    for name, value in given.items():
+        leaves = [] if value is None else keras.tree.flatten(value)
+        leaves = [each for each in leaves if each is not None]  # as of an output without labels
+        has_rows = all(len(getattr(each, "shape", ())) > 0 for each in leaves)
+        if not has_rows or (name == "x" and not leaves):
+            raise SettingsError(
+                f"fit({name}={type(value).__name__}): {size} slots share arrays or a "
+                "tf.data.Dataset, whose rows each can take its part of. Make a tf.data.Dataset of "
+                "it, with batches of the size for all slots"
+            )
+        if leaves:
+            counts[name] = [int(each.shape[0]) for each in leaves]
+    if len({count for each in counts.values() for count in each}) > 1:
+        shown = "; ".join(f"{name}: {', '.join(map(str, each))}" for name, each in counts.items())
+        raise SettingsError(
+            f"the arrays of fit() have different numbers of rows ({shown}), so a row of one has "
+            "no row of the other beside it. Give all of them equally many rows"
+        )
+    return counts["x"][0]
 
 
 def draw_apart(model: Any, rank: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas
 import pytest
 
 from tests.support.keras_training import blobs, serving
@@ -40,15 +41,18 @@ def test_the_parts_of_all_slots_are_the_batches_of_one_process(size):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("tensors", [False, True])
-def test_the_parts_of_arrays_are_the_batches_of_one_process(size, tensors):
+@pytest.mark.parametrize(
+    "of", [np.asarray, tf.constant, lambda y: pandas.Series(y, index=y[::-1] + 0.5)]
+)
+def test_the_parts_of_arrays_are_the_batches_of_one_process(size, of):
     x, y = np.arange(70).reshape(35, 2), np.arange(35)
-    given = tf.constant(y) if tensors else y
+    given = of(y)
     found: list[list[int]] = [[] for _ in range(5)]
     for rank in range(size):
         arguments: dict[str, Any] = {"x": [x, x], "y": given, "batch_size": 8}
         take_part(arguments, rank, size)
         rows = np.asarray(arguments["y"])
+        assert type(arguments["y"]) is type(given)
         np.testing.assert_array_equal(arguments["x"][1], x[rows])
         for number, first in enumerate(range(0, len(rows), arguments["batch_size"])):
             found[number] += rows[first : first + arguments["batch_size"]].tolist()
@@ -72,6 +76,20 @@ def test_layers_of_slots_draw_apart():
         ({"x": iter([1])}, r"fit\(x=list_iterator\): 3 slots share arrays or a tf.data.Dataset"),
         ({"x": np.ones((9, 1)), "batch_size": 2}, "batch_size of 2 for 3 slots"),
         ({"x": np.ones((2, 1))}, "rows of 2 for 3 slots"),
+        ({"x": np.ones((9, 1)), "y": [0.0] * 9}, r"fit\(y=list\): 3 slots share arrays"),
+        ({"x": np.float32(1)}, r"fit\(x=float32\): 3 slots share arrays"),
+        *(
+            (
+                {"x": np.ones((100, 1)), "batch_size": batch_size, **beside},
+                r"different numbers of rows \(x: 100; .*150\)",
+            )
+            for batch_size in (32, 33)  # parted by indices, and by a slice
+            for beside in (
+                {"y": np.ones(150)},
+                {"y": [np.ones(100), np.ones(150)]},
+                {"y": np.ones(100), "sample_weight": np.ones(150)},
+            )
+        ),
     ],
 )
 def test_data_that_slots_cannot_share_are_refused(arguments, text):
