@@ -43,6 +43,11 @@ FEW_BYTES = 64 << 10
 PIECE_BYTES = 4 << 20
 """Of one fetch while a slice is reduced: smaller ones wait for replies more often, larger ones have
 left the processor's cache before they are added."""
+PIECES_BYTES = 32 << 20
+"""Of the pieces of all ranks that are fetched at once, above 8 ranks; as many are added meanwhile.
+Without it 100 ranks would take 800 MB, and a rank would keep nothing for its next call."""
+_LEAST_PIECE_BYTES = 64 << 10
+"""Above 512 ranks: less is mostly the wait for a reply."""
 _ADD: dict[str, Callable[..., Array]] = {
     "sum": np.add,
     "mean": np.add,
@@ -272,7 +277,7 @@ class RankGroup:
     ) -> None:
         """Reduce a slice of `flat` over all ranks into `out`, piece by piece."""
         start, stop = bounds
-        step = max(1, PIECE_BYTES // flat.itemsize)
+        step = max(1, _piece_bytes(self.size) // flat.itemsize)
         pieces = [(at, min(at + step, stop)) for at in range(start, stop, step)] or [(start, stop)]
         # Bytes of the next piece come while one is added.
         count = min(step, stop - start)
@@ -340,6 +345,10 @@ class RankGroup:
     def _wait(self, offer: CallOffer) -> None:
         self._offers.wait_fetched(offer, self._deadline_s, self._timeout_s)
         offer.views = [(), ()]  # they would hold the memory of the result
+
+
+def _piece_bytes(num_ranks: int) -> int:
+    return max(_LEAST_PIECE_BYTES, min(PIECE_BYTES, PIECES_BYTES // num_ranks))
 
 
 def _wanted(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tests.support.rank_threads import Ranks
+from rpc.auth.handshake import Identity, Role
+from rpc.endpoint import Endpoint
+from tests.support.rank_threads import CREDENTIALS, Ranks
 from tfos.collectives import memory
-from tfos.collectives.group import FEW_BYTES, RankGroup
+from tfos.collectives.fetching import RankPeer, Wanted
+from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup
 from tfos.collectives.memory import ReusedMemory
+from tfos.collectives.offers import Offers
 
 COUNT = FEW_BYTES  # of float32: more than few bytes
 
@@ -83,3 +90,64 @@ def test_a_loop_that_drops_its_results_takes_no_new_memory(tmp_path, call):
     for rank, places in enumerate(found):
         if (call, rank) != ("broadcast", 0):  # the root has a copy of its own
             assert len(set(places)) == 1, (call, rank)
+
+
+class PlayedLinks:
+    """Links to peers whose arrays are ones and who have fetched what they need."""
+
+    def __init__(self, offers: Offers) -> None:
+        self._offers = offers
+
+    def open(self, deadline_s: float) -> None:
+        pass
+
+    def begin(self, wanted: Sequence[Wanted]) -> None:
+        for each in wanted:
+            assert each.into is not None
+            np.frombuffer(each.into, np.float32)[:] = 1.0
+            if each.fetch.last:
+                offer: Any = self._offers._current
+                offer.fetchers.discard(each.rank)
+
+    def finish(self, wanted: Sequence[Wanted], deadline_s: float, timeout_s: float) -> None:
+        pass
+
+
+def group_of(size: int, monkeypatch: pytest.MonkeyPatch) -> tuple[RankGroup, list[int]]:
+    """Return rank 0 of so many, and the list of the memory that it takes."""
+    offers, taken = Offers(0), list[int]()
+    identities = [Identity(Role.WORKER, rank) for rank in range(size)]
+    peers = {who.rank: RankPeer(who, Endpoint("nowhere", 1)) for who in identities[1:]}
+    group = RankGroup(identities[0], CREDENTIALS, offers, peers)
+    monkeypatch.setattr(group, "_links", PlayedLinks(offers))
+    take = group._memory.take
+
+    def noted(num_bytes: int) -> np.ndarray:
+        taken.append(num_bytes)
+        return take(num_bytes)
+
+    monkeypatch.setattr(group._memory, "take", noted)
+    return group, taken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 16, 100])
+def test_pieces_on_their_way_take_a_bounded_memory_however_many_ranks_there_are(size, monkeypatch):
+    group, taken = group_of(size, monkeypatch)
+    made = group.allreduce(np.full(16 << 20, 2.0, np.float32))
+    assert made[: (16 << 20) // size].min() == made[: (16 << 20) // size].max() == size + 1.0
+    assert taken[0] == made.nbytes
+    assert all(num_bytes <= 64 << 20 for num_bytes in taken[1:])
+    if size == 2:
+        assert taken[1:] == [2 * 2 * PIECE_BYTES]
+
+
+@pytest.mark.slow
+def test_a_loop_among_many_ranks_takes_no_new_memory_either(monkeypatch):
+    group, _ = group_of(64, monkeypatch)
+    array = np.ones(32 << 20, np.float32)
+    group.allreduce(array)
+    kept = [each for each, _ in group._memory._lent]  # not their addresses: new memory has them too
+    made = group.allreduce(array)
+    assert address(made) in [address(each) for each in kept]
+    assert {id(each) for each, _ in group._memory._lent} == {id(each) for each in kept}
