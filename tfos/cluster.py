@@ -12,6 +12,7 @@ own (tfos.spark.interruptible), so that Ctrl-C interrupts only the waiting user 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -61,7 +62,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             report = cluster.train(df, num_epochs=3)
 
     A context manager: leaving the block shuts the cluster down, in order after success and at once
-    after an exception.
+    after an exception. main_fun may run for three days after the block's last line; for longer,
+    that line is `cluster.shutdown(timeout=None)`.
     """
 
     InputMode: ClassVar[type[InputMode]] = InputMode
@@ -354,7 +356,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         self,
         ssc: StreamingContext | None = None,
         grace_secs: float = 0,
-        timeout: float = DEFAULT_SHUTDOWN_S,
+        timeout: float | None = DEFAULT_SHUTDOWN_S,
     ) -> None:
         """End the feeds, wait for main_fun to return, stop every node. Idempotent, in any phase.
 
@@ -364,7 +366,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 gracefully. Its SparkContext stays.
             grace_secs: seconds between the return of main_fun and the stop of the nodes.
             timeout: seconds that a stream may go on, and seconds that main_fun may run after the
-                end of the feeds, then nodes are stopped by force; -1: three days.
+                end of the feeds, then nodes are stopped by force; None: without limit; -1: three
+                days, as at the end of the `with` block.
 
         Raises:
             NodeFailedError: a node failed and no call has raised that yet.
@@ -372,9 +375,10 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             ShutdownTimeout: main_fun did not return in time.
         """
         grace_s = preflight.check_timeout("grace_secs", grace_secs) if grace_secs else 0.0
-        timeout_s = preflight.check_timeout(
-            "timeout", DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
-        )
+        timeout_s = math.inf
+        if timeout is not None:
+            given_s = DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
+            timeout_s = preflight.check_timeout("timeout", given_s)
 
         def shutdown() -> None:
             failure = None

@@ -304,7 +304,16 @@ class MapTrainError(TFOSError):
 
 
 class ShutdownTimeout(TFOSError):
-    """Nodes did not end within the timeout; they were stopped by force."""
+    """Nodes did not end within the timeout; they were stopped by force.
+
+    Args:
+        text: says so.
+        nodes: which, each with its host and phase.
+    """
+
+    def __init__(self, text: str, nodes: str = "") -> None:
+        super().__init__(text)
+        self.nodes = nodes
 
 
 class ControlError(TFOSError):

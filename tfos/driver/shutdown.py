@@ -110,7 +110,7 @@ class Shutdown:
         Args:
             feeds: names of the feeds to finish.
             grace_s: seconds that main_fun may take after its feeds have ended.
-            timeout_s: seconds until the nodes are killed.
+            timeout_s: seconds until the nodes are killed; infinite: until main_fun has returned.
         """
         late: ShutdownTimeout | None = None
         if self._coordinator.phase is ClusterPhase.RUNNING:
@@ -175,9 +175,13 @@ class Shutdown:
         names = self._coordinator.read(
             lambda state: [f"{each.where} ({each.phase})" for each in state.awaited()]
         )
+        nodes = ", ".join(names)
+        ends = ", or let main_fun end when its feed does" if feeds else ""
         return ShutdownTimeout(
-            f"main_fun did not return within {timeout_s:.0f} s on {', '.join(names)}; the nodes "
-            "were stopped by force. Raise timeout, or let main_fun end when its feed does."
+            f"main_fun did not return within {timeout_s:.10g} s on {nodes}; the nodes were stopped "
+            "by force. End the cluster by cluster.shutdown(timeout=...) with more seconds, or with "
+            f"None for no limit{ends}",
+            nodes,
         )
 
     def _await_evaluation(self) -> None:

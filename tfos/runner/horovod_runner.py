@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tfos.config import ClusterConfig
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.runner.local_run import run_local
-from tfos.runner.spark_run import run
+from tfos.runner.spark_run import check_time, run
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -27,10 +27,11 @@ class Runner:
             driver, to try a program.
         driver_log_verbosity: "all": every rank's output is shown at the driver.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
+        timeout_s: seconds that main may take once all ranks run; None: without limit.
         config: timeouts and limits of a run on the executors.
 
     Raises:
-        SettingsError: np is 0 or no whole number.
+        SettingsError: np is 0 or no whole number, or timeout_s is no time.
         UnsupportedError: another verbosity.
     """
 
@@ -40,9 +41,12 @@ class Runner:
         np: int,
         driver_log_verbosity: Literal["all"] = "all",
         sc: SparkContext | SparkSession | None = None,
+        timeout_s: float | None = None,
         config: ClusterConfig | None = None,
     ) -> None:
         _check(np, driver_log_verbosity)
+        check_time(timeout_s)
+        self._timeout_s = timeout_s
         self._np = np
         self._sc = sc
         self._config = config
@@ -55,11 +59,13 @@ class Runner:
             **kwargs: of main.
 
         Raises:
-            SettingsError, NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError: as run.
+            SettingsError, NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError,
+                ShutdownTimeout: as run.
         """
         if self._np < 0:
-            return run_local(main, (), kwargs, -self._np)[0]
-        return run(main, (), kwargs, self._np, sc=self._sc, config=self._config)[0]
+            return run_local(main, (), kwargs, -self._np, timeout_s=self._timeout_s)[0]
+        options: dict[str, Any] = {"timeout_s": self._timeout_s, "config": self._config}
+        return run(main, (), kwargs, self._np, sc=self._sc, **options)[0]
 
 
 def _check(np: object, verbosity: str) -> None:

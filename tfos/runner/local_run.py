@@ -30,11 +30,13 @@ from tfos.node import bootstrap, whole_files
 from tfos.node.child_link import ChildLink
 from tfos.node.failure import Exit, describe_exit
 from tfos.runner.local_process import LocalRank, RankAddresses, RankListening, RankOutcome
-from tfos.runner.spark_run import checked_work, unpickled
+from tfos.runner.spark_run import checked_work, late_ranks, unpickled
 
 START_S = 120.0
 """Until a process listens: the imports of the program's modules."""
 _END_S = 5.0
+_LOOK_S = 3600.0
+"""Of one poll, which takes less than 25 days; the end of a process ends it at once."""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,12 @@ class _Running:
 
 
 def run_local(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], num_proc: int
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    num_proc: int,
+    *,
+    timeout_s: float | None = None,
 ) -> list[Any]:
     """Call a function in processes of this host and return their values in rank order.
 
@@ -66,10 +73,12 @@ def run_local(
         args: of fn.
         kwargs: of fn.
         num_proc: how many, from 1.
+        timeout_s: seconds that fn may take once all ranks run; None: without limit.
 
     Raises:
         SettingsError, NotPicklable, NoResultError: as tfos.run.
         NodeFailedError: a rank failed; its own traceback is the cause.
+        ShutdownTimeout: fn did not return within timeout_s.
     """
     work = cloudpickle.dumps(checked_work(fn, args, kwargs))
     secret, run_id = secrets.token_bytes(32), f"local-{secrets.token_hex(4)}"
@@ -80,7 +89,7 @@ def run_local(
             spec = (rank, num_proc, run_id, secret, directory, work)
             ranks.append(_start(stack, spec))
         _introduce(ranks)
-        failures = _await(ranks)
+        failures = _await(ranks, timeout_s)
         if failures:
             raise NodeFailedError(failures)
         outcomes = [each.outcome() for each in ranks]
@@ -134,19 +143,27 @@ def _introduce(ranks: Sequence[_Running]) -> None:
         each.link.send(RankAddresses(tuple(found)))
 
 
-def _await(ranks: Sequence[_Running]) -> list[NodeFailure]:
-    """Wait for all; when one fails, end the others, which are no failures. Causes come first."""
+def _await(ranks: Sequence[_Running], timeout_s: float | None) -> list[NodeFailure]:
+    """Wait for all; when one fails, end the others, which are no failures. Causes come first.
+
+    Raises:
+        ShutdownTimeout: time is up, and none has failed.
+    """
     failures: list[NodeFailure] = []
     waiting = {each.pidfd: each for each in ranks}
-    deadline_s: float | None = None
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     killed: set[int] = set()
+    is_ending = False
     while waiting:
         poll = select.poll()
         for pidfd in waiting:
             poll.register(pidfd, select.POLLIN)
-        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        ended = poll.poll(None if left_s is None else left_s * 1000)
-        if not ended and deadline_s is not None:
+        left_s = _LOOK_S if deadline_s is None else deadline_s - time.monotonic()
+        ended = poll.poll(1000 * min(max(0.0, left_s), _LOOK_S))
+        is_late = deadline_s is not None and time.monotonic() >= deadline_s
+        if not ended and is_late and not failures:
+            raise late_ranks(", ".join(f"rank:{each.rank}" for each in waiting.values()), timeout_s)
+        if not ended and is_late:
             for each in waiting.values():
                 killed.add(each.rank)
                 each.process.send_signal(signal.SIGKILL)
@@ -156,8 +173,8 @@ def _await(ranks: Sequence[_Running]) -> list[NodeFailure]:
             failure = _failure(each, each.process.wait())
             if failure is not None and (failure.error_type or each.rank not in killed):
                 failures.append(failure)
-        if failures and waiting and deadline_s is None:
-            deadline_s = time.monotonic() + _END_S
+        if failures and waiting and not is_ending:
+            is_ending, deadline_s = True, time.monotonic() + _END_S
     failures.sort(key=is_symptom)
     return failures
 

@@ -17,7 +17,7 @@ from tfos.errors import SettingsError
 from tfos.runner.local_run import run_local
 from tfos.runner.mirrored_rank import run_mirrored
 from tfos.runner.rank_process import run_rank
-from tfos.runner.spark_run import checked_work, run_work
+from tfos.runner.spark_run import check_time, checked_work, run_work
 from tfos.spark.facts import active_context
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class MirroredStrategyRunner:
         use_custom_strategy: train_fn builds TensorFlow's MultiWorkerMirroredStrategy itself, from
             TF_CONFIG; tfos distributes nothing.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
+        timeout_s: seconds that train_fn may take once all slots run; None: without limit.
         config: timeouts and limits of a run on the executors.
 
     Raises:
@@ -54,8 +55,10 @@ class MirroredStrategyRunner:
         gpu_resource_name: str = "gpu",
         use_custom_strategy: bool = False,
         sc: SparkContext | SparkSession | None = None,
+        timeout_s: float | None = None,
         config: ClusterConfig | None = None,
     ) -> None:
+        check_time(timeout_s)
         _check(
             num_slots,
             local_mode=local_mode,
@@ -65,6 +68,7 @@ class MirroredStrategyRunner:
         self._has_own_strategy = use_custom_strategy
         self._num_slots = num_slots
         self._local_mode = local_mode
+        self._timeout_s = timeout_s
         self._sc = sc
         resource = gpu_resource_name if use_gpu else None
         self._config = dataclasses.replace(config or ClusterConfig(), gpu_resource=resource)
@@ -79,20 +83,21 @@ class MirroredStrategyRunner:
 
         Raises:
             SettingsError: use_gpu, and Spark gives no GPU to a task; or data that cannot be shared.
-            NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError: as tfos.run. Where
-                train_fn trains no model of all slots, NotDistributed is the cause.
+            NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError, ShutdownTimeout: as
+                tfos.run. Where train_fn trains no model of all slots, NotDistributed is the cause.
         """
         work = checked_work(train_fn, (), kwargs)
         resource = self._config.gpu_resource
         if self._local_mode:
-            return run_local(_beside_driver, (train_fn, kwargs, resource is not None), {}, 1)[0]
+            args = (train_fn, kwargs, resource is not None)
+            return run_local(_beside_driver, args, {}, 1, timeout_s=self._timeout_s)[0]
         context = self._sc if self._sc is not None else active_context()
         if resource is not None:
             _check_gpus(context, resource)
-        num_slots, config = self._num_slots, self._config
+        given = (work, self._num_slots, context, self._config)
         if self._has_own_strategy:
-            return run_work(run_rank, work, num_slots, context, config, ps="tensorflow")[0]
-        return run_work(run_mirrored, work, num_slots, context, config)[0]
+            return run_work(run_rank, *given, timeout_s=self._timeout_s, ps="tensorflow")[0]
+        return run_work(run_mirrored, *given, timeout_s=self._timeout_s)[0]
 
 
 def _beside_driver(train_fn: Callable[..., Any], kwargs: dict[str, Any], use_gpu: bool) -> Any:

@@ -15,7 +15,8 @@ import cloudpickle
 
 from tfos.cluster import TFCluster
 from tfos.config import ClusterConfig
-from tfos.errors import NoResultError, SettingsError
+from tfos.driver.preflight import check_timeout
+from tfos.errors import NoResultError, SettingsError, ShutdownTimeout
 from tfos.runner.rank_process import RankWork, run_rank
 from tfos.spark import pickling
 from tfos.spark.facts import active_context
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from tfos.worker.context import NodeContext
 
 
-def run(
+def run(  # noqa: PLR0913 - Horovod's arguments, and ours by keyword
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
     *,
     sc: SparkContext | SparkSession | None = None,
+    timeout_s: float | None = None,
     config: ClusterConfig | None = None,
 ) -> list[Any]:
     """Call a function in `num_proc` processes on the executors; return their values in rank order.
@@ -48,6 +50,7 @@ def run(
         kwargs: anything that pickles.
         num_proc: ranks, one task slot each; None: as many as Spark's default parallelism.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
+        timeout_s: seconds that fn may take once all ranks run; None: without limit.
         config: timeouts and limits. A lost rank fails the run whatever it says.
 
     Raises:
@@ -56,19 +59,23 @@ def run(
         NotEnoughSlots: Spark cannot run all ranks at once; the text has both numbers.
         NodeFailedError: a rank failed; its own traceback is the cause.
         NoResultError: a rank ended without a value.
+        ShutdownTimeout: fn did not return within timeout_s.
     """
+    check_time(timeout_s)
     work = checked_work(fn, args, kwargs or {})
     context = sc if sc is not None else active_context()
-    return run_work(run_rank, work, _count(num_proc, context), context, config)
+    count = _count(num_proc, context)
+    return run_work(run_rank, work, count, context, config, timeout_s=timeout_s)
 
 
-def run_work(
+def run_work(  # noqa: PLR0913 - what the runners have, by keyword
     main_fun: Callable[[RankWork, NodeContext], None],
     work: RankWork,
     count: int,
     context: Any,
     config: ClusterConfig | None,
     *,
+    timeout_s: float | None,
     ps: ServersOf = "tfos",
 ) -> list[Any]:
     """Run a main_fun that hands over a value on each of `count` ranks; values in rank order.
@@ -79,10 +86,11 @@ def run_work(
         count: ranks.
         context: SparkContext or classic SparkSession.
         config: as of `run`.
+        timeout_s: as of `run`.
         ps: "tensorflow": ranks train by a strategy of TensorFlow's.
 
     Raises:
-        NotEnoughSlots, NodeFailedError, NoResultError: as `run`.
+        NotEnoughSlots, NodeFailedError, NoResultError, ShutdownTimeout: as `run`.
     """
     given = config or ClusterConfig()
     every_rank = dataclasses.replace(
@@ -92,6 +100,10 @@ def run_work(
     )
     with TFCluster.reserve(context, count, 0, ps=ps, config=every_rank) as cluster:
         cluster.start(main_fun, work)
+        try:
+            cluster.shutdown(timeout=timeout_s)
+        except ShutdownTimeout as late:
+            raise late_ranks(late.nodes, timeout_s) from None
     values = cluster.handed_over()
     missing = [rank for rank in range(count) if rank not in values]
     if missing:
@@ -122,6 +134,30 @@ def checked_work(fn: object, args: object, kwargs: object) -> RankWork:
         raise SettingsError(f"kwargs must be a dict with text keys, got {kwargs!r}")
     pickling.pickle_main_fun(fn, (tuple(args), dict(kwargs)), called="fn")
     return RankWork(fn, tuple(args), dict(kwargs))
+
+
+def check_time(timeout_s: float | None) -> None:
+    """Refuse what is neither None nor a time.
+
+    Raises:
+        SettingsError: it has the value.
+    """
+    if timeout_s is not None:
+        check_timeout("timeout_s", timeout_s)
+
+
+def late_ranks(ranks: str, timeout_s: float | None) -> ShutdownTimeout:
+    """Return the error of ranks that did not end in time.
+
+    Args:
+        ranks: their names.
+        timeout_s: of the run.
+    """
+    return ShutdownTimeout(
+        f"the function did not return within timeout_s={timeout_s:.10g} on {ranks}; all ranks were "
+        "stopped by force. Pass more seconds, or leave timeout_s out for no limit",
+        ranks,
+    )
 
 
 def unpickled(data: bytes, rank: int) -> Any:

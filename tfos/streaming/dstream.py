@@ -12,6 +12,7 @@ of the user that asks for it (tfos.control.stop_ticket).
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -37,7 +38,7 @@ def finish_stream(
         ssc: pyspark's StreamingContext.
         coordinator: of the cluster that the stream trains.
         console: shows that the stream goes on.
-        timeout_s: after so many seconds the stream is stopped all the same.
+        timeout_s: after so many seconds the stream is stopped all the same; may be infinite.
 
     Returns:
         Why the stream failed; None if it did not.
@@ -73,8 +74,9 @@ def finish_stream(
 
 def _progress(coordinator: Coordinator, left_s: float) -> str:
     rows = coordinator.read(_trained_rows)
+    most = "" if math.isinf(left_s) else f", {left_s:.0f} s at most"
     return (
-        f"shutdown() waits for the stream, {left_s:.0f} s at most: {rows} rows trained so far. It "
+        f"shutdown() waits for the stream{most}: {rows} rows trained so far. It "
         "ends by ssc.stop(), or when a main_fun calls feed.terminate() or returns"
     )
 

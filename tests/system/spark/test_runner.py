@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import tfos
 from tfos import runner
-from tfos.errors import NoResultError
+from tfos.errors import NoResultError, ShutdownTimeout
 
 pytestmark = [
     pytest.mark.spark,
@@ -38,6 +39,25 @@ def test_values_above_sparks_limit_end_with_its_name(spark):
             tfos.run(large_value, num_proc=2, sc=spark)
     finally:
         conf.remove(LIMIT)
+
+
+def takes_a_second():
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 1.0:
+        pass
+    return runner.rank()
+
+
+def waits_without_end():
+    threading.Event().wait()
+
+
+def test_a_function_takes_as_long_as_it_takes_or_as_its_caller_says(spark, monkeypatch):
+    monkeypatch.setattr(tfos.TFCluster.shutdown, "__defaults__", (None, 0, 0.5))
+    assert tfos.run(takes_a_second, num_proc=2, sc=spark) == [0, 1]
+    late = r"the function did not return within timeout_s=0.5 on worker:0@.*leave timeout_s out"
+    with pytest.raises(ShutdownTimeout, match=late):
+        tfos.Runner(np=1, sc=spark, timeout_s=0.5).run(waits_without_end)
 
 
 def work(count, fail=""):

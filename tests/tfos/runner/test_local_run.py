@@ -22,6 +22,7 @@ from tfos.errors import (
     NotPicklable,
     PhaseError,
     SettingsError,
+    ShutdownTimeout,
     UnsupportedError,
 )
 from tfos.runner import local_run
@@ -73,6 +74,20 @@ def test_the_rank_that_failed_is_the_headline_and_the_others_end(how, text):
     assert symptoms == ["tfos.errors.RankLost"]
 
 
+def waits_without_end(late):
+    if runner.rank() == late:
+        threading.Event().wait()
+
+
+def test_a_function_that_takes_longer_than_it_may_ends_with_its_own_sentence():
+    text = r"within timeout_s=0.5 on .*rank:{}; all ranks were stopped by force. Pass more"
+    with pytest.raises(ShutdownTimeout, match=text.format(1)):
+        tfos.Runner(np=-2, timeout_s=0.5).run(waits_without_end, late=1)
+    slot: dict[str, Any] = {"num_slots": 1, "local_mode": True, "use_gpu": False}
+    with pytest.raises(ShutdownTimeout, match=text.format(0)):
+        tfos.MirroredStrategyRunner(**slot, timeout_s=0.5).run(waits_without_end, late=0)
+
+
 def test_what_cannot_be_pickled_is_named_on_either_way():
     lock = __import__("threading").Lock()
     with pytest.raises(NotPicklable, match=r"fn .* refers to 'lock'"):
@@ -99,6 +114,8 @@ def test_what_cannot_be_pickled_is_named_on_either_way():
             SettingsError,
             "from 1, got 0",
         ),
+        (lambda: tfos.run(sums, timeout_s=0), SettingsError, "timeout_s must be > 0"),
+        (lambda: tfos.Runner(np=1, timeout_s=-1), SettingsError, "timeout_s must be > 0"),
         (runner.rank, PhaseError, r"rank\(\) was called outside of a run"),
         (lambda: runner.allreduce(1.0), PhaseError, r"allreduce\(\) was called outside"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import types
 from typing import Any
 
@@ -94,6 +95,11 @@ def test_a_stream_is_stopped_when_the_time_is_up(cluster):
     assert len(stream.stops) == 1
     assert "did not end within 0 s and is stopped now" in shown
     assert "Raise timeout= of shutdown()" in shown
+
+
+def test_a_stream_may_be_waited_for_without_limit(cluster):
+    _, shown = finish(Stream(False, True), cluster, timeout_s=math.inf)
+    assert "shutdown() waits for the stream: 70 rows" in shown
 
 
 def test_a_stream_that_was_never_started_is_not_waited_for(cluster):
