@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rpc.auth.handshake import Credentials, Identity
 from rpc.client.connection import Connection, PendingCall, connect, wait_any
 from rpc.endpoint import Endpoint
-from rpc.errors import DeadlineExceeded, RemoteError, RpcError
+from rpc.errors import DeadlineExceeded, RemoteError, RpcError, TransportError
 from tfos.collectives import messages
 from tfos.collectives.messages import NOT_YET, ArrayFetch
 from tfos.collectives.offers import timeout_text
@@ -100,7 +100,7 @@ class PeerLinks:
             try:
                 each.pending = connection.begin(meta, into=into)
             except RpcError as error:
-                raise _lost(each, error) from None
+                raise _broken(each, error) from None
 
     def finish(self, wanted: Sequence[Wanted], deadline_s: float, timeout_s: float) -> None:
         """Wait until every peer has answered with its bytes.
@@ -112,6 +112,7 @@ class PeerLinks:
 
         Raises:
             RankLost, RankMismatch, CollectiveTimeout: the first that a peer or the clock says.
+            CollectiveError: a peer's answer cannot be taken.
         """
         waiting = list(wanted)
         while waiting:
@@ -144,7 +145,7 @@ class PeerLinks:
         except DeadlineExceeded as error:
             raise CollectiveTimeout(f"rank {each.rank} in {each.fetch.call}: {error}") from None
         except RpcError as error:
-            raise _lost(each, error) from None
+            raise _broken(each, error) from None
         each.pending = None
         return True
 
@@ -155,7 +156,12 @@ def _hint(error: RpcError) -> str:
     return ". If it has returned already: every rank must make the same collective calls"
 
 
-def _lost(each: Wanted, error: RpcError) -> RankLost:
+def _broken(each: Wanted, error: RpcError) -> CollectiveError:
+    """Return what a failed call means: only the end of a connection is the end of a rank."""
+    if not isinstance(error, TransportError):
+        return CollectiveError(
+            f"the answer of rank {each.rank} in {each.fetch.call} cannot be taken: {error}"
+        )
     return RankLost(
         f"rank {each.rank} ended in the middle of {each.fetch.call}; its own error is the cause "
         f"({error})"

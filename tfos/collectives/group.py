@@ -105,10 +105,11 @@ class RankGroup:
             timeout_s: for the slowest rank.
 
         Raises:
-            SettingsError: the value has something else in it.
+            SettingsError: the value has something else in it, or too many arrays.
             CollectiveError: a rank was lost, makes another call, or is late.
         """
         found = layout.taken_apart(value)
+        layout.check_tells(found[0])
         return self._run("allgather", timeout_s, lambda call: self._gather(call, *found))
 
     def broadcast(
@@ -122,13 +123,15 @@ class RankGroup:
             timeout_s: for the slowest rank.
 
         Raises:
-            SettingsError: there is no such rank, or the root's value has something else in it.
+            SettingsError: there is no such rank, or the root's value has something else in it, or
+                too many arrays.
             CollectiveError: a rank was lost, makes another call, or is late.
         """
         _check_root(root, self.size)
         text = f"broadcast from rank {root}"
         if self.rank == root:
             found = layout.taken_apart(value)
+            layout.check_tells(found[0])
             return self._run(text, timeout_s, lambda call: self._send(call, *found))
         return self._run(text, timeout_s, lambda call: self._receive(call, root))
 

@@ -14,12 +14,15 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from rpc.limits import DEFAULT_LIMITS
 from tfos.errors import SettingsError
 
 Array = np.ndarray[Any, Any]
 _KINDS = "biufc"
 _MAX_TEXT_ARRAYS = 3
 _MAX_TEXT_CHARS = 160
+MAX_ENCODED_BYTES = DEFAULT_LIMITS.max_reply_bytes
+"""Of a layout that a peer asks for: about 170,000 numbers, or 20,000 variables with their names."""
 
 
 class ArrayLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +92,21 @@ def taken_apart(value: Any) -> tuple[ValueLayout, list[Array]]:
     arrays = [_as_array(part) for part in parts]
     layouts = tuple(ArrayLayout(each.dtype.str, each.shape) for each in arrays)
     return ValueLayout(kind, layouts, keys), arrays  # type: ignore[arg-type]
+
+
+def check_tells(layout: ValueLayout) -> None:
+    """Refuse a value whose layout is no answer to a peer: it has too many arrays.
+
+    Raises:
+        SettingsError: it has the number.
+    """
+    num_bytes = len(encode(layout))
+    if num_bytes > MAX_ENCODED_BYTES:
+        raise SettingsError(
+            f"a {layout.kind} of {len(layout.arrays):,} arrays is told to the other ranks in "
+            f"{num_bytes:,} bytes, of {MAX_ENCODED_BYTES:,} at most: each element is an array of "
+            "its own. Of a list of numbers bring np.asarray(list), else fewer and larger arrays"
+        )
 
 
 def put_together(layout: ValueLayout, arrays: Sequence[Array]) -> Any:

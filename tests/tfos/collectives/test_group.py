@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rpc.errors import DeadlineExceeded
+from rpc.errors import BusyError, DeadlineExceeded
 from tests.support.rank_threads import Ranks
 from tfos.collectives import fetching, layout
 from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup
@@ -233,6 +234,42 @@ def test_values_that_cannot_travel_are_refused_before_anything_is_sent(start, ca
     with pytest.raises(SettingsError, match=text):
         call(group)
     assert float(group.allreduce(2.0)) == 2.0
+
+
+@pytest.mark.parametrize("call", ["allgather", "broadcast"])
+def test_a_value_of_more_arrays_than_a_layout_tells_is_refused_before_it_is_sent(start, call):
+    def calls(group: RankGroup) -> Any:
+        if call == "allgather" or group.rank == 0:
+            with pytest.raises(SettingsError, match=r"list of 200,000 arrays .*bring np.asarray"):
+                getattr(group, call)([0.0] * 200_000)
+        return group.allgather(np.zeros(200_000))[1].size
+
+    assert start(2).run(calls) == [200_000] * 2
+
+
+def test_an_answer_that_breaks_a_limit_is_told_as_it_is_and_not_as_a_lost_rank(start, monkeypatch):
+    monkeypatch.setattr(layout, "MAX_ENCODED_BYTES", 8 << 20)
+    found = start(2).run(lambda group: group.allgather([0.0] * 200_000))
+    told = [each for each in found if not isinstance(each, RankLost)]
+    assert told, found
+    for each in told:
+        assert isinstance(each, CollectiveError)
+        assert "cannot be taken" in str(each)
+        assert "max_reply_bytes" in str(each)
+
+
+def test_a_call_beside_another_one_is_no_lost_rank(start, monkeypatch):
+    ranks = start(2)
+    group = ranks.groups[0]
+
+    def busy(*_: Any, **__: Any) -> None:
+        raise BusyError("a call is under way")
+
+    group._links.open(time.monotonic() + 10.0)
+    monkeypatch.setattr(group._links._connections[1], "begin", busy)
+    with pytest.raises(CollectiveError, match="a call is under way") as found:
+        group.barrier()
+    assert not isinstance(found.value, RankLost)
 
 
 def test_slices_cover_everything_once():
