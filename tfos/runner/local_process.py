@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 
 import cloudpickle
@@ -31,6 +32,8 @@ from tfos.runner.rank_process import RankWork, pickled
 _LAST_ANSWERS_S = 5.0
 _RAISED_EXIT_S = 1.0
 """For the threads and exit handlers of a function that has raised."""
+_RETURNED_EXIT_S = 5.0
+"""For those of one that has returned; on executors it is as long."""
 
 
 class LocalRank(msgspec.Struct, frozen=True, array_like=True):
@@ -93,10 +96,21 @@ def main(body: bytes) -> None:
     offers.end("has ended")
     listener.finish_calls(_LAST_ANSWERS_S)
     listener.close()
-    if outcome.error_type:
-        last = threading.Timer(_RAISED_EXIT_S, os._exit, (1,))
-        last.daemon = True
-        last.start()
+    limit_s = _RAISED_EXIT_S if outcome.error_type else _RETURNED_EXIT_S
+    last = threading.Timer(limit_s, _end, (spec.rank, outcome))  # nobody else ends what goes on
+    last.daemon = True
+    last.start()
+
+
+def _end(rank: int, outcome: RankOutcome) -> None:
+    """End this process whatever still runs in it."""
+    here = (threading.main_thread(), threading.current_thread())
+    late = [each for each in threading.enumerate() if not each.daemon and each not in here]
+    if not outcome.error_type:
+        names = ", ".join(each.name for each in late)
+        what = f"threads ({names})" if late else "exit handlers"
+        sys.stderr.write(f"rank {rank} has returned, and its {what} go on: it ends without them\n")
+    os._exit(1 if outcome.error_type else 0)
 
 
 def leave_outcome(outcome_fd: int, outcome: RankOutcome) -> None:

@@ -135,6 +135,18 @@ def test_the_error_of_a_rank_with_a_thread_that_goes_on_is_shown_all_the_same():
         run_local(raises_beside_a_thread, (), {}, 1)
 
 
+def returns_beside_a_thread():
+    threading.Thread(target=threading.Event().wait, name="listens").start()
+    return runner.rank()
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_returned_ends_although_its_thread_goes_on(capfd):
+    assert run_local(returns_beside_a_thread, (), {}, 1) == [0]
+    told = capfd.readouterr().err
+    assert "rank 0 has returned, and its threads (listens) go on: it ends without them" in told
+
+
 def raises_on_rank_1():
     if runner.rank() == 0:
         threading.Event().wait()
