@@ -46,7 +46,7 @@ The classes of ps.errors, feeding.errors and rpc.errors can also be imported fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from feeding.errors import (
@@ -294,9 +294,18 @@ class RankMismatch(CollectiveError):
 
 
 class CollectiveTimeout(CollectiveError):
-    """A rank did not make this collective call in time; the text names it."""
+    """A rank did not make this collective call in time; the text names it.
+
+    Args:
+        text: says so.
+        late: the ranks.
+    """
 
     code = "collective_timeout"
+
+    def __init__(self, text: str, late: Iterable[int] = ()) -> None:
+        super().__init__(text)
+        self.late = tuple(sorted(late))
 
 
 class MapTrainError(TFOSError):

@@ -120,14 +120,9 @@ class PeerLinks:
             wait_any(pending, max(0.0, deadline_s - time.monotonic()))
             still = [each for each in waiting if not self._is_answered(each)]
             if still and time.monotonic() >= deadline_s:
-                raise CollectiveTimeout(
-                    timeout_text(
-                        self._identity.rank,
-                        still[0].fetch.call,
-                        [each.rank for each in still],
-                        timeout_s,
-                    )
-                )
+                late = [each.rank for each in still]
+                text = timeout_text(self._identity.rank, still[0].fetch.call, late, timeout_s)
+                raise CollectiveTimeout(text, late)
             waiting = still
 
     def _is_answered(self, each: Wanted) -> bool:
@@ -143,7 +138,8 @@ class PeerLinks:
             self.begin([each])
             return False
         except DeadlineExceeded as error:
-            raise CollectiveTimeout(f"rank {each.rank} in {each.fetch.call}: {error}") from None
+            text = f"rank {each.rank} in {each.fetch.call}: {error}"
+            raise CollectiveTimeout(text, [each.rank]) from None
         except RpcError as error:
             raise _broken(each, error) from None
         each.pending = None

@@ -128,9 +128,8 @@ class Offers:
                     raise RankLost(_gone_text(lost, offer.call))
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
-                    raise CollectiveTimeout(
-                        timeout_text(self._rank, offer.call, offer.fetchers, timeout_s)
-                    )
+                    text = timeout_text(self._rank, offer.call, offer.fetchers, timeout_s)
+                    raise CollectiveTimeout(text, offer.fetchers)
                 self._changed.wait(left_s)
 
     def end(self, reason: str) -> None:

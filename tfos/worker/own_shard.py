@@ -51,22 +51,24 @@ class OwnShard:
             settings, credentials, generation=generation, open_storage=open_storage
         )
 
-    def serve(self, host: str, socket_dir: str) -> list[Endpoint]:
+    def serve(self, host: str, socket_dir: str, *, timeout_s: float) -> list[Endpoint]:
         """Begin to serve, and return where the shards of all workers are, in rank order.
 
         Args:
             host: address to bind.
             socket_dir: private directory for the Unix socket.
+            timeout_s: for the slowest worker.
 
         Raises:
-            CollectiveError: another worker was lost, ended, or does not come here.
+            CollectiveTimeout: a worker does not come here; `late` has its rank.
+            CollectiveError: another worker was lost, or ended.
         """
         try:
             self._server.bind_tcp(host)
             self._server.bind_unix(socket_dir)
             self._server.start()
             own = np.frombuffer(msgspec.msgpack.encode(self._server.endpoint), np.uint8)
-            found = self._group.allgather(own)
+            found = self._group.allgather(own, timeout_s=timeout_s)
         except BaseException:
             self._close()
             raise

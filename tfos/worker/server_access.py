@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from rpc.auth.handshake import Credentials, Identity
 from rpc.endpoint import Endpoint
 from tfos.control.messages import RosterEntry
-from tfos.errors import NoServersError, NotDistributed, PSError, SettingsError
+from tfos.errors import CollectiveTimeout, NoServersError, NotDistributed, PSError, SettingsError
 from tfos.files.checkpoint_storage import Storages
 from tfos.native.environment import is_connected_to_servers
 from tfos.node.spec import ChildSpec
 from tfos.worker.evaluator import check_trains
-from tfos.worker.roster import server_endpoints
+from tfos.worker.roster import server_endpoints, training_nodes
 
 if TYPE_CHECKING:
     from ps.client.client import PSClient
@@ -68,6 +68,7 @@ class ServerAccess:
         self._config, self._num_workers = settings.config, settings.num_workers
         self._is_fed = bool(settings.feeds)
         self._are_tensorflows = settings.has_tensorflow_servers
+        self._workers = training_nodes(roster, has_tensorflow_servers=self._are_tensorflows)
         uses_none = self._are_tensorflows or self._node.is_evaluator
         self._endpoints = [] if uses_none else server_endpoints(roster)
         """Of the shards in rank order; empty until a cluster without servers has its own."""
@@ -166,7 +167,8 @@ class ServerAccess:
 
         Raises:
             SettingsError: the mode needs servers of the cluster.
-            CollectiveError: another worker does not come here.
+            CollectiveTimeout: another worker does not come here.
+            CollectiveError: another worker was lost, or ended.
         """
         if self._endpoints or self._are_tensorflows:
             return
@@ -179,6 +181,7 @@ class ServerAccess:
                 f"{consistency!r}"
             )
         from tfos.keras.fit.distribute import check_model
+        from tfos.keras.step.attach import ATTACH_TIMEOUT_S
         from tfos.worker.own_shard import OwnShard
 
         check_model(model)
@@ -188,7 +191,17 @@ class ServerAccess:
             generation=self._identity.generation,
             open_storage=self._storages,
         )
-        self._endpoints = self._own_shard.serve(*self._place)
+        try:
+            self._endpoints = self._own_shard.serve(*self._place, timeout_s=ATTACH_TIMEOUT_S)
+        except CollectiveTimeout as error:
+            late = ", ".join(self._workers[rank].node.name for rank in error.late)
+            raise CollectiveTimeout(
+                f"{self._name} has waited {ATTACH_TIMEOUT_S:g} s for {late} to call ctx.distribute("
+                'model, consistency="sync"): every worker makes this call, with MirroredStrategy'
+                "Runner by model.fit(). See what that worker does before it, and let all of them "
+                "read or make their data in about the same time",
+                error.late,
+            ) from None
         self._on_own_shard()
 
     def check_used(self, what: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import pandas
 import pytest
 
 from tests.support.keras_training import blobs, serving
@@ -24,6 +23,7 @@ from tfos.runner.mirrored_rank import (
 )
 
 tf = pytest.importorskip("tensorflow")
+pandas = pytest.importorskip("pandas")
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 

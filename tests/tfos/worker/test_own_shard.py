@@ -32,7 +32,7 @@ def ranks(tmp_path):
 
 def shard_of(group, tmp_path):
     shard = OwnShard(group, CREDENTIALS, generation=0, open_storage=storage_at)
-    return shard, shard.serve("127.0.0.1", str(tmp_path))
+    return shard, shard.serve("127.0.0.1", str(tmp_path), timeout_s=60.0)
 
 
 def test_each_worker_serves_a_part_until_the_last_has_finished(ranks, tmp_path, monkeypatch):
