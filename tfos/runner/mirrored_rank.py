@@ -19,11 +19,13 @@ import functools
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
+from tfos.native.at_import import at_import
 from tfos.runner import ranks
 from tfos.runner.rank_process import RankWork, pickled
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_BATCH = 32
 """Keras'."""
+_KERAS_2_FIT = "tf_keras.src.engine.training"
+"""Where tf-keras has `Model`."""
 _ROWS_OF = ("x", "y", "sample_weight")
 """What `fit` takes a row of each of at a time."""
 _SEED_STATE = "seed_generator_state"
@@ -47,11 +51,14 @@ def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
 
     Raises:
         NotDistributed: it trained no model of all slots.
+        UnsupportedModel: it fits a model of Keras 2, or one that has a fit of its own.
         NotPicklable: it returned what cannot travel.
     """
     import keras
 
     group = ctx.rank_group()
+    if group.size > 1:
+        at_import(_KERAS_2_FIT, functools.partial(_refuse_fits_in, size=group.size))
     seed = np.random.default_rng().integers(1 << 31, dtype=np.int64)
     keras.utils.set_random_seed(int(group.broadcast(seed)))
     with ranks.entered(group, ctx.local_rank), distributed_fits(ctx) as models:
@@ -63,6 +70,25 @@ def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
             "tfos.run(fn, num_proc=N) runs functions that exchange arrays themselves, or nothing"
         )
     ctx.hand_over(pickled(value if group.rank == 0 else None, group.rank))
+
+
+def _refuse_fits_in(module: ModuleType, size: int) -> None:
+    """Let no model of Keras 2 train in this process: each slot would train its own, of all rows."""
+
+    def refusing(name: str) -> Any:
+        def refused(model: Any, *_args: Any, **_kwargs: Any) -> Any:
+            from tfos.keras.fit.distribute import keras_2_advice
+
+            kind = type(model)
+            raise UnsupportedModel(
+                f"{name}() on {size} slots takes a Keras 3 model, got {kind.__module__}."
+                f"{kind.__qualname__}{keras_2_advice(model)}"
+            )
+
+        return refused
+
+    for name in ("fit", "train_on_batch"):
+        setattr(module.Model, name, refusing(name))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -155,6 +155,48 @@ with distributed_fits(SimpleNamespace(rank=0, num_workers=2, distribute=distribu
     except Distributed:
         print("distributed")
 """
+
+
+KERAS_2 = """
+import os
+from types import SimpleNamespace
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+from tfos.errors import UnsupportedModel
+from tfos.runner.mirrored_rank import run_mirrored
+from tfos.runner.rank_process import RankWork
+
+def train(name):
+    import numpy
+    import tensorflow as tf
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+    model.compile("sgd", "mse")
+    getattr(model, name)(numpy.ones((8, 2)), numpy.ones(8))
+
+for size, name in ((1, "fit"), (2, "fit"), (2, "train_on_batch")):
+    group = SimpleNamespace(rank=0, size=size, broadcast=lambda seed: seed)
+    ctx = SimpleNamespace(rank=0, local_rank=0, num_workers=group.size, hand_over=lambda _: None)
+    ctx.rank_group = lambda: group
+    try:
+        run_mirrored(RankWork(train, (name,), {}), ctx)
+        print("\\ntold:", name, "trained")
+    except UnsupportedModel as error:
+        print("\\ntold:", error)
+"""
+
+
+def test_keras_2_is_refused_by_the_first_fit_of_several_slots():
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf-keras is not installed")
+    found = subprocess.run(
+        [sys.executable, "-c", KERAS_2], stdout=subprocess.PIPE, text=True, timeout=100
+    )
+    kind = "tf_keras.src.engine.sequential.Sequential"
+    advice = "tf.keras is Keras 2 here; set TF_USE_LEGACY_KERAS=0 at the driver, or import keras"
+    told = [each for each in found.stdout.splitlines() if each.startswith("told: ")]
+    assert told == ["told: fit trained"] + [
+        f"told: {name}() on 2 slots takes a Keras 3 model, got {kind}. {advice}"
+        for name in ("fit", "train_on_batch")
+    ]
 
 
 def test_a_train_fn_that_imports_tables_does_not_train_them_alone():

@@ -87,7 +87,7 @@ def check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise UnsupportedModel(
             f"ctx.distribute takes a Keras 3 model, got {type(model).__module__}."
-            f"{type(model).__qualname__}{_keras_2_advice(model)}"
+            f"{type(model).__qualname__}{keras_2_advice(model)}"
         )
     if keras.backend.backend() != "tensorflow":
         raise UnsupportedModel(
@@ -126,7 +126,12 @@ def check_model(model: Any) -> None:
     optimizers.check(model.optimizer)
 
 
-def _keras_2_advice(model: Any) -> str:
+def keras_2_advice(model: Any) -> str:
+    """Return what to do about a model of Keras 2; empty: it is another object.
+
+    Args:
+        model: that is none of Keras 3.
+    """
     if not any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
         return ""
     return ". tf.keras is Keras 2 here; set TF_USE_LEGACY_KERAS=0 at the driver, or import keras"
