@@ -251,10 +251,14 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
         dataset: of batches, [batch, ...].
         rank: from 0.
         size: number of ranks.
+
+    Raises:
+        SettingsError: it has no order, or batches with fewer rows than ranks.
     """
     import keras
     import tensorflow as tf
 
+    _check_order(dataset)
     known = keras.tree.flatten(dataset.element_spec)[0].shape
     if known.rank and known[0] is not None:
         _check_rows("batches", known[0], size)
@@ -269,6 +273,44 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
         return tf.shape(keras.tree.flatten(batch)[0])[0] > 0
 
     return dataset.map(part).filter(has_rows).prefetch(2)
+
+
+def _check_order(dataset: Any) -> None:
+    """Refuse a dataset whose rows come in the order in which they are ready.
+
+    Raises:
+        SettingsError: slots would part other batches: some rows would count twice, others never.
+    """
+    waiting, seen = [dataset], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if each.options().deterministic is False or _is_told_no_order(each):
+            raise SettingsError(
+                f"a tf.data.Dataset with deterministic=False ({type(each).__name__.strip('_')}) "
+                "has another order on each slot, and a slot takes its part of each batch: rows "
+                "would be trained twice or never. In its options, and in calls such as map() and "
+                "interleave(), set it to True or leave it out"
+            )
+        waiting += each._inputs()
+
+
+def _is_told_no_order(dataset: Any) -> bool:
+    """Say whether the call that made this dataset was told so; no public attribute has that."""
+    import tensorflow as tf
+
+    if type(dataset).__name__ != "_ParallelInterleaveDataset":  # it alone keeps it nowhere
+        return bool(vars(dataset).get("_deterministic") == "false")
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    try:
+        written = dataset._as_serialized_graph(external_state_policy=policy).numpy()
+    except tf.errors.OpError:  # it holds more than a graph may
+        return False
+    graph = tf.compat.v1.GraphDef.FromString(written)
+    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
+    return any(node.attr["deterministic"].s == b"false" for node in nodes)
 
 
 def _check_rows(what: str, count: int, size: int) -> None:

@@ -40,6 +40,39 @@ def test_the_parts_of_all_slots_are_the_batches_of_one_process(size):
         np.testing.assert_array_equal(np.concatenate([each[0]["a"] for each in found]), x[rows])
 
 
+def unordered(dataset):
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options).map(lambda row: row)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        unordered,
+        lambda rows: rows.map(lambda row: row, num_parallel_calls=2, deterministic=False).repeat(2),
+        lambda rows: rows.interleave(
+            lambda row: tf.data.Dataset.from_tensors(row), num_parallel_calls=2, deterministic=False
+        ),
+        lambda rows: rows.zip(rows, unordered(rows)).map(lambda row, _: row),
+    ],
+)
+def test_datasets_without_an_order_are_refused(change):
+    rows = change(tf.data.Dataset.range(32))
+    with pytest.raises(SettingsError, match=r"deterministic.*False.*set it to True"):
+        part_of_batches(rows.batch(8), 0, 2)
+
+
+def test_datasets_with_an_order_are_parted_whatever_computes_them_at_once():
+    rows = tf.data.Dataset.range(32).map(lambda row: row, num_parallel_calls=2)
+    rows = rows.map(lambda row: tf.numpy_function(np.copy, [row], tf.int64)).shuffle(8)
+    rows = rows.interleave(tf.data.Dataset.from_tensors, num_parallel_calls=2)
+    options = tf.data.Options()
+    options.deterministic = True
+    dataset = rows.shuffle(4, seed=1).with_options(options).batch(8)
+    assert len(list(part_of_batches(dataset, 0, 2))) == 4
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize(
     "of", [np.asarray, tf.constant, lambda y: pandas.Series(y, index=y[::-1] + 0.5)]
