@@ -633,7 +633,9 @@ def test_workers_that_stand_still_after_another_one_returned_are_warned_of_once(
     state.on_event(_id("worker:1"), messages.Done(), NOW + 100)
     told = [each for s in range(100, 159) for each in _beats(state, NOW + s, worker0=s)]
     assert told == []
-    (warning,) = [each for s in range(159, 400) for each in _beats(state, NOW + s, worker0=s)]
+    told = [each for s in range(159, 400) for each in _beats(state, NOW + s, worker0=s)]
+    assert len(told) == 1
+    (warning,) = told
     assert isinstance(warning, Warn)
     assert "main_fun of worker:1 has returned, and worker:2 reports no progress" in warning.text
     assert "take equally many steps" in warning.text
