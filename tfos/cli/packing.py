@@ -68,6 +68,11 @@ def summary(output: Path, packed: Packed, took_s: float) -> str:
     ]
     if found.missing:
         lines.append(f"not on this host either: {' '.join(found.missing)}")
+    if packed.given_up:
+        lines.append(
+            f"left out, though a node imports it here: {', '.join(packed.given_up)}; see that "
+            "nodes start without it"
+        )
     archive = shlex.quote(f"{output}#env")
     lines.append(
         f"spark-submit --archives {archive} --conf spark.pyspark.python=./env/bin/python …"

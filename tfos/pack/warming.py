@@ -30,6 +30,9 @@ NODE_MODULES = (
 )
 OPTIONAL_MODULES = ("pandas", "pyspark.worker", "pyspark.sql", "tensorboard.main", "hdfs_native")
 _LIST = "modules.json"
+_OF_SPARK = ("pyspark", "py4j")
+_GENERATED = "__autograph_generated_file"
+"""Of TensorFlow: a module that it writes, loads and removes."""
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +43,8 @@ class Warmed:
 
     modules: tuple[Path, ...] = ()
     """Source files of the imported modules."""
+    of_spark: frozenset[Path] = frozenset()
+    """Those of them that a cluster has of its own."""
     kernels: tuple[tuple[str, Path], ...] = ()
     """Files of compiled kernels, each with its place below the packages."""
 
@@ -67,10 +72,17 @@ def warmed(directory: Path) -> Warmed:
             f"this environment does not run what a node runs (exit {done.returncode}):\n"
             f"{done.stderr.strip()[-2000:]}"
         )
-    names = json.loads((directory / _LIST).read_text())
-    modules = tuple(Path(name).resolve() for name in names)
+    found = json.loads((directory / _LIST).read_text())
+    modules, of_spark = ([_place(name) for name in found[key]] for key in ("modules", "of_spark"))
     files = sorted(path for path in directory.glob("*/__pycache__/*/*"))
-    return Warmed(modules, tuple((str(path.relative_to(directory)), path) for path in files))
+    kernels = tuple((str(path.relative_to(directory)), path) for path in files)
+    return Warmed(tuple(modules), frozenset(of_spark), kernels)
+
+
+def _place(name: str) -> Path:
+    """Return where a module was found; what its file itself is a link to is packed in its place."""
+    path = Path(name)
+    return path.parent.resolve() / path.name
 
 
 def _run(directory: Path) -> None:
@@ -86,9 +98,19 @@ def _run(directory: Path) -> None:
 
     warm_all()
     _copy_kernels(directory)
-    origins = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    found = sorted(path for path in origins if path and path.endswith(".py"))
-    (directory / _LIST).write_text(json.dumps(found))
+    (directory / _LIST).write_text(json.dumps(_loaded()))
+
+
+def _loaded() -> dict[str, list[str]]:
+    """Return the source files of the modules of this process, and those of Spark's among them."""
+    found = {
+        path: name.partition(".")[0] in _OF_SPARK
+        for name, module in list(sys.modules.items())
+        if (path := getattr(module, "__file__", None) or "").endswith(".py")
+        and not Path(path).name.startswith(_GENERATED)
+    }
+    of_spark = [path for path, is_sparks in found.items() if is_sparks]
+    return {"modules": sorted(found), "of_spark": sorted(of_spark)}
 
 
 def _import_if_there(name: str) -> None:
