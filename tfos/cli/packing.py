@@ -11,14 +11,15 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tfos.cli.failing import fail
 
 if TYPE_CHECKING:
     from tfos.pack.packing import Packed, PackProgress
 
-FAILED_STATUS = 2
 _MIB = 1 << 20
 
 
@@ -43,14 +44,14 @@ def pack(
         from tfos.pack.packing import Choices
         from tfos.pack.packing import pack as pack_environment
     except ModuleNotFoundError as error:
-        _fail(f"tfos pack needs {error.name}: pip install 'tfos[pack]'")
+        fail(f"tfos pack needs {error.name}: pip install 'tfos[pack]'")
     choices = Choices(kept=tuple(keep or ()), left_out=tuple(leave_out or ()), level=level)
     begun_s = time.monotonic()
     try:
         with _Bar() as progress:
             packed = pack_environment(output.absolute(), choices, progress)
     except (TFOSError, OSError) as error:
-        _fail(str(error))
+        fail(str(error), keep="\n\t")  # with the last lines of a process
     sys.stdout.write(summary(output, packed, time.monotonic() - begun_s))
 
 
@@ -114,8 +115,3 @@ class _Bar:
 
 def _size(count: int) -> str:
     return f"{count / _MIB:.0f} MiB"
-
-
-def _fail(text: str) -> NoReturn:
-    sys.stderr.write(f"tfos: {text}\n")
-    raise typer.Exit(FAILED_STATUS)

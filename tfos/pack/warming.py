@@ -14,13 +14,13 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfos.errors import UnsupportedError
+from tfos.pack.programs import run
 
 TIMEOUT_S = 1800.0
 NODE_MODULES = (
@@ -59,14 +59,8 @@ def warmed(directory: Path) -> Warmed:
         UnsupportedError: the process failed; with its last words.
     """
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, str(directory)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    command = [sys.executable, "-m", __name__, str(directory)]
+    done = run(command, TIMEOUT_S, environment=environ)
     if done.returncode:
         raise UnsupportedError(
             f"this environment does not run what a node runs (exit {done.returncode}):\n"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tfos.pack.libraries import is_of_host
 from tfos.errors import UnsupportedError
+from tfos.pack.libraries import is_of_host
 from tfos.pack.packing import Choices, PackProgress, check_places, pack_home
 from tfos.pack.python_home import PythonHome
 from tfos.pack.warming import NODE_MODULES, Warmed

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tfos.config import ClusterConfig
-from tfos.control.members import Member, NodeStatus
+from tfos.control.members import Member
 from tfos.failure import EXECUTOR_LOST, NodeFailure, is_crash
 from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE, Plan
