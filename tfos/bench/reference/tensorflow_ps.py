@@ -23,7 +23,7 @@ from typing import IO, Any
 from ps.errors import PSError
 from tfos.bench.reference.child_line import child_line
 
-ANSWER_TIMEOUT_S = 300.0
+ANSWER_TIMEOUT_S = 600.0
 """The first answer comes after TensorFlow's import and the others' start."""
 LAST_BYTES = 2000
 STOP_TIMEOUT_S = 10.0
