@@ -28,7 +28,7 @@ def test_the_command_and_the_time_are_told():
 @pytest.mark.parametrize(
     ("module", "limit", "hangs"),
     [
-        (python_home, "ASK_TIMEOUT_S", lambda tmp: python_home._first_site(sys.executable)),
+        (python_home, "ASK_TIMEOUT_S", lambda tmp: python_home._first_site(Path(sys.executable))),
         (warming, "TIMEOUT_S", lambda tmp: warming.warmed(tmp)),
         (libraries, "TIMEOUT_S", lambda tmp: libraries._where(tmp)),
         (libraries, "TIMEOUT_S", lambda tmp: libraries.Relinker(tmp).module(Path(__file__))),

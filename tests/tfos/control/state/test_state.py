@@ -591,7 +591,11 @@ def test_a_strategy_that_waits_for_a_worker_that_has_returned_fails_the_cluster(
     returns_first, is_lost_then
 ):
     state = _mirrored()
-    told = {"worker:1": messages.Done(), "worker:0": messages.InCollective()}
+    told: dict[str, messages.Event] = {
+        "worker:1": messages.Done(),
+        "worker:0": messages.InCollective(),
+    }
+    actions: list[Action] = []
     for name in sorted(told, reverse=returns_first):
         assert state.fatal == []
         actions = state.on_event(_id(name), told[name], NOW)
