@@ -1,7 +1,8 @@
 """gRPC server that lets in peers with a certificate of one authority only.
 
-Covers: mutual TLS, the caps on connections and messages, its threads.
-Does not: know any call (tfos.control.server, tfos.many.server).
+Covers: mutual TLS, the caps on connections and messages, its threads; finding a call by its path,
+decoding and permission with typed refusal.
+Does not: know any call: tfos.control.server and tfos.many.server have the tables.
 Runs in: the driver's Python.
 Threads: each call runs on a daemon thread. An executor of `concurrent.futures` would make the
 interpreter wait at exit for streams that last as long as their nodes.
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import collections
 import itertools
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
@@ -22,7 +24,11 @@ from rpc.auth.certificates import TlsCredentials
 from rpc.descriptors import make_room
 from rpc.endpoint import bracketed
 from rpc.limits import spare_descriptors
-from tfos.errors import ControlError
+from tfos.errors import ControlError, ControlRefused
+
+Message = TypeVar("Message")
+May = Callable[[str, Message], str]
+"""Returns why the peer of this name may not send this message; empty: it may."""
 
 _SPARE_THREADS = 16
 """Short calls served at the same time, in addition to one long call per peer."""
@@ -34,13 +40,14 @@ _HANDSHAKE_S = 5.0
 default is 120 s: a stranger would hold a descriptor of the driver for that long."""
 _HANDSHAKE_PER_PEER_S = 0.01
 """Added for each peer: all of them may connect at once, and their handshakes share the cores."""
+_LOG = logging.getLogger(__name__)
 
 
 class TlsServer:
     """Serves calls.
 
     Args:
-        calls: finds the function of a call by its path.
+        calls: by their paths, each of `unary` or gRPC's own.
         credentials: this server's certificate and the authority of its peers.
         num_peers: how many there are; each may wait in a call.
         max_message_bytes: of a request or reply.
@@ -51,7 +58,7 @@ class TlsServer:
 
     def __init__(
         self,
-        calls: grpc.GenericRpcHandler,
+        calls: Mapping[str, Any],
         credentials: TlsCredentials,
         *,
         num_peers: int,
@@ -63,7 +70,7 @@ class TlsServer:
         handshake_s = _HANDSHAKE_S + _HANDSHAKE_PER_PEER_S * num_peers
         self._server = grpc.server(
             self._threads,
-            handlers=[calls],
+            handlers=[_Routes(calls)],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", int(1000 * handshake_s)),
@@ -110,6 +117,70 @@ class TlsServer:
         """End all calls."""
         self._server.stop(_CLOSE_GRACE_S).wait(5.0)
         self._threads.shutdown(wait=False)
+
+
+class _Routes(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
+    def __init__(self, calls: Mapping[str, Any]) -> None:
+        self._calls = calls
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the call of a path; None means UNIMPLEMENTED."""
+        return self._calls.get(handler_call_details.method)
+
+
+def unary(
+    decode: Callable[[bytes], Message],
+    may: May[Message],
+    answer: Callable[[Message], bytes],
+    *,
+    refused: grpc.StatusCode = grpc.StatusCode.PERMISSION_DENIED,
+) -> Any:
+    """Return a call of one request and one reply.
+
+    Args:
+        decode: returns the request; raises ControlError for bytes that are none.
+        may: who may send it.
+        answer: returns the encoded reply; may raise ControlRefused.
+        refused: what the peer hears then.
+    """
+
+    def serve(body: bytes, context: grpc.ServicerContext) -> bytes:
+        message = received(decode, may, body, context)
+        try:
+            return answer(message)
+        except ControlRefused as error:
+            _refuse(context, refused, str(error))
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def received(
+    decode: Callable[[bytes], Message],
+    may: May[Message],
+    body: bytes,
+    context: grpc.ServicerContext,
+) -> Message:
+    """Return a request, or end its call: INVALID_ARGUMENT, PERMISSION_DENIED.
+
+    Args:
+        decode: see `unary`.
+        may: who may send it.
+        body: the encoded request.
+        context: of the call; has the peer's certificate.
+    """
+    try:
+        message = decode(body)
+    except ControlError as error:
+        _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    if why := may(peer_name(context), message):
+        _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
+    return message
+
+
+def _refuse(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+    _LOG.warning("refused a call of %r: %s", peer_name(context), details)
+    context.abort(code, details)
+    raise ControlError(details)  # abort() has raised; this line is for the type checker
 
 
 def peer_name(context: grpc.ServicerContext) -> str:

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Literal
 
 from ps.client.client import PSClient
-from ps.errors import PSError
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 from tfos.bench.harness import Bench
+from tfos.bench.reference.child_line import child_line
 from tfos.control.authority import ClusterAuthority
 
 Protection = Literal["header", "payload", "tls"]
 """Of what travels over TCP: the two settings of `integrity`, or `security="tls"`."""
+ANSWER_TIMEOUT_S = 120.0
+"""Until a server listens; its imports take seconds."""
 STOP_TIMEOUT_S = 10.0
 
 
@@ -148,15 +150,12 @@ def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             process.wait(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            process.wait(timeout=STOP_TIMEOUT_S)
         if process.stdout is not None:
             process.stdout.close()
 
 
 def _announced(process: subprocess.Popen[str]) -> Endpoint:
-    line = process.stdout.readline() if process.stdout else ""
-    if not line:
-        status = process.wait(timeout=STOP_TIMEOUT_S)
-        raise PSError(f"a server ended with status {status} before it listened; see its message")
+    line = child_line(process, "a server to listen", ANSWER_TIMEOUT_S)
     at = json.loads(line)
     return Endpoint(at["host"], at["port"], at["unix_path"], at["boot_id"])

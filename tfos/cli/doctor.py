@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rpc.errors import TFOSError
+from tfos.cli.failing import fail
 from tfos.cli.jobs import JsonOption
 from tfos.console.printable import visible
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tfos.doctor.findings import Finding
 
 PROBLEM_STATUS = 1
-FAILED_STATUS = 2
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
@@ -68,8 +68,7 @@ def doctor(
         )
         reports = examine(wanted, say=_say)
     except TFOSError as error:
-        sys.stderr.write(f"tfos: {visible(str(error))}\n")
-        raise typer.Exit(FAILED_STATUS) from None
+        fail(str(error))
     if as_json:
         sys.stdout.write(json.dumps([_as_json(each) for each in reports]) + "\n")
     else:

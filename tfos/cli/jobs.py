@@ -13,20 +13,20 @@ import math
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from rpc.errors import TFOSError
 from tfos.cli import columns
+from tfos.cli.failing import FAILED_STATUS, fail
 from tfos.console.printable import visible
 from tfos.watch.snapshot import Json
 
 if TYPE_CHECKING:
     from tfos.watch.run_history import RunRecord
 
-FAILED_STATUS = 2
 FOLLOW_S = 2.0
 """Between two looks at a log: with the size of an answer it bounds the traffic."""
 _NUMBERS = ("MiB", "steps/s", "rows/s", "loss")
@@ -76,7 +76,7 @@ def logs(
             while True:
                 found = operator.ask(Ask("log", node, last))
                 if "error" in found:
-                    _fail(found["error"])
+                    fail(found["error"])
                 if found["skipped"]:
                     _write(_line(f"({found['skipped']} lines skipped)", as_json))
                 for line in found["lines"]:
@@ -90,7 +90,7 @@ def logs(
     except KeyboardInterrupt:
         return
     except TFOSError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def save(job: JobOption = "", as_json: JsonOption = False) -> None:
@@ -108,9 +108,9 @@ def page(job: JobOption = "") -> None:
     try:
         chosen = _chosen(job)
     except TFOSError as error:
-        _fail(str(error))
+        fail(str(error))
     if not chosen.page_url:
-        _fail(f"{chosen.name} has no page: pass page_port=0 to TFCluster.reserve()")
+        fail(f"{chosen.name} has no page: pass page_port=0 to TFCluster.reserve()")
     _write(chosen.page_url)
 
 
@@ -146,7 +146,7 @@ def _ask(job: str, what: Any) -> Json:
         with Operator(_chosen(job)) as operator:
             return operator.ask(Ask(what, after=-math.inf))
     except TFOSError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _act(job: str, what: str, as_json: bool) -> None:
@@ -262,8 +262,3 @@ def _when(unix_s: float) -> str:
 def _write(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def _fail(text: str) -> NoReturn:
-    sys.stderr.write(f"tfos: {visible(text)}\n")
-    raise typer.Exit(FAILED_STATUS)

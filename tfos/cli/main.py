@@ -24,13 +24,13 @@ import tfos
 from ps.cli import CLUSTER_ID_HELP, COMMANDS, SECRET_FILE_HELP
 from tfos.cli import jobs
 from tfos.cli.doctor import doctor
+from tfos.cli.failing import fail
 from tfos.cli.packing import pack
 from tfos.cli.submit import submit
 
 if TYPE_CHECKING:
     from tfos.bench.harness import Bench, GivenServers, Line
 
-FAILED_STATUS = 2
 LOOK_PATIENCE_S = 20.0
 """For servers that are away while somebody waits at a terminal."""
 SERVERS_HELP = (
@@ -102,9 +102,9 @@ def bench(  # noqa: PLR0913  # one parameter per option
         run = Bench(command, toy=toy, given_repeats=repeats or None, given_servers=given)
         _run(name, run, json_lines)
     except ModuleNotFoundError as error:
-        _fail(f"{name} compares with {error.name}, which is not installed; pip install 'tfos[cpu]'")
+        fail(f"{name} compares with {error.name}, which is not installed; pip install 'tfos[cpu]'")
     except (TFOSError, OSError) as error:
-        _fail(str(error))
+        fail(str(error), keep="\n\t")  # with the last lines of a process
 
 
 def _pass_on(context: typer.Context) -> None:
@@ -213,8 +213,3 @@ def _cell(side: dict[str, Any], unit: str) -> str:
 def _write_json(line: Line) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
-
-
-def _fail(text: str) -> None:
-    sys.stderr.write(f"tfos: {text}\n")
-    raise typer.Exit(FAILED_STATUS)

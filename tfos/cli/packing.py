@@ -11,14 +11,15 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tfos.cli.failing import fail
 
 if TYPE_CHECKING:
     from tfos.pack.packing import Packed, PackProgress
 
-FAILED_STATUS = 2
 _MIB = 1 << 20
 
 
@@ -43,14 +44,14 @@ def pack(
         from tfos.pack.packing import Choices
         from tfos.pack.packing import pack as pack_environment
     except ModuleNotFoundError as error:
-        _fail(f"tfos pack needs {error.name}: pip install 'tfos[pack]'")
+        fail(f"tfos pack needs {error.name}: pip install 'tfos[pack]'")
     choices = Choices(kept=tuple(keep or ()), left_out=tuple(leave_out or ()), level=level)
     begun_s = time.monotonic()
     try:
         with _Bar() as progress:
             packed = pack_environment(output.absolute(), choices, progress)
     except (TFOSError, OSError) as error:
-        _fail(str(error))
+        fail(str(error), keep="\n\t")  # with the last lines of a process
     sys.stdout.write(summary(output, packed, time.monotonic() - begun_s))
 
 
@@ -68,6 +69,11 @@ def summary(output: Path, packed: Packed, took_s: float) -> str:
     ]
     if found.missing:
         lines.append(f"not on this host either: {' '.join(found.missing)}")
+    if packed.given_up:
+        lines.append(
+            f"left out, though a node imports it here: {', '.join(packed.given_up)}; see that "
+            "nodes start without it"
+        )
     archive = shlex.quote(f"{output}#env")
     lines.append(
         f"spark-submit --archives {archive} --conf spark.pyspark.python=./env/bin/python …"
@@ -109,8 +115,3 @@ class _Bar:
 
 def _size(count: int) -> str:
     return f"{count / _MIB:.0f} MiB"
-
-
-def _fail(text: str) -> NoReturn:
-    sys.stderr.write(f"tfos: {text}\n")
-    raise typer.Exit(FAILED_STATUS)

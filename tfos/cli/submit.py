@@ -12,14 +12,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from rpc.errors import TFOSError
+from tfos.cli.failing import fail
 from tfos.console.printable import visible
-
-FAILED_STATUS = 2
 
 
 def submit(
@@ -38,9 +37,9 @@ def submit(
         warning = line.warning()
         program = spark_submit(os.environ)
         if not program and not dry_run:
-            _fail("no spark-submit: set SPARK_HOME, or pip install 'tfos[spark]'")
+            fail("no spark-submit: set SPARK_HOME, or pip install 'tfos[spark]'")
     except TFOSError as error:
-        _fail(str(error))
+        fail(str(error))
     sys.stdout.write(f"{line.text(program or 'spark-submit')}\n")
     sys.stdout.flush()
     if warning:
@@ -50,7 +49,7 @@ def submit(
     try:
         os.execve(program, line.words(program), {**os.environ, **line.variables})
     except OSError as error:
-        _fail(f"{program} cannot be run: {error.strerror}")
+        fail(f"{program} cannot be run: {error.strerror}")
 
 
 def spark_submit(environ: Mapping[str, str]) -> str:
@@ -69,8 +68,3 @@ def spark_submit(environ: Mapping[str, str]) -> str:
         if os.path.isfile(program):
             return program
     return ""
-
-
-def _fail(text: str) -> NoReturn:
-    sys.stderr.write(f"tfos: {visible(text)}\n")
-    raise typer.Exit(FAILED_STATUS)

@@ -65,6 +65,8 @@ class Member:
     registered_s: float = 0.0
     heard_s: float = 0.0
     stream_lost_s: float | None = None
+    moved_s: float = 0.0
+    """When its training was last seen to go on, or main_fun to return, in monotonic seconds."""
     lost_s: float = 0.0
     """When its newest attempt was lost, in monotonic seconds."""
     stop_ordered: bool = False
@@ -117,7 +119,10 @@ class Member:
             now_s: monotonic seconds.
         """
         if not self.beats or heartbeat.seq > self.beats[-1].seq:
+            before = self.movement
             self.beats.append(heartbeat)
+            if self.movement != before:
+                self.moved_s = now_s
             self._enter(heartbeat.phase or self.phase, now_s)
 
     def _enter(self, phase: str, now_s: float) -> None:
@@ -142,11 +147,13 @@ class Member:
                 self.serves_shard = True
             case InCollective():
                 self.in_collective = True
+                self.moved_s = now_s
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)
                 # The threads that wait for epochs may report in another order.
                 if known is None or epoch >= known.epoch:
                     self.flushes[feed] = event
+                    self.moved_s = now_s
             case BatchReport(feed):
                 self.batches[feed] = event
 
@@ -165,7 +172,7 @@ class Member:
         self.endpoint = None
         self.free_port = 0
         self._enter("registered", now_s)
-        self.registered_s = self.heard_s = now_s
+        self.registered_s = self.heard_s = self.moved_s = now_s
         self.stream_lost_s = None
         self.stop_ordered = self.in_collective = False
         self.beats.clear()
@@ -188,6 +195,15 @@ class Member:
             known.append(self.done.progress)
         # Heartbeats and events overtake each other; `at_s` is the worker's own clock.
         return max(known, key=lambda each: each.get("at_s", 0.0), default={})
+
+    @property
+    def movement(self) -> float:
+        """A number that changes whenever its heartbeats or epochs show that it does something."""
+        if self.heartbeat is None:
+            return 0.0
+        feeds = self.heartbeat.feeds
+        rows = sum(feed.taken_rows + feed.trained_rows + feed.dropped_rows for feed in feeds)
+        return rows + self.progress.get("steps", 0.0) + len(self.flushes)
 
     def feed(self, feed: str) -> FeedSnapshot:
         """Return the newest counts of one feed: a flush's, a later heartbeat's, or the last."""

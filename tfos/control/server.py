@@ -1,7 +1,8 @@
 """The driver's side of the control plane: an authenticated gRPC server for all nodes.
 
-Covers: permissions of nodes, order streams, decoding with typed refusal.
-Does not: listen (tfos.tls_server), decide anything (a ControlHandler does: control.coordinator).
+Covers: the table of calls, who may make which, order streams.
+Does not: listen and refuse (tfos.tls_server), decide anything (a ControlHandler does:
+control.coordinator).
 Runs in: the driver's Python.
 Threads: every call runs on a daemon thread of this server and ends in the handler, which must
 serialise its calls.
@@ -9,22 +10,19 @@ serialise its calls.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import grpc
+import msgspec
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.identity import OPERATOR_NAME, STOPPER_NAME
 from tfos.control.outbox import Outbox
-from tfos.errors import ControlError, ControlRefused
 from tfos.failure import NodeId
-from tfos.tls_server import TlsServer, peer_name
-
-_LOG = logging.getLogger(__name__)
+from tfos.tls_server import TlsServer, received, unary
 
 
 class ControlHandler(Protocol):
@@ -83,7 +81,7 @@ class ControlServer:
         self._outboxes: dict[NodeId, Outbox] = {}
         self._outboxes_lock = threading.Lock()
         self._server = TlsServer(
-            _Methods(self),
+            self._calls(handler),
             credentials,
             num_peers=num_nodes,
             max_message_bytes=codec.MAX_MESSAGE_BYTES,
@@ -129,102 +127,36 @@ class ControlServer:
         with self._outboxes_lock:
             return self._outboxes.setdefault(node, Outbox())
 
-    def register(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Register.
+    def _calls(self, handler: ControlHandler) -> dict[str, Any]:
+        """Return the call of each path: how it is read, who may make it, what answers it."""
+        return {
+            codec.path(codec.REGISTER): unary(
+                codec.decode_register, _is_itself, _answered(handler.on_register)
+            ),
+            codec.path(codec.HEARTBEAT): unary(
+                codec.decode_heartbeat, _is_itself, _answered(handler.on_heartbeat)
+            ),
+            codec.path(codec.REPORT): unary(
+                codec.decode_report,
+                _is_itself,
+                _done(lambda report: handler.on_event(report.node, report.event)),
+            ),
+            codec.path(codec.LOG): unary(codec.decode_log, _is_itself, _done(handler.on_log)),
+            codec.path(codec.ASK_STOP): unary(
+                codec.decode_ack, _is_stopper, _done(lambda _: handler.on_stop_asked())
+            ),
+            codec.path(codec.ASK): unary(
+                codec.decode_ask,
+                _is_operator,
+                _answered(lambda ask: messages.Answer(handler.on_ask(ask))),
+                refused=grpc.StatusCode.FAILED_PRECONDITION,
+            ),
+            codec.path(codec.ORDERS): grpc.unary_stream_rpc_method_handler(self._orders),
+        }
 
-        Args:
-            body: the encoded request.
-            context: of the call; has the peer's certificate.
-        """
-        message = _decode(codec.decode_register, body, context)
-        _check_sender(message.node, context)
-        return codec.encode(self._handler.on_register(message))
-
-    def heartbeat(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Heartbeat.
-
-        Args:
-            body: the encoded request.
-            context: of the call; has the peer's certificate.
-        """
-        message = _decode(codec.decode_heartbeat, body, context)
-        _check_sender(message.node, context)
-        return codec.encode(self._handler.on_heartbeat(message))
-
-    def report(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Report.
-
-        Args:
-            body: the encoded request.
-            context: of the call; has the peer's certificate.
-        """
-        message = _decode(codec.decode_report, body, context)
-        _check_sender(message.node, context)
-        try:
-            self._handler.on_event(message.node, message.event)
-        except ControlRefused as error:
-            _LOG.warning("refused a report: %s", error)
-            _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
-        return codec.encode(messages.EventAck())
-
-    def log(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Log.
-
-        Args:
-            body: the encoded request.
-            context: of the call; has the peer's certificate.
-        """
-        message = _decode(codec.decode_log, body, context)
-        _check_sender(message.node, context)
-        self._handler.on_log(message)
-        return codec.encode(messages.EventAck())
-
-    def ask_stop(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve AskStop.
-
-        Args:
-            body: empty.
-            context: of the call; has the peer's certificate.
-        """
-        _decode(codec.decode_ack, body, context)
-        if peer_name(context) != STOPPER_NAME:
-            _abort(
-                context,
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"{peer_name(context)!r} may not ask for the stop of streams",
-            )
-        self._handler.on_stop_asked()
-        return codec.encode(messages.EventAck())
-
-    def ask(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Ask.
-
-        Args:
-            body: the encoded request.
-            context: of the call; has the peer's certificate.
-        """
-        message = _decode(codec.decode_ask, body, context)
-        if peer_name(context) != OPERATOR_NAME:
-            _LOG.warning("refused %r, which asked for %s", peer_name(context), message.what)
-            _abort(
-                context,
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"{peer_name(context)!r} may not ask for {message.what}",
-            )
-        try:
-            return codec.encode(messages.Answer(self._handler.on_ask(message)))
-        except ControlRefused as error:
-            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-
-    def orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serve Orders: yields until the node, a newer stream or this server ends it.
-
-        Args:
-            body: the encoded request.
-            context: of the call; has the peer's certificate.
-        """
-        message = _decode(codec.decode_subscribe, body, context)
-        _check_sender(message.node, context)
+    def _orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Yield orders until the node, a newer stream or this server ends it."""
+        message = received(codec.decode_subscribe, _is_itself, body, context)
         refusal = self._handler.on_stream_opened(message.node)
         if refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
@@ -243,47 +175,36 @@ class ControlServer:
             yield codec.encode(item)
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
-    """Routes method paths to a ControlServer; bodies stay bytes until the sender is known."""
-
-    def __init__(self, server: ControlServer) -> None:
-        self._handlers = {
-            codec.path(codec.REGISTER): grpc.unary_unary_rpc_method_handler(server.register),
-            codec.path(codec.HEARTBEAT): grpc.unary_unary_rpc_method_handler(server.heartbeat),
-            codec.path(codec.REPORT): grpc.unary_unary_rpc_method_handler(server.report),
-            codec.path(codec.LOG): grpc.unary_unary_rpc_method_handler(server.log),
-            codec.path(codec.ASK_STOP): grpc.unary_unary_rpc_method_handler(server.ask_stop),
-            codec.path(codec.ASK): grpc.unary_unary_rpc_method_handler(server.ask),
-            codec.path(codec.ORDERS): grpc.unary_stream_rpc_method_handler(server.orders),
-        }
-
-    def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a path; None means UNIMPLEMENTED."""
-        return self._handlers.get(handler_call_details.method)
+def _answered(answer: Callable[[Any], msgspec.Struct]) -> Callable[[Any], bytes]:
+    return lambda message: codec.encode(answer(message))
 
 
-def _decode(
-    decode: Callable[[bytes], codec.Message], body: bytes, context: grpc.ServicerContext
-) -> codec.Message:
-    try:
-        return decode(body)
-    except codec.MalformedMessage as error:
-        _LOG.warning("refused a message of %s: %s", peer_name(context), error)
-        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+def _done(act: Callable[[Any], None]) -> Callable[[Any], bytes]:
+    def serve(message: Any) -> bytes:
+        act(message)
+        return codec.encode(messages.EventAck())
+
+    return serve
 
 
-def _check_sender(node: NodeId, context: grpc.ServicerContext) -> None:
+class _OfNode(Protocol):
+    """A message that says who sends it."""
+
+    @property
+    def node(self) -> NodeId:
+        """The node, with its attempt."""
+
+
+def _is_itself(peer: str, message: _OfNode) -> str:
     """A node speaks only for itself: its certificate names it."""
-    peer = peer_name(context)
-    if peer != node.name:
-        _LOG.warning("refused a message of %r that claims to be %r", peer, node.name)
-        _abort(
-            context,
-            grpc.StatusCode.PERMISSION_DENIED,
-            f"the certificate is for {peer!r}, the message claims to be {node.name!r}",
-        )
+    if peer != message.node.name:
+        return f"the certificate is for {peer!r}, the message claims to be {message.node.name!r}"
+    return ""
 
 
-def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
-    context.abort(code, details)
-    raise ControlError(details)  # abort() has raised; this line is for the type checker
+def _is_stopper(peer: str, _: messages.EventAck) -> str:
+    return "" if peer == STOPPER_NAME else f"{peer!r} may not ask for the stop of streams"
+
+
+def _is_operator(peer: str, ask: messages.Ask) -> str:
+    return "" if peer == OPERATOR_NAME else f"{peer!r} may not ask for {ask.what}"

@@ -32,6 +32,8 @@ CHECKS_OF_NODES = ("memory", "/dev/shm", "gpus", "kernels", "tensorflow")
 """Where nodes will run."""
 COMMAND_S = 20.0
 CONNECT_S = 5.0
+NAMES_S = 20.0
+"""For all names; one that has begun is waited for, as long as the resolver does."""
 IMPORT_S = 90.0
 """For TensorFlow's import, which takes a minute where each start compiles its modules."""
 _HDFS_CALL_S = 10.0
@@ -60,6 +62,8 @@ class CollectRequest:
     """Whether everything runs on one host."""
     host: str = "127.0.0.1"
     """The driver's own name; an executor finds its own."""
+    bound: str = ""
+    """Where servers of the driver listen; empty: at `host`."""
     driver: tuple[str, int] | None = None
     """Host and port where the driver accepts a connection."""
     names: tuple[str, ...] = ()
@@ -205,11 +209,15 @@ def _gpus(_: CollectRequest) -> Facts:
 
 
 def _ports(request: CollectRequest) -> Facts:
-    """Try what a node does: listen on any port of its address, and be reached there."""
+    """Try what servers do: listen on any port of their address, and be reached there."""
+    from rpc.limits import Limits
+    from rpc.transport.listen import bound_tcp
+
     found = {}
-    place = _place(request)
-    for host in dict.fromkeys(("127.0.0.1", place["host"] or "127.0.0.1")):
-        with socket.create_server((host, 0)) as listener:
+    # What the driver's host is called elsewhere may be no address that it can bind.
+    own = _place(request)["host"] if request.is_executor else request.bound or request.host
+    for host in dict.fromkeys(("127.0.0.1", own or "127.0.0.1")):
+        with bound_tcp(host, 0, Limits()) as listener:
             address = listener.getsockname()[:2]
             socket.create_connection(address, CONNECT_S).close()
         found[host] = int(address[1])
@@ -220,7 +228,12 @@ def _names(request: CollectRequest) -> Facts:
     """Resolve the hosts of the others, and reach the driver at a port of any number."""
     resolved: dict[str, str] = {}
     failed: dict[str, str] = {}
+    untried: list[str] = []
+    deadline_s = time.monotonic() + NAMES_S
     for name in request.names:
+        if time.monotonic() > deadline_s:
+            untried.append(name)
+            continue
         try:
             resolved[name] = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
         except OSError as error:
@@ -235,6 +248,7 @@ def _names(request: CollectRequest) -> Facts:
     return {
         "resolved": resolved,
         "failed": failed,
+        "untried": untried,
         "misled": [name for name, address in resolved.items() if _misleads(name, address, request)],
         "driver": driver,
         "unreached": unreached,

@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +30,7 @@ from tfos.doctor.collection import (
     CollectRequest,
     Facts,
 )
+from tfos.doctor.door import open_door
 from tfos.doctor.findings import Beside, Finding, Level
 from tfos.driver.server_address import server_host
 from tfos.errors import SettingsError
@@ -43,6 +44,8 @@ _SETTLE_S = 3.0
 """Where nothing says how many executors there will be."""
 _LOOK_S = 0.2
 _STOP_S = 30.0
+_MOST_NAMES = 16
+"""Hosts that one place resolves: thousands of names one by one would take all of its time."""
 _HDFS = FileSystemConfig(call_timeout_s=10.0, patience_s=20.0)
 _OWN_SETTINGS = {
     # It waits for executors itself, with a bound, and says which are missing.
@@ -234,28 +237,47 @@ def _with_spark(
         _request(wanted, fresh.file("driver"), for_nodes=False),
         is_loopback=facts.loopback,
         host=host.told,
-        names=hosts,
+        bound=host.bound,
+        names=some_of(hosts, host.told, _MOST_NAMES),
     )
     say("examining the driver")
     driver = _own_report("driver", asked, wanted.timeout_s)
     say(f"examining each of {len(offer.executors)} executors, {wanted.timeout_s:.0f} s at most")
-    family = socket.AF_INET6 if ":" in host.bound else socket.AF_INET
-    with socket.create_server((host.bound, 0), family=family, backlog=1024) as door:
+    of = {each.executor_id: each.host for each in offer.executors}
+    with open_door(host.bound) as port:
         asked = replace(
             asked,
             is_executor=True,
             checks=_request(wanted, asked.hdfs, for_nodes=True).checks,
-            driver=(host.told, door.getsockname()[1]),
-            names=tuple(dict.fromkeys((host.told, *hosts))),
+            driver=(host.told, port),
         )
         visits = executors.visit_all(
             sc,
             sorted(offer.executors, key=_number),
-            lambda executor_id: replace(asked, hdfs=fresh.file(f"executor-{executor_id}")),
+            lambda executor_id: replace(
+                asked,
+                hdfs=fresh.file(f"executor-{executor_id}"),
+                names=tuple(
+                    dict.fromkeys((host.told, *some_of(hosts, of[executor_id], _MOST_NAMES)))
+                ),
+            ),
             wanted.timeout_s,
         )
     spark = PlaceReport("Spark", facts.master, settings)
     return [spark, driver, *_executor_reports(visits, driver.facts)]
+
+
+def some_of(hosts: Sequence[str], own: str, most: int) -> tuple[str, ...]:
+    """Return the hosts that come after one's own, in a ring: each host is one of somebody's.
+
+    Args:
+        hosts: all, each once.
+        own: the host that is to resolve the others.
+        most: how many there are at most.
+    """
+    at = hosts.index(own) + 1 if own in hosts else 0
+    ring = (*hosts[at:], *hosts[:at])
+    return ring[: min(most, len(ring))]
 
 
 def _executor_reports(visits: list[executors.Visit], driver: Facts) -> list[PlaceReport]:
@@ -266,7 +288,7 @@ def _executor_reports(visits: list[executors.Visit], driver: Facts) -> list[Plac
     for visit in visits:
         executor_id = visit.executor.executor_id
         if visit.facts is None:
-            found = findings.of_silence(visit.reason, executor_id)
+            found = findings.of_silence(visit.reason, executor_id, was_asked=visit.was_asked)
         else:
             beside = Beside(driver=driver, nodes_on_host=slots[_host_of(visit)])
             found = findings.of_place(visit.facts, beside)

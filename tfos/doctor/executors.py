@@ -32,6 +32,8 @@ class Visit:
     facts: Facts | None = None
     reason: str = ""
     """Why there are no facts."""
+    was_asked: bool = True
+    """Whether its turn came in time."""
 
 
 def ask(rows: Any, request: CollectRequest) -> Facts:
@@ -128,7 +130,13 @@ def rows_at(sc: Any, executor: ExecutorSlots) -> Any:
 
 def _settle(visit: Visit, job: SparkJob[Facts] | None, deadline_s: float, timeout_s: float) -> None:
     asked = visit.executor.executor_id
-    if job is None or not job.join(max(0.0, deadline_s - time.monotonic())):
+    if job is None:
+        visit.was_asked = False
+        visit.reason = (
+            f"not asked: {_IN_FLIGHT} others at a time did not answer within {timeout_s:g} s"
+        )
+        return
+    if not job.join(max(0.0, deadline_s - time.monotonic())):
         visit.reason = f"no answer within {timeout_s:g} s"
         return
     if job.error is not None:

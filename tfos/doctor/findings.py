@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos.config import ClusterConfig
-from tfos.doctor.collection import ERROR, PLACE, Facts
+from tfos.doctor.collection import ERROR, NAMES_S, PLACE, Facts
 from tfos.driver import preflight
 from tfos.errors import ConfigError
 from tfos.node import versions
@@ -84,13 +84,17 @@ def of_place(facts: Facts, beside: Beside) -> list[Finding]:
     return found
 
 
-def of_silence(reason: str, executor_id: str) -> list[Finding]:
+def of_silence(reason: str, executor_id: str, *, was_asked: bool = True) -> list[Finding]:
     """Return the finding about an executor that has sent no facts.
 
     Args:
         reason: what is known.
         executor_id: its number.
+        was_asked: whether its turn came in time.
     """
+    if not was_asked:
+        step = "see those that did not answer first; --timeout waits longer"
+        return [Finding("answer", Level.PROBLEM, reason, step)]
     next_step = (
         f"read the log of executor {executor_id}; PYSPARK_PYTHON must start there, in the driver's "
         "minor version; --timeout waits longer"
@@ -299,6 +303,12 @@ def _names(fact: Facts, _: Beside) -> Iterator[Finding]:
             f"{name}, another host, is resolved to {fact['resolved'][name]} here: that is this host"
         )
         yield Finding("names", Level.PROBLEM, text, names_step)
+    if untried := fact["untried"]:
+        is_fine = False
+        others = f" and {len(untried) - 1} more" if len(untried) > 1 else ""
+        text = f"no time was left to resolve {untried[0]}{others}: others took {NAMES_S:.0f} s"
+        slow_step = "see which name service this host asks (/etc/nsswitch.conf, /etc/resolv.conf)"
+        yield Finding("names", Level.WARNING, text, slow_step)
     if fact["unreached"]:
         is_fine = False
         yield Finding(

@@ -279,8 +279,7 @@ def _console(
     console = Console(enabled=config.verbose, details=config.show_details)
     for what, directory in outputs.items():
         console.line(f"{what} go to {directory}")
-    of_spark = plan.nodes if not plan.servers_at_driver else plan.workers
-    for note in preflight.notes(facts, len(of_spark)):
+    for note in preflight.notes(facts, len(plan.on_executors)):
         console.warn(note)
     if plan.tensorflow_servers:
         console.warn(preflight.OPEN_SERVERS)

@@ -212,15 +212,7 @@ def _process_of(worker: Member) -> int:
 
 def movement(state: ClusterView) -> tuple[float, ...]:
     """Return numbers that change whenever any worker does something."""
-    return tuple(_marks(worker) for worker in state.workers)
-
-
-def _marks(worker: Member) -> float:
-    if worker.heartbeat is None:
-        return 0.0
-    feeds = worker.heartbeat.feeds
-    rows = sum(feed.taken_rows + feed.trained_rows + feed.dropped_rows for feed in feeds)
-    return rows + worker.progress.get("steps", 0.0) + len(worker.flushes)
+    return tuple(worker.movement for worker in state.workers)
 
 
 _SHOWN_START_S = 1.0

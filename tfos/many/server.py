@@ -1,20 +1,18 @@
 """The driver's side of the slots' calls: an authenticated gRPC server.
 
-Covers: who may call, decoding with typed refusal.
-Does not: listen (tfos.tls_server), decide anything (a ManyHandler does).
+Covers: the table of calls, who may make them.
+Does not: listen and refuse (tfos.tls_server), decide anything (a ManyHandler does).
 Threads: calls run on daemon threads of the server.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import grpc
+from typing import Protocol
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec
 from tfos.many import messages
-from tfos.tls_server import TlsServer, peer_name
+from tfos.tls_server import TlsServer, unary
 
 
 class ManyHandler(Protocol):
@@ -39,9 +37,18 @@ class ManyServer:
     def __init__(
         self, handler: ManyHandler, credentials: TlsCredentials, *, num_slots: int
     ) -> None:
-        self._handler = handler
+        def order(draw: messages.Draw) -> bytes:
+            return codec.encode(messages.OrderReply(handler.on_draw(draw)))
+
+        def reply(beat: messages.SlotBeat) -> bytes:
+            return codec.encode(handler.on_beat(beat))
+
+        calls = {
+            messages.DRAW: unary(messages.decode_draw, _is_slot, order),
+            messages.BEAT: unary(messages.decode_beat, _is_slot, reply),
+        }
         self._server = TlsServer(
-            _Calls(self),
+            calls,
             credentials,
             num_peers=num_slots,
             max_message_bytes=codec.MAX_MESSAGE_BYTES,
@@ -59,47 +66,6 @@ class ManyServer:
         """End all calls. Idempotent."""
         self._server.close()
 
-    def draw(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve Draw.
 
-        Args:
-            body: the encoded request.
-            context: of the call; has the peer's certificate.
-        """
-        _check(context)
-        order = self._handler.on_draw(_decoded(messages.decode_draw, body, context))
-        return codec.encode(messages.OrderReply(order))
-
-    def beat(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve SlotBeat.
-
-        Args:
-            body: the encoded request.
-            context: of the call; has the peer's certificate.
-        """
-        _check(context)
-        return codec.encode(self._handler.on_beat(_decoded(messages.decode_beat, body, context)))
-
-
-class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
-    def __init__(self, server: ManyServer) -> None:
-        self._handlers = {
-            messages.DRAW: grpc.unary_unary_rpc_method_handler(server.draw),
-            messages.BEAT: grpc.unary_unary_rpc_method_handler(server.beat),
-        }
-
-    def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a path; None means UNIMPLEMENTED."""
-        return self._handlers.get(handler_call_details.method)
-
-
-def _check(context: grpc.ServicerContext) -> None:
-    if (name := peer_name(context)) != messages.CLIENT_NAME:
-        context.abort(grpc.StatusCode.PERMISSION_DENIED, f"the certificate is for {name!r}")
-
-
-def _decoded(decode: Any, body: bytes, context: grpc.ServicerContext) -> Any:
-    try:
-        return decode(body)
-    except codec.MalformedMessage as error:
-        return context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+def _is_slot(peer: str, _: object) -> str:
+    return "" if peer == messages.CLIENT_NAME else f"the certificate is for {peer!r}"

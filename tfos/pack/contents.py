@@ -52,15 +52,26 @@ class Rules:
     kept: tuple[str, ...] = ()
     """Stronger than `left_out`."""
     needed: frozenset[str] = frozenset()
-    """Paths of modules that a node imports, which no rule leaves out."""
+    """Paths of modules that a node imports, which `left_out` leaves where they are."""
+    unwanted: tuple[str, ...] = ()
+    """What the user leaves out, whoever imports it: half of a package would be worse than none."""
 
     def leave_out(self, name: str) -> bool:
         """Say whether a file or directory, with all below it, stays behind."""
         if name.rpartition("/")[2] == CACHE:
             return True
-        if _matches(name, self.kept) or not _matches(name, self.left_out):
+        if _matches(name, self.kept):
+            return False
+        if _matches(name, self.unwanted):
+            return True
+        if not _matches(name, self.left_out):
             return False
         return not any(each == name or each.startswith(f"{name}/") for each in self.needed)
+
+    def given_up(self) -> list[str]:
+        """Return the names of packages and modules of `needed` that stay behind."""
+        gone = (name for name in self.needed if any(map(self.leave_out, _with_parents(name))))
+        return sorted({name.partition("/")[0].removesuffix(".py") for name in gone})
 
 
 def files_below(root: Path, at: str, rules: Rules) -> Iterator[Entry]:
@@ -104,6 +115,11 @@ def _link_inside(root: Path, path: Path) -> str:
     if not target.exists() or not Path(resolved).is_relative_to(root):
         return ""
     return os.path.relpath(resolved, path.parent)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split("/")
+    return ("/".join(parts[: count + 1]) for count in range(len(parts)))
 
 
 def _matches(name: str, patterns: Collection[str]) -> bool:

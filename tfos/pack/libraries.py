@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pathlib import Path
 from tfos.errors import UnsupportedError
 from tfos.pack import binaries
 from tfos.pack.binaries import Binary
+from tfos.pack.programs import run
 
 RPATH = "$ORIGIN/../lib"
 """From `bin`, where the interpreter is."""
@@ -123,13 +123,7 @@ class Relinker:
     def _changed(self, path: Path, changes: list[str]) -> Path:
         target = self._directory / path.name
         shutil.copyfile(path, target)
-        done = subprocess.run(
-            [self._patchelf, *changes, target],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        done = run([self._patchelf, *changes, target], TIMEOUT_S)
         if done.returncode:
             raise UnsupportedError(f"patchelf cannot change {path}: {done.stderr.strip()[-500:]}")
         return target
@@ -137,8 +131,6 @@ class Relinker:
 
 def _where(path: Path) -> dict[str, Path]:
     """Return where this host's loader finds what a file needs."""
-    done = subprocess.run(
-        ["ldd", path], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = run(["ldd", path], TIMEOUT_S)
     pairs = filter(None, map(_FOUND.match, done.stdout.splitlines()))
     return {each[1]: Path(each[2]) for each in pairs}

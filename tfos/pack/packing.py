@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tfos.errors import UnsupportedError
 from tfos.pack import archive, binaries, contents, warming
 from tfos.pack.binaries import Binary
 from tfos.pack.contents import Entry, Rules
@@ -50,6 +51,8 @@ class Packed:
     """With bytecode."""
     num_kernels: int
     libraries: HostLibraries
+    given_up: tuple[str, ...] = ()
+    """Packages that nodes import, of which the user has left files out."""
 
 
 @dataclass
@@ -95,7 +98,11 @@ def pack_home(
         target: archive to write.
         choices: changes to the rules.
         progress: is told the steps and bytes.
+
+    Raises:
+        UnsupportedError: a node imports what lies elsewhere.
     """
+    check_places(home, warmed)
     with tempfile.TemporaryDirectory(prefix="tfos-pack-") as scratch:
         progress.on_step("looking for files and shared libraries")
         entries = {each.name: each for each in _files(home, warmed, choices)}
@@ -121,6 +128,33 @@ def pack_home(
             num_modules=len(modules),
             num_kernels=sum(name.endswith(".nbi") for name, _ in warmed.kernels),
             libraries=libraries,
+            given_up=tuple(sorted(_given_up(home, warmed, choices))),
+        )
+
+
+def check_places(home: PythonHome, warmed: Warmed) -> None:
+    """Refuse an environment whose nodes import what is not packed, as from PYTHONPATH.
+
+    Args:
+        home: where its parts are.
+        warmed: what a node of it loads.
+
+    Raises:
+        UnsupportedError: with the first such module.
+    """
+    roots = (home.stdlib, *home.packages, *(home.own_root / name for name in _elsewhere(home)))
+    outside = [
+        path
+        for path in warmed.modules
+        if path not in warmed.of_spark and not any(path.is_relative_to(root) for root in roots)
+    ]
+    if outside:
+        others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
+        raise UnsupportedError(
+            f"{outside[0]}{others} is imported by what a node runs, and lies in no directory that "
+            f"is packed: neither in {home.packages[0]} nor in {home.stdlib}. Install it there "
+            "with pip, or take its directory from PYTHONPATH and run tfos pack elsewhere if nodes "
+            "do without it"
         )
 
 
@@ -134,12 +168,23 @@ def _files(home: PythonHome, warmed: Warmed, choices: Choices) -> Iterator[Entry
     rules = Rules(contents.OF_STDLIB, needed=needed)
     yield from contents.files_below(home.stdlib, stdlib_name, rules)
     elsewhere = _elsewhere(home)
-    left_out = (*contents.OF_PACKAGES, *choices.left_out, *elsewhere)
     for directory in home.packages:
-        rules = Rules(left_out, choices.kept, _below(directory, warmed.modules))
+        rules = _rules(home, directory, warmed, choices)
         yield from contents.files_below(directory, home.site_name, rules)
     for name in elsewhere:
         yield from contents.files_below(home.own_root / name, f"{home.site_name}/{name}", Rules())
+
+
+def _rules(home: PythonHome, directory: Path, warmed: Warmed, choices: Choices) -> Rules:
+    left_out = (*contents.OF_PACKAGES, *_elsewhere(home))
+    needed = _below(directory, warmed.modules)
+    return Rules(left_out, choices.kept, needed, choices.left_out)
+
+
+def _given_up(home: PythonHome, warmed: Warmed, choices: Choices) -> set[str]:
+    """Return the packages that nodes import and the user leaves out."""
+    rules = (_rules(home, directory, warmed, choices) for directory in home.packages)
+    return {name for each in rules for name in each.given_up()}
 
 
 def _elsewhere(home: PythonHome) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import site
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import tfos
 from tfos.errors import UnsupportedError
+from tfos.pack.programs import run
 
 OWN_PACKAGES = ("feeding", "ps", "pyspark_tfrecord", "rpc", "tfos")
 OWN_DISTRIBUTION = "tfos"
@@ -125,13 +125,7 @@ class PythonHome:
 
 def _first_site(executable: Path) -> Path:
     """Ask the interpreter without its environment where it would look for packages."""
-    done = subprocess.run(
-        [executable, "-I", "-S", "-c", _SITE],
-        capture_output=True,
-        text=True,
-        timeout=ASK_TIMEOUT_S,
-        check=False,
-    )
+    done = run([executable, "-I", "-S", "-c", _SITE], ASK_TIMEOUT_S)
     if done.returncode:
         raise UnsupportedError(f"{executable} does not run by itself: {done.stderr.strip()[-500:]}")
     return Path(done.stdout.strip())

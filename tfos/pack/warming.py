@@ -14,13 +14,13 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfos.errors import UnsupportedError
+from tfos.pack.programs import run
 
 TIMEOUT_S = 1800.0
 NODE_MODULES = (
@@ -30,6 +30,9 @@ NODE_MODULES = (
 )
 OPTIONAL_MODULES = ("pandas", "pyspark.worker", "pyspark.sql", "tensorboard.main", "hdfs_native")
 _LIST = "modules.json"
+_OF_SPARK = ("pyspark", "py4j")
+_GENERATED = "__autograph_generated_file"
+"""Of TensorFlow: a module that it writes, loads and removes."""
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +43,8 @@ class Warmed:
 
     modules: tuple[Path, ...] = ()
     """Source files of the imported modules."""
+    of_spark: frozenset[Path] = frozenset()
+    """Those of them that a cluster has of its own."""
     kernels: tuple[tuple[str, Path], ...] = ()
     """Files of compiled kernels, each with its place below the packages."""
 
@@ -54,23 +59,24 @@ def warmed(directory: Path) -> Warmed:
         UnsupportedError: the process failed; with its last words.
     """
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, str(directory)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    command = [sys.executable, "-m", __name__, str(directory)]
+    done = run(command, TIMEOUT_S, environment=environ)
     if done.returncode:
         raise UnsupportedError(
             f"this environment does not run what a node runs (exit {done.returncode}):\n"
             f"{done.stderr.strip()[-2000:]}"
         )
-    names = json.loads((directory / _LIST).read_text())
-    modules = tuple(Path(name).resolve() for name in names)
+    found = json.loads((directory / _LIST).read_text())
+    modules, of_spark = ([_place(name) for name in found[key]] for key in ("modules", "of_spark"))
     files = sorted(path for path in directory.glob("*/__pycache__/*/*"))
-    return Warmed(modules, tuple((str(path.relative_to(directory)), path) for path in files))
+    kernels = tuple((str(path.relative_to(directory)), path) for path in files)
+    return Warmed(tuple(modules), frozenset(of_spark), kernels)
+
+
+def _place(name: str) -> Path:
+    """Return where a module was found; what its file itself is a link to is packed in its place."""
+    path = Path(name)
+    return path.parent.resolve() / path.name
 
 
 def _run(directory: Path) -> None:
@@ -86,9 +92,19 @@ def _run(directory: Path) -> None:
 
     warm_all()
     _copy_kernels(directory)
-    origins = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    found = sorted(path for path in origins if path and path.endswith(".py"))
-    (directory / _LIST).write_text(json.dumps(found))
+    (directory / _LIST).write_text(json.dumps(_loaded()))
+
+
+def _loaded() -> dict[str, list[str]]:
+    """Return the source files of the modules of this process, and those of Spark's among them."""
+    found = {
+        path: name.partition(".")[0] in _OF_SPARK
+        for name, module in list(sys.modules.items())
+        if (path := getattr(module, "__file__", None) or "").endswith(".py")
+        and not Path(path).name.startswith(_GENERATED)
+    }
+    of_spark = [path for path, is_sparks in found.items() if is_sparks]
+    return {"modules": sorted(found), "of_spark": sorted(of_spark)}
 
 
 def _import_if_there(name: str) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import tfos
 from ps.cli import COMMANDS
 from ps.cli.main import main as ps_main
+from ps.errors import PSError
 from tfos.bench import catalogue
 from tfos.bench.harness import Bench, Figure
 from tfos.cli import main
@@ -51,6 +52,15 @@ def test_without_a_name_it_lists_the_question_of_each_benchmark():
         assert question.endswith("?")
         assert name in output
         assert question.split()[0] in output
+
+
+def test_what_a_benchmark_fails_with_steers_no_terminal(monkeypatch):
+    def fail(_: Bench) -> None:
+        raise PSError("it ended:\n\x1b[2Jgone")
+
+    replace_dense(monkeypatch, fail)
+    result = called("bench", "dense")
+    assert (result.exit_code, result.stderr) == (2, "tfos: it ended:\n\\x1b[2Jgone\n")
 
 
 def test_json_is_one_line_per_figure(instant):

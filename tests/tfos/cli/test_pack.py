@@ -22,6 +22,7 @@ PACKED = Packed(
     archive_bytes=527 * MIB,
     num_modules=4217,
     num_kernels=222,
+    given_up=("pandas", "six"),
     libraries=HostLibraries(
         {"libffi.so.8": Path("/lib/libffi.so.8")}, (), ("libtbb.so.12",), (2, 36)
     ),
@@ -68,6 +69,7 @@ def test_it_shows_the_steps_and_says_sizes_and_where_the_archive_runs(monkeypatc
         "from this host: libffi.so.8",
         "compiled: 4217 modules; 222 kernels, for processors like this one",
         "not on this host either: libtbb.so.12",
+        "left out, though a node imports it here: pandas, six",
         "spark-submit --archives 'my env.tar.gz#env' --conf spark.pyspark.python=./env/bin/python",
     ],
 )

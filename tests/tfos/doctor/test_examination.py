@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,8 @@ import pytest
 from tests.support.fake_spark import FakeSpark
 from tfos.doctor import executors
 from tfos.doctor.collection import CollectRequest, collect
-from tfos.doctor.examination import ExaminationRequest, PlaceReport, examine
+from tfos.doctor.door import open_door
+from tfos.doctor.examination import ExaminationRequest, PlaceReport, examine, some_of
 from tfos.doctor.findings import Level
 from tfos.errors import SettingsError
 from tfos.spark.slots import ExecutorSlots
@@ -201,9 +203,65 @@ def test_names_of_other_hosts_that_lead_here_are_told(monkeypatch):
     assert same["names"]["misled"] == []
 
 
-def test_an_unreached_driver_and_an_unknown_name_are_told():
-    import socket
+@pytest.mark.parametrize("where", [{"host": "::1"}, {"host": "192.0.2.1", "bound": "127.0.0.1"}])
+def test_ports_are_tried_where_a_server_of_the_driver_listens(where):
+    """An address that only leads to the driver, as behind NAT, is none to bind."""
+    found = collect(CollectRequest(checks=("ports",), **where))["ports"]
+    assert "error" not in found
+    assert list(found["listened"]) == list(dict.fromkeys(("127.0.0.1", [*where.values()][-1])))
 
+
+def is_let_in(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 5.0) as visitor:
+            return visitor.recv(1) == b""  # accepted, and closed
+    except TimeoutError:
+        return False
+
+
+def test_a_full_queue_of_connections_does_not_hide_the_driver(monkeypatch):
+    monkeypatch.setattr("rpc.transport.listen._BACKLOG", 1)
+    with open_door("127.0.0.1") as port:
+        assert all(is_let_in(port) for _ in range(5))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5.0)
+
+
+def test_an_executor_that_was_never_asked_is_not_blamed(spark, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(executors, "_IN_FLIGHT", 1)
+    sc = _with_rows(spark, monkeypatch, PlayedRows(go_on.wait))
+    both = [EXECUTOR, ExecutorSlots("2", "h", 8)]
+    visits = executors.visit_all(sc, both, lambda _: CollectRequest(checks=()), 0.3)
+    go_on.set()
+    assert [each.reason for each in visits] == [
+        "no answer within 0.3 s",
+        "not asked: 1 others at a time did not answer within 0.3 s",
+    ]
+    assert [each.was_asked for each in visits] == [True, False]
+
+
+def test_each_executor_resolves_a_bounded_number_of_hosts():
+    hosts = [f"h{number}" for number in range(40)]
+    asked = [some_of(hosts, host, 5) for host in hosts]
+    assert asked[0] == ("h1", "h2", "h3", "h4", "h5")
+    assert asked[38] == ("h39", "h0", "h1", "h2", "h3")
+    assert {name for names in asked for name in names} == set(hosts)  # none is left out
+    assert some_of(["a", "b"], "a", 5) == ("b", "a")
+    assert some_of(["a", "b"], "unknown", 5) == ("a", "b")
+    assert some_of([], "a", 5) == ()
+
+
+def test_names_that_are_not_resolved_in_time_are_told(monkeypatch):
+    now_s = iter(range(0, 1000, 15))
+    monkeypatch.setattr("tfos.doctor.collection.time.monotonic", lambda: float(next(now_s)))
+    names = ("localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3")
+    found = collect(CollectRequest(checks=("names",), names=names))["names"]
+    assert list(found["resolved"]) == ["localhost"]
+    assert found["untried"] == list(names[1:])
+
+
+def test_an_unreached_driver_and_an_unknown_name_are_told():
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
         reached = collect(CollectRequest(checks=("names",), driver=("127.0.0.1", port)))

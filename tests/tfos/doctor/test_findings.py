@@ -18,6 +18,7 @@ NAMES = {
     "misled": [],
     "driver": "d:1",
     "unreached": "",
+    "untried": [],
 }
 GOOD: dict[str, dict[str, Any]] = {
     "place": {"host": "10.0.0.2", "executor_id": "3", "hostname": "h2"},
@@ -149,6 +150,7 @@ def changed(name: str, **fields: Any) -> dict[str, Any]:
             "/etc/hosts",
         ),
         ("names", {**NAMES, "misled": ["h1"]}, "problem", "h1, another host", "/etc/hosts"),
+        ("names", {**NAMES, "untried": ["h7", "h8"]}, "warning", "h7 and 1 more", "name service"),
         (
             "names",
             {**NAMES, "unreached": "refused"},
@@ -241,3 +243,6 @@ def test_executors_that_have_not_registered_are_a_problem():
 def test_silence_is_a_problem_with_the_executors_number():
     [silent] = of_silence("no answer within 60 s", "7")
     assert (silent.level, "executor 7" in silent.next_step) == (Level.PROBLEM, True)
+    [unasked] = of_silence("not asked", "7", was_asked=False)
+    assert (unasked.level, "executor 7" in unasked.next_step) == (Level.PROBLEM, False)
+    assert "--timeout" in unasked.next_step

@@ -55,6 +55,18 @@ def test_a_user_keeps_and_leaves_out(tmp_path):
     assert packed(root, rules) == ["pyspark/jars/a.jar"]
 
 
+def test_what_a_user_leaves_out_goes_whole_though_nodes_import_it(tmp_path):
+    names = ["pandas/__init__.py", "pandas/_libs/a.so", "pandas/_libs/__init__.py"]
+    root = made(tmp_path, *names, "pandas-2.dist-info/METADATA", "six.py")
+    needed = frozenset({"pandas/__init__.py", "pandas/_libs/__init__.py", "six.py"})
+    rules = Rules(unwanted=("pandas*",), needed=needed)
+    assert packed(root, rules) == ["six.py"]
+    assert rules.given_up() == ["pandas"]
+    kept = Rules(kept=("pandas*",), unwanted=("pandas*",), needed=needed)
+    assert sorted(packed(root, kept)) == sorted(["pandas-2.dist-info/METADATA", *names, "six.py"])
+    assert kept.given_up() == []
+
+
 def test_bytecode_is_packed_by_no_wish(tmp_path):
     root = made(tmp_path, "a/__pycache__/a.pyc")
     assert packed(root, Rules(kept=("a/__pycache__",), needed=frozenset({"a/__pycache__"}))) == []

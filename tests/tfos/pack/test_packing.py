@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tfos.errors import UnsupportedError
 from tfos.pack.libraries import is_of_host
-from tfos.pack.packing import Choices, PackProgress, pack_home
+from tfos.pack.packing import Choices, PackProgress, check_places, pack_home
 from tfos.pack.python_home import PythonHome
 from tfos.pack.warming import NODE_MODULES, Warmed
 
@@ -38,7 +39,7 @@ def small(tmp_path):
     kernel.write_text("compiled")
     home = dataclasses.replace(PythonHome.running(), packages=(packages,), own_root=packages)
     modules = (Path(json.__file__).resolve(), packages / "hello/__init__.py")
-    return home, Warmed(modules, (("hello/__pycache__/kernels-1/a.nbi", kernel),))
+    return home, Warmed(modules, kernels=(("hello/__pycache__/kernels-1/a.nbi", kernel),))
 
 
 @pytest.mark.slow  # copies the standard library
@@ -65,6 +66,33 @@ def test_its_python_runs_from_another_place_and_loads_nothing_of_the_host(small,
         assert Path(cached).read_bytes()[4:8] == b"\x01\0\0\0"  # by hash, never checked
     outside = [Path(each) for each in found["libraries"] if not each.startswith(str(env))]
     assert [each.name for each in outside if not is_of_host(each.name)] == []
+
+
+@pytest.mark.slow  # copies the standard library
+def test_what_nodes_import_of_left_out_packages_is_told(small, tmp_path):
+    home, warmed = small
+    target = tmp_path / "env.tar"
+    packed = pack_home(home, warmed, target, Choices(left_out=("hel*",)), PackProgress())
+    assert packed.given_up == ("hello",)
+    with tarfile.open(target) as tar:
+        assert [name for name in tar.getnames() if name.endswith("hello/__init__.py")] == []
+
+
+def test_modules_from_places_that_are_not_packed_are_refused(small, tmp_path):
+    """As from PYTHONPATH; Spark brings its own."""
+    home, warmed = small
+    target = tmp_path / "env.tar"
+    spark = tmp_path / "spark/python/lib/pyspark.zip/pyspark/conf.py"
+    other = tmp_path / "elsewhere/mine/__init__.py"
+    strange = dataclasses.replace(
+        warmed, modules=(*warmed.modules, spark, other), of_spark=frozenset({spark})
+    )
+    with pytest.raises(UnsupportedError) as refused:
+        pack_home(home, strange, target, Choices(), PackProgress())
+    assert str(refused.value).startswith(f"{other} is imported by what a node runs")
+    assert "PYTHONPATH" in str(refused.value)
+    assert not target.exists()
+    check_places(home, dataclasses.replace(strange, modules=(*warmed.modules, spark)))
 
 
 @pytest.mark.parametrize("name", NODE_MODULES)

@@ -13,6 +13,9 @@ import subprocess
 import sys
 from types import TracebackType
 
+from tfos.bench.reference.child_line import child_line
+
+_START_S = 120.0
 REQUEST = struct.Struct("<cQ")
 
 
@@ -42,7 +45,12 @@ class RawPeer:
         self._child = subprocess.Popen(
             [sys.executable, __file__, str(max_bytes)], stdout=subprocess.PIPE, text=True
         )
-        port = int(self._child.stdout.readline() if self._child.stdout else 0)
+        try:
+            port = int(child_line(self._child, "a plain socket's server to listen", _START_S))
+        except BaseException:
+            self._child.kill()
+            self._child.communicate()
+            raise
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         tune(self._socket)
         self._ack = memoryview(bytearray(1))

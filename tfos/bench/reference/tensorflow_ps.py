@@ -21,7 +21,10 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from ps.errors import PSError
+from tfos.bench.reference.child_line import child_line
 
+ANSWER_TIMEOUT_S = 600.0
+"""The first answer comes after TensorFlow's import and the others' start."""
 LAST_BYTES = 2000
 STOP_TIMEOUT_S = 10.0
 
@@ -52,17 +55,18 @@ class TensorFlowPeer:
         return self._ask("value")
 
     def _ask(self, command: str) -> list[float]:
-        to, answers = self._coordinator.stdin, self._coordinator.stdout
-        if to is None or answers is None:
+        to = self._coordinator.stdin
+        if to is None:
             raise PSError("the coordinator was started without pipes")
-        to.write(command + "\n")
-        to.flush()
-        line = answers.readline()
-        if not line:
-            status = self._coordinator.wait(STOP_TIMEOUT_S)
+        try:
+            to.write(command + "\n")
+            to.flush()
+            what = "TensorFlow's coordinator to answer"
+            line = child_line(self._coordinator, what, ANSWER_TIMEOUT_S)
+        except (PSError, BrokenPipeError) as error:
             self._messages.seek(0)
             last = self._messages.read()[-LAST_BYTES:].decode("utf-8", "replace")
-            raise PSError(f"TensorFlow's coordinator ended with status {status}: {last}")
+            raise PSError(f"{error}: {last}") from None
         found: list[float] = json.loads(line)
         return found
 

@@ -52,6 +52,7 @@ class DriverPause:
         for member in members:
             member.heard_s = min(now_s, member.heard_s + self._lasted_s)
             member.lost_s = min(now_s, member.lost_s + self._lasted_s)
+            member.moved_s = min(now_s, member.moved_s + self._lasted_s)
             if member.stream_lost_s is not None:
                 member.stream_lost_s = min(now_s, member.stream_lost_s + self._lasted_s)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tfos.config import ClusterConfig
-from tfos.control.members import Member, NodeStatus
+from tfos.control.members import Member
 from tfos.failure import EXECUTOR_LOST, NodeFailure, is_crash
 from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE, Plan
@@ -77,7 +77,7 @@ def is_from_outside(failure: NodeFailure) -> bool:
 def meaning_of(
     member: Member, failure: NodeFailure, around: Surroundings, *, outside: bool
 ) -> Meaning:
-    """Return what it means that a node ended without an order.
+    """Return what it means that a node ended without an order, before main_fun had returned.
 
     Args:
         member: the node, with the status that it had.
@@ -93,8 +93,6 @@ def meaning_of(
         return Meaning.EVALUATOR_LOST
     if outside and member.planned.serves_tensorflow and _is_left_to_coordinator(member, around):
         return Meaning.COORDINATOR_DECIDES
-    if member.status is NodeStatus.DONE and is_running and not around.needs_all_workers:
-        return Meaning.OTHERS_GO_ON  # also without others: its main_fun has returned
     restarts = around.has_restart and _may_restart(member, failure, around)
     if restarts and (outside or is_crash(failure)):
         return Meaning.STARTED_AGAIN

@@ -29,7 +29,7 @@ from tfos.control.restarts.node_end import (
     meaning_of,
 )
 from tfos.control.restarts.silence import silence_of
-from tfos.control.state import notices
+from tfos.control.state import notices, tied_workers
 from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
 from tfos.control.state.cluster_orders import ClusterOrders
 from tfos.control.state.job_end import JobEnd, blame_of
@@ -43,6 +43,7 @@ _NOTICE_S = 60.0
 """Seconds in which main_fun notices that TensorFlow's parameter server is gone. Its coordinator
 raises within a few; a step that hangs never does."""
 _GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
+_STAND_STILL = "workers stand still"
 
 
 @dataclass
@@ -173,7 +174,7 @@ class ClusterState(ClusterOrders):
                 member.last_feeds = feeds
                 return self._failed(member, failure, now_s)
             case messages.Done():
-                member.done = event
+                member.done, member.moved_s = event, now_s
                 warning = notices.no_result(member, event.no_result)
                 return [*self._done(member, now_s), *self._once(event.no_result, warning)]
 
@@ -246,7 +247,9 @@ class ClusterState(ClusterOrders):
         for member in self.live():
             if reason := silence_of(member, self.config, now_s):
                 actions += self._vanished(member, NODE_SILENT, reason, now_s)
-        return [*actions, *self._without_slot(now_s), *self._without_tensorflow_ps(now_s)]
+        actions += [*self._without_slot(now_s), *self._without_tensorflow_ps(now_s)]
+        still = tied_workers.stand_still(self, now_s) if self.is_running else ""
+        return [*actions, *self._once(still and _STAND_STILL, Warn(still))]
 
     # ---- decisions ----
 
@@ -337,7 +340,8 @@ class ClusterState(ClusterOrders):
         member.status = NodeStatus.DONE
         if not member.planned.runs_main_fun or member.planned.is_evaluator:
             return []
-        return self._to_servers(messages.WorkerDone(member.planned.rank))
+        done = self._to_servers(messages.WorkerDone(member.planned.rank))
+        return [*done, *self._collective(member, now_s)]
 
     def _failed(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
         if member.stop_ordered:
@@ -350,7 +354,7 @@ class ClusterState(ClusterOrders):
     def _vanished(self, member: Member, error_type: str, text: str, now_s: float) -> list[Action]:
         if not member.is_live:
             return []
-        if member.stop_ordered or member.status is NodeStatus.DONE:
+        if member.stop_ordered:
             member.status = NodeStatus.ENDED
             return []
         return self._end_of(member, member.failure(error_type, text), now_s, outside=True)
@@ -369,6 +373,9 @@ class ClusterState(ClusterOrders):
         around = self._around(member, now_s)
         if outside:
             failure = self._pause.explained(failure, now_s)
+        if member.status is NodeStatus.DONE:  # its value and its last counts are here
+            self._lose(member, failure, now_s)
+            return [notices.lost_after_return(member, failure)]
         match meaning_of(member, failure, around, outside=outside):
             case Meaning.SPARK_RESTARTS:
                 member.status, member.endpoint = NodeStatus.MISSING, None
@@ -392,9 +399,15 @@ class ClusterState(ClusterOrders):
                 return self.fail(explained(member, failure, around, lost_ps))
 
     def _collective(self, member: Member, now_s: float) -> list[Action]:
-        """Fail a cluster whose workers wait for one that was lost before they could say so."""
-        gone = [*self.gone, *(each for each in self.workers if each.status in _GONE)]
-        if not member.in_collective or not gone or not self.is_running:
+        """Fail a cluster whose workers wait for one that was lost, or returned, without them."""
+        if not self.is_running:
+            return []
+        if (absent := tied_workers.never_joins(self)) is not None:
+            return self.fail(absent)
+        # Who was lost after its main_fun had returned is not waited for.
+        lost = [each for each in self.workers if each.status in _GONE and each.done is None]
+        gone = [*self.gone, *lost]
+        if not member.in_collective or not gone:
             return []
         failure = self.failure_of(gone[0])
         self.failures = [each for each in self.failures if each is not failure]  # it comes again

@@ -105,12 +105,20 @@ def others_go_on(member: Member, failure: NodeFailure, left: Sequence[Member]) -
         failure: how it ended.
         left: the workers that train on.
     """
-    if member.done is not None:
-        return Warn(f"{_lost(member, failure)}; its main_fun had returned before")
     remaining = ", ".join(worker.name for worker in left)
     if len(left) > _MOST_NAMED:
         remaining = f"{len(left)} workers"
     return Warn(f"{_lost(member, failure)}; {remaining} go on")
+
+
+def lost_after_return(member: Member, failure: NodeFailure) -> Warn:
+    """Warn that a node is gone that nobody waits for.
+
+    Args:
+        member: the worker or evaluator.
+        failure: how it ended.
+    """
+    return Warn(f"{_lost(member, failure)}; its main_fun had returned before")
 
 
 def evaluator_lost(member: Member, failure: NodeFailure) -> Warn:

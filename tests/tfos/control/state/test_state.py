@@ -552,13 +552,112 @@ def test_a_server_of_tensorflow_that_raises_or_ends_fails_the_cluster():
 
 
 def test_a_lost_worker_of_a_mirrored_strategy_fails_the_cluster_since_the_others_would_wait():
-    state = ClusterState(plan(2, 0, ps="tensorflow"), ClusterConfig())
+    state = _mirrored()
+    assert _orders(_killed(state, "worker:1"), messages.Stop) == {"worker:0"}
+    assert state.fatal[0].message.startswith("worker:1 killed by SIGKILL. MultiWorkerMirroredStrat")
+
+
+def _mirrored(cluster_size: int = 2) -> ClusterState:
+    state = ClusterState(plan(cluster_size, 0, ps="tensorflow"), ClusterConfig())
     state.move(ClusterPhase.RESERVED)
     for name in state.members:
         _register(state, name)
         _listen(state, name)
-    assert _orders(_killed(state, "worker:1"), messages.Stop) == {"worker:0"}
-    assert state.fatal[0].message.startswith("worker:1 killed by SIGKILL. MultiWorkerMirroredStrat")
+    return state
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("is_told", [True, False], ids=["by its supervisor", "by silence"])
+def test_a_mirrored_worker_that_is_lost_after_main_fun_returned_costs_nothing(is_told):
+    state = _mirrored()
+    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    if is_told:  # while the chief exports
+        actions = _fail(state, "worker:1", error_type=EXECUTOR_LOST, message="executor 5 is lost")
+    else:
+        state.members["worker:0"].heard_s = NOW + 50
+        actions = state.on_tick(NOW + 50)
+    assert (state.phase, state.fatal) == (ClusterPhase.RUNNING, [])
+    assert [each.node.name for each in state.failures] == ["worker:1"]
+    assert state.members["worker:1"].status is NodeStatus.LOST
+    (warning,) = actions
+    assert isinstance(warning, Warn)
+    assert warning.text.endswith("; its main_fun had returned before")
+
+
+@pytest.mark.fault("F02")
+@pytest.mark.parametrize("is_lost_then", [False, True])
+@pytest.mark.parametrize("returns_first", [True, False])
+def test_a_strategy_that_waits_for_a_worker_that_has_returned_fails_the_cluster(
+    returns_first, is_lost_then
+):
+    state = _mirrored()
+    told: dict[str, messages.Event] = {
+        "worker:1": messages.Done(),
+        "worker:0": messages.InCollective(),
+    }
+    actions: list[Action] = []
+    for name in sorted(told, reverse=returns_first):
+        assert state.fatal == []
+        actions = state.on_event(_id(name), told[name], NOW)
+        if is_lost_then and name == "worker:1" and returns_first:
+            _fail(state, name, error_type=EXECUTOR_LOST, message="executor 5 is lost")
+    assert _orders(actions, messages.Stop) >= {"worker:0"}
+    (headline,) = state.fatal
+    assert headline.node.name == "worker:1"
+    assert headline.message.startswith("main_fun of worker:1 has returned and built no MultiWorker")
+    assert "worker:0 waits" in headline.message
+    assert "take equally many steps" in headline.message
+
+
+def test_a_notice_of_a_strategy_that_comes_late_fails_nobody():
+    """Reports of two nodes overtake each other."""
+    state = _mirrored()
+    for event in (messages.InCollective(), messages.Done()):
+        state.on_event(_id("worker:1"), event, NOW)
+    assert state.on_event(_id("worker:0"), messages.InCollective(), NOW) == []
+    _fail(state, "worker:1", error_type=EXECUTOR_LOST, message="executor 5 is lost")
+    assert state.fatal == []
+
+
+def _beats(state: ClusterState, now_s: float, **steps: int) -> list[Action]:
+    """Let a second pass, with a heartbeat of each worker."""
+    for name in ("worker:0", "worker:1", "worker:2"):
+        progress = {"steps": float(steps.get(name.replace(":", ""), 0)), "at_s": now_s}
+        beat = messages.Heartbeat(_id(name), int(now_s), "main_fun", progress=progress)
+        state.on_heartbeat(beat, now_s)
+    return state.on_tick(now_s)
+
+
+def test_workers_that_stand_still_after_another_one_returned_are_warned_of_once():
+    state = _mirrored(3)
+    for name in state.members:
+        state.on_event(_id(name), messages.InCollective(), NOW)
+    told = [each for second in range(100) for each in _beats(state, NOW + second)]
+    assert told == []  # nobody has returned
+    state.on_event(_id("worker:1"), messages.Done(), NOW + 100)
+    told = [each for s in range(100, 159) for each in _beats(state, NOW + s, worker0=s)]
+    assert told == []
+    told = [each for s in range(159, 400) for each in _beats(state, NOW + s, worker0=s)]
+    assert len(told) == 1
+    (warning,) = told
+    assert isinstance(warning, Warn)
+    assert "main_fun of worker:1 has returned, and worker:2 reports no progress" in warning.text
+    assert "take equally many steps" in warning.text
+    assert state.fatal == []
+
+
+def test_a_worker_that_goes_on_or_is_alone_is_not_said_to_stand_still():
+    state = _mirrored(3)
+    for name in state.members:
+        state.on_event(_id(name), messages.InCollective(), NOW)
+    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    told = [e for s in range(300) for e in _beats(state, NOW + s, worker0=s // 50, worker2=s)]
+    assert told == []
+    independent = _running(4, 1)
+    independent.on_event(_id("worker:1"), messages.Done(), NOW)
+    for second in range(300):
+        independent.members["ps:0"].heard_s = NOW + second
+        assert _beats(independent, NOW + second) == []
 
 
 def _evaluated(**config: object) -> ClusterState:

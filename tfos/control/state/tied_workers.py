@@ -1,0 +1,71 @@
+"""Tied workers: TensorFlow waits for all of them, and main_fun of one has returned.      Pure.
+
+Covers: who waits for a worker that has returned, for certain or by what they report, and how both
+are told.
+Does not: say what the loss of a worker means (control.restarts.node_end), act (cluster_state).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfos.control.members import Member
+from tfos.control.state.cluster_view import ClusterView
+from tfos.failure import NodeFailure
+
+STANDS_STILL_S = 60.0
+"""Seconds without progress after which a worker may wait for one that has returned. It may as well
+export or evaluate, which takes as long: this is worth a warning, and no more."""
+_EQUAL_STEPS = (
+    "all workers must build the strategy and take equally many steps: give each of them as many "
+    "batches, as by dataset.repeat() and steps_per_epoch"
+)
+
+
+def never_joins(cluster: ClusterView) -> NodeFailure | None:
+    """Return the failure of a worker that has returned without the strategy that others build.
+
+    The strategy's constructor waits for all workers, so nobody has got beyond it. None: there is no
+    such worker.
+
+    Args:
+        cluster: the members.
+    """
+    waiting = [each for each in cluster.training() if each.in_collective]
+    absent = [each for each in cluster.workers if each.done is not None and not each.in_collective]
+    if not waiting or not absent:
+        return None
+    text = (
+        f"main_fun of {absent[0].name} has returned and built no MultiWorkerMirroredStrategy, for "
+        f"which {waiting[0].name} waits: {_EQUAL_STEPS}"
+    )
+    return absent[0].failure("", text)
+
+
+def stand_still(cluster: ClusterView, now_s: float) -> str:
+    """Return the warning of workers that may wait for one that has returned; empty: none does.
+
+    Args:
+        cluster: the members.
+        now_s: monotonic seconds.
+    """
+    returned = [each for each in cluster.workers if each.done is not None]
+    if not returned:
+        return ""
+    first = min(returned, key=lambda each: each.moved_s)
+    still = [
+        each.name
+        for each in cluster.training()
+        if (each.in_collective or cluster.plan.is_mirrored)
+        and now_s - max(each.moved_s, first.moved_s) >= STANDS_STILL_S
+    ]
+    return _still_text(first, still) if still else ""
+
+
+def _still_text(first: Member, still: Sequence[str]) -> str:
+    names = f"{still[0]} reports" if len(still) == 1 else f"{still[0]} and others report"
+    return (
+        f"main_fun of {first.name} has returned, and {names} no progress for {STANDS_STILL_S:.0f} "
+        "s since. While it exports or evaluates, all is well. In a step of "
+        f"MultiWorkerMirroredStrategy it waits without end for {first.name}: {_EQUAL_STEPS}"
+    )
