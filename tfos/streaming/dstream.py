@@ -26,6 +26,8 @@ from tfos.spark.jobs import reason_of
 _LOOK_S = 0.5
 _LINE_S = 30.0
 """Seconds between two lines about a stream that goes on."""
+_ENDS = {"INITIALIZED": "it was never started", "STOPPED": "it has ended"}
+"""By Spark's state of a context whose stream does not run."""
 
 
 def finish_stream(
@@ -43,9 +45,8 @@ def finish_stream(
         Why the stream failed; None if it did not.
     """
     failure: FeedJobError | None = None
-    is_started = str(ssc._jssc.getState()) == "ACTIVE"
     deadline_s, shown_s = time.monotonic() + timeout_s, -_LINE_S
-    end = "" if is_started else "it was never started"
+    end = _ENDS.get(str(ssc._jssc.getState()), "")
     while not end:
         now_s = time.monotonic()
         if now_s - shown_s >= _LINE_S:

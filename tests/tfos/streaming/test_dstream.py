@@ -101,6 +101,11 @@ def test_a_stream_that_was_never_started_is_not_waited_for(cluster):
     assert "never started" in shown
 
 
+def test_a_stream_that_was_stopped_before_has_ended(cluster):
+    _, shown = finish(Stream(state="STOPPED"), cluster)
+    assert "the stream stops: it has ended" in shown
+
+
 def test_a_batch_that_fails_ends_the_stream_with_its_error(cluster):
     def fail() -> bool:
         raise RuntimeError("RowError: partition 1, row 7")
