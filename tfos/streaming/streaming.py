@@ -27,6 +27,7 @@ from tfos.feed.entry import FeedService
 from tfos.feed.micro_batch import MicroBatch, answer_to, chief_trains
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
+from tfos.spark.interruptible import InterruptibleCall
 from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import QueryState, StreamFailed, StreamRun
 
@@ -76,12 +77,18 @@ class Streams:
             request: the call's arguments.
 
         Raises:
-            SettingsError: the source is no stream, or a query with settings that it cannot take.
+            SettingsError: the source is no stream, a query with settings that it cannot take, or
+                the cluster has no such feed.
+            NodeFailedError, PhaseError: the cluster has failed, or does not run.
         """
         query = source
-        if hasattr(query, "awaitTermination"):
+        is_query = hasattr(query, "awaitTermination")
+        if is_query:
             _refuse_settings(checkpoint_location, request)
-        else:
+        check = functools.partial(self._feed_service.check, "stream()", request)
+        with self._ending.raising():
+            InterruptibleCall("tfos-stream()", check).result()
+        if not is_query:
             writer = source if hasattr(source, "foreachBatch") else _writer_of(source)
             if checkpoint_location is not None:
                 writer = writer.option("checkpointLocation", checkpoint_location)
@@ -143,6 +150,7 @@ class Streams:
             return self._numbers
 
     def _train_once(self, state: QueryState, request: FeedRequest, batch_id: int) -> None:
+        self._feed_service.check("train_batch()", request)
         state.feed = request.feed
         if not state.is_known:
             state.know(self._await_answer("", 0).trained.get(state.query, -1))
@@ -295,7 +303,9 @@ class StreamCalls:
             nulls: what missing values become, as for `train`.
 
         Raises:
-            SettingsError: the source is no stream, or a query with settings that it cannot take.
+            SettingsError: the source is no stream, a query with settings that it cannot take, or
+                the cluster takes no rows or has no such feed.
+            NodeFailedError, PhaseError: the cluster has failed, or does not run.
         """
         request = FeedRequest(
             data=None, feed=qname, feed_timeout_s=feed_timeout, columns=columns, nulls=nulls
