@@ -282,7 +282,7 @@ class Coordinator:
 
     def on_stop_asked(self) -> None:
         """Record that another process of the user asks the streams to stop."""
-        self.act(lambda state: state.ask_stop("another process asked for it"))
+        self.act(lambda state: state.end_streams("another process asked for it"))
 
     def on_ask(self, ask: messages.Ask) -> bytes:
         """Answer an operator.

@@ -89,8 +89,8 @@ def _stop_reason(state: ClusterView) -> str:
     """Return why no further row of the stream is to be fed; empty while there is no reason."""
     if state.phase is not ClusterPhase.RUNNING:
         return f"the cluster is {state.phase.name}"
-    if state.stop_asked:
-        return state.stop_asked
+    if state.streams_stop:
+        return state.streams_stop
     for worker in state.workers:
         if worker.status is NodeStatus.DONE:
             return f"main_fun has returned on {worker.name}"

@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.phase = ClusterPhase.RUNNING
-        self.stop_asked = ""
+        self.streams_stop = ""
         feed = types.SimpleNamespace(trained_rows=70, is_drained=False)
         beat = types.SimpleNamespace(feeds=[feed])
         self.feed, self.worker = feed, types.SimpleNamespace(name="worker:0", heartbeat=beat)
@@ -44,7 +44,7 @@ class Cluster:
     def read(self, look: Any) -> Any:
         return look(
             types.SimpleNamespace(
-                phase=self.phase, workers=[self.worker], stop_asked=self.stop_asked
+                phase=self.phase, workers=[self.worker], streams_stop=self.streams_stop
             )
         )
 
@@ -80,7 +80,7 @@ def test_a_stream_ends_when_main_fun_reads_no_more(cluster):
 
 
 def test_a_stream_ends_when_another_process_asks_for_it(cluster):
-    cluster.stop_asked = "another process asked for it"
+    cluster.streams_stop = "another process asked for it"
     stream = Stream()
     failure, shown = finish(stream, cluster)
     assert failure is None

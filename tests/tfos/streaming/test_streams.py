@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from tests.support.fake_spark import FakeSpark
+from tests.support.watched_job import WatchedJob, node_id
 from tfos import InputMode, TFCluster
-from tfos.control.messages import BatchReport
+from tfos.control.messages import BatchReport, Done
 from tfos.errors import FeedJobError, PhaseError, SettingsError
 from tfos.feed.request import FeedRequest
 from tfos.monitor.reports import EpochReport
 from tfos.streaming import streaming
 from tfos.streaming.state import QueryState
 from tfos.streaming.streaming import StreamCalls, Streams
+from tfos.watch.job import STOP_REASON
 
 
 class Frame:
@@ -63,8 +65,13 @@ def read_to_the_end(args: Any, ctx: Any) -> None:
 
 
 def calls() -> StreamCalls:
-    parts: dict[str, Any] = dict.fromkeys(("sc", "coordinator", "console"))
-    reserved: Any = SimpleNamespace(**parts, config=SimpleNamespace(checkpoints=None))
+    view = SimpleNamespace(streams_stop="")
+    reserved: Any = SimpleNamespace(
+        sc=None,
+        coordinator=SimpleNamespace(read=lambda look: look(view), act=lambda _: None),
+        console=SimpleNamespace(line=lambda text: None),
+        config=SimpleNamespace(checkpoints=None),
+    )
     service: Any = SimpleNamespace(check=lambda *_: None)
     ending: Any = SimpleNamespace(raising=contextlib.nullcontext)
     cluster = StreamCalls()
@@ -140,16 +147,103 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
         return EpochReport("input", 0, 10, 10, 0, 0, 2.0)
 
     streams = calls()._streams
-    streams._console = SimpleNamespace(line=lambda text: None)  # type: ignore[assignment]
     streams._checkpoints = SimpleNamespace(every_batches=1)  # type: ignore[assignment]
     streams._feed_service.train_batch = feed  # type: ignore[method-assign]
     done = BatchReport("input", 2, True, {}, {})
     streams._answer = lambda *_: next(answers, done)  # type: ignore[method-assign]
     streams._await_answer = lambda *_: done  # type: ignore[method-assign]
-    streams._coordinator = SimpleNamespace(act=lambda _: None)  # type: ignore[assignment]
     state = QueryState("q", last_id=6, is_known=True)
     request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
-    with pytest.raises(FeedJobError, match=r"ps:1 lost it.* start it again: the batch is trained"):
+    with pytest.raises(FeedJobError, match=r"ps:1 lost it.* the batch is trained once more$"):
         streams._train_once(state, request, 7)
     streams._train_once(state, request, 7)
     assert (fed, state.last_id, state.num_unsaved) == ([7, 7], 7, 0)
+
+
+def trained(*batches: tuple[int, int]) -> QueryState:
+    """Return a query with these batches (id, rows) since its last save."""
+    state = QueryState("q", feed="input", is_known=True)
+    for batch_id, rows in batches:
+        state.note(batch_id, EpochReport("input", batch_id, rows, rows, 0, 0, 2.0))
+    return state
+
+
+def saving(error: str, *, is_lost: bool) -> Streams:
+    """Return streams whose chief answers so to an order to save."""
+    streams = calls()._streams
+    streams._checkpoints = SimpleNamespace(every_batches=9)  # type: ignore[assignment]
+    answer = BatchReport("input", 1, True, {}, {}, error=error, is_lost=is_lost)
+    streams._await_answer = lambda *_: answer  # type: ignore[method-assign]
+    return streams
+
+
+@pytest.mark.fault("F08")
+def test_batches_that_are_lost_once_spark_has_marked_them_are_named_and_not_promised_again():
+    state = trained((3, 10), (4, 0), (5, 10), (6, 0))
+    sentence = "ps:1 lost it.*does not have of batches 3 to 5 is lost"
+    with pytest.raises(FeedJobError, match=sentence) as caught:
+        saving("ps:1 lost it", is_lost=True)._save(state)
+    assert "once more" not in str(caught.value)
+    assert state.last_id == 6, "Spark goes on with batch 7"
+
+
+@pytest.mark.fault("F08")
+def test_a_lost_batch_that_comes_again_names_those_before_it_that_do_not():
+    state = trained((3, 10), (4, 10), (5, 10))
+    sentence = "batch is trained once more; batches 3 to 4, marked as done, may be lost"
+    with pytest.raises(FeedJobError, match=sentence):
+        saving("ps:1 lost it", is_lost=True)._save(state, 5)
+    assert state.last_id == 4
+
+
+@pytest.mark.parametrize(
+    ("awaited_id", "sentence"),
+    [
+        (None, "batches 3 to 5 could not be saved: no disk.*call stop.. again"),
+        (5, "batches 3 to 5 could not be saved: no disk.*before Spark marks batch 5 as done"),
+    ],
+)
+def test_a_save_that_fails_says_whether_spark_waits_for_it(awaited_id, sentence):
+    state = trained((3, 10), (5, 10))
+    with pytest.raises(FeedJobError, match=sentence):
+        saving("no disk", is_lost=False)._save(state, awaited_id)
+    assert (state.last_id, state.num_unsaved) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("stop", "sentence"),
+    [
+        ("", r"main_fun has returned on the chief\. Train with fit\(epochs=ctx.all_epochs"),
+        (STOP_REASON, rf"the training was asked to stop \({STOP_REASON}\) and has ended"),
+    ],
+)
+def test_a_batch_that_nobody_trains_names_the_stop_that_was_asked_for(stop, sentence):
+    bed, streams = WatchedJob(), calls()._streams
+    if stop:
+        bed.coordinator.act(lambda state: state.stop_training(stop))
+    streams._coordinator = bed.coordinator
+    streams._feed_service.train_batch = lambda *_: None  # type: ignore[method-assign]
+    request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
+    with pytest.raises(FeedJobError, match=rf"batch 7 was not trained: {sentence}"):
+        streams._train_once(QueryState("q", last_id=6, is_known=True), request, 7)
+    bed.coordinator.close()
+
+
+def test_no_stream_begins_behind_a_stop_that_was_asked_for():
+    bed, cluster, frame = WatchedJob(), calls(), Frame()
+    bed.coordinator.act(lambda state: state.end_streams("server.stop() was called"))
+    cluster._streams._coordinator = bed.coordinator
+    with pytest.raises(PhaseError, match=r"stream\(\) comes after a stop .*server.stop\(\) was"):
+        cluster.stream(frame)  # type: ignore[arg-type]
+    assert not frame.started
+    bed.coordinator.close()
+
+
+def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again():
+    bed, streams = WatchedJob(), calls()._streams
+    bed.coordinator.on_event(node_id("worker:0"), Done(()))
+    streams._coordinator = bed.coordinator
+    streams._ending = SimpleNamespace(raise_failure=lambda: None)  # type: ignore[assignment]
+    streams._checkpoints = SimpleNamespace(every_batches=5)  # type: ignore[assignment]
+    streams._save(QueryState("q", feed="input", last_id=6, num_unsaved=2))
+    bed.coordinator.close()

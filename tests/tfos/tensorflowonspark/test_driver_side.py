@@ -73,7 +73,7 @@ def test_another_process_of_the_user_stops_the_stream(spark, tmp_path):
     assert stat.S_IMODE(ticket.stat().st_mode) == 0o600
     client.request_stop()
     assert cluster.server.done
-    assert cluster._coordinator.read(lambda state: state.stop_asked)
+    assert cluster._coordinator.read(lambda state: state.streams_stop)
     cluster.abort()
     assert not ticket.exists()
 
