@@ -18,7 +18,7 @@ import grpc
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
-from tfos.control.identity import OPERATOR_NAME, STOPPER_NAME
+from tfos.control.identity import OPERATOR_NAME
 from tfos.control.outbox import Outbox
 from tfos.errors import ControlError, ControlRefused
 from tfos.failure import NodeId
@@ -49,9 +49,6 @@ class ControlHandler(Protocol):
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of output."""
-
-    def on_stop_asked(self) -> None:
-        """End the cluster's streams: another process of its user asks for it."""
 
     def on_ask(self, ask: messages.Ask) -> bytes:
         """Return the JSON answer to an operator.
@@ -179,23 +176,6 @@ class ControlServer:
         self._handler.on_log(message)
         return codec.encode(messages.EventAck())
 
-    def ask_stop(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve AskStop.
-
-        Args:
-            body: empty.
-            context: of the call; has the peer's certificate.
-        """
-        _decode(codec.decode_ack, body, context)
-        if peer_name(context) != STOPPER_NAME:
-            _abort(
-                context,
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"{peer_name(context)!r} may not ask for the stop of streams",
-            )
-        self._handler.on_stop_asked()
-        return codec.encode(messages.EventAck())
-
     def ask(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         """Serve Ask.
 
@@ -252,7 +232,6 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
             codec.path(codec.HEARTBEAT): grpc.unary_unary_rpc_method_handler(server.heartbeat),
             codec.path(codec.REPORT): grpc.unary_unary_rpc_method_handler(server.report),
             codec.path(codec.LOG): grpc.unary_unary_rpc_method_handler(server.log),
-            codec.path(codec.ASK_STOP): grpc.unary_unary_rpc_method_handler(server.ask_stop),
             codec.path(codec.ASK): grpc.unary_unary_rpc_method_handler(server.ask),
             codec.path(codec.ORDERS): grpc.unary_stream_rpc_method_handler(server.orders),
         }

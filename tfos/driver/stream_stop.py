@@ -1,18 +1,19 @@
 """Stop of a stream from another process: writes the ticket, removes it at the end.
 
 Covers: publishing it once a DStream is trained.
-Does not: ask or answer (tfos.control).
+Does not: ask (tfos.watch.operator), answer (tfos.watch.job).
 Runs in: the driver.      Threads: any.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 
-from tfos.control import stop_ticket
-from tfos.control.identity import STOPPER_NAME
+from tfos.control.identity import OPERATOR_NAME
 from tfos.driver.reservation import Reservation
 from tfos.errors import SettingsError
+from tfos.watch import ticket
 
 
 def publish(reserved: Reservation) -> None:
@@ -21,13 +22,20 @@ def publish(reserved: Reservation) -> None:
     Args:
         reserved: the cluster.
     """
-    host, _, port = reserved.settings.driver_address.rpartition(":")
+    keys, settings = reserved.keys.authority.node(OPERATOR_NAME), reserved.settings
+    host, _, port = settings.driver_address.rpartition(":")
+    made = ticket.DriverTicket.of_this(
+        cluster_id=settings.cluster_id,
+        name=reserved.sc.appName,
+        application_id=reserved.sc.applicationId,
+        started_at=time.time(),
+        address=settings.driver_address,
+        cert_pem=keys.cert_pem,
+        key_pem=keys.key_pem,
+        ca_pem=keys.ca_pem,
+    )
     try:
-        path = stop_ticket.write(
-            reserved.settings.cluster_id,
-            int(port),
-            reserved.keys.authority.node(STOPPER_NAME),
-        )
+        path = ticket.write(made, ticket.directory_of_streams())
     except (OSError, SettingsError) as error:
         reserved.console.warn(
             f"no other process can stop this stream ({error}); cluster.server.stop() does"

@@ -7,7 +7,7 @@ Runs in: the driver.      Threads: the one that runs shutdown().
 
 STOP, as in TensorFlowOnSpark, is the first main_fun that reads no more rows: it has called
 `feed.terminate()`, or returned; or it is `cluster.server.stop()`, or another process
-of the user that asks for it (tfos.control.stop_ticket).
+of the user that asks for it (tfos.watch.operator).
 """
 
 from __future__ import annotations
