@@ -8,12 +8,12 @@ Runs in: the driver.      Threads: any.
 from __future__ import annotations
 
 import contextlib
-import time
 
 from tfos.control.identity import OPERATOR_NAME
 from tfos.driver.reservation import Reservation
 from tfos.errors import SettingsError
 from tfos.watch import ticket
+from tfos.watch.doors import ticket_of
 
 
 def publish(reserved: Reservation) -> None:
@@ -22,18 +22,9 @@ def publish(reserved: Reservation) -> None:
     Args:
         reserved: the cluster.
     """
-    keys, settings = reserved.keys.authority.node(OPERATOR_NAME), reserved.settings
-    host, _, port = settings.driver_address.rpartition(":")
-    made = ticket.DriverTicket.of_this(
-        cluster_id=settings.cluster_id,
-        name=reserved.sc.appName,
-        application_id=reserved.sc.applicationId,
-        started_at=time.time(),
-        address=settings.driver_address,
-        cert_pem=keys.cert_pem,
-        key_pem=keys.key_pem,
-        ca_pem=keys.ca_pem,
-    )
+    address, keys = reserved.settings.driver_address, reserved.keys.authority.node(OPERATOR_NAME)
+    host, _, port = address.rpartition(":")
+    made = ticket_of(reserved.job.info, address, keys)
     try:
         path = ticket.write(made, ticket.directory_of_streams())
     except (OSError, SettingsError) as error:

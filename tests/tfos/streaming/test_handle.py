@@ -128,7 +128,12 @@ def test_the_clusters_end_waits_for_a_stop_that_was_asked_for():
 
     training = asked_to_stop(bed, save)
     assert saving.wait(20)
-    ends = threading.Thread(target=lambda: (training.end(), saves.append("ended")))
+
+    def end() -> None:
+        training.end()
+        saves.append("ended")
+
+    ends = threading.Thread(target=end)
     ends.start()
     ends.join(0.2)
     may_save.set()

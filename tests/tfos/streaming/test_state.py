@@ -81,11 +81,16 @@ def test_an_error_of_a_batch_is_kept_and_frees_the_run():
 def test_a_batch_that_ends_in_part_because_of_a_stop_is_an_error_only_if_nobody_stops_the_query(
     is_stopping,
 ):
-    run = StreamRun(is_stopping=False)
+    run = StreamRun()
     run.let_go.set()
-    with pytest.raises(StreamStopped if is_stopping else BatchStopped), run.batch():
-        run.is_stopping = is_stopping
-        raise BatchStopped("batch 7 was not trained to its end")
+
+    def train() -> None:
+        with run.batch():
+            run.is_stopping = is_stopping
+            raise BatchStopped("batch 7 was not trained to its end")
+
+    with pytest.raises(StreamStopped if is_stopping else BatchStopped):
+        train()
     assert (run.is_held, run.error is None) == (is_stopping, is_stopping)
     assert run.stop(0.01)
 

@@ -234,7 +234,7 @@ def test_no_stream_begins_behind_a_stop_that_was_asked_for():
     bed.coordinator.act(lambda state: state.end_streams("server.stop() was called"))
     cluster._streams._coordinator = bed.coordinator
     with pytest.raises(PhaseError, match=r"stream\(\) comes after a stop .*server.stop\(\) was"):
-        cluster.stream(frame)  # type: ignore[arg-type]
+        cluster.stream(frame)
     assert not frame.started
     bed.coordinator.close()
 
