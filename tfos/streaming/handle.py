@@ -178,8 +178,10 @@ class StreamTraining:
             if self.query.isActive:
                 self._stop(limit_s)
             elif self._run.error is None and not self._coordinator.read(_has_ended):
+                is_unsaved = self._state.num_unsaved > 0
                 self._save()  # it ended without stop(), or an earlier stop() could not save
-            self._stop_error = None
+                if is_unsaved:
+                    self._stop_error = None  # what is lost stays one
 
         InterruptibleCall("tfos-stop()", stop).result()
         self._raise_error()
@@ -230,6 +232,7 @@ class StreamTraining:
                     "again, or end the cluster with abort()"
                 )
             self._stop_query()
+            self._stop_error = None
         finally:
             if is_free:
                 self._stopping.release()
@@ -282,7 +285,8 @@ class StreamTraining:
                         self._end_idle()
                     else:
                         self._stop_as_asked()
-                    self._run.let_go.wait(_LOOK_S)
+                    if self.query.isActive:  # it was ordered to stop, and takes its time
+                        self._ended.wait(_LOOK_S)
         self._ended.set()
 
     def _stop_as_asked(self) -> None:

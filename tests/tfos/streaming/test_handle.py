@@ -80,13 +80,15 @@ def test_the_history_of_a_stream_has_its_own_batches_and_its_stop_waits_for_the_
     assert training.history["loss"] == [0.5, 0.25]
 
 
-def asked_to_stop(bed: WatchedJob, save: Any, run: StreamRun | None = None) -> StreamTraining:
+def asked_to_stop(
+    bed: WatchedJob, save: Any, run: StreamRun | None = None, state: QueryState | None = None
+) -> StreamTraining:
     """Return a stream without data, of a cluster whose training was asked to stop."""
     bed.coordinator.act(lambda state: state.stop_training(STOP_REASON))
     query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
     query.stop = lambda: setattr(query, "isActive", False)
     ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
-    state, run = QueryState("q"), run or StreamRun()
+    state, run = state or QueryState("q"), run or StreamRun()
     return StreamTraining(query, state, run, bed.coordinator, ending, save)
 
 
@@ -103,17 +105,33 @@ def test_a_stop_that_was_asked_for_ends_a_stream_without_data_in_order():
 def test_a_save_that_fails_behind_a_stop_that_was_asked_for_is_told_and_can_be_repeated():
     bed, saves = WatchedJob(), list[str]()
 
+    state = QueryState("q", num_unsaved=1)
+
     def save() -> None:
         saves.append("full" if not saves else "saved")
         if len(saves) == 1:
             raise FeedJobError("the disk is full")
 
-    training = asked_to_stop(bed, save)
+    training = asked_to_stop(bed, save, state=state)
     with pytest.raises(FeedJobError, match="the disk is full"):
         training.await_end(20.0)
     training.stop()
     assert saves == ["full", "saved"]
     assert training.error is None
+    bed.coordinator.close()
+
+
+def test_what_a_stop_that_was_asked_for_has_lost_is_told_by_a_later_stop():
+    bed, lost = WatchedJob(), iter([FeedJobError("batch 3 is lost")])
+
+    def save() -> None:
+        for error in lost:
+            raise error
+
+    training = asked_to_stop(bed, save)
+    assert training._ended.wait(20)
+    with pytest.raises(FeedJobError, match="batch 3 is lost"):
+        training.stop()
     bed.coordinator.close()
 
 
