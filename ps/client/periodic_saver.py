@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ class PeriodicSaver:
         self._client = client
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._is_held = False
+        self._holders: set[Hashable] = set()
         self._saves_last = True
         self._attached: PSClient | None = None
         self._saved_step = -1
@@ -90,15 +90,18 @@ class PeriodicSaver:
         self._saved_step = saved_step
         self._thread.start()
 
-    def hold(self) -> None:
-        """Let no save begin until `release`, unless it is asked for; waits for one that runs."""
-        with self._lock:
-            self._is_held = True
+    def hold(self, holder: Hashable) -> None:
+        """Let no save begin until this holder's `release`, unless it is asked for.
 
-    def release(self) -> None:
-        """Save by time and steps again."""
+        Waits for a save that runs.
+        """
         with self._lock:
-            self._is_held = False
+            self._holders.add(holder)
+
+    def release(self, holder: Hashable) -> None:
+        """Save by time and steps again, once no other holder is left. Idempotent."""
+        with self._lock:
+            self._holders.discard(holder)
 
     def save_now(self, score: Score | None = None) -> str:
         """Save what has changed since the last save, also while saves are held.
@@ -124,7 +127,7 @@ class PeriodicSaver:
             Why nothing was saved; empty once it is.
         """
         with self._lock:
-            if self._is_held:
+            if self._holders:
                 return "a micro-batch is in progress, and is saved whole once it is trained"
             error = self._save()
         if not error and self._saved_step < 0:
@@ -157,7 +160,7 @@ class PeriodicSaver:
 
     def _save_due(self, *, is_due: bool) -> None:
         with self._lock:
-            if not self._is_held and (is_due or self._has_grown()):
+            if not self._holders and (is_due or self._has_grown()):
                 self._save()
 
     def _wait_seeded(self) -> bool:

@@ -197,7 +197,7 @@ def test_every_order_event_and_request_is_on_the_page_of_the_protocol_with_its_f
 def test_every_call_of_the_control_plane_is_on_the_page_of_the_protocol():
     text = protocol_tables.PAGE.read_text()
     calls = codec.REGISTER, codec.HEARTBEAT, codec.REPORT, codec.LOG, codec.ORDERS
-    for call in (*calls, codec.ASK_STOP, codec.ASK):
+    for call in (*calls, codec.ASK):
         assert re.search(rf"^    {call} +\w+ +-> ", text, re.MULTILINE), call
 
 

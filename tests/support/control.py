@@ -53,9 +53,6 @@ class RecordingHandler:
     def on_log(self, batch: messages.LogBatch) -> None:
         self._note("log", batch)
 
-    def on_stop_asked(self) -> None:
-        self._note("stop", None)
-
     def on_ask(self, ask: messages.Ask) -> bytes:
         self._note("ask", ask)
         return b"{}"

@@ -40,23 +40,24 @@ def node_id(name: str) -> NodeId:
 
 
 class WatchedJob:
-    """Three nodes that run, until a test says otherwise."""
+    """Three nodes that run, and an evaluator if wanted, until a test says otherwise."""
 
-    def __init__(self, *, saves: bool = True, shows: bool = True) -> None:
+    def __init__(self, *, saves: bool = True, shows: bool = True, evaluates: bool = False) -> None:
         self.now_s = 100.0
+        nodes = (*NODES, "evaluator:0") if evaluates else NODES
         config = ClusterConfig(checkpoints=Checkpoints(directory="/runs/7") if saves else None)
         self.coordinator = Coordinator(
-            plan(3, 1),
+            plan(len(nodes), 1, eval_node=evaluates),
             config,
             Console(enabled=shows, stream=io.StringIO()),
             clock=lambda: self.now_s,
         )
         self.job = Job(self.coordinator, INFO)
         self.coordinator.act(moving(ClusterPhase.RESERVED))
-        for name in NODES:
+        for name in nodes:
             node = node_id(name)
             self.coordinator.on_register(messages.Register(node, "1", "host-a", 7))
-        for name in NODES:
+        for name in nodes:
             self.coordinator.on_event(node_id(name), messages.Listening(Endpoint("h", 1)))
 
     def beat(self, name: str, seq: int, **fields: object) -> messages.HeartbeatReply:

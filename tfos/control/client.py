@@ -117,14 +117,6 @@ class ControlClient:
         """
         self._call(codec.LOG, batch, codec.decode_ack, timeout_s)
 
-    def ask_stop(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Ask for the stop of the cluster's streams; only STOPPER_NAME's certificate may.
-
-        Args:
-            timeout_s: seconds until ControlUnavailable.
-        """
-        self._call(codec.ASK_STOP, messages.EventAck(), codec.decode_ack, timeout_s)
-
     def ask(self, ask: messages.Ask, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         """Return the driver's JSON answer; only OPERATOR_NAME's certificate may ask.
 

@@ -21,7 +21,6 @@ HEARTBEAT = "Heartbeat"
 REPORT = "Report"
 LOG = "Log"
 ORDERS = "Orders"
-ASK_STOP = "AskStop"
 ASK = "Ask"
 
 MAX_MESSAGE_BYTES = 4 << 20

@@ -280,10 +280,6 @@ class Coordinator:
         with self._lock:
             return self._state.on_stream_opened(node, self._clock())
 
-    def on_stop_asked(self) -> None:
-        """Record that another process of the user asks the streams to stop."""
-        self.act(lambda state: state.ask_stop("another process asked for it"))
-
     def on_ask(self, ask: messages.Ask) -> bytes:
         """Answer an operator.
 

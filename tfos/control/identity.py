@@ -9,9 +9,6 @@ from __future__ import annotations
 
 DRIVER_NAME = "driver"
 """Common name of the control server's certificate."""
-STOPPER_NAME = "stopper"
-"""Common name of the certificate that may ask for the stop of streams, and nothing else."""
-
 OPERATOR_NAME = "operator"
 """Common name of the certificate that may look at the job, save and stop it: the user's."""
 

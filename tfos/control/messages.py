@@ -530,7 +530,7 @@ class SequencedOrder(msgspec.Struct, frozen=True):
 class Ask(msgspec.Struct, frozen=True):
     """A question or request of an operator: another process of the driver's user."""
 
-    what: Literal["status", "log", "save", "stop"]
+    what: Literal["status", "log", "save", "stop", "end_streams"]
     node: ShortText = ""
     """Of `log`: whose."""
     after: float = 0.0

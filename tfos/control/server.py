@@ -19,7 +19,7 @@ import msgspec
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
-from tfos.control.identity import OPERATOR_NAME, STOPPER_NAME
+from tfos.control.identity import OPERATOR_NAME
 from tfos.control.outbox import Outbox
 from tfos.failure import NodeId
 from tfos.tls_server import TlsServer, received, unary
@@ -47,9 +47,6 @@ class ControlHandler(Protocol):
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of output."""
-
-    def on_stop_asked(self) -> None:
-        """End the cluster's streams: another process of its user asks for it."""
 
     def on_ask(self, ask: messages.Ask) -> bytes:
         """Return the JSON answer to an operator.
@@ -142,9 +139,6 @@ class ControlServer:
                 _done(lambda report: handler.on_event(report.node, report.event)),
             ),
             codec.path(codec.LOG): unary(codec.decode_log, _is_itself, _done(handler.on_log)),
-            codec.path(codec.ASK_STOP): unary(
-                codec.decode_ack, _is_stopper, _done(lambda _: handler.on_stop_asked())
-            ),
             codec.path(codec.ASK): unary(
                 codec.decode_ask,
                 _is_operator,
@@ -200,10 +194,6 @@ def _is_itself(peer: str, message: _OfNode) -> str:
     if peer != message.node.name:
         return f"the certificate is for {peer!r}, the message claims to be {message.node.name!r}"
     return ""
-
-
-def _is_stopper(peer: str, _: messages.EventAck) -> str:
-    return "" if peer == STOPPER_NAME else f"{peer!r} may not ask for the stop of streams"
 
 
 def _is_operator(peer: str, ask: messages.Ask) -> str:

@@ -1,7 +1,7 @@
 """Ticket files: what a driver leaves for its user's other processes, such as an address and a key.
 
 Covers: writing one, reading those of a directory, removing those of drivers that have ended.
-Does not: say what is in a ticket (tfos.watch.ticket, tfos.control.stop_ticket).
+Does not: say what is in a ticket (tfos.watch.ticket).
 Threads: any.
 
 A file has mode 0600, its directory belongs to the user alone, and both are checked when it is read.

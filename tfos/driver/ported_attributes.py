@@ -31,11 +31,11 @@ class ClusterServer:
     def done(self) -> bool:
         """Whether a stream was asked to stop, or the cluster has ended."""
         ended = self._coordinator.phase in (ClusterPhase.CLOSED, ClusterPhase.FAILED)
-        return ended or bool(self._coordinator.read(lambda state: state.stop_asked))
+        return ended or bool(self._coordinator.read(lambda state: state.streams_stop))
 
     def stop(self) -> None:
         """Ask the cluster's stream to stop; `shutdown(ssc)` then returns."""
-        self._coordinator.act(lambda state: state.ask_stop("server.stop() was called"))
+        self._coordinator.act(lambda state: state.end_streams("server.stop() was called"))
 
 
 class PortedAttributes:

@@ -94,6 +94,8 @@ class Reservation:
     places: NodePlaces
     listens_at: str
     """Address and port of the control server, where nodes' connections have to arrive."""
+    job: Job
+    """As the user's other processes see it."""
     metrics: ClusterPage | None = None
     page: JobPage | None = None
 
@@ -165,9 +167,8 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         address = _listen(coordinator, authority.driver(), facts)
         metrics = _metrics(request, coordinator, cluster_id, console)
         job = _job(coordinator, cluster_id, facts)
-        keys = authority.node(OPERATOR_NAME)
         # Before the slots are there, so that `tfos status` tells what a job waits for.
-        page = _open_doors(job, request, address.near, keys, console)
+        page = _open_doors(job, request, address.near, authority.node(OPERATOR_NAME), console)
         offer, fit = _await_slots(sc, facts, coordinator, wait, console, cancel)
         _warn_of_disks(console, outputs, offer)
     except BaseException:
@@ -188,6 +189,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         workers_hold_slots=hold,
         places=_places(profiles, needs, offer, fit),
         listens_at=address.bound,
+        job=job,
         metrics=metrics,
         page=page,
     )

@@ -1,7 +1,7 @@
 """Stop of a stream from another process: writes the ticket, removes it at the end.
 
 Covers: publishing it once a DStream is trained.
-Does not: ask or answer (tfos.control).
+Does not: ask (tfos.watch.operator), answer (tfos.watch.job).
 Runs in: the driver.      Threads: any.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 
-from tfos.control import stop_ticket
-from tfos.control.identity import STOPPER_NAME
+from tfos.control.identity import OPERATOR_NAME
 from tfos.driver.reservation import Reservation
 from tfos.errors import SettingsError
+from tfos.watch import ticket
+from tfos.watch.doors import ticket_of
 
 
 def publish(reserved: Reservation) -> None:
@@ -21,13 +22,11 @@ def publish(reserved: Reservation) -> None:
     Args:
         reserved: the cluster.
     """
-    host, _, port = reserved.settings.driver_address.rpartition(":")
+    address, keys = reserved.settings.driver_address, reserved.keys.authority.node(OPERATOR_NAME)
+    host, _, port = address.rpartition(":")
+    made = ticket_of(reserved.job.info, address, keys)
     try:
-        path = stop_ticket.write(
-            reserved.settings.cluster_id,
-            int(port),
-            reserved.keys.authority.node(STOPPER_NAME),
-        )
+        path = ticket.write(made, ticket.directory_of_streams())
     except (OSError, SettingsError) as error:
         reserved.console.warn(
             f"no other process can stop this stream ({error}); cluster.server.stop() does"

@@ -98,7 +98,7 @@ class ClusterFeeder:
                     progress.add(self._watch.sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
-                    self._warn_untrained(report)
+                    self._warn_untrained(report, f"epoch {report.epoch + 1} of {feed!r}")
                     if validation is not None:
                         self._validate(validation, number)
                 if done:
@@ -149,9 +149,13 @@ class ClusterFeeder:
         else:
             self._console.warn(f"main_fun has returned on every worker {after}")
 
-    def _warn_untrained(self, report: reports.EpochReport) -> None:
-        """Name what a user may have overlooked: no rows, or rows that nobody trained."""
-        what = f"epoch {report.epoch + 1} of {report.feed!r}"
+    def _warn_untrained(self, report: reports.EpochReport, what: str) -> None:
+        """Name what a user may have overlooked: no rows, or rows that nobody trained.
+
+        Args:
+            report: of the epoch.
+            what: it is, for the user.
+        """
         if not report.fed_rows:
             self._console.warn(f"{what}: the data has no rows, so nothing was trained")
             return
@@ -208,6 +212,7 @@ class ClusterFeeder:
                 if report is not None and report.fed_rows:
                     progress.add(self._watch.sample(request.feed))
                     self._console.progress(final_line(report, progress), final=True)
+                    self._warn_untrained(report, f"{progress.title} of {request.feed!r}")
                 return report
             finally:
                 self._console.end_progress()

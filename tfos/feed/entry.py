@@ -116,8 +116,16 @@ class FeedService:
         give_credentials(self._reserved.sc, self._reserved.feeder_credentials)
         return results
 
-    def _open(self, call: str, request: FeedRequest) -> ClusterFeeder:
-        """Return what feeds; `call` is the user's, for errors."""
+    def check(self, call: str, request: FeedRequest) -> None:
+        """Refuse a call that could not feed; not for the user's own thread, as it may wait.
+
+        Args:
+            call: the user's, for errors.
+            request: its arguments.
+
+        Raises:
+            SettingsError, NodeFailedError, PhaseError: as train.
+        """
         reserved = self._reserved
         feeds, feed = reserved.settings.feeds, request.feed
         preflight.check_timeout("feed_timeout", request.feed_timeout_s)
@@ -134,9 +142,13 @@ class FeedService:
             )
         self._ending.raise_failure()
         require(call, reserved.coordinator.phase, ClusterPhase.RUNNING)
+
+    def _open(self, call: str, request: FeedRequest) -> ClusterFeeder:
+        """Return what feeds; `call` is the user's, for errors."""
+        self.check(call, request)
         with self._making:
             if self.feeder is None:
-                self.feeder = _feeder_of(reserved)
+                self.feeder = _feeder_of(self._reserved)
         return self.feeder
 
 

@@ -7,7 +7,7 @@ Runs in: the driver.      Threads: the one that runs shutdown().
 
 STOP, as in TensorFlowOnSpark, is the first main_fun that reads no more rows: it has called
 `feed.terminate()`, or returned; or it is `cluster.server.stop()`, or another process
-of the user that asks for it (tfos.control.stop_ticket).
+of the user that asks for it (tfos.watch.operator).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from tfos.spark.jobs import reason_of
 _LOOK_S = 0.5
 _LINE_S = 30.0
 """Seconds between two lines about a stream that goes on."""
+_ENDS = {"INITIALIZED": "it was never started", "STOPPED": "it has ended"}
+"""By Spark's state of a context whose stream does not run."""
 
 
 def finish_stream(
@@ -44,9 +46,8 @@ def finish_stream(
         Why the stream failed; None if it did not.
     """
     failure: FeedJobError | None = None
-    is_started = str(ssc._jssc.getState()) == "ACTIVE"
     deadline_s, shown_s = time.monotonic() + timeout_s, -_LINE_S
-    end = "" if is_started else "it was never started"
+    end = _ENDS.get(str(ssc._jssc.getState()), "")
     while not end:
         now_s = time.monotonic()
         if now_s - shown_s >= _LINE_S:
@@ -90,8 +91,8 @@ def _stop_reason(state: ClusterView) -> str:
     """Return why no further row of the stream is to be fed; empty while there is no reason."""
     if state.phase is not ClusterPhase.RUNNING:
         return f"the cluster is {state.phase.name}"
-    if state.stop_asked:
-        return state.stop_asked
+    if state.streams_stop:
+        return state.streams_stop
     for worker in state.workers:
         if worker.status is NodeStatus.DONE:
             return f"main_fun has returned on {worker.name}"

@@ -69,6 +69,9 @@ class StreamTraining:
         self._ending = ending
         self._save = save
         self._is_seen = False
+        self._stopping = threading.Lock()
+        self._stop_error: TFOSError | None = None
+        """Of a stop that somebody else asked for."""
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="tfos-stream", daemon=True).start()
 
@@ -127,8 +130,9 @@ class StreamTraining:
     @property
     def error(self) -> BaseException | None:
         """Why the query ended; None while it runs, and after an ordered stop."""
-        if self._run.error is not None:
-            return self._run.error
+        known = self._run.error or self._stop_error
+        if known is not None:
+            return known
         if self._run.is_stopping or self.query.isActive:
             return None
         found: BaseException | None = self.query.exception()
@@ -174,7 +178,10 @@ class StreamTraining:
             if self.query.isActive:
                 self._stop(limit_s)
             elif self._run.error is None and not self._coordinator.read(_has_ended):
+                is_unsaved = self._state.num_unsaved > 0
                 self._save()  # it ended without stop(), or an earlier stop() could not save
+                if is_unsaved:
+                    self._stop_error = None  # what is lost stays one
 
         InterruptibleCall("tfos-stop()", stop).result()
         self._raise_error()
@@ -213,13 +220,24 @@ class StreamTraining:
                 raise error
 
     def _stop(self, timeout_s: float) -> None:
-        if not self.query.isActive:
-            return
-        if not self._run.stop(timeout_s):
-            raise FeedJobError(
-                f"the running micro-batch did not end within {timeout_s:.0f} s; call stop() again, "
-                "or end the cluster with abort()"
-            )
+        """End the query, as one thread at a time does; another one finds it ended and saved."""
+        deadline_s = time.monotonic() + timeout_s
+        is_free = self._stopping.acquire(timeout=timeout_s)
+        try:
+            if is_free and not self.query.isActive:
+                return
+            if not is_free or not self._run.stop(max(0.0, deadline_s - time.monotonic())):
+                raise FeedJobError(
+                    f"the running micro-batch did not end within {timeout_s:.0f} s; call stop() "
+                    "again, or end the cluster with abort()"
+                )
+            self._stop_query()
+            self._stop_error = None
+        finally:
+            if is_free:
+                self._stopping.release()
+
+    def _stop_query(self) -> None:
         self._await_commit()
         # On a thread of its own: it returns when the query has ended, which a batch that is held
         # back prevents; and that one may end only after Spark knows of the stop.
@@ -262,10 +280,21 @@ class StreamTraining:
     def _watch(self) -> None:
         with contextlib.suppress(Exception):  # py4j's many errors: the SparkContext has stopped
             while self.query.isActive:
-                if self._coordinator.wait(_has_ended, _LOOK_S):
-                    self._end_idle()
-                    self._run.let_go.wait(_LOOK_S)
+                if self._coordinator.wait(_is_to_end, _LOOK_S):
+                    if self._coordinator.read(_has_ended):
+                        self._end_idle()
+                    else:
+                        self._stop_as_asked()
+                    if self.query.isActive:  # it was ordered to stop, and takes its time
+                        self._ended.wait(_LOOK_S)
         self._ended.set()
+
+    def _stop_as_asked(self) -> None:
+        """Stop in order because somebody else asked for it; who uses the handle sees the error."""
+        try:
+            self._stop(DEFAULT_STOP_S)
+        except TFOSError as error:
+            self._stop_error = error
 
     def _end_idle(self) -> None:
         """End a query that waits for data, with the cluster's error; a batch fails by itself."""
@@ -280,3 +309,7 @@ class StreamTraining:
 
 def _has_ended(state: ClusterView) -> bool:
     return state.phase is not ClusterPhase.RUNNING
+
+
+def _is_to_end(state: ClusterView) -> bool:
+    return bool(state.streams_stop) or _has_ended(state)

@@ -17,6 +17,7 @@ from typing import Any
 
 from rpc.field_texts import with_field_texts
 from tfos.control.epoch_log import MAX_EPOCHS
+from tfos.errors import FeedJobError
 from tfos.monitor.reports import EpochReport
 
 _INTERRUPTED = (
@@ -31,6 +32,10 @@ _HELD_S = 600.0
 
 class StreamStopped(Exception):
     """This batch is not trained: the query is being stopped."""
+
+
+class BatchStopped(FeedJobError):
+    """A batch was not trained to its end: somebody had asked main_fun to end its training."""
 
 
 class StreamFailed(Exception):
@@ -48,8 +53,12 @@ class QueryState:
     """Of the last batch that is over; -1: none, ever."""
     is_known: bool = False
     """Whether `last_id` includes the batches of a restored checkpoint."""
+    trained_id: int = -1
+    """Of the last batch with rows that is in the parameters; -1: none in this program."""
     num_unsaved: int = 0
     """Batches trained since the last save."""
+    first_unsaved_id: int = -1
+    """Of the first of them."""
     num_batches: int = 0
     """Trained in this program; such with rows."""
     rows: int = 0
@@ -64,16 +73,19 @@ class QueryState:
         self.is_known = True
 
     def take_back(self) -> None:
-        """The last batch is not whole in the parameters: Spark may bring it again."""
-        self.last_id -= 1
+        """The last batch with rows is not whole in the parameters: Spark brings it again."""
+        self.last_id = self.trained_id = self.trained_id - 1
         self.num_unsaved -= 1
+
+    @property
+    def unsaved(self) -> str:
+        """The names of the batches trained since the last save; empty ones may be among them."""
+        return _names(self.first_unsaved_id, self.trained_id)
 
     def missing(self, batch_id: int) -> str:
         """Return the names of the batches between the last one and this one; empty without any."""
         first, last = self.last_id + 1, batch_id - 1
-        if first > last:
-            return ""
-        return f"batch {first}" if first == last else f"batches {first} to {last}"
+        return _names(first, last) if first <= last else ""
 
     def note(self, batch_id: int, report: EpochReport) -> None:
         """A batch is over; without rows it changed nothing that had to be saved.
@@ -83,6 +95,9 @@ class QueryState:
             report: of the epoch that fed it.
         """
         if report.fed_rows:
+            if not self.num_unsaved:
+                self.first_unsaved_id = batch_id
+            self.trained_id = batch_id
             self.num_unsaved += 1
             self.num_batches += 1
             self.rows += report.trained_rows
@@ -99,7 +114,7 @@ class StreamRun:
     """Why train_batch failed."""
     is_stopping: bool = False
     is_held: bool = False
-    """Spark brought a batch that the stopped query must not train."""
+    """Spark waits for a batch that the stopped query must not train, or has trained in part."""
     let_go: threading.Event = field(default_factory=threading.Event)
     """The query has the order to stop: batches that are held back may end."""
     is_busy: bool = False
@@ -111,23 +126,26 @@ class StreamRun:
         """Train a batch inside.
 
         Raises:
-            StreamStopped: it is not to be trained; raised once Spark knows why.
+            StreamStopped: it is not to be trained, or not to its end; raised once Spark knows why.
         """
         with self._changed:
             self.is_held = self.is_stopping
             self.is_busy = not self.is_held
+        if not self.is_held:
+            try:
+                yield
+            except BaseException as error:
+                self.is_held = self.is_stopping and isinstance(error, BatchStopped)
+                if not self.is_held:
+                    self.error = error
+                    raise
+            finally:
+                with self._changed:
+                    self.is_busy = False
+                    self._changed.notify_all()
         if self.is_held:
             self.let_go.wait(_HELD_S)
             raise StreamStopped(_INTERRUPTED)
-        try:
-            yield
-        except BaseException as error:
-            self.error = error
-            raise
-        finally:
-            with self._changed:
-                self.is_busy = False
-                self._changed.notify_all()
 
     def stop(self, timeout_s: float) -> bool:
         """Prevent further batches; return whether the running one ended in time."""
@@ -175,6 +193,10 @@ class StreamLag:
         )
         behind = ", ".join(f"{name} {value}" for name, value in sorted(self.behind.items()))
         return f"{text} ({behind})" if behind else text
+
+
+def _names(first: int, last: int) -> str:
+    return f"batch {first}" if first == last else f"batches {first} to {last}"
 
 
 def _rate(value: float | None) -> float:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfos.control.members import NodeStatus
 from tfos.control.messages import BatchReport, SaveBatches
 from tfos.control.state.actions import Send
 from tfos.control.state.cluster_view import ClusterView
@@ -27,8 +28,9 @@ from tfos.feed.entry import FeedService
 from tfos.feed.micro_batch import MicroBatch, answer_to, chief_trains
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
+from tfos.spark.interruptible import InterruptibleCall
 from tfos.streaming.handle import StreamTraining
-from tfos.streaming.state import QueryState, StreamFailed, StreamRun
+from tfos.streaming.state import BatchStopped, QueryState, StreamFailed, StreamRun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,12 +78,18 @@ class Streams:
             request: the call's arguments.
 
         Raises:
-            SettingsError: the source is no stream, or a query with settings that it cannot take.
+            SettingsError: the source is no stream, a query with settings that it cannot take, or
+                the cluster has no such feed.
+            NodeFailedError, PhaseError: the cluster has failed, or does not run.
         """
         query = source
-        if hasattr(query, "awaitTermination"):
+        is_query = hasattr(query, "awaitTermination")
+        if is_query:
             _refuse_settings(checkpoint_location, request)
-        else:
+        check = functools.partial(self._check, request)
+        with self._ending.raising():
+            InterruptibleCall("tfos-stream()", check).result()
+        if not is_query:
             writer = source if hasattr(source, "foreachBatch") else _writer_of(source)
             if checkpoint_location is not None:
                 writer = writer.option("checkpointLocation", checkpoint_location)
@@ -131,6 +139,15 @@ class Streams:
         """Batches from one save to the next; 0: saves do not follow batches."""
         return self._checkpoints.every_batches if self._checkpoints is not None else 0
 
+    def _check(self, request: FeedRequest) -> None:
+        """Refuse a stream of which no batch could be trained."""
+        self._feed_service.check("stream()", request)
+        if stop := self._coordinator.read(lambda cluster: cluster.streams_stop):
+            raise PhaseError(
+                f"stream() comes after a stop that this cluster's streams were asked for ({stop}): "
+                "train the stream with another cluster"
+            )
+
     def _state_of(self, query: str, run: str) -> tuple[QueryState, StreamRun]:
         with self._lock:
             return self._queries.setdefault(query, QueryState(query)), self._runs.setdefault(
@@ -143,15 +160,19 @@ class Streams:
             return self._numbers
 
     def _train_once(self, state: QueryState, request: FeedRequest, batch_id: int) -> None:
+        self._feed_service.check("train_batch()", request)
         state.feed = request.feed
         if not state.is_known:
-            state.know(self._await_answer("", 0).trained.get(state.query, -1))
+            begun = self._await_answer("", 0)
+            if begun is None:
+                raise self._untrained(batch_id)
+            state.know(begun.trained.get(state.query, -1))
         if batch_id > state.last_id:
             self._train(state, request, batch_id)
             return
         self._console.line(f"batch {batch_id} is in the parameters already: skipped")
         if self._save_every:
-            self._save(state)
+            self._save(state, batch_id)
 
     def _train(self, state: QueryState, request: FeedRequest, batch_id: int) -> None:
         missing = state.missing(batch_id)
@@ -171,26 +192,36 @@ class Streams:
         report = self._feed_service.train_batch(dataclasses.replace(request, batch=batch), batch)
         answer = self._answer(request.feed, batch.number)
         if report is None or (report.fed_rows and (answer is None or not answer.is_done)):
-            raise self._untrained(batch)
+            raise self._untrained(batch_id)
         state.note(batch_id, report)
         if not report.fed_rows:
             return
         if self._checkpoints is not None and answer is not None and not answer.is_noted:
             self._warn_unnoted(state)
         if saves:
-            self._check_saved(state, answer)
+            self._check_saved(state, answer, batch_id)
 
-    def _untrained(self, batch: MicroBatch) -> TFOSError:
+    def _untrained(self, batch_id: int) -> TFOSError:
         """Return why a batch was not trained to its end: no main_fun is left to do it."""
         if self._coordinator.read(lambda cluster: cluster.is_ending):
-            return PhaseError(f"the cluster was stopped while it trained batch {batch.batch_id}")
+            return PhaseError(f"the cluster was stopped while it trained batch {batch_id}")
+        if stop := self._coordinator.read(lambda cluster: cluster.training_stop):
+            return BatchStopped(
+                f"batch {batch_id} was not trained: the training was asked to stop ({stop}) "
+                "and has ended. Spark does not mark the batch as done: start the query again with "
+                "another cluster"
+            )
         return FeedJobError(
-            f"batch {batch.batch_id} was not trained: main_fun has returned on the chief. Train "
+            f"batch {batch_id} was not trained: main_fun has returned on the chief. Train "
             "with fit(epochs=ctx.all_epochs)"
         )
 
-    def _save(self, state: QueryState) -> None:
+    def _save(self, state: QueryState, awaited_id: int | None = None) -> None:
         """Save what was trained since the last save.
+
+        Args:
+            state: of the query.
+            awaited_id: the batch that Spark waits for; None: it has marked all as done.
 
         Raises:
             FeedJobError: it was not saved; the text says why.
@@ -199,23 +230,46 @@ class Streams:
             return
         order = SaveBatches(state.feed, self._next_number())
         self._coordinator.act(lambda cluster: [Send(cluster.workers[0].node, order)])
-        self._check_saved(state, self._await_answer(state.feed, order.number))
+        answer = self._await_answer(state.feed, order.number)
+        if answer is None and self._coordinator.read(_chief_has_returned):
+            return  # the chief saves behind main_fun, before it says that it has returned
+        self._check_saved(state, answer, awaited_id)
 
-    def _check_saved(self, state: QueryState, answer: BatchReport | None) -> None:
-        if answer is None or answer.error:
-            why = answer.error if answer is not None else "main_fun has returned on the chief"
-            if answer is not None and answer.is_lost:
-                state.take_back()
-                raise FeedJobError(
-                    f"{why}. The query ends before Spark marks the batch as done; start it again: "
-                    "the batch is trained once more"
-                )
+    def _check_saved(
+        self, state: QueryState, answer: BatchReport | None, awaited_id: int | None
+    ) -> None:
+        """Take an answer about a save; raises as `_save`, with the same arguments."""
+        if answer is not None and not answer.error:
+            state.num_unsaved = 0
+            return
+        why = answer.error if answer is not None else "the chief takes no orders any more"
+        is_lost, unsaved = answer is not None and answer.is_lost, state.unsaved
+        comes_again = awaited_id is not None and awaited_id == state.trained_id
+        if is_lost and comes_again:
+            state.take_back()
+            rest = f"; {state.unsaved}, marked as done, may be lost" if state.num_unsaved else ""
             raise FeedJobError(
-                f"batch {state.last_id} was trained and could not be saved: {why}. The query ends "
-                "before Spark marks the batch as done; start it again once the directory can be "
-                "written: what is trained already is not trained again"
+                f"{why}. The query ends before Spark marks the batch as done; start it again: "
+                f"the batch is trained once more{rest}"
             )
-        state.num_unsaved = 0
+        if is_lost:
+            state.num_unsaved = 0  # no save can have them any more
+            raise FeedJobError(
+                f"{why}. Spark does not bring again what it has marked as done: what the last save "
+                f"does not have of {unsaved} is lost. A save after every batch, "
+                "Checkpoints(every_batches=1), lets such a batch come again"
+            )
+        if awaited_id is None:
+            raise FeedJobError(
+                f"{unsaved} could not be saved: {why}. Spark has marked what it brought as done: "
+                "call stop() again once the directory can be written, or it is missing in a run "
+                "that resumes this one"
+            )
+        raise FeedJobError(
+            f"{unsaved} could not be saved: {why}. The query ends before Spark marks batch "
+            f"{awaited_id} as done; start it again once the directory can be written: what is "
+            "trained already is not trained again"
+        )
 
     def _warn_unnoted(self, state: QueryState) -> None:
         if not state.has_warned:
@@ -229,8 +283,19 @@ class Streams:
     def _answer(self, feed: str, number: int) -> BatchReport | None:
         return self._coordinator.read(lambda cluster: answer_to(cluster, feed, number))
 
-    def _await_answer(self, feed: str, number: int) -> BatchReport:
-        """Wait until the chief has carried out an order; number 0: until main_fun begins."""
+    def _await_answer(self, feed: str, number: int) -> BatchReport | None:
+        """Wait until the chief has carried out an order; number 0: until main_fun begins.
+
+        Args:
+            feed: name of the feed; empty for number 0.
+            number: of the order.
+
+        Returns:
+            None: the chief takes no orders any more.
+
+        Raises:
+            FeedJobError: it is silent.
+        """
 
         def is_over(cluster: ClusterView) -> bool:
             found = answer_to(cluster, feed, number)
@@ -243,11 +308,11 @@ class Streams:
         self._ending.raise_failure()
         came = self._coordinator.wait(is_over, _ANSWER_S)
         self._ending.raise_failure()
-        answer = self._answer(feed, number)
-        if answer is None:
-            why = "main_fun has returned" if came else f"it is silent for {_ANSWER_S:.0f} s"
-            raise FeedJobError(f"the chief takes no batch of the stream: {why}")
-        return answer
+        if not came:
+            raise FeedJobError(
+                f"the chief takes no batch of the stream: it is silent for {_ANSWER_S:.0f} s"
+            )
+        return self._answer(feed, number)
 
 
 class StreamCalls:
@@ -295,12 +360,18 @@ class StreamCalls:
             nulls: what missing values become, as for `train`.
 
         Raises:
-            SettingsError: the source is no stream, or a query with settings that it cannot take.
+            SettingsError: the source is no stream, a query with settings that it cannot take, or
+                the cluster takes no rows or has no such feed.
+            NodeFailedError, PhaseError: the cluster has failed, or does not run.
         """
         request = FeedRequest(
             data=None, feed=qname, feed_timeout_s=feed_timeout, columns=columns, nulls=nulls
         )
         return self._streams.start(source, checkpoint_location, request)
+
+
+def _chief_has_returned(cluster: ClusterView) -> bool:
+    return cluster.workers[0].status is NodeStatus.DONE
 
 
 def _refuse_settings(checkpoint_location: str | None, request: FeedRequest) -> None:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tfos.control import stop_ticket
 from tfos.errors import SettingsError, UnsupportedError
+from tfos.watch.operator import end_streams
 
 _NO_ROSTER = (
     "nodes register by themselves, over a socket that needs the cluster's own keys. "
@@ -76,7 +76,7 @@ class Client:
             SettingsError: this user has no ticket for a cluster at this address.
             ControlError: the driver does not answer, or refuses.
         """
-        stop_ticket.ask_stop(*self.server_addr)
+        end_streams(*self.server_addr)
 
     def close(self) -> None:
         """Do nothing: no connection is kept."""

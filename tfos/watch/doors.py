@@ -122,6 +122,30 @@ def open_page(
     return page
 
 
+def ticket_of(
+    info: JobInfo, address: str, keys: TlsCredentials, page_url: str = ""
+) -> ticket.DriverTicket:
+    """Return the ticket of a job whose driver this process is.
+
+    Args:
+        info: of the job.
+        address: of the control server.
+        keys: of the authority's node OPERATOR_NAME.
+        page_url: of its page; empty: it has none.
+    """
+    return ticket.DriverTicket.of_this(
+        cluster_id=info.cluster_id,
+        name=info.name,
+        application_id=info.application_id,
+        started_at=info.started_at,
+        address=address,
+        page_url=page_url,
+        cert_pem=keys.cert_pem,
+        key_pem=keys.key_pem,
+        ca_pem=keys.ca_pem,
+    )
+
+
 def open_ticket(
     job: Job, address: str, page_url: str, keys: TlsCredentials, console: Console
 ) -> Callable[[], None]:
@@ -134,20 +158,8 @@ def open_ticket(
         keys: of the authority's node OPERATOR_NAME.
         console: tells, in details, why there is no ticket.
     """
-    info = job.info
-    made = ticket.DriverTicket.of_this(
-        cluster_id=info.cluster_id,
-        name=info.name,
-        application_id=info.application_id,
-        started_at=info.started_at,
-        address=address,
-        page_url=page_url,
-        cert_pem=keys.cert_pem,
-        key_pem=keys.key_pem,
-        ca_pem=keys.ca_pem,
-    )
     try:
-        path: Path | None = ticket.write(made)
+        path: Path | None = ticket.write(ticket_of(job.info, address, keys, page_url))
     except (OSError, SettingsError) as error:
         console.detail(f"`tfos status` cannot find this driver: {error}")
         path = None

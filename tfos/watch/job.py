@@ -1,5 +1,7 @@
 """Job: what both doors, the terminal's and the page's, may see and do: one snapshot, two actions.
 
+A third one, the end of streams alone, is for another process of the user.
+
 Covers: the snapshot under the state's lock, lines of a node's log, saving and stopping, answers to
 an operator as JSON.
 Does not: authenticate (tfos.control.server, tfos.watch.page_app), make the snapshot's content.
@@ -25,6 +27,7 @@ from tfos.watch.snapshot import NOTHING_SEEN, JobInfo, Json, Seen, snapshot
 SAVE_S = 60.0
 """Seconds in which a save that was asked for is done, or its end is not waited for."""
 STOP_REASON = "the operator asked for it"
+STREAMS_REASON = "another process asked for it"
 
 
 class Outcome(NamedTuple):
@@ -122,6 +125,11 @@ class Job:
             "ctx.get_data_feed() with its batch, another loop where it asks ctx.stop_asked",
         )
 
+    def end_streams(self) -> Outcome:
+        """Ask the streams that train the cluster to end; main_fun goes on."""
+        self.coordinator.act(lambda state: state.end_streams(STREAMS_REASON))
+        return Outcome(True, "the streams that train this cluster end")
+
     def answer(self, ask: messages.Ask) -> bytes:
         """Return the JSON answer to an operator."""
         answers: dict[str, Callable[[], Json]] = {
@@ -129,6 +137,7 @@ class Job:
             "log": lambda: self.log(ask.node, whole(ask.after)),
             "save": lambda: self.save().as_json(),
             "stop": lambda: self.stop().as_json(),
+            "end_streams": lambda: self.end_streams().as_json(),
         }
         return msgspec.json.encode(answers[ask.what]())
 

@@ -1,8 +1,10 @@
 """Operator: another process of the driver's user, which looks at a job, saves and stops it.
 
-Covers: choosing a job among the running ones, asking its driver.
+Covers: choosing a job among the running ones, asking its driver; ending the streams of a cluster
+by its address.
 Does not: show the answers (tfos.cli.jobs), answer them (tfos.watch.job).
-Runs in: a command of the user, on the driver's host.      Threads: one.
+Runs in: a command of the user, on the driver's host, or for streams one with its home directory.
+Threads: one.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from __future__ import annotations
 import msgspec
 
 from rpc.auth.certificates import TlsCredentials
+from rpc.endpoint import bracketed
 from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.control.identity import OPERATOR_NAME
-from tfos.errors import SettingsError
+from tfos.errors import ControlError, ControlRefused, SettingsError
 from tfos.failure import NodeId
 from tfos.watch.job import SAVE_S
 from tfos.watch.snapshot import Json
-from tfos.watch.ticket import DriverTicket
+from tfos.watch.ticket import DriverTicket, directory_of_streams, read_streams
 
 _ASK_S = 10.0
 _SLOW_S = SAVE_S + _ASK_S
@@ -47,6 +50,38 @@ def choose(tickets: list[DriverTicket], wanted: str) -> DriverTicket:
         raise SettingsError(f"no running job is {wanted!r}; there are {listed}")
     raise SettingsError(
         f"{len(fitting)} running jobs fit {wanted!r}: name one by --job with its id: {listed}"
+    )
+
+
+def end_streams(host: str, port: int) -> None:
+    """Ask the driver that listens there to end its cluster's streams.
+
+    Args:
+        host: of the driver.
+        port: of its control server.
+
+    Raises:
+        SettingsError: this user has no ticket for such a cluster.
+        ControlError: the driver does not answer, or refuses.
+    """
+    refused: ControlError | None = None
+    for ticket in read_streams(port):
+        there = msgspec.structs.replace(ticket, address=f"{bracketed(host)}:{port}")
+        with Operator(there) as operator:
+            try:
+                operator.ask(messages.Ask("end_streams"))
+            except ControlRefused as error:
+                refused = error
+            except ControlError as error:
+                refused = refused or error
+            else:
+                return
+    if refused is not None:
+        raise refused
+    raise SettingsError(
+        f"no cluster of this user trains a stream at {host}:{port}: there is no ticket for it in "
+        f"{directory_of_streams()}. Ask as the user, and with the home directory, of the driver; "
+        "its line 'the stream can be stopped' has host and port"
     )
 
 

@@ -14,11 +14,14 @@ from pathlib import Path
 import msgspec
 
 from rpc.jit.cache_directory import why_unsafe
+from tfos.topology import EVALUATOR_ROLE, PS_ROLE
 from tfos.watch.snapshot import Json
 
 MOST_RUNS = 100
 MOST_BYTES = 64 << 10
 STATE_VARIABLE = "XDG_STATE_HOME"
+_BESIDE = frozenset({PS_ROLE, EVALUATOR_ROLE})
+"""Roles of nodes that train nothing; an evaluator's step is that of a checkpoint."""
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -50,8 +53,8 @@ def record_of(last: Json) -> RunRecord:
     Args:
         last: its last snapshot; see tfos.watch.snapshot.
     """
-    workers = [each for each in last["nodes"] if each["server"] is None]
-    losses = [each["loss"] for each in workers if each["loss"] is not None]
+    trains = [each for each in last["nodes"] if each["name"].partition(":")[0] not in _BESIDE]
+    losses = [each["loss"] for each in trains if each["loss"] is not None]
     first = last["failures"][0] if last["failures"] else None
     message = str(first["message"]).partition("\n")[0][:500] if first else ""
     return RunRecord(
@@ -62,7 +65,7 @@ def record_of(last: Json) -> RunRecord:
         ended_at=last["started_at"] + last["running_s"],
         state="FAILED" if last["is_failed"] else last["phase"],
         epochs=last["num_epochs"],
-        steps=sum(each["steps"] or 0.0 for each in workers),
+        steps=sum(each["steps"] or 0.0 for each in trains),
         loss=sum(losses) / len(losses) if losses else None,
         metrics=last["epochs"][-1]["metrics"] if last["epochs"] else {},
         failure=f"{first['node']}: {first['error']}: {message}" if first else "",

@@ -1,6 +1,7 @@
 """Ticket of a driver: what lets its user's other processes look at its job, save and stop it.
 
-Covers: what is in it; its directory, of the user's login.
+Covers: what is in it; its directory, of the user's login; a second one, in the user's cache, for
+clusters that train a DStream: another host with the same home may stop the stream.
 Does not: write and read files (tfos.control.ticket_files), ask the driver (tfos.watch.operator).
 Runs in: the driver, which writes it; a command of the user, which reads it.      Threads: any.
 
@@ -18,6 +19,8 @@ from tfos.control import ticket_files
 from tfos.errors import SettingsError
 
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
+_SUFFIX = ".ticket"
+_PATTERN = f"*{_SUFFIX}"
 
 
 class DriverTicket(ProcessId, frozen=True, kw_only=True):
@@ -39,14 +42,19 @@ class DriverTicket(ProcessId, frozen=True, kw_only=True):
         return f"DriverTicket({self.cluster_id!r})"
 
 
-def write(ticket: DriverTicket) -> Path:
+def write(ticket: DriverTicket, directory: Path | None = None) -> Path:
     """Write a ticket and return its file.
+
+    Args:
+        ticket: of this process.
+        directory: for it; None: `directory_of_tickets`.
 
     Raises:
         SettingsError: this user has no directory of its own.
         OSError: the directory cannot be made, or is not the user's alone.
     """
-    path = directory_of_tickets() / f"{ticket.cluster_id}.ticket"
+    path = (directory or directory_of_tickets()) / f"{ticket.cluster_id}{_SUFFIX}"
+    ticket_files.remove_ended(path.parent, _PATTERN, DriverTicket)  # of drivers that were killed
     ticket_files.write(path, ticket)
     return path
 
@@ -59,8 +67,32 @@ def read_all() -> list[DriverTicket]:
     Raises:
         SettingsError: this user has no directory of its own, or others can change it.
     """
-    found = ticket_files.read(directory_of_tickets(), "*.ticket", DriverTicket)
+    found = ticket_files.read(directory_of_tickets(), _PATTERN, DriverTicket)
     return sorted(found, key=lambda each: each.started_at)
+
+
+def read_streams(port: int) -> list[DriverTicket]:
+    """Return the tickets of this user's clusters that train a DStream and listen at this port.
+
+    Those of this host come first; whether drivers of other hosts have ended cannot be told.
+
+    Raises:
+        SettingsError: this user has no directory of its own, or others can change it.
+    """
+    found = ticket_files.read(directory_of_streams(), _PATTERN, DriverTicket, with_others=True)
+    return [each for each in found if each.address.rpartition(":")[2] == str(port)]
+
+
+def directory_of_streams() -> Path:
+    """Return the user's directory of tickets of clusters that train a DStream.
+
+    Raises:
+        SettingsError: this user has no home directory.
+    """
+    cache = user_cache()
+    if cache is None:
+        raise SettingsError("this user has no home directory for tickets; set XDG_CACHE_HOME")
+    return cache / "tfos" / "streams"
 
 
 def directory_of_tickets() -> Path:

@@ -134,8 +134,8 @@ class WorkerFeeds:
                 aside(self.trained.expect, order)
             case messages.LeaveBatch():
                 # Not aside: the Flush behind it must not find the batch.
-                if self.trained.leave(order):
-                    aside(self.trained.release)
+                if (batch := self.trained.leave(order)) is not None:
+                    aside(self.trained.release, batch)
             case messages.SaveBatches():
                 aside(self.trained.save, order)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from ps.checkpoint.format import Checkpoint, step_name
@@ -96,13 +96,13 @@ class ChiefSaver:
         """Return the metadata of the checkpoint that this run resumes from; none for a new run."""
         return {} if self._restored_step is None else dict(self._client.metadata())
 
-    def hold(self) -> None:
-        """Prevent periodic saves until `release`; wait for a running one."""
-        self._saver.hold()
+    def hold(self, holder: Hashable) -> None:
+        """Prevent periodic saves until this holder's `release`; wait for a running one."""
+        self._saver.hold(holder)
 
-    def release(self) -> None:
-        """Allow periodic saves again."""
-        self._saver.release()
+    def release(self, holder: Hashable) -> None:
+        """Allow periodic saves again, once no other holder is left."""
+        self._saver.release(holder)
 
     def save_now(self, score: Score | None = None) -> str:
         """Save changes since the last save; return the reason of a failure, or an empty string.

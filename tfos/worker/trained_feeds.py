@@ -93,8 +93,8 @@ class TrainedFeeds:
         self._due: dict[str, TrainBatch] = {}
         self._left: dict[str, int] = {}
         """By feed, the last order that was revoked."""
-        self._in_part: dict[str, int] = {}
-        """By feed, the epoch of a failed batch: the parameters may contain a part of it."""
+        self._in_part: dict[str, TrainBatch] = {}
+        """By feed, a failed batch: the parameters may contain a part of it, so it holds saves."""
         self._expected: dict[str, _Expected] = {}
         """By feed, the newest batch."""
         self._followed: set[str] = set()
@@ -161,7 +161,7 @@ class TrainedFeeds:
         a batch whose rows may not come for `feed_timeout`, which ends the wait.
         """
         if self._saver is not None and order.holds:
-            self._saver.hold()
+            self._saver.hold(order)
         generations = self._await_generations(order)
         with self._lock:
             is_admitted = generations is not None and not self._is_revoked(order)
@@ -170,31 +170,29 @@ class TrainedFeeds:
                 before = self._trained.get(order.query)
                 expected = _Expected(order.query, order.batch_id, before, generations)
                 self._expected[order.feed] = expected
-            releases = not is_admitted and not self._in_part
         if is_admitted:
             self._answer(order.feed, order.number, is_done=False)
-        elif releases:
-            self.release()
+        else:
+            self.release(order)
 
-    def leave(self, order: LeaveBatch) -> bool:
-        """Carry out an order to revoke a batch; return whether saves may begin again.
+    def leave(self, order: LeaveBatch) -> TrainBatch | None:
+        """Carry out an order to revoke a batch; return the batch for which no save waits any more.
 
-        After a failed batch they may once a later epoch is trained: the repeated batch, or other
+        For one that failed saves wait until a later epoch is trained: the repeated batch, or other
         data that the user feeds.
         """
         with self._lock:
             self._left[order.feed] = order.number
             due = self._due.get(order.feed)
-            if due is not None and due.number <= order.number:
-                del self._due[order.feed]
-                if order.in_part:
-                    self._in_part[order.feed] = due.epoch
-            return not self._in_part
+            if due is None or due.number > order.number:
+                return None
+            del self._due[order.feed]
+            return self._holds_on(due) if order.in_part else due
 
-    def release(self) -> None:
-        """Allow saves by time and steps again."""
+    def release(self, order: TrainBatch) -> None:
+        """Allow saves by time and steps again, as far as this batch is concerned."""
         if self._saver is not None:
-            self._saver.release()
+            self._saver.release(order)
 
     def save(self, order: SaveBatches) -> None:
         """Carry out an order to save the trained batches."""
@@ -236,7 +234,9 @@ class TrainedFeeds:
             self._finish(order, **outcome._asdict())
             return
         with self._lock:
-            self._in_part[feed] = order.epoch
+            before = self._holds_on(order)
+        if before is not None:
+            self.release(before)
         self._answer(feed, order.number, **outcome._asdict())
 
     def stopped(self, feed: str, number: int) -> None:
@@ -266,19 +266,25 @@ class TrainedFeeds:
             self._finish(order, is_noted=False)
 
     def _finish(self, order: TrainBatch, **changes: Any) -> None:
-        with self._lock:
-            self._in_part.pop(order.feed, None)
-        self.release()
+        self._go_on(order.feed, order.epoch)
+        self.release(order)
         self._answer(order.feed, order.number, **changes)
+
+    def _holds_on(self, order: TrainBatch) -> TrainBatch | None:
+        """Note that a batch has failed; return the one that it holds saves in the place of."""
+        before = self._in_part.get(order.feed)
+        self._in_part[order.feed] = order
+        return before
 
     def _go_on(self, feed: str, epoch: int) -> None:
         """Release the saves that wait because of a failed batch, if this epoch came after it."""
         with self._lock:
-            is_behind = self._in_part.get(feed, epoch) < epoch
+            failed = self._in_part.get(feed)
+            is_behind = failed is not None and failed.epoch < epoch
             if is_behind:
                 del self._in_part[feed]
-        if is_behind:
-            self.release()
+        if failed is not None and is_behind:
+            self.release(failed)
 
     def _take(self, feed: str, epoch: int) -> TrainBatch | None:
         with self._lock:

@@ -202,10 +202,13 @@ def test_a_save_that_is_asked_for_holds_no_part_of_a_batch(tmp_path: Path):
         (client,) = bed.workers(manifest, {})
         saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), bed.driver)
         client.tables.push({"user": (np.arange(3), ones(np.arange(3)))}, hyper=HYPER)
-        saver.hold()
+        saver.hold("a batch")
+        saver.hold("one of another feed")
+        assert "a micro-batch is in progress" in saver.save_between()
+        saver.release("a batch")
         assert "a micro-batch is in progress" in saver.save_between()
         assert steps(tmp_path) == []
-        saver.release()
+        saver.release("one of another feed")
         assert saver.save_between() == ""
         assert len(steps(tmp_path)) == 1
 

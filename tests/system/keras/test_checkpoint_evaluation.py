@@ -170,6 +170,47 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_evaluated_later(
         assert list(evaluating.run().values()) == [expected]
 
 
+def failing_to_list(evaluating: Any, monkeypatch: Any, times: int) -> list[str]:
+    """Let so many looks at the directory fail; return those that were made."""
+    looks: list[str] = []
+
+    def opened(directory: str) -> Any:
+        storage = storage_at(directory)
+
+        def names(below: str = "") -> list[str]:
+            looks.append(below)
+            if len(looks) <= times:
+                raise OSError("stale handle")
+            return type(storage).names(storage, below)
+
+        monkeypatch.setattr(storage, "names", names)
+        return storage
+
+    monkeypatch.setattr(evaluating._saved, "_open_storage", opened)
+    return looks
+
+
+def test_a_directory_that_cannot_be_listed_for_a_moment_is_looked_at_again(tmp_path, monkeypatch):
+    with serving() as servers:
+        training = Training(servers, tmp_path / "saves")
+        expected = training.save()
+        context, evaluating = evaluation(training, tmp_path)
+        context.stop_asked = True
+        failing_to_list(evaluating, monkeypatch, times=2)
+        assert list(evaluating.run().values()) == [expected]
+
+
+def test_a_directory_that_stays_unreadable_does_not_hold_up_the_end(tmp_path, monkeypatch):
+    with serving() as servers:
+        training = Training(servers, tmp_path / "saves")
+        training.save()
+        context, evaluating = evaluation(training, tmp_path)
+        context.stop_asked = True
+        looks = failing_to_list(evaluating, monkeypatch, times=1000)
+        assert evaluating.run() == {}
+    assert len(looks) == LAST_TRIES
+
+
 def test_a_checkpoint_that_stays_unreadable_does_not_hold_up_the_end(tmp_path, monkeypatch, caplog):
     with serving() as servers:
         training = Training(servers, tmp_path / "saves")

@@ -11,7 +11,10 @@ import pytest
 from ps.cli.main import main as checkpoint_command
 from tests.support.feed import eventually
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
+from tfos.control import messages
 from tfos.errors import FeedJobError, NodeFailedError, PhaseError, SettingsError
+from tfos.watch import ticket
+from tfos.watch.operator import Operator, choose
 
 pytestmark = [
     pytest.mark.spark,
@@ -175,6 +178,41 @@ def test_each_row_of_a_stream_is_once_in_the_saved_parameters(spark, tmp_path, c
     assert "batch 1 is in the parameters already: skipped" in shown
     assert "FeedEndedWarning" not in shown
     assert "terminated with error" not in shown
+
+
+def ask_to_stop(cluster: TFCluster) -> None:
+    """As `tfos stop` does."""
+    with Operator(choose(ticket.read_all(), cluster.cluster_id)) as operator:
+        assert operator.ask(messages.Ask("stop"))["is_done"]
+
+
+def test_a_stop_that_was_asked_for_ends_a_stream_in_order(spark, tmp_path, capfd):
+    bed = Bed(spark, tmp_path)
+    with bed.cluster() as cluster:
+        bed.put(1.0, 2.0)
+        training = bed.start(cluster)
+        eventually(lambda: training.last_batch_id == 0, "a batch", WAIT_S)
+        (bed.signs / "stand").touch()
+        bed.put(*range(10, 19))
+        eventually(lambda: any(bed.signs.glob("stands-*")), "a batch under way", WAIT_S)
+        bed.put(1000.0)  # it would be the next batch
+        ask_to_stop(cluster)
+        (bed.signs / "stand").unlink()
+        assert training.await_end(WAIT_S)
+        assert (training.error, training.last_batch_id) == (None, 1)
+    total = 3 + sum(range(10, 19))
+    assert bed.saved_weight() == total
+
+    with bed.cluster(size=2) as cluster:
+        training = bed.start(cluster)
+        eventually(lambda: training.last_batch_id == 2, "the batch that was held back", WAIT_S)
+        ask_to_stop(cluster)  # no data comes
+        assert training.await_end(WAIT_S)
+        assert training.error is None
+        with pytest.raises(PhaseError, match=r"stream\(\) comes after a stop"):
+            bed.start(cluster)
+    assert bed.saved_weight() == total + 1000
+    assert "terminated with error" not in capfd.readouterr().err
 
 
 @pytest.mark.long

@@ -162,9 +162,9 @@ def test_two_jobs_are_told_apart(cluster):
 
 
 @pytest.mark.attack("A15")
-def test_no_node_and_no_stopper_is_an_operator(cluster):
+def test_no_node_and_no_driver_is_an_operator(cluster):
     [found] = ticket.read_all()
-    for name in ("worker:0", "stopper"):
+    for name in ("worker:0", "driver"):
         keys = cluster._reserved.keys.authority.node(name)
         with (
             ControlClient(found.address, found.cluster_id, node_id("worker:0"), keys) as client,

@@ -20,6 +20,8 @@ from tfos.driver.server_address import ServerHost, server_host
 from tfos.errors import ReservationTimeout
 from tfos.spark.facts import SparkFacts
 from tfos.topology import plan
+from tfos.watch.job import Job
+from tfos.watch.snapshot import JobInfo
 
 NAMES = {"own-name": "127.0.1.1", "nic-2": "127.0.0.2", "gateway": "192.0.2.99"}
 """As the driver's host resolves them; the last one is no address of it."""
@@ -91,12 +93,14 @@ def test_a_cluster_that_is_not_complete_names_the_address_that_is_told_and_the_o
     cluster, authority = plan(2, 1), ClusterAuthority("c")
     console = Console(enabled=False, stream=io.StringIO())
     credentials = Credentials("c", b"S" * 32)
+    coordinator = Coordinator(cluster, ClusterConfig(), console)
     reservation = Reservation(
         sc=None,
         console=console,
         plan=cluster,
         settings=node_settings(driver_address="gateway:4711"),
-        coordinator=Coordinator(cluster, ClusterConfig(), console),
+        coordinator=coordinator,
+        job=Job(coordinator, JobInfo("c", "words", "app-7")),
         keys=NodeKeys(authority, credentials.secret),
         credentials=credentials,
         feeder_credentials=credentials,

@@ -24,6 +24,7 @@ from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
 from tfos.feed.epoch_feeder import EpochFeeder
+from tfos.feed.micro_batch import MicroBatch
 from tfos.feed.request import FeedRequest
 from tfos.feed.sources import source_of
 from tfos.feed.watch import FeedWatch
@@ -408,6 +409,30 @@ def test_rows_after_a_stop_that_was_asked_for_are_no_warning():
         "the training was stopped, as it was asked to, after 1 of 3 epochs of 'input': the rest "
         "was not fed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ("", "batch 7 of 'input': 30 of 30 rows were not trained: main_fun had called terminate()"),
+        ("the operator asked", "batch 7 of 'input': 30 of 30 rows came after the stop that was"),
+    ],
+)
+def test_rows_of_a_micro_batch_that_nobody_trained_are_told(stop, said):
+    played = Played()
+    chief_takes_it = messages.BatchReport("input", 1, False, {}, {})
+    played.happens.append(("worker:0", chief_takes_it))
+    for rank in range(3):
+        played.happens.append((f"worker:{rank}", messages.Done(())))
+    if stop:
+        played.state.stop_training(stop)
+    told: list[str] = []
+    made: Any = jobs(played, lambda task: [FeedReport(0, rows=30, dropped_rows=30)])
+    made._console.warn = made._console.line = told.append
+    batch = MicroBatch(query="q", batch_id=7, number=1, holds=False, saves=False)
+    made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
+    (text,) = told
+    assert said in text
 
 
 class Frame:

@@ -36,7 +36,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.phase = ClusterPhase.RUNNING
-        self.stop_asked = ""
+        self.streams_stop = ""
         feed = types.SimpleNamespace(trained_rows=70, is_drained=False)
         beat = types.SimpleNamespace(feeds=[feed])
         self.feed, self.worker = feed, types.SimpleNamespace(name="worker:0", heartbeat=beat)
@@ -45,7 +45,7 @@ class Cluster:
     def read(self, look: Any) -> Any:
         return look(
             types.SimpleNamespace(
-                phase=self.phase, workers=[self.worker], stop_asked=self.stop_asked
+                phase=self.phase, workers=[self.worker], streams_stop=self.streams_stop
             )
         )
 
@@ -81,7 +81,7 @@ def test_a_stream_ends_when_main_fun_reads_no_more(cluster):
 
 
 def test_a_stream_ends_when_another_process_asks_for_it(cluster):
-    cluster.stop_asked = "another process asked for it"
+    cluster.streams_stop = "another process asked for it"
     stream = Stream()
     failure, shown = finish(stream, cluster)
     assert failure is None
@@ -105,6 +105,11 @@ def test_a_stream_may_be_waited_for_without_limit(cluster):
 def test_a_stream_that_was_never_started_is_not_waited_for(cluster):
     _, shown = finish(Stream(state="INITIALIZED"), cluster)
     assert "never started" in shown
+
+
+def test_a_stream_that_was_stopped_before_has_ended(cluster):
+    _, shown = finish(Stream(state="STOPPED"), cluster)
+    assert "the stream stops: it has ended" in shown
 
 
 def test_a_batch_that_fails_ends_the_stream_with_its_error(cluster):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.watched_job import WatchedJob
 from tfos.control.epoch_log import EpochLog
 from tfos.control.messages import EpochTrained, FitReading
 from tfos.errors import FeedJobError
@@ -17,6 +18,7 @@ from tfos.phases import ClusterPhase
 from tfos.streaming import handle
 from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import QueryState, StreamRun
+from tfos.watch.job import STOP_REASON
 
 
 def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_after_an_error():
@@ -55,7 +57,7 @@ def test_the_history_of_a_stream_has_its_own_batches_and_its_stop_waits_for_the_
     state = QueryState("q", feed="input")
     for batch_id, (epoch, rows) in enumerate([(1, 10), (3, 0), (4, 10)]):
         state.note(batch_id, EpochReport("input", epoch, rows, rows, 0, 0, 2.0))
-    cluster = types.SimpleNamespace(phase=ClusterPhase.RUNNING, epochs=log)
+    cluster = types.SimpleNamespace(phase=ClusterPhase.RUNNING, epochs=log, streams_stop="")
     ended = threading.Event()
 
     def wait(is_over: Any, _: float) -> bool:
@@ -78,11 +80,91 @@ def test_the_history_of_a_stream_has_its_own_batches_and_its_stop_waits_for_the_
     assert training.history["loss"] == [0.5, 0.25]
 
 
+def asked_to_stop(
+    bed: WatchedJob, save: Any, run: StreamRun | None = None, state: QueryState | None = None
+) -> StreamTraining:
+    """Return a stream without data, of a cluster whose training was asked to stop."""
+    bed.coordinator.act(lambda state: state.stop_training(STOP_REASON))
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    query.stop = lambda: setattr(query, "isActive", False)
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    state, run = state or QueryState("q"), run or StreamRun()
+    return StreamTraining(query, state, run, bed.coordinator, ending, save)
+
+
+def test_a_stop_that_was_asked_for_ends_a_stream_without_data_in_order():
+    bed, saves, run = WatchedJob(), list[str](), StreamRun()
+    training = asked_to_stop(bed, lambda: saves.append("saved"), run)
+    assert training.await_end(20.0)
+    assert (training.is_active, training.error, saves) == (False, None, ["saved"])
+    assert run.is_stopping  # so Spark's next batch would be held back
+    assert training.end() is None
+    bed.coordinator.close()
+
+
+def test_a_save_that_fails_behind_a_stop_that_was_asked_for_is_told_and_can_be_repeated():
+    bed, saves = WatchedJob(), list[str]()
+
+    state = QueryState("q", num_unsaved=1)
+
+    def save() -> None:
+        saves.append("full" if not saves else "saved")
+        if len(saves) == 1:
+            raise FeedJobError("the disk is full")
+
+    training = asked_to_stop(bed, save, state=state)
+    with pytest.raises(FeedJobError, match="the disk is full"):
+        training.await_end(20.0)
+    training.stop()
+    assert saves == ["full", "saved"]
+    assert training.error is None
+    bed.coordinator.close()
+
+
+def test_what_a_stop_that_was_asked_for_has_lost_is_told_by_a_later_stop():
+    bed, lost = WatchedJob(), iter([FeedJobError("batch 3 is lost")])
+
+    def save() -> None:
+        for error in lost:
+            raise error
+
+    training = asked_to_stop(bed, save)
+    assert training._ended.wait(20)
+    with pytest.raises(FeedJobError, match="batch 3 is lost"):
+        training.stop()
+    bed.coordinator.close()
+
+
+def test_the_clusters_end_waits_for_a_stop_that_was_asked_for():
+    bed, saving, may_save = WatchedJob(), threading.Event(), threading.Event()
+    saves: list[str] = []
+
+    def save() -> None:
+        saving.set()
+        may_save.wait(20)
+        saves.append("saved")
+
+    training = asked_to_stop(bed, save)
+    assert saving.wait(20)
+
+    def end() -> None:
+        training.end()
+        saves.append("ended")
+
+    ends = threading.Thread(target=end)
+    ends.start()
+    ends.join(0.2)
+    may_save.set()
+    ends.join(20)
+    assert saves == ["saved", "ended"]
+    bed.coordinator.close()
+
+
 def test_a_stop_says_that_the_query_has_not_ended(monkeypatch):
     monkeypatch.setattr(handle, "_END_S", 0.05)
     query = types.SimpleNamespace(id="q-1", isActive=True, stop=lambda: None)
     ended = threading.Event()
-    view = types.SimpleNamespace(phase=ClusterPhase.RUNNING)
+    view = types.SimpleNamespace(phase=ClusterPhase.RUNNING, streams_stop="")
     coordinator: Any = types.SimpleNamespace(
         read=lambda look: look(view), wait=lambda *_: ended.wait(20)
     )

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.feed import eventually
 from tfos.monitor.reports import EpochReport
-from tfos.streaming.state import QueryState, StreamLag, StreamRun, StreamStopped
+from tfos.streaming.state import BatchStopped, QueryState, StreamLag, StreamRun, StreamStopped
 
 
 def report(rows: int) -> EpochReport:
@@ -74,6 +74,24 @@ def test_an_error_of_a_batch_is_kept_and_frees_the_run():
     with pytest.raises(ValueError, match="rows"), run.batch():
         raise ValueError("rows")
     assert isinstance(run.error, ValueError)
+    assert run.stop(0.01)
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+def test_a_batch_that_ends_in_part_because_of_a_stop_is_an_error_only_if_nobody_stops_the_query(
+    is_stopping,
+):
+    run = StreamRun()
+    run.let_go.set()
+
+    def train() -> None:
+        with run.batch():
+            run.is_stopping = is_stopping
+            raise BatchStopped("batch 7 was not trained to its end")
+
+    with pytest.raises(StreamStopped if is_stopping else BatchStopped):
+        train()
+    assert (run.is_held, run.error is None) == (is_stopping, is_stopping)
     assert run.stop(0.01)
 
 

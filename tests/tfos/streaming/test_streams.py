@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tfos.control.messages import BatchReport
-from tfos.errors import FeedJobError, SettingsError
+from tests.support.fake_spark import FakeSpark
+from tests.support.watched_job import WatchedJob, node_id
+from tfos import InputMode, TFCluster
+from tfos.control.messages import BatchReport, Done
+from tfos.errors import FeedJobError, PhaseError, SettingsError
 from tfos.feed.request import FeedRequest
 from tfos.monitor.reports import EpochReport
+from tfos.streaming import streaming
 from tfos.streaming.state import QueryState
 from tfos.streaming.streaming import StreamCalls, Streams
+from tfos.watch.job import STOP_REASON
+
+
+class Frame:
+    """A streaming DataFrame whose query must not be started."""
+
+    isStreaming = True
+    started = False
+
+    @property
+    def writeStream(self) -> Frame:
+        return self
+
+    def foreachBatch(self, function: Any) -> Frame:
+        return self
+
+    def start(self) -> Query:
+        self.started = True
+        return Query()
 
 
 class Watched(Exception):
@@ -33,11 +58,24 @@ class Query:
         raise Watched
 
 
+def read_to_the_end(args: Any, ctx: Any) -> None:
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(8)
+
+
 def calls() -> StreamCalls:
-    parts: dict[str, Any] = dict.fromkeys(("sc", "coordinator", "console"))
-    reserved: Any = SimpleNamespace(**parts, config=SimpleNamespace(checkpoints=None))
-    cluster, nothing = StreamCalls(), SimpleNamespace()
-    cluster._streams = Streams(reserved, nothing, nothing)  # type: ignore[arg-type]
+    view = SimpleNamespace(streams_stop="")
+    reserved: Any = SimpleNamespace(
+        sc=None,
+        coordinator=SimpleNamespace(read=lambda look: look(view), act=lambda _: None),
+        console=SimpleNamespace(line=lambda text: None),
+        config=SimpleNamespace(checkpoints=None),
+    )
+    service: Any = SimpleNamespace(check=lambda *_: None)
+    ending: Any = SimpleNamespace(raising=contextlib.nullcontext)
+    cluster = StreamCalls()
+    cluster._streams = Streams(reserved, service, ending)
     return cluster
 
 
@@ -63,6 +101,42 @@ def test_a_query_that_runs_already_is_taken_as_it_is():
         calls().stream(Query())
 
 
+@pytest.fixture
+def spark() -> Iterator[FakeSpark]:
+    made = FakeSpark()
+    yield made
+    made.close()
+
+
+@pytest.mark.socket
+@pytest.mark.parametrize(
+    ("mode", "starts", "qname", "error", "refusal"),
+    [
+        (InputMode.TENSORFLOW, True, "input", SettingsError, "needs input_mode=InputMode.SPARK"),
+        (InputMode.SPARK, False, "input", PhaseError, "needs the cluster RUNNING, it is RESERVED"),
+        (InputMode.SPARK, True, "inptu", SettingsError, "qname='inptu' is no feed of this cluster"),
+    ],
+    ids=["no feeds", "not started", "no such feed"],
+)
+def test_a_cluster_that_can_take_no_batch_refuses_it_at_the_call(
+    spark, monkeypatch, mode, starts, qname, error, refusal
+):
+    monkeypatch.setattr(streaming, "_ANSWER_S", 0.1)  # the wait that came before the refusal
+    cluster = TFCluster.reserve(spark, 2, 1, input_mode=mode)
+    if starts:
+        cluster.start(read_to_the_end, {})
+    frame: Any = Frame()
+    try:
+        with pytest.raises(error, match=rf"stream\(\).*{refusal}" if qname == "input" else refusal):
+            cluster.stream(frame, qname=qname)
+        assert not frame.started
+        request = FeedRequest(data=None, feed=qname, feed_timeout_s=1.0)
+        with pytest.raises(error, match=refusal):  # of a user's foreachBatch
+            cluster._streams._train_once(QueryState("q"), request, 0)
+    finally:
+        cluster.abort()
+
+
 @pytest.mark.fault("F08")
 def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     fed: list[int] = []
@@ -73,16 +147,103 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
         return EpochReport("input", 0, 10, 10, 0, 0, 2.0)
 
     streams = calls()._streams
-    streams._console = SimpleNamespace(line=lambda text: None)  # type: ignore[assignment]
     streams._checkpoints = SimpleNamespace(every_batches=1)  # type: ignore[assignment]
-    streams._feed_service = SimpleNamespace(train_batch=feed)  # type: ignore[assignment]
+    streams._feed_service.train_batch = feed  # type: ignore[method-assign]
     done = BatchReport("input", 2, True, {}, {})
     streams._answer = lambda *_: next(answers, done)  # type: ignore[method-assign]
     streams._await_answer = lambda *_: done  # type: ignore[method-assign]
-    streams._coordinator = SimpleNamespace(act=lambda _: None)  # type: ignore[assignment]
     state = QueryState("q", last_id=6, is_known=True)
     request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
-    with pytest.raises(FeedJobError, match=r"ps:1 lost it.* start it again: the batch is trained"):
+    with pytest.raises(FeedJobError, match=r"ps:1 lost it.* the batch is trained once more$"):
         streams._train_once(state, request, 7)
     streams._train_once(state, request, 7)
     assert (fed, state.last_id, state.num_unsaved) == ([7, 7], 7, 0)
+
+
+def trained(*batches: tuple[int, int]) -> QueryState:
+    """Return a query with these batches (id, rows) since its last save."""
+    state = QueryState("q", feed="input", is_known=True)
+    for batch_id, rows in batches:
+        state.note(batch_id, EpochReport("input", batch_id, rows, rows, 0, 0, 2.0))
+    return state
+
+
+def saving(error: str, *, is_lost: bool) -> Streams:
+    """Return streams whose chief answers so to an order to save."""
+    streams = calls()._streams
+    streams._checkpoints = SimpleNamespace(every_batches=9)  # type: ignore[assignment]
+    answer = BatchReport("input", 1, True, {}, {}, error=error, is_lost=is_lost)
+    streams._await_answer = lambda *_: answer  # type: ignore[method-assign]
+    return streams
+
+
+@pytest.mark.fault("F08")
+def test_batches_that_are_lost_once_spark_has_marked_them_are_named_and_not_promised_again():
+    state = trained((3, 10), (4, 0), (5, 10), (6, 0))
+    sentence = "ps:1 lost it.*does not have of batches 3 to 5 is lost"
+    with pytest.raises(FeedJobError, match=sentence) as caught:
+        saving("ps:1 lost it", is_lost=True)._save(state)
+    assert "once more" not in str(caught.value)
+    assert state.last_id == 6, "Spark goes on with batch 7"
+
+
+@pytest.mark.fault("F08")
+def test_a_lost_batch_that_comes_again_names_those_before_it_that_do_not():
+    state = trained((3, 10), (4, 10), (5, 10))
+    sentence = "batch is trained once more; batches 3 to 4, marked as done, may be lost"
+    with pytest.raises(FeedJobError, match=sentence):
+        saving("ps:1 lost it", is_lost=True)._save(state, 5)
+    assert state.last_id == 4
+
+
+@pytest.mark.parametrize(
+    ("awaited_id", "sentence"),
+    [
+        (None, "batches 3 to 5 could not be saved: no disk.*call stop.. again"),
+        (5, "batches 3 to 5 could not be saved: no disk.*before Spark marks batch 5 as done"),
+    ],
+)
+def test_a_save_that_fails_says_whether_spark_waits_for_it(awaited_id, sentence):
+    state = trained((3, 10), (5, 10))
+    with pytest.raises(FeedJobError, match=sentence):
+        saving("no disk", is_lost=False)._save(state, awaited_id)
+    assert (state.last_id, state.num_unsaved) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("stop", "sentence"),
+    [
+        ("", r"main_fun has returned on the chief\. Train with fit\(epochs=ctx.all_epochs"),
+        (STOP_REASON, rf"the training was asked to stop \({STOP_REASON}\) and has ended"),
+    ],
+)
+def test_a_batch_that_nobody_trains_names_the_stop_that_was_asked_for(stop, sentence):
+    bed, streams = WatchedJob(), calls()._streams
+    if stop:
+        bed.coordinator.act(lambda state: state.stop_training(stop))
+    streams._coordinator = bed.coordinator
+    streams._feed_service.train_batch = lambda *_: None  # type: ignore[method-assign]
+    request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
+    with pytest.raises(FeedJobError, match=rf"batch 7 was not trained: {sentence}"):
+        streams._train_once(QueryState("q", last_id=6, is_known=True), request, 7)
+    bed.coordinator.close()
+
+
+def test_no_stream_begins_behind_a_stop_that_was_asked_for():
+    bed, cluster, frame = WatchedJob(), calls(), Frame()
+    bed.coordinator.act(lambda state: state.end_streams("server.stop() was called"))
+    cluster._streams._coordinator = bed.coordinator
+    with pytest.raises(PhaseError, match=r"stream\(\) comes after a stop .*server.stop\(\) was"):
+        cluster.stream(frame)
+    assert not frame.started
+    bed.coordinator.close()
+
+
+def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again():
+    bed, streams = WatchedJob(), calls()._streams
+    bed.coordinator.on_event(node_id("worker:0"), Done(()))
+    streams._coordinator = bed.coordinator
+    streams._ending = SimpleNamespace(raise_failure=lambda: None)  # type: ignore[assignment]
+    streams._checkpoints = SimpleNamespace(every_batches=5)  # type: ignore[assignment]
+    streams._save(QueryState("q", feed="input", last_id=6, num_unsaved=2))
+    bed.coordinator.close()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from rpc.auth.certificates import TlsCredentials
 from tests.support.fake_spark import FakeSpark
 from tfos import InputMode, TFCluster
-from tfos.control import stop_ticket
 from tfos.control.client import ControlClient
+from tfos.control.identity import OPERATOR_NAME
 from tfos.driver import server_address, stream_stop
 from tfos.errors import ControlError, ControlRefused, NodeFailedError, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.tensorflowonspark import TFParallel, reservation
+from tfos.watch import operator, ticket
 
 pytestmark = pytest.mark.socket
 
@@ -36,6 +39,21 @@ def _own_cache(tmp_path, monkeypatch):
 
 def nothing(args, ctx):
     """Return at once."""
+
+
+def left(cluster_id: str, port: int, keys: TlsCredentials) -> Path:
+    """Leave a ticket of a stream, as the driver that listens at this port would."""
+    made = ticket.DriverTicket.of_this(
+        cluster_id=cluster_id,
+        name="words",
+        application_id="app-7",
+        started_at=1e9,
+        address=f"127.0.0.1:{port}",
+        cert_pem=keys.cert_pem,
+        key_pem=keys.key_pem,
+        ca_pem=keys.ca_pem,
+    )
+    return ticket.write(made, ticket.directory_of_streams())
 
 
 def test_the_attributes_of_a_running_cluster(spark):
@@ -69,26 +87,24 @@ def test_another_process_of_the_user_stops_the_stream(spark, tmp_path):
     with pytest.raises(SettingsError, match="no cluster of this user trains a stream at"):
         client.request_stop()
     stream_stop.publish(cluster._reserved)
-    (ticket,) = (tmp_path / "tfos" / "streams").iterdir()
-    assert stat.S_IMODE(ticket.stat().st_mode) == 0o600
+    (path,) = (tmp_path / "tfos" / "streams").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     client.request_stop()
     assert cluster.server.done
-    assert cluster._coordinator.read(lambda state: state.stop_asked)
+    assert cluster._coordinator.read(lambda state: state.streams_stop)
+    assert not cluster._coordinator.read(lambda state: state.training_stop)
     cluster.abort()
-    assert not ticket.exists()
+    assert not path.exists()
 
 
-def test_a_ticket_of_another_cluster_stops_nothing(spark, tmp_path):
+def test_a_ticket_of_another_cluster_stops_nothing(spark, monkeypatch):
     first = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     second = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     _, port = second.cluster_meta["server_addr"]
-    stop_ticket.write("other", port, first._reserved.keys.authority.node("stopper"))
-    stop_ticket._ASK_S, before = 0.5, stop_ticket._ASK_S
-    try:
-        with pytest.raises(ControlError):
-            stop_ticket.ask_stop("127.0.0.1", port)
-    finally:
-        stop_ticket._ASK_S = before
+    left("other", port, first._reserved.keys.authority.node(OPERATOR_NAME))
+    monkeypatch.setattr(operator, "_ASK_S", 0.5)
+    with pytest.raises(ControlError):
+        operator.end_streams("127.0.0.1", port)
     assert not second.server.done
     first.abort()
     second.abort()
@@ -98,9 +114,9 @@ def test_a_node_may_not_stop_streams(spark):
     cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     settings = cluster._reserved.settings
     _, port = cluster.cluster_meta["server_addr"]
-    stop_ticket.write(settings.cluster_id, port, cluster._reserved.keys.authority.node("worker:0"))
+    left(settings.cluster_id, port, cluster._reserved.keys.authority.node("worker:0"))
     with pytest.raises(ControlRefused, match="'worker:0' may not ask"):
-        stop_ticket.ask_stop("127.0.0.1", port)
+        operator.end_streams("127.0.0.1", port)
     assert not cluster.server.done
     cluster.abort()
 
@@ -190,11 +206,11 @@ def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, tmp_path, mo
     """A fixed TFOS_SERVER_PORT: each killed driver of that port had left a file with a key."""
     cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     _, port = cluster.cluster_meta["server_addr"]
-    keys = cluster._reserved.keys.authority.node("stopper")
-    killed = [stop_ticket.write(f"0-killed-{number}", port, keys) for number in range(20)]
+    keys = cluster._reserved.keys.authority.node(OPERATOR_NAME)
+    killed = [left(f"0-killed-{number}", port, keys) for number in range(20)]
     for path in killed:
-        ticket = msgspec.msgpack.decode(path.read_bytes(), type=stop_ticket.StopTicket)
-        earlier = msgspec.structs.replace(ticket, started="1")  # of this pid, long ago
+        found = msgspec.msgpack.decode(path.read_bytes(), type=ticket.DriverTicket)
+        earlier = msgspec.structs.replace(found, started="1")  # of this pid, long ago
         path.write_bytes(msgspec.msgpack.encode(earlier))
     asked: list[str] = []
 
@@ -202,9 +218,25 @@ def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, tmp_path, mo
         asked.append(name)
         return ControlClient(address, name, *rest)
 
-    monkeypatch.setattr(stop_ticket, "ControlClient", noted)
+    monkeypatch.setattr(operator, "ControlClient", noted)
     stream_stop.publish(cluster._reserved)
     assert not any(path.exists() for path in killed)
     reservation.Client(("127.0.0.1", port)).request_stop()
     assert asked == [cluster.cluster_id]
+    cluster.abort()
+
+
+def test_a_host_with_the_same_home_stops_the_stream_by_the_address_that_it_names(spark):
+    """Whether the driver of another host lives cannot be told; another port's is not asked."""
+    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    stream_stop.publish(cluster._reserved)
+    (path,) = ticket.directory_of_streams().iterdir()
+    found = msgspec.msgpack.decode(path.read_bytes(), type=ticket.DriverTicket)
+    _, port = cluster.cluster_meta["server_addr"]
+    there = msgspec.structs.replace(found, kernel="another", address=f"driver.example:{port}")
+    path.write_bytes(msgspec.msgpack.encode(there))
+    with pytest.raises(SettingsError, match="no cluster of this user trains a stream at"):
+        reservation.Client(("127.0.0.1", port + 1)).request_stop()
+    reservation.Client(("127.0.0.1", port)).request_stop()
+    assert cluster.server.done
     cluster.abort()

@@ -122,6 +122,14 @@ def test_a_finished_run_leaves_a_small_record():
     assert record.failure == "worker:1: ValueError: broken row"
 
 
+def test_steps_and_loss_of_a_record_are_those_of_the_workers_without_the_evaluator():
+    bed = WatchedJob(evaluates=True)
+    bed.beat("worker:0", 1, progress={"at_s": 1.0, "steps": 8.0, "loss": 0.25})
+    bed.beat("evaluator:0", 1, progress={"at_s": 1.0, "steps": 1200.0, "loss": 0.75})
+    record = run_history.record_of(bed.job.snapshot())
+    assert (record.steps, record.loss) == (8, 0.25)
+
+
 def test_the_history_keeps_the_newest_runs(monkeypatch):
     monkeypatch.setattr(run_history, "MOST_RUNS", 3)
     last = WatchedJob().job.snapshot()

@@ -385,7 +385,7 @@ def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: 
         client = bed.client()
         client.seed(manifest, filled(manifest))
         wait_until(lambda: latest(tmp_path) == 0, "the first save")
-        saver.hold()
+        saver.hold("a batch")
         for _ in range(2):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         asked = threading.Event()
@@ -395,7 +395,7 @@ def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: 
         assert saver.save_now() == ""
         assert latest(tmp_path) == 2
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
-        saver.release()
+        saver.release("a batch")
         wait_until(lambda: latest(tmp_path) == 3, "a save by steps")
         saver.close()
     with cluster("inproc") as bed:
@@ -427,7 +427,7 @@ def test_a_save_that_is_asked_for_is_tried_again_and_then_tells_why(tmp_path: Pa
         client = bed.client()
         client.seed(manifest, filled(manifest))
         wait_until(lambda: latest(tmp_path) == 0, "the first save")
-        saver.hold()
+        saver.hold("a batch")
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         armed.set()
         assert "Input/output error" in saver.save_now()

@@ -37,6 +37,7 @@ class Saver:
         self.restored = restored or {}
         self.error = ""
         self.log: list[Any] = []
+        self.holders: set[TrainBatch] = set()
         self.starts: tuple[int, ...] = (0, 0)
         self.saved_generations: tuple[int, ...] = ()
         self.restored_at: tuple[int, ...] = (-1, -1)
@@ -49,11 +50,14 @@ class Saver:
     def restored_metadata(self) -> dict[str, Any]:
         return self.restored
 
-    def hold(self) -> None:
+    def hold(self, holder: TrainBatch) -> None:
+        self.holders.add(holder)
         self.log.append("hold")
 
-    def release(self) -> None:
-        self.log.append("release")
+    def release(self, holder: TrainBatch) -> None:
+        self.holders.discard(holder)
+        if not self.holders:
+            self.log.append("release")
 
     def save_now(self) -> str:
         self.log.append(dict(self.client.metadata.get(METADATA_NAME, {})))
@@ -97,8 +101,15 @@ class Bed:
         self.batches.begin(saver, lambda: client)
 
     def order(self, number: int, epoch: int, batch_id: int, **changes: Any) -> TrainBatch:
-        settings = {"query": "q", "holds": True, "saves": True, **changes}
-        return TrainBatch("input", number, epoch, batch_id=batch_id, **settings)
+        settings = {"feed": "input", "query": "q", "holds": True, "saves": True, **changes}
+        return TrainBatch(number=number, epoch=epoch, batch_id=batch_id, **settings)
+
+    def leave(self, order: LeaveBatch) -> bool:
+        """Carry out an order; return whether a batch ceased to hold saves."""
+        batch = self.batches.leave(order)
+        if batch is not None:
+            self.batches.release(batch)
+        return batch is not None
 
 
 def test_it_begins_with_the_restored_batch_ids():
@@ -339,7 +350,7 @@ def test_a_batch_that_failed_is_never_noted_and_saves_wait_for_a_later_epoch():
     bed = Bed()
     bed.batches.follow("input")
     bed.batches.expect(bed.order(1, 0, 4))
-    assert not bed.batches.leave(LeaveBatch("input", 1, in_part=True))
+    assert not bed.leave(LeaveBatch("input", 1, in_part=True))
     bed.batches.trained("input", 0, PLACE)  # the end of what was fed of it
     assert bed.client.metadata == {}
     assert bed.saver.log == ["hold"]
@@ -354,14 +365,47 @@ def test_saves_by_time_go_on_behind_a_batch_without_rows():
     bed = Bed()
     bed.batches.follow("input")
     bed.batches.expect(bed.order(1, 0, 4))
-    assert bed.batches.leave(LeaveBatch("input", 1, in_part=False))
+    assert bed.leave(LeaveBatch("input", 1, in_part=False))
     bed.batches.trained("input", 0, PLACE)
     assert bed.client.metadata == {}
-    assert bed.batches.leave(LeaveBatch("input", 2, in_part=False))  # overtakes its order
+    assert not bed.leave(LeaveBatch("input", 2, in_part=False))  # overtakes its order
     bed.batches.expect(bed.order(2, 1, 5))
     bed.batches.trained("input", 1, PLACE)
     assert bed.client.metadata == {}
-    assert bed.saver.log == ["hold", "hold", "release"]
+    assert bed.saver.log == ["hold", "release"] * 2
+
+
+@pytest.mark.parametrize("end", ["trained", "without rows", "failed before"])
+def test_a_batch_of_one_feed_that_ends_lets_no_save_begin_in_a_batch_of_another(end):
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.batches.follow("more")
+    other = bed.order(1, 0, 9, feed="more", query="r")
+    if end == "failed before":
+        bed.batches.expect(bed.order(1, 0, 4))
+        bed.leave(LeaveBatch("input", 1, in_part=True))
+    else:
+        bed.batches.expect(bed.order(2, 1, 4))
+    bed.batches.expect(other)
+    if end == "without rows":
+        bed.leave(LeaveBatch("input", 2, in_part=False))
+    else:
+        bed.batches.trained("input", 1, PLACE)
+    assert bed.saver.holders == {other}
+    bed.batches.trained("more", 0, PLACE)
+    assert bed.saver.holders == set()
+
+
+def test_a_batch_that_fails_twice_holds_saves_until_it_is_trained():
+    bed = Bed()
+    bed.batches.follow("input")
+    for number in (1, 2):
+        bed.batches.expect(bed.order(number, number, 4))
+        bed.leave(LeaveBatch("input", number, in_part=True))
+    assert bed.saver.holders == {bed.order(2, 2, 4)}
+    bed.batches.expect(bed.order(3, 3, 4))
+    bed.batches.trained("input", 3, PLACE)
+    assert bed.saver.holders == set()
 
 
 def test_code_that_never_says_trained_is_reported_as_such_once_the_rows_are_read():

@@ -140,13 +140,13 @@ class ClusterOrders(ClusterView):
         reason = f"{failure.node.name} failed"
         return self.stop(self.live(), reason, grace_s=self.config.abort_s / 4)
 
-    def ask_stop(self, reason: str) -> list[Action]:
+    def end_streams(self, reason: str) -> list[Action]:
         """Ask the streams that train this cluster to stop; the first reason stays.
 
         Args:
             reason: for the user.
         """
-        self.stop_asked = self.stop_asked or reason
+        self.streams_stop = self.streams_stop or reason
         return []
 
     def save_now(self) -> list[Action]:
@@ -164,7 +164,7 @@ class ClusterOrders(ClusterView):
             return []
         self.training_stop = reason
         order = messages.StopTraining(reason)
-        return [*self.ask_stop(reason), *(Send(each.node, order) for each in self.training())]
+        return [*self.end_streams(reason), *(Send(each.node, order) for each in self.training())]
 
     def stop_evaluating(self, reason: str) -> list[Action]:
         """Ask the evaluator to evaluate what is saved, and nothing after it.

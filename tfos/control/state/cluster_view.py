@@ -44,14 +44,15 @@ class ClusterView:
     members: dict[str, Member] = field(init=False)
     epochs: EpochLog = field(default_factory=EpochLog)
     """What the chief's fits have reported."""
-    stop_asked: str = ""
-    """Why the streams that train this cluster are to stop; empty: they go on."""
     curve: Curve = field(default_factory=Curve)
     """The training over time."""
     saves_asked: int = 0
     """Orders SaveNow so far."""
     training_stop: str = ""
     """Why main_fun was asked to end its training; empty: it was not."""
+    streams_stop: str = ""
+    """Why the streams that train this cluster are to stop, as with `training_stop`; empty: they go
+    on."""
     gone: list[Member] = field(default_factory=list)
     """Lost attempts of workers that were started again, with their last counts."""
 

@@ -80,50 +80,46 @@ class CheckpointEvaluation:
         try:
             while True:
                 is_over = self._ctx.stop_asked  # before the look: it sees the last save
-                newest = self._newest()
-                if newest is not None and newest != seen and last_tries < LAST_TRIES:
-                    last_tries += is_over
-                    if self._take(found):
-                        seen = newest
-                    elif is_over:
-                        time.sleep(min(LOOK_S, self._poll_s))
-                    else:
-                        self._wait()
-                elif is_over:
-                    return found
+                last_tries += is_over
+                before, begin_s = seen, time.monotonic()
+                try:
+                    seen, step = self._load_newer(seen)
+                except (CheckpointError, OSError) as error:  # removed meanwhile, or no disk
+                    logger.warning("the newest checkpoint was not evaluated: %s", error)
+                    is_settled = False
                 else:
-                    self._wait()
+                    is_settled = seen == before
+                    if step is not None and step not in found:
+                        self._evaluate(step, found, begin_s)
+                if is_over and (is_settled or last_tries >= LAST_TRIES):
+                    return found
+                if seen == before:
+                    self._wait(is_over=is_over)
         finally:
             self._saved.close()
 
-    def _newest(self) -> int | None:
-        try:
-            return self._saved.newest()
-        except OSError as error:
-            logger.warning("no look at the checkpoints: %s", error)
-            return None
-
-    def _take(self, found: dict[int, Metrics]) -> bool:
-        """Evaluate the newest checkpoint that can be read, unless that was done before.
+    def _load_newer(self, seen: int | None) -> tuple[int | None, int | None]:
+        """Take what was saved after the step `seen`.
 
         Returns:
-            False: it may be readable the next time.
+            The newest step, and the newest that can be read, which the model now has; None:
+            nothing is newer.
+
+        Raises:
+            CheckpointError, OSError: nothing was read; the next time it may be.
         """
-        begin_s = time.monotonic()
-        try:
-            step = self._saved.load()
-        except (CheckpointError, OSError) as error:  # removed meanwhile, or damaged
-            logger.warning("the newest checkpoint was not evaluated: %s", error)
-            return not isinstance(error, OSError)
-        if step in found:
-            return True
+        newest = self._saved.newest()
+        if newest is None or newest == seen:
+            return seen, None
+        return newest, self._saved.load()
+
+    def _evaluate(self, step: int, found: dict[int, Metrics], begin_s: float) -> None:
         logs = self._saved.model.evaluate(**self._arguments, verbose=0, return_dict=True)
         metrics = shown_metrics({f"val_{name}": value for name, value in logs.items()})
         found[step] = metrics
         self._ctx.epochs.evaluated(Evaluated(step, metrics, time.monotonic() - begin_s))
         self._ctx.report_progress(step, 0, metrics.get("val_loss"), metrics)
         self._write(step, metrics)
-        return True
 
     def _write(self, step: int, metrics: Metrics) -> None:
         """Write event files; training and evaluation never fail because of their display."""
@@ -142,7 +138,10 @@ class CheckpointEvaluation:
             self._writes = False
             logger.warning("no event files in %s any more: %s", self._ctx.log_dir, error)
 
-    def _wait(self) -> None:
+    def _wait(self, *, is_over: bool) -> None:
+        if is_over:
+            time.sleep(min(LOOK_S, self._poll_s))
+            return
         end_s = time.monotonic() + self._poll_s
         while not self._ctx.stop_asked and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(LOOK_S, left_s))
