@@ -151,19 +151,24 @@ def test_a_push_that_a_restore_has_undone_is_not_counted_as_applied(tmp_path: Pa
 
 @pytest.mark.fault("F08")
 @pytest.mark.parametrize("mode", ["sync", "ssp"])
-@pytest.mark.parametrize("restarted", [0, 1])
+@pytest.mark.parametrize(
+    ("restarted", "meets"), [(0, True), (1, True), (1, False)], ids=["0", "1", "1-asks nothing"]
+)
 def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, restarted: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, restarted: int, meets: bool
 ):
-    """It meets the others already: the restored server learns from it that it trains no more."""
+    """It meets the others already, or validates: the restored server learns that it is away."""
     monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.2)
     bound = 0 if mode == "sync" else 1
     with saved_after_a_step(tmp_path, mode, bound=bound) as (bed, clients, grads):
         idle, busy = clients
         step_of_all(clients, grads)
+        has_trained = threading.Event()
 
         def ends_early() -> None:
             idle.leave()
+            if not meets:
+                has_trained.wait(WAIT_S)
             idle.rendezvous("epoch", b"", timeout_s=WAIT_S)
 
         def trains_on() -> None:
@@ -173,6 +178,8 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
             bed.restart(restarted, tmp_path)
             for _ in range(4):
                 busy.push(grads, hyper=HYPER, rows=4)
+            assert not has_trained.is_set()
+            has_trained.set()
             busy.rendezvous("epoch", b"", timeout_s=WAIT_S)
 
         succeeded(run_all(ends_early, trains_on, timeout_s=2 * WAIT_S))
