@@ -243,9 +243,6 @@ class ServerGroup:
                     link.acked_clock = max(link.acked_clock, ack.worker_clock)
                     link.acked_updates += messages.is_update(call.request)
                     acks.append(ack)
-                elif isinstance(call.error, PSError):
-                    told = int(call.error.details.get(messages.WORKER_CLOCK, 0))
-                    link.acked_clock = max(link.acked_clock, told)
         return acks
 
     def _numbered(

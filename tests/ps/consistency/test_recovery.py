@@ -20,7 +20,7 @@ from ps.manifest.manifest import SGD, Hyper, WorkerRank
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Number
 from rpc.client.connection import Reply
-from rpc.errors import PeerGone
+from rpc.errors import PeerGone, RemoteError
 from tests.support.ps_cluster import (
     ADD,
     WAIT_S,
@@ -454,13 +454,15 @@ def test_a_newer_attempt_is_a_member_again_with_its_first_push_or_batch(mode: st
 
 @pytest.mark.fault("F08")
 @pytest.mark.fault("F12")
+@pytest.mark.parametrize("is_refused", [False, True], ids=["answered", "refused"])
 @pytest.mark.parametrize("consistency", ["ssp", "sync"])
 def test_two_servers_that_each_forget_whom_they_have_answered_hold_up_nobody(  # noqa: C901 - two workers, two servers
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consistency: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consistency: str, is_refused: bool
 ):
     """ps:0 has answered worker 0 alone, ps:1 worker 1 alone; both are started again from a save.
 
-    Each worker then waits at the server that has not answered it, for the other one's clock.
+    Each worker then waits at the server that has not answered it, for the other one's clock. The
+    answer may be that the server's part of the gradient is infinite.
     """
     manifest = make_manifest(rule=ADD, consistency=consistency, reduction="sum")
     restarted = threading.Barrier(2)
@@ -482,17 +484,25 @@ def test_two_servers_that_each_forget_whom_they_have_answered_hold_up_nobody(  #
         def lose(call: OutgoingCall, outcome: Any) -> None:
             """Lose the answer of the other server, once the own one's is here."""
             is_other = call.link.server != rank_of[call.link]
-            if is_armed.is_set() and is_other and isinstance(outcome, Reply):
+            is_answer = isinstance(outcome, Reply | RemoteError)
+            if is_armed.is_set() and is_other and is_answer:
                 outcome = PeerGone("the answer is lost")
                 if answered[rank_of[call.link]].is_set():
                     restart_both()
-            elif isinstance(outcome, Reply):
+            elif is_answer:
                 answered[rank_of[call.link]].set()
             settle(call, outcome)
 
         def push(client: PSClient, times: int = 1) -> None:
             for _ in range(times):
-                client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+                grads = filled(manifest, 1.0)
+                if is_armed.is_set() and is_refused:
+                    (part,) = client._dense.pieces[client.identity.rank]
+                    grads["trainable"][part.start : part.stop] = np.inf
+                    with pytest.raises(NonFiniteGradient):
+                        client.push(grads, hyper=HYPER, rows=1)
+                else:
+                    client.push(grads, hyper=HYPER, rows=1)
 
         succeeded(run_all(*(partial(push, client) for client in clients)))
         clients[0].save(tmp_path, 1)
@@ -505,4 +515,4 @@ def test_two_servers_that_each_forget_whom_they_have_answered_hold_up_nobody(  #
         told = [stats.lost_updates for stats in clients[0].stats()]
         values = bed.pulled(clients[0])["trainable"]
         for (cut,), lost in zip(clients[0]._dense.pieces, told, strict=True):
-            assert set(values[cut.start : cut.stop]) == {np.float32(6 - lost)}
+            assert set(values[cut.start : cut.stop]) == {np.float32(6 - is_refused - lost)}
