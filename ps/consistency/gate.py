@@ -257,7 +257,7 @@ class Gate(Generic[Gradient]):
     work on one object, which holds what the record and the policy have said of it.
 
     Args:
-        policy: decides; see ps.consistency.asp.
+        policy: decides; see ps.consistency.modes.
         log: remembers; see ps.exactly_once.
         updates: does to the parameters what was decided.
     """

@@ -428,7 +428,9 @@ def test_a_save_that_removes_the_newest_checkpoint_while_it_is_verified_is_the_o
     """Not the best one, which stays; what was trained since would be disowned by its run."""
     bed.workers(MANIFEST, filled(MANIFEST))
     (saver, *_) = bed.clients
-    saver.save(tmp_path, 1, options=SaveOptions(score=Score("val_loss", 0.5, higher_is_better=False)))
+    saver.save(
+        tmp_path, 1, options=SaveOptions(score=Score("val_loss", 0.5, higher_is_better=False))
+    )
     saver.save(tmp_path, 2)
     verify_files = restore.verify_files
     looked_at: list[int] = []
