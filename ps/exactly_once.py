@@ -2,7 +2,7 @@
 
 Covers: generations and fencing, sequence numbers, the state of a half-applied push, how many
 sessions a worker may have, the record in a checkpoint, acknowledged updates that a restore undoes.
-Does not: apply anything (ps.dense.shard), decide when (ps.consistency.asp). Pure: no locks, clock
+Does not: apply anything (ps.dense.shard), decide when (ps.consistency.modes). Pure: no locks, clock
 or I/O.
 Threads: `begin`, `complete`, `fence` need one lock; `needs` and `mark` the lock of their bucket.
 `begin` gives the request a ticket, by which all else asks: the session is looked up once.

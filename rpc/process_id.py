@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 import msgspec
 
 from rpc.endpoint import boot_id
+from rpc.process_stat import stat_fields
 
 MAX_PID = 1 << 22
 """Linux' own limit."""
@@ -60,9 +60,5 @@ def _kernel() -> str:
 
 def _state_and_start(pid: int) -> tuple[str, str]:
     """Return a process's state and its start in ticks, both empty if they cannot be read."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return "", ""
-    fields = stat.rpartition(b")")[2].decode().split()  # the name before it may hold anything
-    return fields[0], fields[19]
+    fields = stat_fields(pid)
+    return (fields[0].decode(), fields[19].decode()) if fields else ("", "")

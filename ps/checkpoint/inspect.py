@@ -7,7 +7,6 @@ Threads: none; every function stands alone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zipfile
 from collections.abc import Iterator
@@ -22,9 +21,9 @@ from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.lease import LEASE_NAME, read_holder
 from ps.checkpoint.reader import (
     Root,
+    check_sizes,
     load_chain,
     load_indexes,
-    load_step,
     passed_over_by,
     read_step,
     steps_on_disk,
@@ -166,23 +165,37 @@ def inspect(root: Root) -> DirectoryReport:
     """
     storage = storage_at(root)
     unsound: dict[int, str] = {}
+    manifests: dict[int, Checkpoint] = {}
     on_disk = steps_on_disk(storage)
-    reports = [_inspect_step(storage, step, unsound) for step in on_disk[::-1]]
-    manifests: list[Checkpoint] = []
     for step in on_disk:
-        with contextlib.suppress(CheckpointError):  # its report says why
-            manifests.append(read_step(storage, step))
-    passed_over = passed_over_by(manifests)
+        try:
+            manifests[step] = read_step(storage, step)
+        except CheckpointError as error:
+            unsound[step] = str(error)
+    reports = [_inspect_step(storage, step, manifests, unsound) for step in on_disk[::-1]]
+    passed_over = passed_over_by(manifests.values())
     sound = (report.step for report in reports if not report.error)
     newest = max(sound, key=lambda step: (step not in passed_over, step), default=None)
     steps = tuple(reversed(reports))
     return DirectoryReport(storage.where(), _lease(storage), newest, steps)
 
 
-def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepReport:
-    """Report on one step; `unsound` holds the older ones that are damaged, and gets this one."""
+def _inspect_step(
+    storage: Storage, step: int, manifests: dict[int, Checkpoint], unsound: dict[int, str]
+) -> StepReport:
+    """Report on one step.
+
+    Args:
+        storage: the checkpoint root.
+        step: number of the step.
+        manifests: of all steps that have one.
+        unsound: what is wrong with the steps without one, and with older ones; gets this one.
+    """
+    if step not in manifests:
+        return StepReport(step=step, error=unsound[step])
+    checkpoint = manifests[step]
     try:
-        checkpoint = load_step(storage, step)
+        check_sizes(storage, checkpoint)
     except CheckpointError as error:
         unsound[step] = str(error)
         return StepReport(step=step, error=str(error))
@@ -193,7 +206,7 @@ def _inspect_step(storage: Storage, step: int, unsound: dict[int, str]) -> StepR
         verify_files(storage, checkpoint)
         tables = tuple(_tables(storage, checkpoint))
         state = _read_state(storage, checkpoint)
-        for each in load_chain(storage, step)[1:]:
+        for each in load_chain(storage, step, manifests)[1:]:
             if each.step in unsound:
                 raise CheckpointError(f"it needs step {each.step}: {unsound[each.step]}")
     except CheckpointError as error:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from ps import codec
 from ps.checkpoint.digest import digest
@@ -54,9 +55,19 @@ def load_step(storage: Storage, step: int) -> Checkpoint:
         step: number of the step.
     """
     checkpoint = read_step(storage, step)
-    for shard in checkpoint.shards:
-        _check_size(storage, step, shard)
+    check_sizes(storage, checkpoint)
     return checkpoint
+
+
+def check_sizes(storage: Storage, checkpoint: Checkpoint) -> None:
+    """Check that every shard file of a step exists with its size.
+
+    Args:
+        storage: the checkpoint root.
+        checkpoint: the step.
+    """
+    for shard in checkpoint.shards:
+        _check_size(storage, checkpoint.step, shard)
 
 
 def read_step(storage: Storage, step: int) -> Checkpoint:
@@ -104,23 +115,30 @@ def _check_size(storage: Storage, step: int, shard: ShardRecord) -> None:
         )
 
 
-def load_chain(storage: Storage, step: int) -> list[Checkpoint]:
+def load_chain(
+    storage: Storage, step: int, known: Mapping[int, Checkpoint] = MappingProxyType({})
+) -> list[Checkpoint]:
     """Return a step's checkpoint, then its base, and so on down to the full one.
 
     Args:
         storage: the checkpoint root.
         step: number of the step.
+        known: steps that are not read again, nor the sizes of their files.
 
     Raises:
         CheckpointError: one of them is missing, incomplete, or of another save or model.
     """
-    chain = [load_step(storage, step)]
+
+    def load(step: int) -> Checkpoint:
+        return known[step] if step in known else load_step(storage, step)
+
+    chain = [load(step)]
     while (base := chain[-1].base) is not None:  # ends: `decode_manifest` wants older bases
         above = chain[-1]
         if len(chain) >= MAX_CHAIN:
             raise CheckpointError(f"step {step} needs more than {MAX_CHAIN} older steps")
         try:
-            below = load_step(storage, base)
+            below = load(base)
         except CheckpointError as error:
             raise CheckpointError(f"step {above.step} needs step {base}: {error}") from error
         if below.save_id != above.base_save_id:

@@ -197,6 +197,9 @@ def verify_files(storage: Storage, checkpoint: Checkpoint) -> None:
 def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) -> Checkpoint:
     """Return the newest checkpoint that `verify` accepts; log why newer ones are skipped.
 
+    A save that is committed meanwhile may remove the newest one, whose missing files are no damage:
+    then it looks again.
+
     Args:
         root: the checkpoint directory.
         strict: raise the error of the newest step instead of restoring an older one.
@@ -206,7 +209,23 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
         CheckpointError: there is none, or the file system does not give a newer one's files.
     """
     storage = storage_at(root)
-    steps = steps_on_disk(storage)
+    while True:
+        steps = steps_on_disk(storage)
+        try:
+            found = _newest_sound(storage, steps, strict=strict, job=job)
+        except CheckpointError:
+            if steps_on_disk(storage)[:1] == steps[:1]:
+                raise
+            continue
+        if steps[:1] == [found.step] or steps_on_disk(storage)[:1] == steps[:1]:
+            _tell_newer(storage, found.step, steps)
+            return found
+
+
+def _newest_sound(
+    storage: Storage, steps: Sequence[int], *, strict: bool, job: str | None
+) -> Checkpoint:
+    """As `newest_sound`, of these steps. Raises as that."""
     if strict and steps:
         return _verified(storage, load_chain(storage, steps[0]))[0]
     for chain in complete_chains(storage):
@@ -215,7 +234,6 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
             continue
         tell = functools.partial(log_skipped, storage, newest.step)
         if if_sound(functools.partial(_verified, storage, chain), tell) is not None:
-            _tell_newer(storage, newest.step, steps)
             return newest
     raise none_complete(storage)
 

@@ -85,13 +85,24 @@ class OutgoingCall(msgspec.Struct):
         self.reply, self.is_open = reply, False
         self.link.answered(type(self.request), self.begun_s, is_refused=False)
 
+    @property
+    def counts(self) -> bool:
+        """Whether the server has taken it for present at a clock: applied, or refused in its place.
+
+        A refusal for any other reason, as by a server that stops, is no such answer.
+        """
+        told = self.error.details if isinstance(self.error, PSError) else {}
+        return self.reply is not None or messages.WORKER_CLOCK in told
+
     def reopen(self) -> None:
-        """Go back to the queue: the server that has replied is lost, and what it knew with it."""
-        self.reply, self.is_open = None, True
+        """Go back to the queue: the server that has answered is lost, and what it knew with it."""
+        self.reply, self.error, self.is_open = None, None, True
         self.link.was_disconnected()
 
-    def refuse(self, error: Exception) -> None:
-        """End with the server's refusal."""
+    def refuse(self, error: PSError) -> None:
+        """End with the server's refusal, and note the clock that it tells."""
+        told = int(error.details.get(messages.WORKER_CLOCK, 0))
+        self.link.acked_clock = max(self.link.acked_clock, told)
         self.fail(error)
         self.link.answered(type(self.request), self.begun_s, is_refused=True)
 

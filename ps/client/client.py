@@ -31,7 +31,14 @@ from ps.client.dense import DenseClient
 from ps.client.retry import READY_TIMEOUT_S, check_reached
 from ps.client.row_exchange import RowExchanger, Rows
 from ps.client.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions, Saver
-from ps.client.server_group import Answer, CallTimes, ServerGroup, joined
+from ps.client.server_group import (
+    PROBE_TIMEOUT_S,
+    Answer,
+    AwayProbe,
+    CallTimes,
+    ServerGroup,
+    joined,
+)
 from ps.client.slices import Gradient
 from ps.client.tables import TableClient
 from ps.errors import RequestTimeout, ServerPhaseError
@@ -50,10 +57,8 @@ from rpc.errors import RemoteError
 _logger = logging.getLogger(__name__)
 
 PROBE_PERIOD_S = 15.0
-"""How often a worker that waits at a rendezvous asks for whom; one that has left probes the servers
-for restarts then."""
-PROBE_TIMEOUT_S = 1.0
-"""How long a look may wait for one server."""
+"""How often a worker that waits at a rendezvous asks for whom, and one that has left probes the
+servers for restarts."""
 TELL_PERIOD_S = 60.0
 """How often a worker that waits at a rendezvous logs for whom."""
 BRING_TIMEOUT_S = 30.0
@@ -191,6 +196,7 @@ class PSClient:
             num_workers=num_workers,
             times=CallTimes(timeout_s, reconnect_s, restore_s),
         )
+        self._away_probe = AwayProbe(self._servers, self._lock, PROBE_PERIOD_S)
         self._exchanger = RowExchanger(self._servers)
         self._joins_first = False
         """Whether this is a newer attempt, whose servers may know no clock of it, and no member."""
@@ -505,11 +511,15 @@ class PSClient:
             return joined(acks)
 
     def leave(self) -> Ack:
-        """Push no more until join(): nobody waits for this worker meanwhile."""
+        """Push no more until join(): nobody waits for this worker meanwhile.
+
+        Until then the client looks after the servers: one that is started again would wait.
+        """
         with self._lock:
             self._joins_first = False
             acks = self._servers.change(messages.Leave, timeout_s=self.timeout_s)
             self._servers.declare_inactive(messages.Leave)
+            self._away_probe.start()
             return joined(acks)
 
     def finish(self) -> None:
@@ -517,12 +527,12 @@ class PSClient:
         with self._lock:
             self._servers.change(messages.Finish, timeout_s=self.timeout_s)
             self._servers.declare_inactive(messages.Finish)
+            self._away_probe.start()
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
         """Bring a value and get those of all live workers that have not finished, by rank.
 
-        All workers use the same keys in the same order; a key may be used again. A worker that has
-        left looks after all servers meanwhile: one that is started again would wait for its pushes.
+        All workers use the same keys in the same order; a key may be used again.
 
         Args:
             key: name of the rendezvous.
@@ -681,6 +691,7 @@ class PSClient:
         self._saver.close()
         with self._lock:
             self._servers.close()
+        self._away_probe.close()
 
     def _wait_filled(self, limit_s: float) -> None:
         """Raises as `attach`."""

@@ -207,11 +207,12 @@ def _reopen_forgotten(calls: Sequence[OutgoingCall]) -> None:
     """Send a push again to a server that has answered it and was lost, while others have not yet.
 
     Started again it does not know this worker's clock, and other workers wait there for it. Those
-    may be whom this push waits for at another server that was started again.
+    may be whom this push waits for at another server that was started again. A refused gradient
+    counts as present too.
     """
     for call in calls:
         connection = call.link.connection
-        if not call.waits or call.reply is None or connection is None:
+        if not call.waits or not call.counts or connection is None:
             continue
         if call.link.has_moved or connection.peer_closed():
             connection.close()

@@ -23,6 +23,7 @@ from ps.manifest.manifest import Manifest
 from ps.manifest.table_spec import TableSpec
 from ps.optim.clipping import clipped
 from ps.protocol.messages import MAX_STAGED_BYTES, BatchName, RowExchange
+from rpc.array_bytes import bytes_of
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds
@@ -252,8 +253,3 @@ def rows_of(given: Rows, server: int) -> list[memoryview]:
     """
     parts = [rows[ids.own(server)] for ids, rows in given.values()]
     return [bytes_of(part) for part in parts if part.size]
-
-
-def bytes_of(array: Array) -> memoryview:
-    """Return the bytes of an array in C order, as a view."""
-    return array.reshape(-1).view(np.uint8).data

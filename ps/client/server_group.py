@@ -1,8 +1,10 @@
 """Server group: sends the same request to every server of a cluster and collects the answers.
 
-Covers: sequence numbers, what follows from a request without an answer, the cluster's size.
+Covers: sequence numbers, what follows from a request without an answer, the cluster's size; telling
+servers that are started again of a worker that is away, also while that asks nothing.
 Does not: know tensors (ps.client), reconnect (ps.client.channel).
 Threads: one at a time; ps.client holds its lock around every call. `separate` and `link_stats` any.
+An `AwayProbe` has a thread of its own, which takes that lock.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -43,6 +46,10 @@ ChangingRequest = Callable[[Number], messages.Changing]
 Buffers = Sequence[Buffer]
 Purpose = Literal["lookups", "saves"]
 """What has connections of its own, so that it holds up no push."""
+
+
+PROBE_TIMEOUT_S = 1.0
+"""How long a look after a server that may have been started again waits for it."""
 
 
 class CallTimes:
@@ -236,9 +243,6 @@ class ServerGroup:
                     link.acked_clock = max(link.acked_clock, ack.worker_clock)
                     link.acked_updates += messages.is_update(call.request)
                     acks.append(ack)
-                elif isinstance(call.error, PSError):
-                    told = int(call.error.details.get(messages.WORKER_CLOCK, 0))
-                    link.acked_clock = max(link.acked_clock, told)
         return acks
 
     def _numbered(
@@ -380,6 +384,46 @@ class ServerGroup:
             group.close()
         for link in self.links:
             link.retire()
+
+
+class AwayProbe:
+    """Looks after the servers while the worker of these links is away and asks nothing.
+
+    A server that is started again takes it for a member, and all others' pushes would wait there:
+    a worker that validates, or waits for its feed, may ask nothing for minutes.
+
+    Args:
+        servers: the links.
+        lock: held around every call; a call that takes long looks itself.
+        period_s: seconds between two looks.
+    """
+
+    def __init__(
+        self, servers: ServerGroup, lock: AbstractContextManager[Any], period_s: float
+    ) -> None:
+        self._servers = servers
+        self._lock = lock
+        self._period_s = period_s
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """The worker is away, now or again; hold the lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ps-away", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; do not hold the lock. Idempotent."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._period_s):
+            with self._lock:
+                if not self._closed.is_set():
+                    self._servers.probe_restarts(timeout_s=PROBE_TIMEOUT_S)
 
 
 def joined(acks: Sequence[Ack]) -> Ack:

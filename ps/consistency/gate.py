@@ -257,7 +257,7 @@ class Gate(Generic[Gradient]):
     work on one object, which holds what the record and the policy have said of it.
 
     Args:
-        policy: decides; see ps.consistency.asp.
+        policy: decides; see ps.consistency.modes.
         log: remembers; see ps.exactly_once.
         updates: does to the parameters what was decided.
     """
@@ -364,12 +364,12 @@ class Gate(Generic[Gradient]):
                 push.clock = self._policy.clock
                 return push
             try:
-                is_back = self.take_back(worker)
+                self.take_back(worker)
                 push.decision = self._policy.admit(worker)
             except PSError as error:
                 ticket.refuse(error)
                 raise
-            if is_back and self._recovery.is_past(push):
+            if self._recovery.is_late(push):
                 self._give_up(push)
                 push.clock = self._policy.clock
                 return push
@@ -441,8 +441,7 @@ class Gate(Generic[Gradient]):
                 self.refuse_closed()
                 push.ticket.check()
                 return waiting
-            self._give_up_undone(push)
-            if not self.is_to_do(push.ticket):
+            if not self._still_counts(push):
                 late = dataclasses.replace(push, gradient=None, clock=self._policy.clock)
                 late.ticket = push.ticket
                 return late
@@ -473,8 +472,7 @@ class Gate(Generic[Gradient]):
                 push.ticket.check()
                 return waiting
             push.hyper = push.gradient = None
-            self._give_up_undone(push)
-            if not self.is_to_do(push.ticket):
+            if not self._still_counts(push):
                 return None
             push.ticket.refuse(error)
             self._enter(push)
@@ -543,23 +541,18 @@ class Gate(Generic[Gradient]):
             ticket.complete()
             return True
 
-    def take_back(self, worker: WorkerRank) -> bool:
+    def take_back(self, worker: WorkerRank) -> None:
         """Make a lost worker a member again, as a newer attempt of it trains; hold `changed`.
 
         The attempt has joined all servers, but one that was started again since does not know it.
         Until then it waits for nobody: the attempt may have no rows yet.
 
-        Returns:
-            Whether it was away.
-
         Raises:
             ServerPhaseError, WorkerLost: see Policy.on_join.
         """
-        if worker not in self._away:
-            return False
-        self._away.discard(worker)
-        self.execute(self._recovery.rejoin(worker))
-        return True
+        if worker in self._away:
+            self._away.discard(worker)
+            self.execute(self._recovery.rejoin(worker))
 
     def finished(self, worker: WorkerRank) -> None:
         """The worker is done for good, as it said before there was a shard, or others know."""
@@ -681,23 +674,28 @@ class Gate(Generic[Gradient]):
             self.execute(actions)
 
     def _recover_push(self, push: PendingPush[Gradient]) -> None:
-        """After a restore: as `_recover`; a push that was not applied may be for a past clock."""
+        """After a restore: as `_recover`, with the clock that a push is known to have reached."""
         ticket = push.ticket
         is_done = ticket.verdict is Verdict.DUPLICATE
         # The session's last push may have been completed before the save, without an ack. A late
         # copy of an older one says nothing: that may have been refused.
         counts = is_done and ticket.session.sequence == push.id.sequence
         self._recover(push.id.worker, push.acked_clock + counts)
-        if not is_done:
-            self._give_up_undone(push)
 
-    def _give_up_undone(self, push: PendingPush[Gradient]) -> None:
-        """Give up a push for a clock that a restore has undone, as another worker has told by now.
+    def _still_counts(self, push: PendingPush[Gradient]) -> bool:
+        """Whether a push that began is still to be done. One that is late by now is given up.
 
-        Also one that has begun: while its gradient was read another worker's push may have come.
+        While its gradient was read another worker's push may have told of a clock that is undone.
+
+        Raises:
+            StaleGeneration, PSError: as `begin`.
         """
-        if self._log.is_restored and self._recovery.is_undone(push):
+        if not self.is_to_do(push.ticket):
+            return False
+        is_late = self._recovery.is_late(push)
+        if is_late:
             self._give_up(push)
+        return not is_late
 
     def _give_up(self, push: PendingPush[Gradient]) -> None:
         """Answer a push for a clock that is past as if it were known; nothing of it is applied."""

@@ -1,7 +1,7 @@
 """Consistency policy: the events that a mode sees and the actions that it may return.
 
 Covers: the actions, the interface of a mode, the refusals that modes share.
-Does not: decide (ps.consistency.asp), hold gradients, wait, or answer anybody
+Does not: decide (ps.consistency.modes), hold gradients, wait, or answer anybody
 (ps.consistency.gate). Pure.
 
 The server serialises the events and executes the returned actions in order.

@@ -23,7 +23,7 @@ from ps.manifest.manifest import WorkerRank
 
 
 class ClockRecovery(Generic[Gradient]):
-    """The clocks of one restored shard; asked nothing where no restore was.
+    """The clocks of one shard: what a restore has set back, and pushes that come late.
 
     Args:
         policy: of the shard.
@@ -32,6 +32,7 @@ class ClockRecovery(Generic[Gradient]):
 
     def __init__(self, policy: Policy, waiting: WaitingPushes[Gradient]) -> None:
         self._policy = policy
+        self._has_barrier = isinstance(policy, BSP)
         self._waiting = waiting
         self._acked: dict[WorkerRank, int] = {}
         """By worker, the newest clock of which it has an ack."""
@@ -71,13 +72,11 @@ class ClockRecovery(Generic[Gradient]):
             return self._policy.rejoin(worker, acked_clock)
         return self._policy.on_join(worker)
 
-    def is_undone(self, push: PendingPush[Gradient]) -> bool:
-        """Whether a push that was not applied is for a clock of the barrier that is undone."""
-        return push.is_for(self._undone_clock)
+    def is_late(self, push: PendingPush[Gradient]) -> bool:
+        """Whether a push that was not applied is for a clock of the barrier that is past.
 
-    def is_past(self, push: PendingPush[Gradient]) -> bool:
-        """Whether a push is for a clock that the barrier has completed without its worker.
-
-        Staged for the open one, its worker would stay one behind at this server.
+        A restore has undone that clock, or the barrier has completed it while the worker was away.
+        Staged for the open clock, its worker would stay one behind at this server.
         """
-        return isinstance(self._policy, BSP) and push.is_for(self._policy.clock)
+        is_past = self._has_barrier and 0 < push.acked_clock < self._policy.clock
+        return is_past or push.is_for(self._undone_clock)

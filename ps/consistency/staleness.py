@@ -1,7 +1,7 @@
 """Staleness of a gradient: updates by others that its parameters did not contain.
 
-Covers: which updates each worker has got with each of its last pulls.
-Does not: slow a gradient down (ps.consistency.asp), bound how old one may be (ps.consistency.ssp).
+Covers: which updates each worker has got with each of its last pulls, the rate for an old gradient.
+Does not: bound how old one may be (ps.consistency.ssp).
 Threads: the gate's lock guards it.
 
     clock of the server = updates by the worker itself + updates by others
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from ps.manifest.manifest import MAX_LAG, WorkerRank
+import msgspec
+
+from ps.manifest.manifest import MAX_LAG, Hyper, WorkerRank
 
 
 class StalenessTracker:
@@ -54,3 +56,22 @@ class StalenessTracker:
         seen = self._seen_others.get(worker)
         known = seen[max(0, len(seen) - 1 - lag)] if seen else self._first_clock
         return clock - self._pushes.get(worker, 0) - known
+
+
+def slowed(hyper: Hyper, staleness: int) -> Hyper:
+    """Return `hyper` with the learning rate for a gradient that is `staleness` updates old.
+
+    The rate is divided by 1 + staleness, so that a gradient counts the less the more updates by
+    others its worker has not seen. It scales the rate, not the gradient, since rules like Adam do
+    not notice a scaled gradient.
+
+    Args:
+        hyper: of the push.
+        staleness: updates by others since the worker's last pull, 0 or more.
+
+    Source: Zhang et al., Staleness-aware ASP-SGD for Distributed Deep Learning, IJCAI 2016, which
+    divides by the staleness, counted from 1 for a fresh gradient.
+    """
+    if staleness == 0:
+        return hyper
+    return msgspec.structs.replace(hyper, learning_rate=hyper.learning_rate / (1 + staleness))

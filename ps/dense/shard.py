@@ -1,7 +1,7 @@
 """One server's part of the dense parameters: values and optimizer slots, bucket by bucket.
 
 Covers: storage, locking and versions of the buckets that this server owns; applying a gradient.
-Does not: decide when to apply (ps.consistency.asp), talk to anybody (ps.server.handlers), write
+Does not: decide when to apply (ps.consistency.modes), talk to anybody (ps.server.handlers), write
 files.
 Runs in: PS processes.
 

@@ -1,7 +1,7 @@
 """Messages: every request to a parameter server and every reply, as typed structs.
 
 Covers: the structs of a frame's meta (msgpack), their bounded field types, the payload of each.
-Does not: transport (rpc), decisions (ps.consistency.asp, ps.exactly_once), execution
+Does not: transport (rpc), decisions (ps.consistency.modes, ps.exactly_once), execution
 (ps.server.handlers). Pure; no threads.
 
     request        payload                          reply          payload

@@ -1,7 +1,8 @@
 """Passed rendezvous: their answers, kept by each worker, and as the payload of BringAnswers.
 
-Covers: which answers a worker keeps in bounded memory, the payload's index and its checks.
-Does not: send them (ps.client.client), answer others with them (ps.server.rendezvous).
+Covers: how much a worker keeps, the payload's index and its checks.
+Does not: say which answers go first (ps.protocol.kept_answers), send them (ps.client.client),
+answer others with them (ps.server.rendezvous).
 Pure; no threads.
 
     payload = index, then the values of all its keys one after the other
@@ -22,6 +23,7 @@ from ps import codec
 from ps.codec import UNREADABLE
 from ps.errors import PSSettingsError, ShapeError
 from ps.protocol import messages
+from ps.protocol.kept_answers import KeptAnswers
 from ps.protocol.messages import (
     MAX_OPEN_BYTES,
     MAX_RANK,
@@ -73,16 +75,13 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
 class PassedRendezvous:
     """The rendezvous that one worker has passed.
 
-    Beyond MAX_KEPT_BYTES the largest answers go first, the older of equal ones: those that a newer
-    attempt of a worker comes to again are small. The newest stays, as its reply to another worker
-    may have been lost. The keys stay longer than the answers: who comes to one is refused, and does
-    not wait for ever.
+    The keys stay longer than the answers: who comes to one is refused, and does not wait for ever.
     """
 
     def __init__(self) -> None:
-        self._index: dict[str, PassedKey] = {}
-        self._values: dict[str, bytes] = {}
-        self._num_bytes = 0
+        self._passed: KeptAnswers[tuple[PassedKey, bytes]] = KeptAnswers(
+            max_answers=MAX_KEPT_ANSWERS, max_bytes=MAX_KEPT_BYTES, max_keys=MAX_KNOWN_KEYS
+        )
 
     def add(self, key: str, answer: RendezvousValues, values: bytes) -> None:
         """Keep an answer.
@@ -92,33 +91,23 @@ class PassedRendezvous:
             answer: ranks and sizes.
             values: the values one after the other.
         """
-        self._index[key] = PassedKey(key, answer.ranks, answer.sizes)
-        self._values[key] = values
-        self._num_bytes += self._cost(key)
-        while self._num_bytes > MAX_KEPT_BYTES or len(self._values) > MAX_KEPT_ANSWERS:
-            others = [each for each in self._values if each != key]
-            if not others:
-                break
-            self._drop_answer(max(others, key=self._cost))
-        if len(self._index) > MAX_KNOWN_KEYS:
-            del self._index[next(each for each in self._index if each not in self._values)]
+        passed = PassedKey(key, answer.ranks, answer.sizes)
+        nbytes = len(key) + _BYTES_PER_RANK * len(passed.ranks) + passed.num_bytes
+        self._passed.keep(key, (passed, values), nbytes)
 
     def request(self) -> tuple[messages.BringAnswers, list[bytes]] | None:
         """Return the request that brings all of them, and its payload; None: there are none."""
-        if not self._index:
+        keys: list[PassedKey] = []
+        buffers: list[bytes] = []
+        for key, answer in self._passed:
+            passed, values = answer or (PassedKey(key), b"")
+            keys.append(passed)
+            if values:
+                buffers.append(values)
+        if not keys:
             return None
-        index = messages.encode(_Index(tuple(self._index.values())))
-        values = [self._values[key] for key in self._index if self._values.get(key)]
-        return messages.BringAnswers(len(index)), [index, *values]
-
-    def _cost(self, key: str) -> int:
-        passed = self._index[key]
-        return len(key) + _BYTES_PER_RANK * len(passed.ranks) + passed.num_bytes
-
-    def _drop_answer(self, key: str) -> None:
-        self._num_bytes -= self._cost(key)
-        del self._values[key]
-        self._index[key] = PassedKey(key)
+        index = messages.encode(_Index(tuple(keys)))
+        return messages.BringAnswers(len(index)), [index, *buffers]
 
 
 def read_index(data: bytes, values_nbytes: int, num_workers: int) -> tuple[PassedKey, ...]:

@@ -21,8 +21,8 @@ from ps.checkpoint.restore import RestoreOptions, manifest_to_serve
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.checkpoint.table_restore import saved_segments
 from ps.config import ServerSettings
-from ps.consistency.asp import make_policy
 from ps.consistency.gate import Event
+from ps.consistency.modes import make_policy
 from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
 from ps.errors import ManifestMismatch, PSSettingsError, ServerPhaseError, ShapeError

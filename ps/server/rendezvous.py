@@ -14,12 +14,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from ps.consistency.waits import Waited, wait_until
 from ps.errors import PSSettingsError, RequestTimeout, ServerGone, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
+from ps.protocol.kept_answers import KeptAnswers
 from ps.protocol.messages import MAX_KEY_LENGTH, MAX_OPEN_BYTES, MAX_VALUE_BYTES
 from ps.stats.server_stats import OpenRendezvous
 
@@ -29,9 +29,9 @@ MAX_OPEN_KEYS = 16
 MAX_CLOSED_KEYS = 1024
 MAX_CLOSED_BYTES = 64 << 20
 """Answers kept for retries, and for a worker that was started again: its program comes to the keys
-of the first attempt once more."""
-MAX_FORGOTTEN_KEYS = 1 << 16
-"""Keys that are known to be over when their answers are gone."""
+of the first attempt once more. ps.protocol.kept_answers has what goes first."""
+MAX_KNOWN_KEYS = 1 << 16
+"""Keys that are known to be over, most of them without their answers."""
 
 
 class Rendezvous:
@@ -41,9 +41,9 @@ class Rendezvous:
         self._live = {WorkerRank(rank) for rank in range(num_workers)}
         self._finished: set[WorkerRank] = set()
         self._open: dict[str, dict[WorkerRank, bytes]] = {}
-        self._closed: OrderedDict[str, Mapping[WorkerRank, bytes]] = OrderedDict()
-        self._closed_bytes = 0
-        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._over: KeptAnswers[Mapping[WorkerRank, bytes]] = KeptAnswers(
+            max_answers=MAX_CLOSED_KEYS, max_bytes=MAX_CLOSED_BYTES, max_keys=MAX_KNOWN_KEYS
+        )
 
     def arrive(self, key: str, worker: WorkerRank, value: bytes) -> bool:
         """Bring a value; the same worker may repeat itself.
@@ -66,7 +66,7 @@ class Rendezvous:
                 f"worker {worker} has called finish(), which is final; use rendezvous before it"
             )
         _check(key, value)
-        if key in self._closed:
+        if self._over.get(key) is not None:
             return True
         self.refuse_forgotten(key, worker)
         # A newer attempt of a lost worker is live again from the first key that the others have not
@@ -78,7 +78,7 @@ class Rendezvous:
 
     def result(self, key: str) -> Mapping[WorkerRank, bytes] | None:
         """The values by rank once the rendezvous is closed, else None."""
-        return self._closed.get(key)
+        return self._over.get(key)
 
     def refuse_forgotten(self, key: str, worker: WorkerRank) -> None:
         """Refuse a worker at a key that the others have passed and whose values are gone.
@@ -90,12 +90,13 @@ class Rendezvous:
         Raises:
             ServerPhaseError: it would wait for ever.
         """
-        if key in self._forgotten:
+        if key in self._over and self._over.get(key) is None:
             raise ServerPhaseError(
-                f"rendezvous {key!r} is over, and its values are kept no more (only those of the "
-                f"last {MAX_CLOSED_KEYS} are, fewer if they are large): worker {worker} comes to "
-                "it late, since it or ps:0 was started again. It cannot join this training: start "
-                "that anew from its last checkpoint"
+                f"rendezvous {key!r} is over, and its values are kept no more (ps:0 keeps those of "
+                f"{MAX_CLOSED_KEYS} keys and {MAX_CLOSED_BYTES >> 20} MiB; of keys that differ "
+                f"only in their numbers the oldest go first): worker {worker} comes to it late, "
+                "since it or ps:0 was started again. It cannot join this training: start that anew "
+                "from its last checkpoint"
             )
 
     def bring(self, key: str, values: Mapping[WorkerRank, bytes] | None) -> bool:
@@ -108,14 +109,13 @@ class Rendezvous:
         Returns:
             Whether it was news: workers may wait at that key.
         """
-        if key in self._closed or key in self._forgotten:
+        if key in self._over:
             return False
         self._open.pop(key, None)
         if values is None:
-            self._forgotten[key] = None
+            self._over.forget(key)
         else:
             self._keep(key, values)
-        self._bound_memory()
         return True
 
     @property
@@ -148,22 +148,10 @@ class Rendezvous:
         closing = tuple(key for key, values in self._open.items() if self._live <= values.keys())
         for key in closing:
             self._keep(key, self._open.pop(key))
-        self._bound_memory()
         return closing
 
     def _keep(self, key: str, values: Mapping[WorkerRank, bytes]) -> None:
-        self._closed[key] = dict(sorted(values.items()))
-        self._closed_bytes += _num_bytes(values)
-
-    def _bound_memory(self) -> None:
-        while len(self._closed) > 1 and (
-            len(self._closed) > MAX_CLOSED_KEYS or self._closed_bytes > MAX_CLOSED_BYTES
-        ):
-            oldest, answers = self._closed.popitem(last=False)
-            self._closed_bytes -= _num_bytes(answers)
-            self._forgotten[oldest] = None
-        while len(self._forgotten) > MAX_FORGOTTEN_KEYS:
-            self._forgotten.popitem(last=False)
+        self._over.keep(key, dict(sorted(values.items())), _num_bytes(values))
 
     def _check_room(self, key: str, value: bytes) -> None:
         if key not in self._open and len(self._open) >= MAX_OPEN_KEYS:

@@ -30,9 +30,9 @@ import msgspec
 import numpy as np
 
 from ps.checkpoint.snapshot import CopyOnWrite
-from ps.consistency.asp import slowed
 from ps.consistency.gate import Gate
 from ps.consistency.policy import Policy, PushDecision
+from ps.consistency.staleness import slowed
 from ps.consistency.waiting import PendingPush
 from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
@@ -82,7 +82,7 @@ class ServingShard:
 
     Args:
         dense: values and slots.
-        policy: when to apply; see ps.consistency.asp.
+        policy: when to apply; see ps.consistency.modes.
         counters: where to count.
         on_failed: called with the reason why the shard cannot go on.
         sessions: the completion log of a restored checkpoint; None: there is none.

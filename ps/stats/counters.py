@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ import msgspec
 from ps.manifest.manifest import WorkerRank
 from ps.stats.server_stats import NUM_STALENESS_BINS, ServerStats, WorkerStats
 from rpc.histogram import LatencyHistogram
+from rpc.process_stat import resident_bytes
 
 _START_BITS = 48
 """Programs that read JSON's numbers as doubles keep them."""
@@ -146,7 +146,7 @@ class Counters:
         return msgspec.structs.replace(
             counted,
             uptime_s=time.monotonic() - self._started_s,
-            rss_bytes=resident_bytes(),
+            rss_bytes=resident_bytes(os.getpid()),
             apply=self._apply.snapshot(),
             requests={name: each.snapshot() for name, each in requests},
         )
@@ -155,12 +155,3 @@ class Counters:
         counts = self._workers.setdefault(worker, {})
         for name, amount in amounts.items():
             counts[name] = counts.get(name, 0) + amount
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where /proc is not available."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

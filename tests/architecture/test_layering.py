@@ -42,7 +42,7 @@ MAY_IMPORT = {
 }
 LEVELS = {
     "rpc": (
-        ("field_texts",),
+        ("array_bytes", "field_texts", "process_stat"),
         ("endpoint", "errors", "histogram", "jit", "lazy", "limits"),
         ("auth", "descriptors", "process_id"),
         ("transport",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +32,10 @@ from ps.manifest.manifest import (
 from ps.protocol import messages
 from ps.protocol.messages import Ack
 from ps.server.server import PSServer, ServerSettings
-from ps.stats.counters import resident_bytes
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, connect
 from rpc.endpoint import Endpoint
+from rpc.process_stat import resident_bytes
 from tests.support.rpc import over_tls
 
 Array = np.ndarray[Any, Any]
@@ -297,6 +298,6 @@ ADD = Add()
 
 def resident_growth(action: Callable[[], None]) -> int:
     """Bytes by which the resident memory of this process grows while `action` runs."""
-    before = resident_bytes()
+    before = resident_bytes(os.getpid())
     action()
-    return resident_bytes() - before
+    return resident_bytes(os.getpid()) - before

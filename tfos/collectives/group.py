@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from rpc.array_bytes import bytes_of
 from rpc.auth.handshake import Credentials, Identity
 from tfos.collectives import layout
 from tfos.collectives.fetching import PeerLinks, RankPeer, Wanted
@@ -202,7 +203,7 @@ class RankGroup:
 
     def _send(self, call: CollectiveCall, form: ValueLayout, arrays: Arrays) -> Any:
         offer = CallOffer(call, self._others, layout.encode(form))
-        offer.views[MADE] = [layout.bytes_of(each) for each in arrays]  # its own slice among them
+        offer.views[MADE] = [bytes_of(each) for each in arrays]  # its own slice among them
         offer.ready[MADE] = form.num_bytes
         self._offer(offer, arrays)
         # The root needs nothing; it asks, to learn of a rank that makes another call.
@@ -258,14 +259,12 @@ class RankGroup:
             self._reduce_slice(call, flat, (0, flat.size), op, made, is_all=True)
             self._wait(offer)
             return made
-        offer.views[MADE] = [layout.bytes_of(made)]
+        offer.views[MADE] = [bytes_of(made)]
         self._offer(offer, [flat])
         bounds = layout.bounds(flat.size, self.size)
         own = bounds[self.rank], bounds[self.rank + 1]
         self._reduce_slice(call, flat, own, op, made[slice(*own)], is_all=False)
-        self._finish_slices(
-            offer, layout.bytes_of(made), [bound * flat.itemsize for bound in bounds]
-        )
+        self._finish_slices(offer, bytes_of(made), [bound * flat.itemsize for bound in bounds])
         return made
 
     def _reduce_slice(
@@ -295,7 +294,7 @@ class RankGroup:
                     rank,
                     BROUGHT,
                     first * flat.itemsize,
-                    layout.bytes_of(spare[number % 2][rank, : end - first]),
+                    bytes_of(spare[number % 2][rank, : end - first]),
                     last=is_all and number == len(pieces) - 1,
                 )
                 for rank in self._others
@@ -336,7 +335,7 @@ class RankGroup:
         return {each.rank: layout.decode(each.data) for each in wanted}
 
     def _offer(self, offer: CallOffer, arrays: Arrays) -> None:
-        views = [layout.bytes_of(each) for each in arrays]
+        views = [bytes_of(each) for each in arrays]
         offer.views[BROUGHT] = views
         offer.ready[BROUGHT] = sum(map(len, views))
         self._offers.post(offer)

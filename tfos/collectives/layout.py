@@ -134,11 +134,6 @@ def arrays_of(layout: ValueLayout, data: memoryview) -> list[Array]:
     return arrays
 
 
-def bytes_of(array: Array) -> memoryview:
-    """Return the bytes of a contiguous array, also of an empty one."""
-    return memoryview(array.reshape(-1).view(np.uint8).data)
-
-
 def cut(views: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
     """Return bytes start to stop of views that lie one after the other."""
     found, at = [], 0

@@ -15,6 +15,8 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from rpc.process_stat import resident_bytes, stat_fields
+
 _PR_SET_CHILD_SUBREAPER = 36
 _CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES = 1 << 60
@@ -31,22 +33,13 @@ def become_subreaper() -> None:
 
 def parent_of(pid: int) -> int | None:
     """Return the parent's pid, or None if there is no such process."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[1]) if fields else None
 
 
 def is_suspended(pid: int) -> bool:
     """Whether a process was stopped by SIGSTOP; it neither runs nor ends."""
-    return _stat(pid)[:1] == [b"T"]
-
-
-def rss_bytes(pid: int) -> int:
-    """Return the memory that a process has resident, in bytes; 0 if there is no such process."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return stat_fields(pid)[:1] == [b"T"]
 
 
 def java_ancestor() -> int | None:
@@ -129,7 +122,7 @@ def descendants_rss_bytes(*, spare: Collection[int] = ()) -> int:
     Args:
         spare: pids that do not count, with what descends from them.
     """
-    return sum(map(rss_bytes, descendants(spare=spare)))
+    return sum(map(resident_bytes, descendants(spare=spare)))
 
 
 def kill_descendants(*, spare: Collection[int] = (), timeout_s: float = 5.0) -> list[int]:
@@ -218,15 +211,6 @@ def _pidfd_of(pid: int, parent: int, stack: contextlib.ExitStack) -> int | None:
     # A pid given to a stranger between listing and opening has a parent that is not of our tree.
     is_ours = parent_of(pid) in (parent, os.getpid())
     return pidfd if is_ours and not wait_exited([pidfd], 0) else None
-
-
-def _stat(pid: int) -> list[bytes]:
-    """Return state, parent and the fields after them; empty if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return []
-    return stat[stat.rindex(b")") + 2 :].split()  # the process name before it may contain anything
 
 
 def _all_pids() -> Iterator[int]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ps.checkpoint import reader
+from ps.checkpoint.format import Checkpoint, decode_manifest
 from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.score import Score
@@ -83,6 +85,39 @@ def test_a_directory_is_described_with_what_is_wrong(saved, capsys):
     report = json.loads(capsys.readouterr().out)
     assert (report["newest"], [step["step"] for step in report["steps"]]) == (3, [9, 3, 2, 1])
     assert report["steps"][1]["job"].startswith("test-")
+
+
+def test_each_manifest_is_read_once_also_of_deltas(saved, monkeypatch: pytest.MonkeyPatch):
+    root, _ = saved
+    read: list[int] = []
+
+    def decoded(data: bytes, path: str) -> Checkpoint:
+        checkpoint = decode_manifest(data, path)
+        read.append(checkpoint.step)
+        return checkpoint
+
+    monkeypatch.setattr(reader, "decode_manifest", decoded)
+    report = inspect(root)
+    assert [(each.step, each.error) for each in report.steps] == [(3, ""), (2, ""), (1, "")]
+    assert sorted(read) == [1, 2, 3]
+
+
+def test_a_step_that_lacks_a_file_still_says_which_steps_its_run_has_passed_over(tmp_path: Path):
+    root = tmp_path / "saves"
+    with cluster("inproc", num_servers=1) as bed:
+        (client,) = bed.workers(MANIFEST, random_arrays(MANIFEST, 0))
+        for step in (1, 5):
+            client.save(root, step)
+        bed.servers[0].close()
+    with cluster("inproc", num_servers=1) as bed:
+        bed.servers[0].restore(root, step=1)
+        (client,) = [bed.client()]
+        client.attach()
+        client.save(root, 6)
+    (root / "step-6" / "ps-0.data").unlink()
+    report = inspect(root)
+    assert [bool(each.error) for each in report.steps] == [True, False, False]
+    assert report.newest == 1
 
 
 def test_the_lease_is_shown_while_somebody_saves(tmp_path: Path):

@@ -7,10 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ps.consistency.asp import ASP, make_policy, slowed
+from ps.consistency.asp import ASP
 from ps.consistency.bsp import BSP
+from ps.consistency.modes import make_policy
 from ps.consistency.policy import Break, Contribution, Drop, PushDecision, Reduce, Release
 from ps.consistency.ssp import SSP
+from ps.consistency.staleness import slowed
 from ps.errors import PSSettingsError, ServerPhaseError, WorkerLost
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec, WorkerRank
 

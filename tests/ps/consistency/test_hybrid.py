@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ps.consistency.asp import make_policy
 from ps.consistency.hybrid import Hybrid, Permits
+from ps.consistency.modes import make_policy
 from ps.consistency.policy import Action, Break, Contribution, Grant, RecallLookups, Reduce, Release
 from ps.errors import PSSettingsError, ServerPhaseError, WorkerLost
 from ps.exactly_once import RequestId

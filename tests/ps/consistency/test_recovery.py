@@ -20,7 +20,7 @@ from ps.manifest.manifest import SGD, Hyper, WorkerRank
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Number
 from rpc.client.connection import Reply
-from rpc.errors import PeerGone
+from rpc.errors import PeerGone, RemoteError
 from tests.support.ps_cluster import (
     ADD,
     WAIT_S,
@@ -151,19 +151,24 @@ def test_a_push_that_a_restore_has_undone_is_not_counted_as_applied(tmp_path: Pa
 
 @pytest.mark.fault("F08")
 @pytest.mark.parametrize("mode", ["sync", "ssp"])
-@pytest.mark.parametrize("restarted", [0, 1])
+@pytest.mark.parametrize(
+    ("restarted", "meets"), [(0, True), (1, True), (1, False)], ids=["0", "1", "1-asks nothing"]
+)
 def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, restarted: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, restarted: int, meets: bool
 ):
-    """It meets the others already: the restored server learns from it that it trains no more."""
+    """It meets the others already, or validates: the restored server learns that it is away."""
     monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.2)
     bound = 0 if mode == "sync" else 1
     with saved_after_a_step(tmp_path, mode, bound=bound) as (bed, clients, grads):
         idle, busy = clients
         step_of_all(clients, grads)
+        has_trained = threading.Event()
 
         def ends_early() -> None:
             idle.leave()
+            if not meets:
+                has_trained.wait(WAIT_S)
             idle.rendezvous("epoch", b"", timeout_s=WAIT_S)
 
         def trains_on() -> None:
@@ -173,6 +178,8 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
             bed.restart(restarted, tmp_path)
             for _ in range(4):
                 busy.push(grads, hyper=HYPER, rows=4)
+            assert not has_trained.is_set()
+            has_trained.set()
             busy.rendezvous("epoch", b"", timeout_s=WAIT_S)
 
         succeeded(run_all(ends_early, trains_on, timeout_s=2 * WAIT_S))
@@ -447,13 +454,15 @@ def test_a_newer_attempt_is_a_member_again_with_its_first_push_or_batch(mode: st
 
 @pytest.mark.fault("F08")
 @pytest.mark.fault("F12")
+@pytest.mark.parametrize("is_refused", [False, True], ids=["answered", "refused"])
 @pytest.mark.parametrize("consistency", ["ssp", "sync"])
 def test_two_servers_that_each_forget_whom_they_have_answered_hold_up_nobody(  # noqa: C901 - two workers, two servers
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consistency: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consistency: str, is_refused: bool
 ):
     """ps:0 has answered worker 0 alone, ps:1 worker 1 alone; both are started again from a save.
 
-    Each worker then waits at the server that has not answered it, for the other one's clock.
+    Each worker then waits at the server that has not answered it, for the other one's clock. The
+    answer may be that the server's part of the gradient is infinite.
     """
     manifest = make_manifest(rule=ADD, consistency=consistency, reduction="sum")
     restarted = threading.Barrier(2)
@@ -475,17 +484,25 @@ def test_two_servers_that_each_forget_whom_they_have_answered_hold_up_nobody(  #
         def lose(call: OutgoingCall, outcome: Any) -> None:
             """Lose the answer of the other server, once the own one's is here."""
             is_other = call.link.server != rank_of[call.link]
-            if is_armed.is_set() and is_other and isinstance(outcome, Reply):
+            is_answer = isinstance(outcome, Reply | RemoteError)
+            if is_armed.is_set() and is_other and is_answer:
                 outcome = PeerGone("the answer is lost")
                 if answered[rank_of[call.link]].is_set():
                     restart_both()
-            elif isinstance(outcome, Reply):
+            elif is_answer:
                 answered[rank_of[call.link]].set()
             settle(call, outcome)
 
         def push(client: PSClient, times: int = 1) -> None:
             for _ in range(times):
-                client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+                grads = filled(manifest, 1.0)
+                if is_armed.is_set() and is_refused:
+                    (part,) = client._dense.pieces[client.identity.rank]
+                    grads["trainable"][part.start : part.stop] = np.inf
+                    with pytest.raises(NonFiniteGradient):
+                        client.push(grads, hyper=HYPER, rows=1)
+                else:
+                    client.push(grads, hyper=HYPER, rows=1)
 
         succeeded(run_all(*(partial(push, client) for client in clients)))
         clients[0].save(tmp_path, 1)
@@ -498,4 +515,4 @@ def test_two_servers_that_each_forget_whom_they_have_answered_hold_up_nobody(  #
         told = [stats.lost_updates for stats in clients[0].stats()]
         values = bed.pulled(clients[0])["trainable"]
         for (cut,), lost in zip(clients[0]._dense.pieces, told, strict=True):
-            assert set(values[cut.start : cut.stop]) == {np.float32(6 - lost)}
+            assert set(values[cut.start : cut.stop]) == {np.float32(6 - is_refused - lost)}

@@ -160,7 +160,7 @@ def test_a_key_that_is_brought_without_values_is_over():
 @pytest.mark.attack("A10")
 def test_brought_answers_are_bounded_as_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_CLOSED_BYTES", 100)
-    monkeypatch.setattr(module, "MAX_FORGOTTEN_KEYS", 2)
+    monkeypatch.setattr(module, "MAX_KNOWN_KEYS", 3)
     rendezvous = Rendezvous(2)
     for key in "abcd":
         rendezvous.bring(key, {W0: bytes(80)})
@@ -177,3 +177,18 @@ def test_a_newer_attempt_that_comes_to_a_forgotten_key_is_refused_and_not_waited
     with pytest.raises(ServerPhaseError, match=r"'epoch-0' is over.*worker 1 comes"):
         rendezvous.arrive("epoch-0", W1, b"")
     assert rendezvous.arrive("later", W0, b"")
+
+
+@pytest.mark.fault("F01")
+def test_what_was_agreed_on_once_outlives_the_metrics_of_any_number_of_epochs():
+    """A newer attempt builds its model from the first; it never comes to the metrics of then."""
+    rendezvous = Rendezvous(1)
+    rendezvous.arrive("build/1", W0, bytes(200_000))
+    rendezvous.arrive("fit/1/begin", W0, b"x")
+    for epoch in range(1100):
+        rendezvous.arrive(f"fit/1/{epoch}/metrics", W0, bytes(1024))
+        rendezvous.arrive(f"fit/1/{epoch}/decision", W0, b"")
+    assert rendezvous.result("build/1") == {W0: bytes(200_000)}
+    assert rendezvous.result("fit/1/begin") == {W0: b"x"}
+    assert rendezvous.result("fit/1/1099/decision") == {W0: b""}
+    assert rendezvous.result("fit/1/0/metrics") is None

@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import restore
-from ps.checkpoint.format import step_name
+from ps.checkpoint.format import Checkpoint, step_name
 from ps.checkpoint.restore import RestoreOptions
+from ps.checkpoint.score import Score
+from ps.checkpoint.storage import Storage
 from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
+from ps.client.saver import SaveOptions
 from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone
 from ps.manifest.manifest import Adam, Hyper
 from ps.server import handlers, lifecycle
@@ -415,6 +418,34 @@ def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restor
     with PSServer(bed.servers[0].settings, bed.credentials) as server:
         server.bind_tcp("127.0.0.1")
         assert run_all(lambda: server.start_restoring(tmp_path)) == [2]
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F10")
+def test_a_save_that_removes_the_newest_checkpoint_while_it_is_verified_is_the_one_restored(
+    bed: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not the best one, which stays; what was trained since would be disowned by its run."""
+    bed.workers(MANIFEST, filled(MANIFEST))
+    (saver, *_) = bed.clients
+    saver.save(
+        tmp_path, 1, options=SaveOptions(score=Score("val_loss", 0.5, higher_is_better=False))
+    )
+    saver.save(tmp_path, 2)
+    verify_files = restore.verify_files
+    looked_at: list[int] = []
+
+    def replaced(storage: Storage, checkpoint: Checkpoint) -> None:
+        looked_at.append(checkpoint.step)
+        if len(looked_at) == 1:
+            saver.save(tmp_path, 3, options=SaveOptions(keep=1))
+        verify_files(storage, checkpoint)
+
+    monkeypatch.setattr(restore, "verify_files", replaced)
+    with PSServer(bed.servers[0].settings, bed.credentials) as server:
+        server.bind_tcp("127.0.0.1")
+        assert run_all(lambda: server.start_restoring(tmp_path)) == [3]
+    assert looked_at == [2, 1, 3]
 
 
 @pytest.mark.socket

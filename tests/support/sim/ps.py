@@ -27,6 +27,7 @@ import numpy as np
 from ps.client import channel, client, dense, retry
 from ps.client.client import PSClient
 from ps.client.lookup_batch import TrainingBatch
+from ps.client.server_group import AwayProbe
 from ps.config import ServerSettings
 from ps.consistency import gate, waits
 from ps.errors import NonFiniteGradient, WorkerLost
@@ -228,6 +229,7 @@ class Simulation:
         patched.setattr(retry, "wait_any", network.wait_any)
         patched.setattr(retry, "connect_together", lambda *_: {})  # threads of its own
         patched.setattr(dense, "wait_compiled", lambda *_, **__: None)  # the same
+        patched.setattr(AwayProbe, "start", lambda _: None)  # the same; who is away asks at once
         patched.setattr(channel, "random", SimpleNamespace(uniform=lambda _, longest: longest))
         patched.setattr(secrets, "randbits", world.random.getrandbits)
         tasks = [

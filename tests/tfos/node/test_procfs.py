@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from tfos.node import procfs
@@ -100,13 +99,6 @@ def test_options_of_a_command_line_are_found():
 
 def test_oom_kills_are_counted_where_the_cgroup_tells():
     assert procfs.oom_kills() >= 0
-
-
-def test_resident_memory_is_that_of_the_process():
-    assert procfs.rss_bytes(os.getpid()) == pytest.approx(
-        psutil.Process().memory_info().rss, rel=0.2
-    )
-    assert procfs.rss_bytes(0) == 0
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rpc.process_stat import resident_bytes
 from tfos.control import messages
 from tfos.errors import ControlRefused, ControlUnavailable
-from tfos.node import procfs
 from tfos.node.supervisor.pending_output import PendingOutput
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class Reporter:
                 seq=self._seq,
                 phase=vitals.phase,
                 child_pid=vitals.child_pid,
-                rss_bytes=procfs.rss_bytes(vitals.child_pid),
+                rss_bytes=resident_bytes(vitals.child_pid),
                 progress=dict(vitals.progress),
                 feeds=vitals.feeds,
                 stats=vitals.stats,

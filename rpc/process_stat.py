@@ -1,0 +1,29 @@
+"""Process figures from /proc: the fields of a process's stat, and its resident memory.
+
+Covers: reading them, also of a process that ends meanwhile.
+Does not: name processes for good (rpc.process_id), list or end them (tfos.node.procfs).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """Return state, parent and the fields after them; empty if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return []
+    return stat.rpartition(b")")[2].split()  # the process name before it may contain anything
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process has resident; 0 if there is no such process, or no /proc."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
