@@ -267,12 +267,12 @@ class PSClient:
         """
         with self._lock:
             self._servers.ask(messages.Describe(), Description, timeout_s=self.timeout_s)
-            return self.known_generations
+            return self._servers.generations
 
     @property
-    def known_generations(self) -> tuple[int, ...]:
-        """By rank, which start of each server gave the last answer; asks nobody."""
-        return tuple(link.generation for link in self._servers.links)
+    def saved_generations(self) -> tuple[int, ...]:
+        """By rank, which start of each server the last `save` holds; asks nobody."""
+        return self._servers.separate("saves").generations
 
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
         """Give the servers their manifest and first values; the chief calls it once.
