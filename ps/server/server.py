@@ -24,9 +24,7 @@ from ps.protocol.permissions import ServerPhase
 from ps.server.handlers import Service
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.descriptors import make_room
 from rpc.endpoint import Endpoint
-from rpc.limits import DEFAULT_LIMITS
 from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
@@ -34,6 +32,10 @@ __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
 Read = TypeVar("Read")
 
 _REPLACED_CLOSE_S = 1.0
+_CONNECTIONS_PER_WORKER = 2
+"""Of pushes and pulls, and of lookups ahead in a model with tables."""
+_OTHER_CONNECTIONS = 8
+"""The chief's saves and TensorBoard's scalars, the driver, supervisors, `ps stats`."""
 
 
 class PSServer:
@@ -47,7 +49,7 @@ class PSServer:
         open_storage: opens a checkpoint directory as clients name it.
 
     Raises:
-        SettingsError: this process may not open as many files as there are workers.
+        SettingsError: this process may not open as many files as workers need connections.
     """
 
     def __init__(
@@ -59,8 +61,6 @@ class PSServer:
         guard: GenerationFence | None = None,
         open_storage: OpenStorage = storage_at,
     ) -> None:
-        name = f"ps:{settings.rank}"
-        make_room(DEFAULT_LIMITS.max_connections, at_least=settings.num_workers, server=name)
         self.settings = settings
         self._guard = guard
         self._open_storage = open_storage
@@ -73,7 +73,10 @@ class PSServer:
             refuse_if_replaced=None if guard is None else self._refuse_if_replaced,
             open_storage=open_storage,
         )
-        self._listener = Listener(self._service.handle, credentials, identity)
+        num_connections = _CONNECTIONS_PER_WORKER * settings.num_workers + _OTHER_CONNECTIONS
+        self._listener = Listener(
+            self._service.handle, credentials, identity, num_connections=num_connections
+        )
 
     def __enter__(self) -> PSServer:
         return self
