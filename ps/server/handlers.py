@@ -185,6 +185,7 @@ class Service:
                 waiting_lookups=shard.gate.lookups.num_waiting,
                 lost_updates=shard.lost_updates,
                 restored_step=self._restore_point.step,
+                resumed_step=shard.resumed_step,
                 lost_s=self._restore_point.seconds,
                 parameter_bytes=shard.dense.value_nbytes,
                 tables=shard.tables.stats(),
@@ -489,13 +490,20 @@ class Service:
         storage = self._open_storage(request.directory)
         checkpoint = read_manifest(storage, request.step)
         like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
-        if self.restore(storage, checkpoint, like, attempt_of(call.peer)):
+        by = attempt_of(call.peer)
+        if self.restore(storage, checkpoint, like, by=by, resumes=True):
             self._restored = request
         self._refuse_other(manifest)
         self._reply_description(call)
 
     def restore(
-        self, root: Root, checkpoint: Checkpoint, like: RestoreOptions, by: Attempt | None = None
+        self,
+        root: Root,
+        checkpoint: Checkpoint,
+        like: RestoreOptions,
+        *,
+        by: Attempt | None = None,
+        resumes: bool = False,
     ) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
 
@@ -504,6 +512,7 @@ class Service:
             checkpoint: the one to restore.
             like: what it has to fit.
             by: the worker that has asked for it; None: no worker.
+            resumes: a run begins with it; False: the run that saved it goes on.
 
         Raises:
             CheckpointError: it is damaged or of another model.
@@ -517,6 +526,7 @@ class Service:
         extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
         shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
         shard.metadata.fill(extra.notes)
+        shard.resumed_step = checkpoint.step if resumes else extra.resumed_step
         if like.job is not None:  # in another run the attempts count from 0 again
             for session in extra.sessions or ():
                 shard.gate.fence(WorkerRank(session.worker), session.generation)

@@ -93,9 +93,9 @@ def _why_not(client: Any, state: str | None) -> str:
     """Return why the table's rows are not loaded; empty: they are."""
     if state == LOADED:
         return "they were loaded before, in this training or in the one that it resumes"
-    steps = [each.restored_step for each in client.stats() if each.restored_step >= 0]
-    if state is None and steps:
-        return f"the training resumes from step {max(steps)}, whose rows stay"
+    resumed_step = max(each.resumed_step for each in client.stats())
+    if state is None and resumed_step >= 0:
+        return f"the training resumes from step {resumed_step}, whose rows stay"
     return ""
 
 
