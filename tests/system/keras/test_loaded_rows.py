@@ -143,6 +143,30 @@ def test_a_server_that_is_restarted_within_a_run_resumes_nothing(
         assert {each.resumed_step for each in client.stats()} == ({3} if resumes else {-1})
 
 
+@pytest.mark.fault("F08")
+@pytest.mark.usefixtures("table_kernels_loaded")
+def test_a_worker_that_comes_late_hears_that_rows_are_loaded_though_ps_0_has_lost_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tfos.keras.embedding.loading.LOOK_S", 0.01)
+    monkeypatch.setattr("tfos.keras.embedding.loading.LOAD_TIMEOUT_S", 30.0)
+    monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.05)
+    manifest = with_tables(table())
+    rows = [(np.arange(50), np.ones((50, DIM), "float32"))]
+    with cluster("inproc", num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        clients[0].save(tmp_path, 0)
+        assert load_rows(clients[0], "user", rows, is_chief=True) == 50
+
+        def work(rank: int) -> None:
+            if rank == 1:
+                bed.restart(0, tmp_path, generation=1)
+                load_rows(clients[1], "user", rows, is_chief=False)
+            clients[rank].rendezvous("begin", b"", timeout_s=60.0)
+
+        together(work, 2)
+
+
 def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Path):
     with serving() as cluster:
         model = fitted(make_model(), slice(0, 64), cluster.contexts[0])
