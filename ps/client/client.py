@@ -94,7 +94,7 @@ class MetadataClient:
         while True:
             self.set_again()
             call = OutgoingCall(self._servers.links[0], messages.FetchMetadata())
-            (reply,) = self._servers.send([call], timeout_s=self._servers.times.timeout_s)
+            (reply,) = self._servers.send([call])
             if not self.is_behind:
                 return metadata.decode(reply.payload)
 
@@ -123,8 +123,7 @@ class MetadataClient:
     def _send(self, name: str, text: bytes, timeout_s: float | None = None) -> None:
         number = Number(self._servers.session, next(self._numbers))
         call = OutgoingCall(self._servers.links[0], messages.SetMetadata(number, name), [text])
-        limit_s = self._servers.times.timeout_s if timeout_s is None else timeout_s
-        self._servers.answers([call], Description, timeout_s=limit_s)
+        self._servers.answers([call], Description, timeout_s=timeout_s)
 
 
 class RendezvousClient:
@@ -342,7 +341,7 @@ class PSClient:
         Servers that are started by hand without checkpoints always say 0.
         """
         with self._lock:
-            self._servers.ask(messages.Describe(), Description, timeout_s=self.timeout_s)
+            self._servers.ask(messages.Describe(), Description)
             return self._servers.generations
 
     @property
@@ -571,24 +570,24 @@ class PSClient:
         """
         with self._lock:
             self._joins_first = False
-            acks = self._servers.change(messages.Join, timeout_s=self.timeout_s)
+            acks = self._servers.change(messages.Join)
             self._servers.declare_inactive(None)
             if self.manifest.consistency != "async":
-                acks = self._servers.align_clocks(acks, self.manifest, timeout_s=self.timeout_s)
+                acks = self._servers.align_clocks(acks, self.manifest)
             return joined(acks)
 
     def leave(self) -> Ack:
         """Push no more until join(): nobody waits for this worker meanwhile."""
         with self._lock:
             self._joins_first = False
-            acks = self._servers.change(messages.Leave, timeout_s=self.timeout_s)
+            acks = self._servers.change(messages.Leave)
             self._servers.declare_inactive(messages.Leave)
             return joined(acks)
 
     def finish(self) -> None:
         """Be done for good: neither barrier nor rendezvous waits for this worker. Idempotent."""
         with self._lock:
-            self._servers.change(messages.Finish, timeout_s=self.timeout_s)
+            self._servers.change(messages.Finish)
             self._servers.declare_inactive(messages.Finish)
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> dict[int, bytes]:
@@ -714,7 +713,7 @@ class PSClient:
     def stats(self) -> list[ServerStats]:
         """Every server's counters."""
         with self._lock:
-            return self._servers.stats(timeout_s=self.timeout_s)
+            return self._servers.stats()
 
     def link_stats(self) -> list[LinkStats]:
         """What this client has counted per server: bytes, latencies, cuts, the way that is taken.
@@ -778,7 +777,7 @@ class PSClient:
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:
-            return self._servers.ask(request, answer, timeout_s=self.timeout_s)
+            return self._servers.ask(request, answer)
 
     def _adopt(self, manifest: Manifest) -> None:
         digest = manifest.hash()

@@ -256,10 +256,7 @@ class Service:
         """Take a seed in the place of the one that it names, which not all servers have."""
         self._refuse_other(manifest)
         self._check_seed_size(call, manifest)
-        place = self.settings
-        frozen = FrozenValues(
-            manifest, rank=place.rank, num_servers=place.num_servers, num_changes=1
-        )
+        frozen = self._new_frozen(manifest)
         _read_frozen(call, frozen)
         self.life.loaded().replace_seed(call, request, frozen)
 
@@ -268,12 +265,11 @@ class Service:
         shard = self.life.loaded()
         if shard.dense.manifest.frozen_groups or not manifest.frozen_groups:
             return
-        rank, num_servers = self.settings.rank, self.settings.num_servers
-        frozen = FrozenValues(manifest, rank=rank, num_servers=num_servers, num_changes=1)
+        frozen = self._new_frozen(manifest)
         if call.remaining < frozen.nbytes:
             raise ShapeError(
-                f"seed brought {call.remaining} bytes of values, the frozen buckets of ps:{rank} "
-                f"take {frozen.nbytes}"
+                f"seed brought {call.remaining} bytes of values, the frozen buckets of "
+                f"ps:{self.settings.rank} take {frozen.nbytes}"
             )
         _read_frozen(call, frozen)
         with shard.gate.between_clocks():  # no fence comes between
@@ -290,6 +286,11 @@ class Service:
             num_servers=settings.num_servers,
             num_workers=settings.num_workers,
         )
+
+    def _new_frozen(self, manifest: Manifest) -> FrozenValues:
+        """Make frozen values that take the place of those of the shard."""
+        place = self.settings
+        return FrozenValues(manifest, rank=place.rank, num_servers=place.num_servers, num_changes=1)
 
     def _new_tables(
         self, manifest: Manifest, segments: Mapping[str, int] | None = None

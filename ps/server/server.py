@@ -138,18 +138,18 @@ class PSServer:
         than clients try to reach a server. What its manifests tell is found before.
 
         Args:
-            directory: as `restore`.
-            step: as `restore`.
-            like: as `restore`.
+            directory: a path or URL that `open_storage` opens.
+            step: None: the newest that is whole.
+            like: for which parameters and rules; by default those that were saved.
             listening: called once clients are let in, before the shard is filled.
 
         Returns:
-            As `restore`.
+            The step: the one asked for, or the newest that is whole.
 
         Raises:
-            CheckpointError: as `restore`; what is found before clients are let in leaves the server
-                in whose place this one was started. Or another process took this server's place
-                meanwhile.
+            CheckpointError: there is none, or it is damaged or of another model; what is found
+                before clients are let in leaves the server in whose place this one was started. Or
+                another process took this server's place meanwhile.
         """
         storage = self._open_storage(directory)
         _read_newest(storage, step, lambda: check_restorable(storage, step, like))
@@ -162,24 +162,6 @@ class PSServer:
             # Without a word, as of a process that was killed: who waits may find another server.
             self._listener.close(_REPLACED_CLOSE_S)
             raise
-
-    def restore(
-        self, directory: str | Path, *, step: int | None = None, like: RestoreOptions = AS_SAVED
-    ) -> int:
-        """Fill the shard from a checkpoint instead of being seeded; call it before start().
-
-        Args:
-            directory: a path or URL that `open_storage` opens.
-            step: None: the newest that is whole.
-            like: for which parameters and rules; by default those that were saved.
-
-        Returns:
-            The step: the one asked for, or the newest that is whole.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged or of another model.
-        """
-        return self._fill(self._open_storage(directory), step, like)
 
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def fill() -> int:
