@@ -1,11 +1,8 @@
 """Credentials of hand-started processes: command-line arguments and secret files.
 
-Covers: secret file, cluster id, integrity, TLS files; the credentials that they give.
-Does not: read secrets (ps.cli.credentials) or keys (rpc.auth.certificates).
-
-[merged ps/cli/credentials.py] Secrets in files that only their owner may read.
-
-Covers: mode, owner and length.      Does not: know what the secret is for.
+Covers: secret files (owner, mode, length), cluster id, integrity, TLS files; the credentials that
+they give.
+Does not: read keys (rpc.auth.certificates).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from ps.client.server_group import (
 )
 from ps.client.slices import Gradient
 from ps.client.tables import TableClient
-from ps.errors import RequestTimeout, ServerPhaseError
+from ps.errors import PSError, PSSettingsError, RequestTimeout, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.protocol import messages
@@ -52,7 +52,7 @@ from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Connection, Reply
 from rpc.endpoint import Endpoint
-from rpc.errors import RemoteError
+from rpc.errors import RemoteError, RpcError
 
 _logger = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ BRING_TIMEOUT_S = 30.0
 """For what a worker keeps of passed rendezvous: far more than ps:0 needs to take it in."""
 
 
-class RendezvousClient:
-    """The rendezvous of one worker; belongs to a PSClient.
+class MetadataClient:
+    """The metadata that one client sets and reads; belongs to a PSClient.
 
     Args:
         servers: the links to the servers.
@@ -74,6 +74,74 @@ class RendezvousClient:
 
     def __init__(self, servers: ServerGroup) -> None:
         self._servers = servers
+        self._numbers = itertools.count(1)
+        self._of_run: dict[str, bytes] = {}
+        """By name the texts that hold for the run, whatever becomes of the parameters."""
+        self._num_connections = 0
+        """Of ps:0, when it last had all of these."""
+
+    def set(self, name: str, text: bytes, *, of_run: bool) -> None:
+        """Keep a text on ps:0. Raises as PSClient.set_metadata.
+
+        Args:
+            name: of the value.
+            text: its JSON.
+            of_run: whether this client sets it again where ps:0 has lost it.
+        """
+        self.set_again()
+        self._of_run.pop(name, None)
+        if of_run:
+            self._of_run[name] = text
+        self._send(name, text)
+
+    def get(self) -> dict[str, Any]:
+        """Return all values by name."""
+        while True:
+            self.set_again()
+            call = OutgoingCall(self._servers.links[0], messages.FetchMetadata())
+            (reply,) = self._servers.send([call])
+            if not self.is_behind:
+                return metadata.decode(reply.payload)
+
+    def set_again(self, *, timeout_s: float | None = None) -> None:
+        """Set what holds for the run once more, if ps:0 may have been started again since.
+
+        Args:
+            timeout_s: for each name; None: the client's.
+        """
+        if not self.is_behind:
+            return
+        num_connections = self._servers.links[0].num_connections
+        for name, text in list(self._of_run.items()):
+            try:
+                self._send(name, text, timeout_s)
+            except PSSettingsError as error:  # others have taken its room; no push fails for that
+                del self._of_run[name]
+                _logger.warning("%r is not set again on a restarted ps:0: %s", name, error)
+        self._num_connections = num_connections
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether ps:0 may have been started again since it had all that holds for the run."""
+        return bool(self._of_run) and self._servers.links[0].num_connections > self._num_connections
+
+    def _send(self, name: str, text: bytes, timeout_s: float | None = None) -> None:
+        number = Number(self._servers.session, next(self._numbers))
+        call = OutgoingCall(self._servers.links[0], messages.SetMetadata(number, name), [text])
+        self._servers.answers([call], Description, timeout_s=timeout_s)
+
+
+class RendezvousClient:
+    """The rendezvous of one worker; belongs to a PSClient.
+
+    Args:
+        servers: the links to the servers.
+        metadata: of the same client.
+    """
+
+    def __init__(self, servers: ServerGroup, metadata: MetadataClient) -> None:
+        self._servers = servers
+        self._metadata = metadata
         self._uses: dict[str, int] = {}
         self._passed = PassedRendezvous()
         servers.links[0].greet = self._bring
@@ -113,6 +181,7 @@ class RendezvousClient:
         begun_s = time.monotonic()
         deadline_s, tell_s = begun_s + timeout_s, begun_s + TELL_PERIOD_S
         while True:
+            self._set_notes_again()
             left_s = deadline_s - time.monotonic()
             is_last = left_s < 2 * PROBE_PERIOD_S
             call = OutgoingCall(
@@ -132,6 +201,12 @@ class RendezvousClient:
                     _tell_wait(name, error, now_s - begun_s, deadline_s - now_s)
                     tell_s = now_s + TELL_PERIOD_S
             self._servers.probe_restarts(timeout_s=PROBE_TIMEOUT_S)
+
+    def _set_notes_again(self) -> None:
+        try:
+            self._metadata.set_again(timeout_s=PROBE_TIMEOUT_S)
+        except (PSError, RpcError) as error:  # left to the next look
+            _logger.info("ps:0 lacks what this worker has set for the run: %s", error)
 
 
 def _tell_wait(name: str, error: RequestTimeout, waited_s: float, left_s: float) -> None:
@@ -210,8 +285,8 @@ class PSClient:
         )
         self._open_storage = open_storage
         self._saver = Saver(credentials.cluster_id, open_storage)
-        self._rendezvous_client = RendezvousClient(self._servers)
-        self._metadata_numbers = itertools.count(1)
+        self._metadata = MetadataClient(self._servers)
+        self._rendezvous_client = RendezvousClient(self._servers, self._metadata)
 
     def __enter__(self) -> PSClient:
         return self
@@ -272,13 +347,13 @@ class PSClient:
         Servers that are started by hand without checkpoints always say 0.
         """
         with self._lock:
-            self._servers.ask(messages.Describe(), Description, timeout_s=self.timeout_s)
-            return self.known_generations
+            self._servers.ask(messages.Describe(), Description)
+            return self._servers.generations
 
     @property
-    def known_generations(self) -> tuple[int, ...]:
-        """By rank, which start of each server gave the last answer; asks nobody."""
-        return tuple(link.generation for link in self._servers.links)
+    def saved_generations(self) -> tuple[int, ...]:
+        """By rank, which start of each server the last `save` holds; asks nobody."""
+        return self._servers.separate("saves").generations
 
     def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
         """Give the servers their manifest and first values; the chief calls it once.
@@ -410,8 +485,7 @@ class PSClient:
             WorkerLost: sync: a member of the barrier is gone.
             RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
-        if self._joins_first:
-            self._join_first()
+        self._prepare_push()
         with self._lock:
             return self._dense.push(grads, None, hyper, rows, metadata=metadata)
 
@@ -454,8 +528,7 @@ class PSClient:
         Returns:
             The servers' clock after it, and how stale the gradient was.
         """
-        if self._joins_first:
-            self._join_first()
+        self._prepare_push()
         if table_grads is None and next_rows is None:
             with self._lock:
                 return self._dense.push(grads, into, hyper, rows, lag, metadata)
@@ -476,8 +549,7 @@ class PSClient:
             into: filled with the values after it, as by `push_pull`; None: nothing is pulled.
             next_rows: as of `push_pull`.
         """
-        if self._joins_first:
-            self._join_first()
+        self._prepare_push()
         if next_rows is None:
             with self._lock:
                 return self._dense.push(None, into, None, rows)
@@ -504,10 +576,10 @@ class PSClient:
         """
         with self._lock:
             self._joins_first = False
-            acks = self._servers.change(messages.Join, timeout_s=self.timeout_s)
+            acks = self._servers.change(messages.Join)
             self._servers.declare_inactive(None)
             if self.manifest.consistency != "async":
-                acks = self._servers.align_clocks(acks, self.manifest, timeout_s=self.timeout_s)
+                acks = self._servers.align_clocks(acks, self.manifest)
             return joined(acks)
 
     def leave(self) -> Ack:
@@ -517,7 +589,7 @@ class PSClient:
         """
         with self._lock:
             self._joins_first = False
-            acks = self._servers.change(messages.Leave, timeout_s=self.timeout_s)
+            acks = self._servers.change(messages.Leave)
             self._servers.declare_inactive(messages.Leave)
             self._away_probe.start()
             return joined(acks)
@@ -525,7 +597,7 @@ class PSClient:
     def finish(self) -> None:
         """Be done for good: neither barrier nor rendezvous waits for this worker. Idempotent."""
         with self._lock:
-            self._servers.change(messages.Finish, timeout_s=self.timeout_s)
+            self._servers.change(messages.Finish)
             self._servers.declare_inactive(messages.Finish)
             self._away_probe.start()
 
@@ -548,12 +620,17 @@ class PSClient:
         with self._lock:
             return self._rendezvous_client.rendezvous(key, value, timeout_s)
 
-    def set_metadata(self, name: str, value: Any) -> None:
+    def set_metadata(self, name: str, value: Any, *, of_run: bool = False) -> None:
         """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.
+
+        It belongs to the parameters: a ps:0 that is restarted from an earlier checkpoint has lost
+        both. What holds for the run whatever its parameters are, this client sets once more then,
+        with its next push or rendezvous.
 
         Args:
             name: 1 to 200 of the characters 0-9 A-Z a-z . _ : / -; what it named before is gone.
             value: what JSON has, up to 1 MiB; None removes it.
+            of_run: whether the value holds for the run. No other client sets its name.
 
         Raises:
             PSSettingsError: another name or value, or no room: 4096 names, 16 MiB.
@@ -561,17 +638,12 @@ class PSClient:
         """
         text = metadata.text_of(name, value).encode()
         with self._lock:
-            number = Number(self._servers.session, next(self._metadata_numbers))
-            request = messages.SetMetadata(number, name)
-            call = OutgoingCall(self._servers.links[0], request, [text])
-            self._servers.answers([call], Description, timeout_s=self.timeout_s)
+            self._metadata.set(name, text, of_run=of_run)
 
     def metadata(self) -> dict[str, Any]:
         """All metadata by name; none on servers that are EMPTY."""
         with self._lock:
-            call = OutgoingCall(self._servers.links[0], messages.FetchMetadata())
-            (reply,) = self._servers.send([call], timeout_s=self.timeout_s)
-        return metadata.decode(reply.payload)
+            return self._metadata.get()
 
     def save(
         self,
@@ -651,7 +723,7 @@ class PSClient:
     def stats(self) -> list[ServerStats]:
         """Every server's counters."""
         with self._lock:
-            return self._servers.stats(timeout_s=self.timeout_s)
+            return self._servers.stats()
 
     def link_stats(self) -> list[LinkStats]:
         """What this client has counted per server: bytes, latencies, cuts, the way that is taken.
@@ -716,7 +788,7 @@ class PSClient:
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:
-            return self._servers.ask(request, answer, timeout_s=self.timeout_s)
+            return self._servers.ask(request, answer)
 
     def _adopt(self, manifest: Manifest) -> None:
         digest = manifest.hash()
@@ -725,6 +797,13 @@ class PSClient:
         self._dense.adopt(manifest, digest)
         is_replacement = self.identity.role is Role.WORKER and self.identity.generation > 0
         self._joins_first = is_replacement and manifest.consistency != "async"
+
+    def _prepare_push(self) -> None:
+        if self._joins_first:
+            self._join_first()
+        if self._metadata.is_behind:
+            with self._lock:
+                self._metadata.set_again()
 
     def _join_first(self) -> None:
         """Join a newer attempt before it trains; a client that only reads or saves never does.

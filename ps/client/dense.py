@@ -136,7 +136,7 @@ class DenseClient:
                 self._servers.links, replaced, views_per_server(values, pieces), strict=True
             )
         ]
-        answers = self._servers.answers(calls, Description, timeout_s=self._servers.times.timeout_s)
+        answers = self._servers.answers(calls, Description)
         if not are_filled(answers):
             raise ServerPhaseError(
                 f"{different_seeds(answers)}: another process of the chief seeds them at the same "
@@ -144,9 +144,7 @@ class DenseClient:
             )
 
     def _describe(self) -> list[Description]:
-        return self._servers.ask(
-            messages.Describe(), Description, timeout_s=self._servers.times.timeout_s
-        )
+        return self._servers.ask(messages.Describe(), Description)
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
         """Fill the arrays with the newest values, or their moving averages where there are any.
@@ -161,7 +159,7 @@ class DenseClient:
         calls = [
             OutgoingCall(link, request, (), views[link.server]) for link in self._servers.links
         ]
-        acks = self._servers.acks(calls, timeout_s=self._servers.times.timeout_s)
+        acks = self._servers.acks(calls)
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:
@@ -236,9 +234,9 @@ class DenseClient:
                 intos = tables.behind(intos)
             else:
                 change = partial(self._clipped_push.change, behind=tables.intos)
-        limit_s, links = self._servers.times.timeout_s, self._servers.links
+        links = self._servers.links
         with contextlib.nullcontext() if packer is None else packer.sending(links):
-            acks = change(request, timeout_s=limit_s, payloads=payloads, intos=intos)
+            acks = change(request, payloads=payloads, intos=intos)
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def assign(self, values: Mapping[str, Array]) -> None:
@@ -247,7 +245,6 @@ class DenseClient:
         check_arrays(self.layout, values, "values")
         self._servers.change(
             lambda number: messages.Assign(digest, number),
-            timeout_s=self._servers.times.timeout_s,
             payloads=views_per_server(values, self.pieces),
         )
 

@@ -128,53 +128,52 @@ class ServerGroup:
         self._separate_lock = threading.Lock()
         """Guards both, so that no connection is made behind a `close`."""
 
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """By rank, which start of each server gave the last answer; asks nobody."""
+        return tuple(link.generation for link in self.links)
+
     def ask(
-        self, request: messages.Request, answer: type[Answer], *, timeout_s: float
+        self, request: messages.Request, answer: type[Answer], *, timeout_s: float | None = None
     ) -> list[Answer]:
         """Make the same request to every server.
 
         Args:
             request: sent to every server.
             answer: type of the reply.
-            timeout_s: seconds for all of them together.
+            timeout_s: seconds for all of them together; None: the client's.
         """
         calls = [OutgoingCall(link, request) for link in self.links]
         return self.answers(calls, answer, timeout_s=timeout_s)
 
-    def stats(self, *, timeout_s: float) -> list[ServerStats]:
+    def stats(self) -> list[ServerStats]:
         """Ask every server for its counters, which come as payload: they may be many."""
         calls = [OutgoingCall(link, messages.FetchStats()) for link in self.links]
-        replies = self.send(calls, timeout_s=timeout_s)
-        return [messages.decode_reply(reply.payload, ServerStats) for reply in replies]
+        return [messages.decode_reply(each.payload, ServerStats) for each in self.send(calls)]
 
     def answers(
-        self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float
+        self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float | None = None
     ) -> list[Answer]:
         """Make these requests and decode their replies' meta. Raises as `send`.
 
         Args:
             calls: at most one per server.
             answer: type of the replies.
-            timeout_s: seconds for all of them together.
+            timeout_s: seconds for all of them together; None: the client's.
         """
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.meta, answer) for reply in replies]
 
-    def acks(self, calls: Sequence[OutgoingCall], *, timeout_s: float) -> list[Ack]:
-        """As `answers`, of requests that are acknowledged.
+    def acks(self, calls: Sequence[OutgoingCall]) -> list[Ack]:
+        """As `answers`, of requests that are acknowledged; at most one per server."""
+        return [messages.decode_ack(reply.meta) for reply in self.send(calls)]
 
-        Args:
-            calls: at most one per server.
-            timeout_s: seconds for all of them together.
-        """
-        return [messages.decode_ack(reply.meta) for reply in self.send(calls, timeout_s=timeout_s)]
-
-    def send(self, calls: Sequence[OutgoingCall], *, timeout_s: float) -> list[Reply]:
+    def send(self, calls: Sequence[OutgoingCall], *, timeout_s: float | None = None) -> list[Reply]:
         """Make these requests.
 
         Args:
             calls: at most one per server.
-            timeout_s: seconds for all of them together.
+            timeout_s: seconds for all of them together; None: the client's.
 
         Raises:
             ClosedError: after close().
@@ -182,20 +181,24 @@ class ServerGroup:
         """
         if self._closed:
             raise client_closed()
-        return self._exchange(calls, timeout_s, self.times.restore_s)
+        return self._exchange(calls, timeout_s, None)
 
     def _exchange(
-        self, calls: Sequence[OutgoingCall], timeout_s: float, restore_s: float
+        self, calls: Sequence[OutgoingCall], timeout_s: float | None, restore_s: float | None
     ) -> list[Reply]:
+        times = self.times
         return exchange(
-            calls, timeout_s=timeout_s, reconnect_s=self.times.reconnect_s, restore_s=restore_s
+            calls,
+            timeout_s=times.timeout_s if timeout_s is None else timeout_s,
+            reconnect_s=times.reconnect_s,
+            restore_s=times.restore_s if restore_s is None else restore_s,
         )
 
     def change(
         self,
         request: ChangingRequest,
         *,
-        timeout_s: float,
+        timeout_s: float | None = None,
         payloads: Sequence[Buffers] = (),
         intos: Sequence[Sequence[memoryview]] = (),
         links: Sequence[Channel] | None = None,
@@ -205,7 +208,8 @@ class ServerGroup:
 
         Args:
             request: made once per server.
-            timeout_s: for all answers; the servers may let a push wait for most of it.
+            timeout_s: for all answers; the servers may let a push wait for most of it. None: the
+                client's.
             payloads: one per server, by rank; none without it.
             intos: where the answers' payloads go, as `payloads`.
             links: the servers that it is for; None: all.
@@ -226,9 +230,7 @@ class ServerGroup:
         calls = [self._numbered(request, link, payloads, intos) for link in asked]
         acks: list[Ack] = []
         try:
-            self._exchange(
-                calls, timeout_s, self.times.restore_s if restore_s is None else restore_s
-            )
+            self._exchange(calls, timeout_s, restore_s)
         except BaseException as error:
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
@@ -259,15 +261,12 @@ class ServerGroup:
         into = intos[link.server] if intos else None
         return OutgoingCall(link, numbered, payload, into, isinstance(numbered, messages.Push))
 
-    def align_clocks(
-        self, acks: Sequence[Ack], manifest: Manifest, *, timeout_s: float
-    ) -> list[Ack]:
+    def align_clocks(self, acks: Sequence[Ack], manifest: Manifest) -> list[Ack]:
         """Raise the clock of a worker that has joined to the largest of all servers.
 
         Args:
             acks: every server's answer to the join.
             manifest: what they hold.
-            timeout_s: for the servers that are behind.
 
         Returns:
             The answers from which the common clock is seen.
@@ -285,7 +284,7 @@ class ServerGroup:
                 return messages.Push(digest, number, 0, null=True)
             return messages.Join(number, newest)
 
-        return [*acks, *self.change(catch_up, timeout_s=timeout_s, links=behind)]
+        return [*acks, *self.change(catch_up, links=behind)]
 
     def declare_inactive(self, request: ChangingRequest | None) -> None:
         """Note what this worker is beside a member: away or done, in the words of this request.

@@ -116,7 +116,7 @@ class TableClient:
         found = self._empty(routed)
         request = messages.Lookup(self._known_hash(), self._order(routed))
         with self._lock:
-            self._fill(self._servers, found, request, timeout_s=self._servers.times.timeout_s)
+            self._fill(self._servers, found, request)
         return _expanded(found)
 
     def lookup_into(self, into: Mapping[str, tuple[RoutedIds, Array]], *, training: bool) -> None:
@@ -142,14 +142,12 @@ class TableClient:
             check_rows(self._spec(name), ids, rows, "into", fills=True)
         routed = {name: ids for name, (ids, _) in into.items()}
         if training and self._has_permits:
-            self._begin_batch(
-                routed, into, self._servers.times.timeout_s, known_by=list(routed.values())
-            )
+            self._begin_batch(routed, into, known_by=list(routed.values()))
             return
         request = messages.Lookup(self._known_hash(), self._order(routed), training)
         servers = self._servers.separate("lookups")
         with self._lookup_lock:
-            self._fill(servers, into, request, timeout_s=self._servers.times.timeout_s)
+            self._fill(servers, into, request)
 
     def give_up(self, ids: Mapping[str, RoutedIds]) -> None:
         """Give a batch of `lookup_into` or `next_rows` up: its gradients will not come.
@@ -187,9 +185,8 @@ class TableClient:
         routed = self._routed(ids)
         if not self._has_permits:
             return TrainingBatch(routed, self.lookup(routed), self._push)
-        limit_s = self._servers.times.timeout_s if timeout_s is None else timeout_s
         found = self._empty(routed)
-        name = self._begin_batch(routed, found, limit_s)
+        name = self._begin_batch(routed, found, timeout_s)
         return TrainingBatch(
             routed, _expanded(found), self._push, name, lambda: self._batches.end(name.sequence)
         )
@@ -311,16 +308,14 @@ class TableClient:
                 for link in self._servers.links
                 if routed.num_own(link.server)
             ]
-            answers = self._servers.answers(
-                calls, RowsLoaded, timeout_s=self._servers.times.timeout_s
-            )
+            answers = self._servers.answers(calls, RowsLoaded)
         return sum(answer.num_added for answer in answers)
 
     def _begin_batch(
         self,
         routed: Mapping[str, RoutedIds],
         into: Rows,
-        timeout_s: float,
+        timeout_s: float | None = None,
         known_by: Sequence[RoutedIds] = (),
     ) -> BatchName:
         """Wait for a permit and look the rows up; return the batch's name."""
@@ -349,7 +344,7 @@ class TableClient:
         into: Rows,
         request: messages.Lookup | messages.LookupBatch,
         *,
-        timeout_s: float,
+        timeout_s: float | None = None,
     ) -> None:
         """Ask the servers that hold the ids."""
         routed = [ids for ids, _ in into.values()]
@@ -387,7 +382,6 @@ class TableClient:
             digest, order = self._known_hash(), self._order(routed)
             acks = self._servers.change(
                 lambda number: messages.PushRows(digest, number, hyper, order, batch),
-                timeout_s=self._servers.times.timeout_s,
                 payloads=payloads,
             )
             return joined(acks)
@@ -400,7 +394,7 @@ class TableClient:
                 self._known_hash(), self._numbers[spec.name], *place, with_slots
             )
             call = OutgoingCall(link, request)
-            (reply,) = self._servers.send([call], timeout_s=self._servers.times.timeout_s)
+            (reply,) = self._servers.send([call])
         scanned = messages.decode_reply(reply.meta, Scanned)
         data = np.frombuffer(reply.payload, np.uint8)
         split = 8 * scanned.num_rows

@@ -54,16 +54,14 @@ class ClippedPush:
         self,
         request: ChangingRequest,
         *,
-        timeout_s: float,
         payloads: Sequence[Buffers],
         intos: Sequence[Sequence[memoryview]],
         behind: Sequence[Sequence[memoryview]] = (),
     ) -> list[Ack]:
-        """Push as ServerGroup.change does; `timeout_s` holds for each round. Raises as that.
+        """Push as ServerGroup.change does; the client's timeout holds for each round.
 
         Args:
             request: the push; its number and clocks are filled in per server.
-            timeout_s: seconds for each round.
             payloads: per server the gradient's views.
             intos: per server the views that receive fresh values.
             behind: per server the views that receive rows; those come with the first round, in
@@ -72,7 +70,6 @@ class ClippedPush:
         no_rows: Sequence[Sequence[memoryview]] = [()] * len(self._parts)
         acks = self._servers.change(
             lambda number: msgspec.structs.replace(request(number), pull=True),
-            timeout_s=timeout_s,
             payloads=payloads,
             intos=[
                 [part.data.cast("B"), *rows]
@@ -89,7 +86,6 @@ class ClippedPush:
         # The clock that each server has just answered with: one that was restored may be behind.
         self._servers.change(
             lambda number: messages.Settle(self._hash, number, number.acked_clock, bool(intos)),
-            timeout_s=timeout_s,
             payloads=[() if squares is None else (squares,)] * len(self._parts),
             intos=intos,
         )

@@ -185,6 +185,7 @@ class Service:
                 waiting_lookups=shard.gate.lookups.num_waiting,
                 lost_updates=shard.lost_updates,
                 restored_step=self._restore_point.step,
+                resumed_step=shard.resumed_step,
                 lost_s=self._restore_point.seconds,
                 parameter_bytes=shard.dense.value_nbytes,
                 tables=shard.tables.stats(),
@@ -255,10 +256,7 @@ class Service:
         """Take a seed in the place of the one that it names, which not all servers have."""
         self._refuse_other(manifest)
         self._check_seed_size(call, manifest)
-        place = self.settings
-        frozen = FrozenValues(
-            manifest, rank=place.rank, num_servers=place.num_servers, num_changes=1
-        )
+        frozen = self._new_frozen(manifest)
         _read_frozen(call, frozen)
         self.life.loaded().replace_seed(call, request, frozen)
 
@@ -267,12 +265,11 @@ class Service:
         shard = self.life.loaded()
         if shard.dense.manifest.frozen_groups or not manifest.frozen_groups:
             return
-        rank, num_servers = self.settings.rank, self.settings.num_servers
-        frozen = FrozenValues(manifest, rank=rank, num_servers=num_servers, num_changes=1)
+        frozen = self._new_frozen(manifest)
         if call.remaining < frozen.nbytes:
             raise ShapeError(
-                f"seed brought {call.remaining} bytes of values, the frozen buckets of ps:{rank} "
-                f"take {frozen.nbytes}"
+                f"seed brought {call.remaining} bytes of values, the frozen buckets of "
+                f"ps:{self.settings.rank} take {frozen.nbytes}"
             )
         _read_frozen(call, frozen)
         with shard.gate.between_clocks():  # no fence comes between
@@ -289,6 +286,11 @@ class Service:
             num_servers=settings.num_servers,
             num_workers=settings.num_workers,
         )
+
+    def _new_frozen(self, manifest: Manifest) -> FrozenValues:
+        """Make frozen values that take the place of those of the shard."""
+        place = self.settings
+        return FrozenValues(manifest, rank=place.rank, num_servers=place.num_servers, num_changes=1)
 
     def _new_tables(
         self, manifest: Manifest, segments: Mapping[str, int] | None = None
@@ -489,13 +491,20 @@ class Service:
         storage = self._open_storage(request.directory)
         checkpoint = read_manifest(storage, request.step)
         like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
-        if self.restore(storage, checkpoint, like, attempt_of(call.peer)):
+        by = attempt_of(call.peer)
+        if self.restore(storage, checkpoint, like, by=by, resumes=True):
             self._restored = request
         self._refuse_other(manifest)
         self._reply_description(call)
 
     def restore(
-        self, root: Root, checkpoint: Checkpoint, like: RestoreOptions, by: Attempt | None = None
+        self,
+        root: Root,
+        checkpoint: Checkpoint,
+        like: RestoreOptions,
+        *,
+        by: Attempt | None = None,
+        resumes: bool = False,
     ) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
 
@@ -504,6 +513,7 @@ class Service:
             checkpoint: the one to restore.
             like: what it has to fit.
             by: the worker that has asked for it; None: no worker.
+            resumes: a run begins with it; False: the run that saved it goes on.
 
         Raises:
             CheckpointError: it is damaged or of another model.
@@ -517,6 +527,7 @@ class Service:
         extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
         shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
         shard.metadata.fill(extra.notes)
+        shard.resumed_step = checkpoint.step if resumes else extra.resumed_step
         if like.job is not None:  # in another run the attempts count from 0 again
             for session in extra.sessions or ():
                 shard.gate.fence(WorkerRank(session.worker), session.generation)

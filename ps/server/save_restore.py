@@ -57,6 +57,8 @@ class ShardExtra(msgspec.Struct, frozen=True):
     """When the snapshot was made, in seconds since 1970: only to tell users how much was lost."""
     notes: dict[str, str] = {}
     """Of ps:0: JSON texts by name. Versions that know no metadata pass it over."""
+    resumed_step: int = -1
+    """The checkpoint of an earlier run from which the run went on; -1: it began anew."""
 
 
 class SavedVersions:
@@ -226,7 +228,11 @@ class ShardSaving:
             def extra() -> bytes:
                 return msgspec.msgpack.encode(
                     ShardExtra(
-                        snapshot.num_updates(), snapshot.sessions(), saved_at_s, snapshot.metadata()
+                        snapshot.num_updates(),
+                        snapshot.sessions(),
+                        saved_at_s,
+                        snapshot.metadata(),
+                        shard.resumed_step,
                     )
                 )
 
@@ -251,7 +257,7 @@ def restore_into(
     place: ServerSettings,
     reset_optimizer: bool = False,
 ) -> ShardExtra:
-    """Fill a shard and tables that nobody uses yet; returns its clock, record and metadata.
+    """Fill a shard and tables that nobody uses yet; returns what was saved beside their values.
 
     With another number of servers or segments the sessions are not taken over: their numbers count
     requests to one server, and those servers are gone.
@@ -279,7 +285,9 @@ def restore_into(
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = is_same and units <= {0, num_units}
     notes = extras[0].notes if extras and place.rank == 0 else {}
-    return ShardExtra(clock, own.sessions if is_known else None, saved_at_s, notes)
+    resumed_step = max((extra.resumed_step for extra in extras), default=-1)
+    sessions = own.sessions if is_known else None
+    return ShardExtra(clock, sessions, saved_at_s, notes, resumed_step)
 
 
 def _decode(data: bytes, server: int) -> ShardExtra:

@@ -24,9 +24,7 @@ from ps.protocol.permissions import ServerPhase
 from ps.server.handlers import Service
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.descriptors import make_room
 from rpc.endpoint import Endpoint
-from rpc.limits import DEFAULT_LIMITS
 from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
@@ -34,6 +32,10 @@ __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
 Read = TypeVar("Read")
 
 _REPLACED_CLOSE_S = 1.0
+_CONNECTIONS_PER_WORKER = 2
+"""Of pushes and pulls, and of lookups ahead in a model with tables."""
+_OTHER_CONNECTIONS = 8
+"""The chief's saves and TensorBoard's scalars, the driver, supervisors, `ps stats`."""
 
 
 class PSServer:
@@ -47,7 +49,7 @@ class PSServer:
         open_storage: opens a checkpoint directory as clients name it.
 
     Raises:
-        SettingsError: this process may not open as many files as there are workers.
+        SettingsError: this process may not open as many files as workers need connections.
     """
 
     def __init__(
@@ -59,8 +61,6 @@ class PSServer:
         guard: GenerationFence | None = None,
         open_storage: OpenStorage = storage_at,
     ) -> None:
-        name = f"ps:{settings.rank}"
-        make_room(DEFAULT_LIMITS.max_connections, at_least=settings.num_workers, server=name)
         self.settings = settings
         self._guard = guard
         self._open_storage = open_storage
@@ -73,7 +73,10 @@ class PSServer:
             refuse_if_replaced=None if guard is None else self._refuse_if_replaced,
             open_storage=open_storage,
         )
-        self._listener = Listener(self._service.handle, credentials, identity)
+        num_connections = _CONNECTIONS_PER_WORKER * settings.num_workers + _OTHER_CONNECTIONS
+        self._listener = Listener(
+            self._service.handle, credentials, identity, num_connections=num_connections
+        )
 
     def __enter__(self) -> PSServer:
         return self
@@ -135,18 +138,18 @@ class PSServer:
         than clients try to reach a server. What its manifests tell is found before.
 
         Args:
-            directory: as `restore`.
-            step: as `restore`.
-            like: as `restore`.
+            directory: a path or URL that `open_storage` opens.
+            step: None: the newest that is whole.
+            like: for which parameters and rules; by default those that were saved.
             listening: called once clients are let in, before the shard is filled.
 
         Returns:
-            As `restore`.
+            The step: the one asked for, or the newest that is whole.
 
         Raises:
-            CheckpointError: as `restore`; what is found before clients are let in leaves the server
-                in whose place this one was started. Or another process took this server's place
-                meanwhile.
+            CheckpointError: there is none, or it is damaged or of another model; what is found
+                before clients are let in leaves the server in whose place this one was started. Or
+                another process took this server's place meanwhile.
         """
         storage = self._open_storage(directory)
         _read_newest(storage, step, lambda: check_restorable(storage, step, like))
@@ -159,24 +162,6 @@ class PSServer:
             # Without a word, as of a process that was killed: who waits may find another server.
             self._listener.close(_REPLACED_CLOSE_S)
             raise
-
-    def restore(
-        self, directory: str | Path, *, step: int | None = None, like: RestoreOptions = AS_SAVED
-    ) -> int:
-        """Fill the shard from a checkpoint instead of being seeded; call it before start().
-
-        Args:
-            directory: a path or URL that `open_storage` opens.
-            step: None: the newest that is whole.
-            like: for which parameters and rules; by default those that were saved.
-
-        Returns:
-            The step: the one asked for, or the newest that is whole.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged or of another model.
-        """
-        return self._fill(self._open_storage(directory), step, like)
 
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def fill() -> int:

@@ -153,6 +153,9 @@ class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     left since. What clients had pushed that never come back is not counted."""
     restored_step: int = -1
     """The checkpoint that this server was filled from; -1: it was seeded."""
+    resumed_step: int = -1
+    """The checkpoint of an earlier run that a client let the servers restore; -1: the run began
+    anew, whatever this server was restarted from since."""
     lost_s: float = 0.0
     """Seconds from that checkpoint's snapshot to the restore, by the hosts' clocks."""
     connections: int = 0

@@ -69,6 +69,8 @@ class Listener:
         identity: this process.
         limits: what this side accepts.
         on_disconnect: called with the peer after its connection has ended.
+        num_connections: that peers will have open at once; `limits.max_connections` holds for
+            more. 0: unknown.
     """
 
     def __init__(
@@ -79,11 +81,13 @@ class Listener:
         *,
         limits: Limits = DEFAULT_LIMITS,
         on_disconnect: Callable[[Identity], None] | None = None,
+        num_connections: int = 0,
     ) -> None:
-        """Check the credentials.
+        """Check the credentials, and make room.
 
         Raises:
             AuthError: the TLS files cannot be used.
+            SettingsError: this process may not open files for `num_connections`.
         """
         if credentials.tls is not None:
             tls_context(credentials.tls, server_side=True)
@@ -98,7 +102,8 @@ class Listener:
         self._lock = threading.Lock()
         self._served: dict[ServedConnection, threading.Thread] = {}
         self._closed = False
-        make_room(limits.max_connections)
+        self._max_connections = max(limits.max_connections, num_connections)
+        make_room(self._max_connections, at_least=num_connections, server=str(identity))
         self._quota = SharedMemoryQuota(limits.max_shared_bytes)
         self._closed_totals = _Totals()
 
@@ -268,8 +273,8 @@ class Listener:
         with self._lock:
             if self._closed:
                 return "this listener is closing"
-            if len(self._served) >= self._limits.max_connections:
-                return f"max_connections={self._limits.max_connections} are served"
+            if len(self._served) >= self._max_connections:
+                return f"max_connections={self._max_connections} are served"
             self._served[connection] = thread
             try:
                 thread.start()

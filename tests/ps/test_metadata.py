@@ -301,3 +301,43 @@ def test_a_value_in_the_place_of_another_needs_only_the_difference():
     metadata.check_room("never/there", "null")
     with pytest.raises(PSSettingsError, match="the limit is"):
         metadata.check_room("new", text)
+
+
+@pytest.mark.fault("F08")
+def test_a_note_of_the_run_is_set_again_where_ps_0_has_gone_back(tmp_path: Path):
+    with cluster(num_servers=2) as bed:
+        client, reader = bed.workers(MANIFEST, filled(MANIFEST))[0], bed.client()
+        client.set_metadata("run", "old", of_run=True)
+        client.set_metadata("gone", 1, of_run=True)
+        client.set_metadata("gone", None)
+        client.save(tmp_path, 0)
+        client.set_metadata("run", "new", of_run=True)
+        client.set_metadata("step", 7)
+        client.set_metadata("gone", 2)
+        for _ in range(2):
+            bed.restart(0, tmp_path)
+            assert reader.metadata() == {"run": "old"}
+            client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)  # finds ps:0 started again
+            client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+            assert reader.metadata() == {"run": "new"}
+            bed.restart(0, tmp_path)
+            assert client.metadata() == {"run": "new"}
+
+
+@pytest.mark.fault("F08")
+def test_who_waits_at_a_rendezvous_sets_its_notes_of_the_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.05)
+    with cluster(num_workers=2) as bed:
+        clients = bed.workers(MANIFEST, filled(MANIFEST))
+        clients[0].save(tmp_path, 0)
+        clients[0].set_metadata("run", "new", of_run=True)
+
+        def work(rank: int) -> None:
+            if rank == 1:
+                bed.restart(0, tmp_path)
+                wait_until(lambda: clients[1].metadata() == {"run": "new"}, "the note")
+            clients[rank].rendezvous("begin", b"", timeout_s=30.0)
+
+        succeeded(run_all(*(partial(work, rank) for rank in range(2))))

@@ -46,18 +46,25 @@ def _run(program: str, soft: int, hard: int) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.fault("F19")
 @pytest.mark.parametrize(
-    ("program", "who"),
-    [(COORDINATOR, "the driver's server of 300 nodes"), (SERVER, "ps:2")],
+    ("program", "who", "hard", "num_connections"),
+    [
+        (COORDINATOR, "the driver's server of 300 nodes", 256, 300),
+        # Room for one connection of each worker, and not for that of its lookups beside it.
+        (SERVER, "server:2", 600, 608),
+    ],
     ids=["driver", "server"],
 )
-def test_a_process_that_may_not_open_enough_files_says_so_at_once(program: str, who: str):
-    run = _run(program, 256, 256)
+def test_a_process_that_may_not_open_enough_files_says_so_at_once(
+    program: str, who: str, hard: int, num_connections: int
+):
+    run = _run(program, 256, hard)
     assert run.returncode == 1
     error = run.stderr.strip().splitlines()[-1]
     assert error.startswith(f"rpc.errors.SettingsError: {who} needs a limit of ")
-    assert " open files for 300 peers, the hard limit of this process is 256 " in error
+    told = f" open files for {num_connections} connections, the hard limit of this process is"
+    assert f"{told} {hard} " in error
     needed = int(error.partition("a limit of ")[2].split()[0])
-    assert 364 < needed < 800
+    assert num_connections + 64 < needed < 2 * num_connections + 200
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,11 @@ class Bed:
     """Handler and listener; `gate` holds back calls whose meta is `wait`."""
 
     def __init__(
-        self, transport: str = "tcp", limits: Limits | None = None, integrity: Integrity = "auto"
+        self,
+        transport: str = "tcp",
+        limits: Limits | None = None,
+        integrity: Integrity = "auto",
+        num_connections: int = 0,
     ) -> None:
         self.credentials = dataclasses.replace(Credentials.generate(), integrity=integrity)
         if transport == "tcp+payload":
@@ -132,6 +136,7 @@ class Bed:
             SERVER,
             limits=self.limits,
             on_disconnect=self.disconnected.append,
+            num_connections=num_connections,
         )
         if transport.startswith("tcp"):
             self.listener.bind_tcp("127.0.0.1")
@@ -225,9 +230,12 @@ class Bed:
 
 @contextlib.contextmanager
 def bed(
-    transport: str = "tcp", limits: Limits | None = None, integrity: Integrity = "auto"
+    transport: str = "tcp",
+    limits: Limits | None = None,
+    integrity: Integrity = "auto",
+    num_connections: int = 0,
 ) -> Iterator[Bed]:
-    made = Bed(transport, limits, integrity)
+    made = Bed(transport, limits, integrity, num_connections)
     try:
         yield made
     finally:

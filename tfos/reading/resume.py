@@ -139,7 +139,8 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
         refuse_changed(listed, files)
     course = course_after(before, saved.values(), files, own)
     if course != before:
-        client.set_metadata(_key(name, "course"), course)  # first: then the positions mean nothing
+        # First: then the positions mean nothing. They may come back with ps:0, the old course not.
+        client.set_metadata(_key(name, "course"), course, of_run=True)
         for key in saved:
             client.set_metadata(key, None)
     if course.run_number:

@@ -390,7 +390,8 @@ class NodeContext(PortedContext):
 
         Call it on every worker, with the same model, between `compile` and `fit`. All begin with
         the chief's weights; later `set_weights` and `load_weights` of the model take effect there
-        alone, for weights that train. With num_ps=0 each worker serves a part, in "sync" alone.
+        alone, for weights that train, and not before the first step of a worker that was started
+        again or of a run that resumes. With num_ps=0 each worker serves a part, in "sync" alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).

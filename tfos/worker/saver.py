@@ -124,9 +124,10 @@ class ChiefSaver:
     def saved_generations(self) -> tuple[int, ...]:
         """For each server, which start of it the save holds that `save_now` has just made.
 
-        A start that is replaced before the commit is still named here: nobody has asked the next.
+        Those that gave the save its parts: not one that was replaced just before, nor the one that
+        replaces it before the commit, whom a save does not ask.
         """
-        return self._client.known_generations
+        return self._client.saved_generations
 
     @property
     def saved_step(self) -> int:

@@ -4,7 +4,8 @@ Covers: clients of the servers, also after a server has moved; the workers' own 
 the chief's saver; refusing a training that leaves the servers out; leaving the training.
 Does not: push or pull (ps.client), serve (tfos.worker.own_shard), save (tfos.worker.saver).
 Runs in: the worker's process.
-Threads: `client` from any, `_lock` guards it; `moved` from `tfos-orders`; the rest from main_fun's.
+Threads: `client` and `new_client` from any; `moved` from `tfos-orders`; the rest from main_fun's.
+`_lock` guards the client, the endpoints and who has to hear of a change.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ServerAccess:
         self._own_shard: OwnShard | None = None
         self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
         self._client: PSClient | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def count(self) -> int:
@@ -127,15 +128,21 @@ class ServerAccess:
 
         may_restart = self._config.checkpoints is not None and self._config.restarts.ps > 0
         restarts = may_restart and self._own_shard is None
+        with self._lock:
+            endpoints = tuple(self._endpoints)
         client = PSClient(
-            self._endpoints,
+            endpoints,
             self._credentials,
             self._identity,
             num_workers=self._num_workers,
             reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
             open_storage=self._storages,
         )
-        self._clients.add(client)
+        with self._lock:
+            self._clients.add(client)
+            for rank, endpoint in enumerate(self._endpoints):
+                if endpoint != endpoints[rank]:  # it has moved since
+                    client.server_moved(rank, endpoint)
         return client
 
     def moved(self, rank: int, endpoint: Endpoint) -> None:
@@ -145,9 +152,10 @@ class ServerAccess:
             rank: of the server.
             endpoint: where it listens.
         """
-        self._endpoints[rank] = endpoint
-        for client in list(self._clients):
-            client.server_moved(rank, endpoint)
+        with self._lock:
+            self._endpoints[rank] = endpoint
+            for client in list(self._clients):
+                client.server_moved(rank, endpoint)
 
     def saver(self) -> ChiefSaver | None:
         """Return the saver of the cluster's checkpoints; None on workers that do not save."""

@@ -220,10 +220,11 @@ def test_live_workers_go_on_with_a_server_whose_predecessors_numbers_are_lost(tm
         def start(port: int) -> PSServer:
             fence = GenerationFence(storage_at(tmp_path), bed.credentials.cluster_id, 0)
             bed.servers[0] = PSServer(place, bed.credentials, guard=fence)
-            if port:
-                bed.servers[0].restore(str(tmp_path))
             bed.servers[0].bind_tcp("127.0.0.1", port)
-            bed.servers[0].start()
+            if port:
+                bed.servers[0].start_restoring(tmp_path)
+            else:
+                bed.servers[0].start()
             return bed.servers[0]
 
         for _ in range(2):

@@ -383,8 +383,7 @@ def test_a_restarted_server_has_what_was_acknowledged_before_the_cut(tmp_path: P
         settings = ServerSettings(rank=1, num_servers=2, num_workers=1)
         bed.servers[1] = PSServer(settings, bed.credentials)
         bed.servers[1].bind_tcp("127.0.0.1", port)
-        bed.servers[1].restore(tmp_path)
-        bed.servers[1].start()
+        bed.servers[1].start_restoring(tmp_path)
         client.tables.push(grads, hyper=HYPER)
         found = client.tables.lookup({"user": ids, "item": ids})
         assert client.stats()[1].lost_updates == 4

@@ -352,8 +352,7 @@ def test_a_server_that_has_gone_back_counts_as_changed(tmp_path: Path):
             bed.servers[1].close()
             bed.servers[1] = PSServer(old.settings, bed.credentials)
             bed.servers[1].bind_inproc(name)
-            assert bed.servers[1].restore(tmp_path, step=step) == step
-            bed.servers[1].start()
+            assert bed.servers[1].start_restoring(tmp_path, step=step) == step
             if step == 3:
                 assert saved(chief, tmp_path) == expected, "gone back to just that save"
                 continue

@@ -284,9 +284,13 @@ def test_a_restore_outlives_the_removal_of_what_it_reads(
 
         monkeypatch.setattr("ps.server.handlers.restore_into", after_another_save)
         with PSServer(bed.servers[0].settings, bed.credentials) as server:
-            assert server.restore(tmp_path) == 2
-            with pytest.raises(CheckpointError, match="newest complete step is 2"):
-                server.restore(tmp_path, step=1)
+            server.bind_inproc("restored")
+            assert server.start_restoring(tmp_path) == 2
+        with (
+            PSServer(bed.servers[0].settings, bed.credentials) as server,
+            pytest.raises(CheckpointError, match="newest complete step is 2"),
+        ):
+            server.start_restoring(tmp_path, step=1)
 
 
 # ---- deltas ----

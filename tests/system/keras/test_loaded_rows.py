@@ -11,6 +11,8 @@ import pytest
 
 from ps.string_ids.ids import with_hashed_strings
 from tests.support.keras_training import Context, Servers, serving, together
+from tests.support.ps_cluster import cluster, filled
+from tests.support.tables import table, table_kernels_loaded, with_tables
 from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError
 from tfos.keras import Embedding, rows_of
 from tfos.keras.embedding.loading import METADATA_NAME, load_rows
@@ -20,6 +22,7 @@ from tfos.serving import read_rows
 
 tf = pytest.importorskip("tensorflow")
 
+__all__ = ["table_kernels_loaded"]
 pytestmark = [
     pytest.mark.tf,
     pytest.mark.timeout(230),
@@ -113,6 +116,55 @@ def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(tmp_path: pathlib.P
             client.save(tmp_path, None)
     assert "'user': no rows are loaded: the training resumes from step 3, whose" in caplog.text
     assert "loaded before, in this training or in the one that it resumes" in caplog.text
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.usefixtures("table_kernels_loaded")
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_server_that_is_restarted_within_a_run_resumes_nothing(
+    tmp_path: pathlib.Path, resumes: bool
+):
+    """Only the run itself does: whether it does is known after a restart too."""
+    manifest = with_tables(table())
+    rows = [(np.arange(500), np.ones((500, DIM), "float32"))]
+    if resumes:
+        with cluster("inproc") as bed:
+            bed.workers(manifest, filled(manifest))[0].save(tmp_path, 3)
+    with cluster("inproc", num_servers=2) as bed:
+        client = bed.client()
+        if resumes:
+            client.restore(tmp_path)
+        else:
+            client.seed(manifest, filled(manifest))
+        client.save(tmp_path, 7)
+        for server in range(2):
+            bed.restart(server, tmp_path, generation=1)
+        assert load_rows(client, "user", rows, is_chief=True) == (0 if resumes else 500)
+        assert {each.resumed_step for each in client.stats()} == ({3} if resumes else {-1})
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.usefixtures("table_kernels_loaded")
+def test_a_worker_that_comes_late_hears_that_rows_are_loaded_though_ps_0_has_lost_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tfos.keras.embedding.loading.LOOK_S", 0.01)
+    monkeypatch.setattr("tfos.keras.embedding.loading.LOAD_TIMEOUT_S", 30.0)
+    monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.05)
+    manifest = with_tables(table())
+    rows = [(np.arange(50), np.ones((50, DIM), "float32"))]
+    with cluster("inproc", num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        clients[0].save(tmp_path, 0)
+        assert load_rows(clients[0], "user", rows, is_chief=True) == 50
+
+        def work(rank: int) -> None:
+            if rank == 1:
+                bed.restart(0, tmp_path, generation=1)
+                load_rows(clients[1], "user", rows, is_chief=False)
+            clients[rank].rendezvous("begin", b"", timeout_s=60.0)
+
+        together(work, 2)
 
 
 def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Path):

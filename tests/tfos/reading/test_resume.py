@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,11 @@ import pytest
 from feeding.errors import FileChanged
 from feeding.reading.positions import Front, Place, Position, fingerprint
 from feeding.reading.splits import SourceFile
-from ps.manifest.manifest import WorkerRank
+from ps.client.client import PSClient
+from ps.manifest.manifest import Hyper, WorkerRank
+from ps.metadata import pushed
 from ps.server.rendezvous import Rendezvous
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tfos.errors import SettingsError
 from tfos.reading.resume import course_of, files_metadata, position_name
 
@@ -27,7 +31,7 @@ class Servers:
     def metadata(self) -> dict[str, Any]:
         return {name: msgspec.json.decode(text) for name, text in self.texts.items()}
 
-    def set_metadata(self, name: str, value: Any) -> None:
+    def set_metadata(self, name: str, value: Any, *, of_run: bool = False) -> None:
         self.texts.pop(name, None)
         if value is not None:
             self.texts[name] = msgspec.json.encode(value)
@@ -40,9 +44,9 @@ class Chief:
     rank = 0
     num_workers = 1
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: Servers | PSClient) -> None:
         self.metadata, self.set_metadata = servers.metadata, servers.set_metadata
-        self._rendezvous = servers.rendezvous
+        self._rendezvous = servers.rendezvous if isinstance(servers, Servers) else Rendezvous(1)
         self._uses: Counter[str] = Counter()
 
     def absolute_path(self, path: str) -> str:
@@ -70,7 +74,7 @@ def files_of(count: int, size_bytes: int = 1000) -> tuple[SourceFile, ...]:
 
 
 def stand(
-    servers: Servers, files: tuple[SourceFile, ...], row: int, run_number: int = 0
+    servers: Servers | PSClient, files: tuple[SourceFile, ...], row: int, run_number: int = 0
 ) -> Position:
     """Let the one worker note that it has handed out so many rows."""
     place = Place(0, 0, Front(((0, row),), 1)) if row else Place(0)
@@ -121,6 +125,28 @@ def test_a_chief_that_is_started_again_leaves_the_positions_of_its_run(calls: in
     resumed = course_of(new_run(servers), "train", files, own)
     assert resumed.run_number == calls
     assert resumed.stops[-1] == (Place(0, 0, Front(((0, 9),), 1)),)
+
+
+@pytest.mark.socket
+@pytest.mark.fault("F08")
+def test_a_course_is_not_lost_with_ps_0(tmp_path: Path):
+    """Else the next run would go on from where the one before this one began."""
+    manifest = make_manifest(rule=ADD)
+    hyper, files = Hyper(1.0), files_of(2)
+    with cluster("inproc") as bed:
+        client = bed.workers(manifest, filled(manifest))[0]
+        at = stand(client, files, row=3)
+        client.save(tmp_path, 0)
+        chief = Chief(client)
+        course = course_of(chief, "train", files, at)
+        assert course.run_number == 1
+        bed.restart(0, tmp_path)
+        later = msgspec.structs.replace(at, run_number=1, place=Place(1))
+        noted = pushed(position_name("train", 0), later)
+        client.push(filled(manifest, 1.0), hyper=hyper, rows=1, metadata=noted)
+        client.push(filled(manifest, 1.0), hyper=hyper, rows=1)
+        resumed = course_of(Chief(client), "train", files, at)
+        assert (resumed.run_number, resumed.first_epoch) == (2, 1)
 
 
 @pytest.mark.parametrize("what", ["course", "worker/0", "files"])

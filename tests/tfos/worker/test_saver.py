@@ -300,7 +300,7 @@ def test_it_tells_the_starts_that_a_save_holds_from_those_that_answer_now(
 
 
 @pytest.mark.fault("F08")
-@pytest.mark.parametrize("restarts", ["before its save", "after its save"])
+@pytest.mark.parametrize("restarts", ["before its save", "within and after", "after its save"])
 def test_a_batch_is_lost_by_a_restart_before_its_save_alone(tmp_path: Path, restarts: str):
     manifest = make_manifest(rule=ADD)
     said: list[BatchReport] = []
@@ -313,7 +313,15 @@ def test_a_batch_is_lost_by_a_restart_before_its_save_alone(tmp_path: Path, rest
         feeds.begin(saver, lambda: client)
         feeds.expect(TrainBatch("input", 1, 0, "q", 5, True, True))
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
-        save_now, starts = saver.save_now, iter((1,))
+        save_now, starts = saver.save_now, iter((1, 2))
+        save = saver._client.save
+
+        def save_of_another_start(*given: Any, **more: Any) -> str:
+            restart_once()  # it has been asked for its clock by now
+            try:
+                return save(*given, **more)
+            finally:
+                restart_once()  # so it goes on from the save that lacks the push
 
         def save_beside_a_restart() -> str:
             if restarts == "before its save":
@@ -323,11 +331,15 @@ def test_a_batch_is_lost_by_a_restart_before_its_save_alone(tmp_path: Path, rest
             return error
 
         def restart_once() -> str:
-            for generation in starts:
+            if generation := next(starts, 0):
                 bed.restart(1, tmp_path, generation=generation)
             return ""
 
-        saver.save_now = save_beside_a_restart  # type: ignore[method-assign,assignment]
+        if restarts == "within and after":
+            saver._client.save = save_of_another_start  # type: ignore[method-assign]
+        else:
+            next(starts)
+            saver.save_now = save_beside_a_restart  # type: ignore[method-assign,assignment]
         feeds.trained("input", 0, FitPlace(0, 1))
         last = said[-1]
         values = set(bed.pulled(client)["trainable"])

@@ -8,7 +8,8 @@ Does not: read sources (keras_rows, tfos.serving), create rows (ps.client.tables
 Threads: the caller's.
 
 The metadata is in every checkpoint, so a training that resumes knows that its rows were loaded,
-and a chief that is started again goes on: an id that has a row keeps it.
+and a chief that is started again goes on: an id that has a row keeps it. It holds for the run: the
+others hear of it also where ps:0 was restarted from a checkpoint before it.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ def load_rows(client: Any, table: str, batches: RowBatches, *, is_chief: bool) -
         _logger.info("table %r: no rows are loaded: %s", table, reason)
         added = 0
     else:
-        client.set_metadata(METADATA_NAME, states | {table: LOADING})
+        client.set_metadata(METADATA_NAME, states | {table: LOADING}, of_run=True)
         added = _load(client, table, batches)
-    client.set_metadata(METADATA_NAME, states | {table: LOADED})
+    client.set_metadata(METADATA_NAME, states | {table: LOADED}, of_run=True)
     return added
 
 
@@ -93,9 +94,9 @@ def _why_not(client: Any, state: str | None) -> str:
     """Return why the table's rows are not loaded; empty: they are."""
     if state == LOADED:
         return "they were loaded before, in this training or in the one that it resumes"
-    steps = [each.restored_step for each in client.stats() if each.restored_step >= 0]
-    if state is None and steps:
-        return f"the training resumes from step {max(steps)}, whose rows stay"
+    resumed_step = max(each.resumed_step for each in client.stats())
+    if state is None and resumed_step >= 0:
+        return f"the training resumes from step {resumed_step}, whose rows stay"
     return ""
 
 

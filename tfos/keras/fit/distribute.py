@@ -247,7 +247,10 @@ def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
                 f"{original.__name__} after a training step {SPLITS_AN_EPOCH}. Values to begin "
                 "with come before the first step"
             )
-        trainer.assign()
+        if trainer.was_trained_before:
+            trainer.keep_trained(original.__name__)
+        else:
+            trainer.assign()
         return result
 
     return pushing

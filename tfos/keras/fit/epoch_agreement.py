@@ -202,6 +202,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.rows, self.steps = sum(r.rows for r in reports), sum(r.steps for r in reports)
         self.epochs_run += 1
         trainer.pull()
+        trainer.end_epoch()
         self._tell_trained(epoch, reports)
         trainer.is_between_epochs = True
 

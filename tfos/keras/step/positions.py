@@ -54,4 +54,4 @@ class DataPositions:
 
     def _note_first(self) -> None:
         while self._first:
-            self._client.set_metadata(*self._first.popitem())
+            self._client.set_metadata(*self._first.popitem(), of_run=True)

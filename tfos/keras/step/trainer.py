@@ -100,6 +100,9 @@ class PSTrainer:
         self._fitting_thread: int | None = None
         self._is_behind = False
         """Whether a step or a fit was broken off, so that the servers may have newer values."""
+        self._updates_found = 0
+        """That the servers had when the model attached; 0 once an epoch has ended here."""
+        self._has_told_kept = False
 
     @property
     def is_local(self) -> bool:
@@ -115,6 +118,14 @@ class PSTrainer:
     def has_trained_rows(self) -> bool:
         """Whether this worker has trained rows of tables, which no value of the model holds."""
         return self.steps > 0 and any(e.trainable for e in table_specs.embeddings_of(self.model))
+
+    @property
+    def was_trained_before(self) -> bool:
+        """Whether the servers' values come from steps before this process, which has done none.
+
+        A program that is run again begins as it did the first time, with the weights of then.
+        """
+        return self._updates_found > 0 and self.steps == 0
 
     @property
     def pipeline(self) -> int:
@@ -201,6 +212,7 @@ class PSTrainer:
         )
         self._attached = AttachedModel(found, step, tables, exchange)
         self.pull()
+        self._updates_found = self.clock
 
     def attach_without_batch(self) -> None:
         """Attach at the end of an epoch without rows, if any worker had a batch; once an epoch."""
@@ -445,6 +457,37 @@ class PSTrainer:
         if self.ctx.is_chief:
             self._attached.exchange.assign()
             self.assigned = True
+
+    def keep_trained(self, name: str) -> None:
+        """Take the servers' values in the place of those that the program has begun with.
+
+        Args:
+            name: of the method that has given the model its values.
+
+        Raises:
+            UnsupportedModel: weights that do not train are others than on the servers.
+        """
+        if self._attached is None:
+            return
+        self._attached.exchange.forget_values()
+        self._attached.exchange.check_unchanged()
+        self.pull()
+        if self._has_told_kept:
+            return
+        self._has_told_kept = True
+        logger.warning(
+            "%s before the first step here changes nothing: the servers' parameters were trained "
+            "before this process came (%d updates, of a worker that was lost or of the checkpoint "
+            "that the run resumes), and training goes on with them. To train from the values of "
+            "%s, begin a run with checkpoints in an empty directory",
+            name,
+            self._updates_found,
+            name,
+        )
+
+    def end_epoch(self) -> None:
+        """Note that what the program sets from now on is of its own training."""
+        self._updates_found = 0
 
     def finalize(self) -> None:
         """Let the averages, which the model has at the end of `fit`, be the servers' values too."""

@@ -1,0 +1,179 @@
+"""Weights that a program begins with, where the servers' parameters were trained before it came."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.keras_training import Context, Servers, serving, together
+from tfos.errors import SettingsError, UnsupportedModel
+from tfos.fit_place import FitPlace
+from tfos.keras import Embedding
+from tfos.keras.fit.distribute import distribute
+
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.timeout(230),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' save
+]
+
+BATCH = 16
+X = np.random.default_rng(0).integers(0, 40, (64, 3))
+Y = (X.sum(1) > 60).astype("float32")
+RESTARTED = 100
+"""Generation of a newer attempt."""
+
+
+def make_model(*, has_table: bool = False, is_frozen: bool = False) -> keras.Model:
+    keras.utils.set_random_seed(7)
+    ids = keras.Input((3,), dtype="int64")
+    kind = Embedding(4, table="user") if has_table else keras.layers.Embedding(40, 4, name="few")
+    hidden = keras.layers.Flatten()(kind(ids))
+    hidden = keras.layers.Dense(4, trainable=not is_frozen, name="hidden")(hidden)
+    model = keras.Model(ids, keras.layers.Dense(1, "sigmoid", name="out")(hidden))
+    model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", jit_compile=False)
+    return model
+
+
+def trained(model: keras.Model, steps: int) -> None:
+    for step in range(steps):
+        rows = slice(step * BATCH, (step + 1) * BATCH)
+        model.train_on_batch(X[rows], Y[rows])
+
+
+def shifted(model: keras.Model) -> list[np.ndarray]:
+    """Values that the servers never had."""
+    return [weight + 1 for weight in model.get_weights()]
+
+
+def again(context: Context, *, place: FitPlace | None = None) -> Context:
+    """A context of the same rank, started again."""
+    return replace(context, client=context.make_client(RESTARTED), fit_place=place)
+
+
+def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def assert_has(model: keras.Model, cluster: Servers) -> None:
+    held = cluster.values()
+    for weight in model.trainable_weights[-2:]:
+        np.testing.assert_array_equal(weight.numpy(), held[weight.path])
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_chief_that_is_started_again_keeps_what_was_trained(tmp_path, caplog, has_table):
+    with serving() as cluster:
+        lost = make_model(has_table=has_table)
+        distribute(lost, cluster.contexts[0])
+        lost.set_weights(first := shifted(lost))  # before any step: they are what training begins
+        lost.save_weights(tmp_path / "first.weights.h5")
+        trained(lost, 3)
+        held = cluster.values()
+        chief = again(cluster.contexts[0], place=FitPlace(0, 1))
+        model = make_model(has_table=has_table)
+        distribute(model, chief)
+        model.set_weights(first)
+        assert_equal(cluster.values(), held)
+        assert_has(model, cluster)
+        if not has_table:
+            model.load_weights(tmp_path / "first.weights.h5")
+            assert_equal(cluster.values(), held)
+            assert_has(model, cluster)
+        told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        assert len([each for each in told if "were trained before this process" in each]) == 1
+        assert "3 updates" in caplog.text
+        chief.client.close()
+
+
+def test_a_run_that_resumes_keeps_its_checkpoint(tmp_path: Path, caplog):
+    with serving() as cluster:
+        model = distribute(make_model(), cluster.contexts[0])
+        first = shifted(model)
+        model.set_weights(first)
+        trained(model, 3)
+        cluster.contexts[0].client.save(tmp_path, None)
+        held = cluster.values()
+    with serving() as cluster:
+        cluster.contexts[0].client.restore(tmp_path)
+        model = distribute(make_model(), cluster.contexts[0])
+        model.set_weights(first)
+        assert_equal(cluster.values(), held)
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+        assert_has(model, cluster)
+        model.set_weights(first)  # of its own training: they are meant
+        assert_has(model, cluster)
+        np.testing.assert_array_equal(model.get_weights()[-1], first[-1])
+    assert "set_weights" in caplog.text
+
+
+def test_a_checkpoint_that_was_never_trained_takes_the_first_values(tmp_path: Path):
+    with serving() as cluster:
+        distribute(make_model(), cluster.contexts[0])
+        cluster.contexts[0].client.save(tmp_path, 0)
+    with serving() as cluster:
+        cluster.contexts[0].client.restore(tmp_path)
+        model = distribute(make_model(), cluster.contexts[0])
+        model.set_weights(first := shifted(model))
+        np.testing.assert_array_equal(model.get_weights()[-1], first[-1])
+        assert_has(model, cluster)
+
+
+def test_best_weights_are_restored_by_a_chief_without_rows(tmp_path: Path):
+    """Its first epoch has ended, so what callbacks set is of this training."""
+    with serving() as cluster:
+        trained(distribute(make_model(), cluster.contexts[0]), 3)
+        cluster.contexts[0].client.save(tmp_path, None)
+    with serving() as cluster:
+        cluster.contexts[0].client.restore(tmp_path)
+        model = distribute(make_model(), cluster.contexts[0], on_nonfinite="skip")
+        best = shifted(model)
+        at_end = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: model.set_weights(best))
+        nothing = np.full(Y.shape, np.nan, "float32")  # no step of this process is sent
+        model.fit(X, nothing, batch_size=BATCH, verbose=0, callbacks=[at_end])
+        assert_has(model, cluster)
+        np.testing.assert_array_equal(model.get_weights()[-1], best[-1])
+
+
+def test_another_worker_that_comes_later_computes_with_the_trained_values():
+    with serving(num_workers=2) as cluster:
+        models = together(
+            lambda rank: distribute(make_model(), cluster.contexts[rank]), num_workers=2
+        )
+        first = shifted(models[0])
+        models[0].set_weights(first)
+        trained(models[0], 3)
+        late = again(cluster.contexts[1], place=FitPlace(0, 1))
+        model = distribute(make_model(), late)
+        model.set_weights(first)
+        assert_has(model, cluster)
+        late.client.close()
+
+
+def test_what_is_refused_in_the_first_attempt_is_in_the_next():
+    with serving() as cluster:
+        lost = distribute(make_model(is_frozen=True), cluster.contexts[0])
+        trained(lost, 2)
+        chief = again(cluster.contexts[0])
+        model = distribute(make_model(is_frozen=True), chief)
+        with pytest.raises(UnsupportedModel, match="weights that do not train were changed"):
+            model.set_weights(shifted(model))
+        chief.client.close()
+
+
+def test_rows_that_this_process_has_trained_still_refuse_other_dense_weights():
+    with serving() as cluster:
+        trained(distribute(make_model(has_table=True), cluster.contexts[0]), 2)
+        chief = again(cluster.contexts[0])
+        model = distribute(make_model(has_table=True), chief)
+        trained(model, 1)
+        with pytest.raises(SettingsError, match="rows of the last one"):
+            model.set_weights(shifted(model))
+        chief.client.close()
