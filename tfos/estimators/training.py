@@ -1,7 +1,8 @@
 """Training on a DataFrame: the cluster of one fit or evaluation, from checked rows to its results.
 
-Covers: what is checked before any node starts, validation rows, the cluster, the model's bytes.
-Does not: choose columns (estimators.columns) or run in workers (estimators.program).
+Covers: what is checked before any node starts, the cluster, the model's bytes.
+Does not: choose columns (estimators.columns), split rows (estimators.split) or run in workers
+(estimators.program).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from tfos.estimators.program import (
 )
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.slots import LONGEST_FIT_S, slots_for
+from tfos.estimators.split import divided
 from tfos.feed.dataframe import check_fed, chosen
-from tfos.feed.dataframe_columns import quoted
 from tfos.keras.data.class_weight_check import check_class_weight
 from tfos.spark.facts import max_result_bytes
 
@@ -166,16 +167,24 @@ def fit(
     _check_frame(frame, plan, recipe)
     if validation is not None:
         _check_frame(validation, plan, recipe)
-    rows = chosen(frame, plan.used)
-    train, held = _split(rows, plan, settings) if validation is None else (rows, validation)
-    _check_rows(train, "has no rows to train")
-    if held is not None:
-        _check_rows(held, "has no rows that validate")
     size, times = settings.batch_size, plan.times(_fields(frame))
-    held_data = None if held is None else FedData(plan, size, "validation", times)
-    program = _program(recipe, settings, FedData(plan, size, times=times), held_data)
-    fed = [each and chosen(each, plan.fed) for each in (train, held)]
-    return _trained(frame.sparkSession.sparkContext, program, settings, *fed)
+    with _divided(frame, plan, settings, validation) as (train, held):
+        _check_rows(train, "has no rows to train")
+        if held is not None:
+            _check_rows(held, "has no rows that validate")
+        held_data = None if held is None else FedData(plan, size, "validation", times)
+        program = _program(recipe, settings, FedData(plan, size, times=times), held_data)
+        fed = [each and chosen(each, plan.fed) for each in (train, held)]
+        return _trained(frame.sparkSession.sparkContext, program, settings, *fed)
+
+
+def _divided(
+    frame: Any, plan: ColumnPlan, settings: FitSettings, validation: Any
+) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
+    """Yield the rows to train and those that validate, which may be another DataFrame or None."""
+    if validation is not None:
+        return contextlib.nullcontext((frame, validation))
+    return divided(frame, plan, settings.validation_split, settings.seed or 0)
 
 
 def fit_made(
@@ -363,36 +372,6 @@ def _fields(frame: Any) -> list[tuple[str, Any]]:
 def _check_rows(frame: Any, text: str) -> None:
     if frame.isEmpty():
         raise SettingsError(f"the DataFrame with the columns {frame.columns} {text}")
-
-
-def _split(frame: Any, plan: ColumnPlan, settings: FitSettings) -> tuple[Any, Any]:
-    """Return the rows to train and those that validate, or None."""
-    if plan.validation is not None:
-        if settings.validation_split:
-            raise SettingsError(
-                f"validationSplit={settings.validation_split} and validationCol="
-                f"{plan.validation!r}; set one of them"
-            )
-        from pyspark.sql import functions as f
-
-        flag = f.coalesce(f.col(quoted(plan.validation)).cast("boolean"), f.lit(False))
-    elif settings.validation_split:
-        flag = _place(plan, settings.seed or 0) < settings.validation_split
-    else:
-        return frame, None
-    return frame.filter(~flag), frame.filter(flag)
-
-
-def _place(plan: ColumnPlan, seed: int) -> Any:
-    """Return a column of [0, 1) that a row's own values give.
-
-    DataFrame.randomSplit sorts the rows of each partition, so by class or by number, and draws
-    anew for every job of rows whose order is not fixed, so that rows train and validate.
-    """
-    from pyspark.sql import functions as f
-
-    bits = f.shiftrightunsigned(f.xxhash64(f.lit(seed), *map(quoted, plan.fed)), 11)
-    return bits / f.lit(float(1 << 53))
 
 
 def _config(settings: FitSettings) -> ClusterConfig:

@@ -98,6 +98,76 @@ def test_an_input_trains_on_numbers_of_its_own_dtype():
     assert [each.item() for each in x.values()] == [1_700_000_001, 16777217]
 
 
+def shared_score():
+    """Return a model of which one layer makes two outputs, compiled by their order."""
+    a, b = keras.Input((1,), name="a"), keras.Input((1,), name="b")
+    score = keras.layers.Dense(1, kernel_initializer="zeros", name="score")
+    model = keras.Model(
+        [a, b], [score(a), score(b), keras.layers.Dense(1, "sigmoid", name="aux")(a)]
+    )
+    model.compile("sgd", ["mse", "mae", "binary_crossentropy"])
+    return model
+
+
+def named_losses():
+    """Return a model of a list of outputs, compiled by their names."""
+    a, b = keras.Input((1,), name="a"), keras.Input((1,), name="b")
+    zeros = {"kernel_initializer": "zeros"}
+    sides = [keras.layers.Dense(1, name=name, **zeros) for name in ("z", "y")]
+    model = keras.Model([a, b], [sides[0](a), sides[1](b), keras.layers.Dense(1, name="x")(a)])
+    model.compile("sgd", {"x": "mse", "y": "mae", "z": "mse"})
+    return model
+
+
+def dict_of_outputs():
+    """Return a model whose outputs are a dict: columns go by its sorted keys."""
+    a, b = keras.Input((1,), name="a"), keras.Input((1,), name="b")
+    zeros = {"kernel_initializer": "zeros"}
+    outputs = {
+        "r": keras.layers.Dense(1, name="second", **zeros)(b),
+        "q": keras.layers.Dense(1, name="first", **zeros)(a),
+        "s": keras.layers.Dense(1, name="third")(a),
+    }
+    model = keras.Model([a, b], outputs)
+    model.compile("sgd", {"q": "mse", "r": "mae", "s": "mse"})
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+@pytest.mark.parametrize("make", [shared_score, named_losses, dict_of_outputs])
+def test_each_label_column_goes_to_the_output_of_its_place(make):
+    """Both outputs answer 0: their losses are those of 3 and of -5."""
+    columns = {
+        "a": np.zeros((4, 1)),
+        "b": np.zeros((4, 1)),
+        "first": np.full(4, 3.0),
+        "second": np.full(4, -5.0),
+        "third": np.ones(4),
+    }
+
+    def dataset(batch_size, feed, **given):
+        rows = ColumnRoles(**given).mapper("float32")(columns)
+        return tf.data.Dataset.from_tensors(rows)
+
+    history = keras.callbacks.History()
+    ctx = context(0)
+    ctx.dataset = dataset
+    plan = ColumnPlan(features=("a", "b"), labels=("first", "second", "third"))
+    program = FitProgram(
+        recipe=ModelRecipe(model_fn=make),
+        data=FedData(plan, 4),
+        validation=None,
+        epochs=1,
+        consistency=None,
+        callbacks=lambda: [history],
+        seed=3,
+    )
+    program(None, ctx)
+    (loss,) = history.history["loss"]
+    assert 14 < loss < 15.5  # the other way round: 28
+
+
 def scored():
     """Return a compiled model with a metric of one value per class."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
