@@ -37,6 +37,8 @@ from tfos.spark.facts import max_result_bytes
 
 _BLAME_S = 30.0
 """A job that fetches no model is a symptom if a worker's failure arrives within this time."""
+_LAST_SEED = 2**32 - 1
+"""Largest seed of numpy, and so of Keras."""
 _MODES = ("async", "sync", "ssp", "hybrid")
 
 
@@ -67,7 +69,11 @@ class FitSettings:
     resume: bool = False
     """Go on from the newest checkpoint there; otherwise those of another fit are refused."""
     feed_timeout_s: float = 600.0
+    exactly_once: bool = False
+    """A task that Spark repeats skips the rows that it fed before; see TFCluster.train."""
     verbose: bool = True
+    words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The caller's names of settings that are called otherwise than Params of spark.ml."""
 
     @property
     def servers(self) -> int:
@@ -80,7 +86,7 @@ class FitSettings:
         Raises:
             SettingsError: names value and remedy.
         """
-        check_batch_size(self.batch_size)
+        check_batch_size(self.batch_size, self._word("batchSize"))
         preflight.check_epochs(self.epochs)
         if self.epochs < 1:
             raise SettingsError(f"epochs={self.epochs}; a fit needs at least 1")
@@ -89,23 +95,7 @@ class FitSettings:
                 f"validationSplit={self.validation_split}; it is a share of the rows, from 0 to "
                 "below 1"
             )
-        if self.cluster_size - self.servers != 1 and not self.servers:
-            raise SettingsError(
-                f"clusterSize={self.cluster_size} with numPS=0: several workers train one model "
-                "through a parameter server; set numPS=1, or clusterSize=1"
-            )
-        if self.cluster_size <= self.servers:
-            raise SettingsError(
-                f"clusterSize={self.cluster_size} with numPS={self.servers} leaves no worker; "
-                "raise clusterSize"
-            )
-        if self.consistency not in _MODES:
-            raise SettingsError(f"consistency={self.consistency!r}; it is one of {_MODES}")
-        if (self.consistency == "ssp") != (self.staleness_bound is not None):
-            raise SettingsError(
-                f"consistency={self.consistency!r} with stalenessBound={self.staleness_bound}; "
-                "ssp, and only ssp, needs a number of steps"
-            )
+        self._check_cluster()
         if self.resume and not self.checkpoint_dir:
             raise SettingsError(
                 "resume=True without checkpointDir: there is nothing to go on from; name the "
@@ -117,6 +107,39 @@ class FitSettings:
             raise SettingsError(
                 f"checkpointDir={self.checkpoint_dir!r} needs parameter servers, which save; set "
                 "numPS=1 and clusterSize=2 or more"
+            )
+
+    def _word(self, name: str) -> str:
+        return self.words.get(name, name)
+
+    def _check_cluster(self) -> None:
+        """Refuse nodes, modes and seeds that cannot work."""
+        size, servers, bound = map(self._word, ("clusterSize", "numPS", "stalenessBound"))
+        for name, value in ((servers, self.num_ps), (bound, self.staleness_bound)):
+            if value is not None and value < 0:
+                raise SettingsError(f"{name}={value}; it must be 0 or more, or left out")
+        if self.cluster_size <= self.servers:
+            raise SettingsError(
+                f"{size}={self.cluster_size} with {servers}={self.servers} leaves no worker; "
+                f"raise {size}"
+            )
+        workers = self.cluster_size - self.servers
+        if workers > 1 and not self.servers:
+            raise SettingsError(
+                f"{size}={self.cluster_size} with {servers}=0: several workers train one model "
+                f"through a parameter server; set {servers}=1, or {size}=1"
+            )
+        if self.consistency not in _MODES:
+            raise SettingsError(f"consistency={self.consistency!r}; it is one of {_MODES}")
+        if (self.consistency == "ssp") != (self.staleness_bound is not None):
+            raise SettingsError(
+                f"consistency={self.consistency!r} with {bound}={self.staleness_bound}; "
+                "ssp, and only ssp, needs a number of steps"
+            )
+        if self.seed is not None and not 0 <= self.seed <= _LAST_SEED - (workers - 1):
+            raise SettingsError(
+                f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 to "
+                f"{_LAST_SEED}; set another one, or -1 for rows in their own order"
             )
 
     def _check_of_keras(self) -> None:
@@ -250,16 +273,34 @@ def _trained(
         with cluster:
             cluster.start(program)
             if train is not None:
-                cluster.train(
+                report = cluster.train(
                     train,
                     settings.epochs,
                     settings.feed_timeout_s,
                     seed=settings.seed,
+                    exactly_once=settings.exactly_once,
                     validation=held,
                 )
+                _tell_repeated(report, settings)
             content = _content(sc, cluster, settings.cluster_size - settings.servers)
         history = cluster.history()
     return FitResult(content, {name: history[name] for name in history.metrics})
+
+
+def _tell_repeated(report: Any, settings: FitSettings) -> None:
+    """Warn of rows that have trained more often than the user asked for."""
+    if report is None or not (count := report.repeated_rows):
+        return
+    remedy = (
+        "they came again for a lost worker"
+        if settings.exactly_once
+        else "Spark ran a task again, or a worker was lost. Where Spark computes a partition with the "
+        "same rows in the same order again, exactlyOnce=True skips what a repeated task fed before"
+    )
+    warnings.warn(
+        f"{count} rows, of {report.fed_rows} in all epochs, may have trained twice: {remedy}",
+        stacklevel=4,
+    )
 
 
 def evaluate(

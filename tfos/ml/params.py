@@ -277,6 +277,12 @@ class FitParams(ModelParams):
     feedTimeout = _param(
         "feedTimeout", "seconds without any worker taking a row", TypeConverters.toFloat
     )
+    exactlyOnce = _param(
+        "exactlyOnce",
+        "whether a task that Spark repeats skips the rows that it fed before, which is right only "
+        "where a partition has the same rows in the same order again",
+        TypeConverters.toBoolean,
+    )
 
     def setValidationCol(self, value: str) -> Self:
         """Set `validationCol`, and return this object."""
@@ -384,6 +390,15 @@ class FitParams(ModelParams):
     def getFeedTimeout(self) -> float:
         """Return `feedTimeout`."""
         found: float = self.getOrDefault(self.feedTimeout)
+        return found
+
+    def setExactlyOnce(self, value: bool) -> Self:
+        """Set `exactlyOnce`, and return this object."""
+        return self._set(exactlyOnce=value)  # type: ignore[no-any-return]
+
+    def getExactlyOnce(self) -> bool:
+        """Return `exactlyOnce`."""
+        found: bool = self.getOrDefault(self.exactlyOnce)
         return found
 
     def column_plan(self) -> ColumnPlan:

@@ -301,7 +301,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
         (frame, {"validationCol": "held", "validationSplit": 0.1}, "set one of them"),
         (frame, {"featuresCol": "one", "featuresCols": ["two"]}, "set one of them"),
         (frame, {"featuresCols": ["two", "two"]}, "has a column twice"),
-        (frame, {"batchSize": 0}, "batch_size must be an int >= 1, got 0"),
+        (frame, {"batchSize": 0}, "batchSize must be an int >= 1, got 0"),
         (frame, {"epochs": 0}, "epochs=0; a fit needs at least 1"),
         (frame, {"clusterSize": 3, "numPS": 0}, "clusterSize=3 with numPS=0: several workers"),
         (frame, {"clusterSize": 1, "numPS": 1}, "clusterSize=1 with numPS=1 leaves no worker"),
@@ -547,7 +547,7 @@ def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
         "model-00002.json",
         "model-00002.keras",
     ]
-    with pytest.raises(SettingsError, match="featuresCols: 'x': the DataFrame has no such column"):
+    with pytest.raises(SettingsError, match="feature_cols: 'x': the DataFrame has no such column"):
         estimator.fit(str(tmp_path / "rows"), feature_cols="x", label_cols="label")
     with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
         Estimator.from_keras(model_creator=scaled, model_dir=str(tmp_path)).load_latest_checkpoint()
