@@ -18,11 +18,13 @@ from tfos.errors import NonFiniteGradient, SettingsError, UnsupportedModel
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
-from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
+from tfos.estimators.recipe import ModelRecipe, content_of, model_of, recipe_of
 from tfos.keras import Embedding
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
+from tfos.predict import loading
+from tfos.predict.signature import ModelSource
 
 NUM_ROWS, EPOCHS = 64, 2
 SEEN: list[list[int]] = [[] for _ in range(EPOCHS)]
@@ -166,6 +168,51 @@ def test_each_label_column_goes_to_the_output_of_its_place(make):
     program(None, ctx)
     (loss,) = history.history["loss"]
     assert 14 < loss < 15.5  # the other way round: 28
+
+
+@keras.saving.register_keras_serializable("tests")
+class Free(keras.Model):  # type: ignore[misc]  # keras is not checked
+    """A model of which no file tells the inputs."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        """Return three numbers per row."""
+        return self.dense(x)
+
+
+def free():
+    """Return such a model, which has weights."""
+    model = Free()
+    model.compile("sgd", "mse")
+    model(np.ones((1, 1), "float32"))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_a_model_that_no_transform_can_ask_is_told_before_it_trains_with_what_does(tmp_path):
+    text = r"a Free without fixed inputs: .*keras_model\(\).* predict_column\('directory'\)"
+    with pytest.warns(UserWarning, match=text):
+        recipe = recipe_of(free(), None)
+    program = FitProgram(
+        recipe=ModelRecipe(model_fn=free),
+        data=MadeData(ones),
+        validation=None,
+        epochs=1,
+        consistency=None,
+        seed=3,
+    )
+    with pytest.warns(UserWarning, match=text):
+        program(None, context(0))
+    trained = model_of(recipe.content)
+    path = str(tmp_path / "directory")
+    trained(np.ones((1, 1), "float32"))
+    trained.export(path, verbose=False)
+    (info,) = loading.read_signature(ModelSource(path=path)).inputs.values()
+    assert (info.dtype, info.shape) == ("float32", (1,))
 
 
 def scored():
