@@ -138,8 +138,8 @@ class FitSettings:
             )
         if self.seed is not None and not 0 <= self.seed <= _LAST_SEED - (workers - 1):
             raise SettingsError(
-                f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 to "
-                f"{_LAST_SEED}; set another one, or -1 for rows in their own order"
+                f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 "
+                f"to {_LAST_SEED}; set another one, or -1 for rows in their own order"
             )
 
     def _check_of_keras(self) -> None:
@@ -294,8 +294,9 @@ def _tell_repeated(report: Any, settings: FitSettings) -> None:
     remedy = (
         "they came again for a lost worker"
         if settings.exactly_once
-        else "Spark ran a task again, or a worker was lost. Where Spark computes a partition with the "
-        "same rows in the same order again, exactlyOnce=True skips what a repeated task fed before"
+        else "Spark ran a task again, or a worker was lost. Where Spark computes a partition with "
+        "the same rows in the same order again, exactlyOnce=True skips what a repeated task fed "
+        "before"
     )
     warnings.warn(
         f"{count} rows, of {report.fed_rows} in all epochs, may have trained twice: {remedy}",

@@ -97,13 +97,13 @@ class ClusterFeeder:
                     progress.add(self._watch.sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
-                    # What tells that a fit has ended comes after it: an epoch may be fed until then.
+                    # A worker tells of its end some time after it: an epoch may be fed until then.
                     is_late = bool(number) and not report.trained_rows and self._has_ended(feed)
                     if not is_late:
                         self._warn_untrained(report)
                     if validation is not None:
                         self._validate(validation, number)
-                    if number + 1 < num_epochs and self._has_ended(feed):
+                    if (is_late or number + 1 < num_epochs) and self._has_ended(feed):
                         self._tell_unfed(number + (not is_late), request)
                         break
                 if done:
@@ -168,7 +168,7 @@ class ClusterFeeder:
         elif self._has_ended(feed):
             self._console.line(
                 f"fit ended after epoch {number} of {num_epochs}: no worker reads further rows of "
-                f"{feed!r}, so the rest is not fed"
+                f"{feed!r}"
             )
         else:
             self._console.warn(f"main_fun has returned on every worker {after}")

@@ -179,7 +179,7 @@ def _formed(values: Array, form: str) -> Array:
 
 
 def form_of(info: TensorInfo) -> Literal["tensor", "number", "value"]:
-    """Return the form of an output of which a row has one value: a double, if that holds it exactly.
+    """Return the form of an output: one value per row is a double only if that holds it exactly.
 
     Args:
         info: of the output.

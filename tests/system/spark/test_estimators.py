@@ -371,7 +371,7 @@ def test_rows_that_are_kept_already_are_kept_once(frame):
         rows.count()
         before = kept().size()
         with divided(rows, ColumnPlan(features=("one",), labels=("label",)), 0.5) as parts:
-            assert sorted(sum(map(labels_of, parts), [])) == sorted(labels_of(rows))
+            assert sorted(itertools.chain(*map(labels_of, parts))) == sorted(labels_of(rows))
             assert kept().size() == before
     finally:
         rows.unpersist()
@@ -381,10 +381,17 @@ def test_a_split_that_fails_keeps_no_rows(frame):
     kept = frame.sparkSession.sparkContext._jsc.sc().getPersistentRDDs
     before = kept().size()
     plan = ColumnPlan(features=("one",), labels=("label",))
-    with pytest.raises(InterruptedError), divided(noisy(frame), plan, 0.5) as (train, _):
-        train.count()
-        assert kept().size() == before + 1
-        raise InterruptedError
+    during = []
+
+    def fail() -> None:
+        with divided(noisy(frame), plan, 0.5) as (train, _):
+            train.count()
+            during.append(kept().size())
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fail()
+    assert during == [before + 1]
     assert kept().size() == before
 
 

@@ -73,7 +73,9 @@ def test_a_struct_is_refused_before_a_job():
     )
     kinds = StructType().add("n", LongType()).add("s", StructType().add("x", LongType()))
     frame: Any = SimpleNamespace(schema=kinds)
-    text = r"column 's' is struct<x:bigint>; select its fields .*withColumn\('x', F\.col\('s\.x'\)\)"
+    text = (
+        r"column 's' is struct<x:bigint>; select its fields .*withColumn\('x', F\.col\('s\.x'\)\)"
+    )
     with pytest.raises(SettingsError, match=text):
         check_kinds(predictor_of(signature, ["n", "s"], [], 3), frame)
 
