@@ -407,7 +407,7 @@ def test_columns_may_differ_in_case_alone(frame, params, monkeypatch):
     from tfos.ml import KerasEstimator
 
     wide = frame.toDF("features", "Features", "LABEL", "label", "Held")
-    fed = []
+    fed: list[list[float]] = []
     monkeypatch.setattr(
         "tfos.estimators.training._trained",
         lambda sc, program, settings, *given: fed.extend(map(labels_of, given)),
