@@ -221,7 +221,8 @@ class ClusterConfig:
     allow_dynamic: bool = False
     """Accept dynamic allocation although it may remove an executor under a node."""
     allow_speculation: bool = False
-    """Accept speculative execution although it starts nodes twice."""
+    """Accept speculative execution although it starts nodes twice, and although the rows of a feed
+    task that Spark runs a second time train twice, unless `train(exactly_once=True)` feeds them."""
     checkpoints: Checkpoints | None = None
     """Where and when parameters are saved; None: never, and a dead server fails the cluster."""
     restarts: Restarts = field(default_factory=Restarts)

@@ -207,18 +207,23 @@ class Member:
 
     def feed(self, feed: str) -> FeedSnapshot:
         """Return the newest counts of one feed: a flush's, a later heartbeat's, or the last."""
-        known = (
+        return max(self._snapshots(feed), key=_progress_of, default=FeedSnapshot(feed))
+
+    def reads(self, feed: str) -> bool:
+        """Whether its main_fun may read further rows of a feed: it never begins again."""
+        return not any(each.is_drained for each in self._snapshots(feed))
+
+    def _snapshots(self, feed: str) -> list[FeedSnapshot]:
+        """Return all that is known of one feed at this attempt."""
+        known = [
             *(self.heartbeat.feeds if self.heartbeat else ()),
             *(self.done.feeds if self.done else ()),
             *self.last_feeds,
-        )
-        candidates = [snapshot for snapshot in known if snapshot.feed == feed]
+        ]
         flush = self.flushes.get(feed)
         if flush is not None and flush.stats is not None:
-            candidates.append(flush.stats)
-        if not candidates:
-            return FeedSnapshot(feed)
-        return max(candidates, key=_progress_of)
+            known.append(flush.stats)
+        return [snapshot for snapshot in known if snapshot.feed == feed]
 
     def failure(self, error_type: str, message: str) -> NodeFailure:
         """Return a record for a failure that the node could not report.

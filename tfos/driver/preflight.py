@@ -61,8 +61,10 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
         )
     if is_true(conf, "spark.speculation") and not config.allow_speculation:
         raise ConfigError(
-            "spark.speculation=true: speculation starts a slow node a second time. Set it to "
-            "false, or pass config=ClusterConfig(allow_speculation=True) to reserve()."
+            "spark.speculation=true: speculation starts a slow node a second time, and rows "
+            "of a feed task that runs twice train twice. Set it to false, or pass "
+            "config=ClusterConfig(allow_speculation=True) to reserve(), and exactly_once=True to "
+            "train()."
         )
     limit = conf.get("spark.executor.pyspark.memory")
     if limit and executor_memory.mib(limit) > 0:

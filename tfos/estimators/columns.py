@@ -8,7 +8,7 @@ Runs in: the driver and in workers.      Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfos.errors import SettingsError
@@ -29,6 +29,8 @@ class ColumnPlan:
     weight: str | None = None
     validation: str | None = None
     """True or not 0 where a row validates; it is not fed."""
+    words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The caller's names of arguments that are called otherwise than Params of spark.ml."""
 
     @property
     def fed(self) -> list[str]:
@@ -58,17 +60,14 @@ class ColumnPlan:
         leaves = dataframe_columns.leaves([(name, kinds[name]) for name in self.fed])
         by_name = {leaf.name: leaf for leaf in leaves}
         for name in self.fed:
-            if name not in by_name:
-                raise SettingsError(
-                    f"column {name!r} is {kinds[name].simpleString()}; select its fields as "
-                    f"columns: df.withColumn('x', F.col('{name}.x'))"
-                )
+            dataframe_columns.check_plain(name, kinds[name])
         for name in self.labels:
             _check_number(f"label column {name!r}", by_name[name])
         if self.weight is not None:
             _check_number(f"weight column {self.weight!r}", by_name[self.weight], is_list=False)
         if self.validation is not None:
-            _check_flag(self.validation, kinds[self.validation])
+            word = self._word("validationCol")
+            _check_flag(f"{word} {self.validation!r}", kinds[self.validation])
 
     def check_model(
         self,
@@ -148,7 +147,11 @@ class ColumnPlan:
         """Return what users call them, with the columns."""
         one = [("weightCol", self.weight), ("validationCol", self.validation)]
         roles = [("featuresCols", self.features), ("labelCols", self.labels)]
-        return roles + [(role, (name,)) for role, name in one if name is not None]
+        roles += [(role, (name,)) for role, name in one if name is not None]
+        return [(self._word(role), names) for role, names in roles]
+
+    def _word(self, name: str) -> str:
+        return self.words.get(name, name)
 
 
 def _check_names(role: str, asked: tuple[str, ...], names: list[str]) -> None:
@@ -177,10 +180,10 @@ def _check_number(what: str, leaf: Leaf, *, is_list: bool = True) -> None:
         )
 
 
-def _check_flag(name: str, kind: Any) -> None:
+def _check_flag(what: str, kind: Any) -> None:
     if kind.typeName() not in ("boolean", "byte", "short", "integer", "long"):
         raise SettingsError(
-            f"validationCol {name!r} is {kind.simpleString()}; it must be boolean, or an integer "
+            f"{what} is {kind.simpleString()}; it must be boolean, or an integer "
             "that is not 0 where a row validates"
         )
 

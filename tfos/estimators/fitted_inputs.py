@@ -32,6 +32,8 @@ class FittedInputs:
     num_outputs: int
     features: tuple[str, ...] = ()
     """The columns: one per input, or those of the only one; for errors."""
+    has_named_outputs: bool = False
+    """The model's outputs are a dict. Names of others may be there twice: Keras goes by place."""
 
     def __call__(self, x: Any, *rest: Any) -> tuple[Any, ...]:
         """Return x, y and weight, x and y as the model takes them.
@@ -47,6 +49,8 @@ class FittedInputs:
         y, weight = rest[:1], rest[1:]
         if self.num_outputs == 1:
             y = tuple(map(_joined, y))
+        elif not self.has_named_outputs:
+            y = tuple(tuple(each.values()) if isinstance(each, Mapping) else each for each in y)
         infos = dict(self.inputs)
         if isinstance(x, Mapping):
             x = {name: self._fitted(each, name, infos[name]) for name, each in x.items()}
@@ -108,7 +112,8 @@ def map_fn_of(model: Any, features: tuple[str, ...]) -> FittedInputs | None:
     if len(infos) == 1:
         name, info = infos[0]
         check_columns(f"input {name!r}, {info}", len(features), is_ragged=info.is_ragged)
-    return FittedInputs(infos, len(outputs), features)
+    has_named_outputs = isinstance(getattr(model, "output", None), dict)
+    return FittedInputs(infos, len(outputs), features, has_named_outputs)
 
 
 def _joined(part: Any) -> Any:

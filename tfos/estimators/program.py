@@ -16,7 +16,13 @@ from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.finite_training import check_finite, finite_loss
 from tfos.estimators.fitted_inputs import map_fn_of
-from tfos.estimators.recipe import ModelRecipe, check_saved, content_of, tensors_of
+from tfos.estimators.recipe import (
+    ModelRecipe,
+    check_saved,
+    content_of,
+    tensors_of,
+    warn_of_predictions,
+)
 from tfos.feed.dataframe_columns import Leaf
 
 MODEL_FEED = "model"
@@ -116,6 +122,7 @@ class FitProgram:
         model = self.recipe.build(is_distributed=self.consistency is not None)
         if not self.recipe.content and ctx.rank == 0:
             check_saved(model, self.recipe.custom_objects)
+            warn_of_predictions(model)  # of model=, the driver has
         if self.learning_rate is not None:
             model.optimizer.learning_rate = self.learning_rate
         if self.consistency is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
-from tfos.predict.loading import input_infos, input_names, output_names
+from tfos.predict.loading import EXPORT, input_infos, input_names, output_names
 from tfos.predict.signature import ModelSignature, TensorInfo
 
 _NAMED = (
@@ -130,6 +130,7 @@ def recipe_of(
             "the model has a function without a name, as of keras.layers.Lambda(lambda x: ...): "
             f"Keras saves its code, and loads none. {_NAMED}"
         )
+    warn_of_predictions(model)
     inputs, outputs = tensors_of(model)
     infos = list(input_infos(model).values()) if inputs else []
     return ModelRecipe(
@@ -141,6 +142,23 @@ def recipe_of(
         takes_ids=tuple(each.is_id for each in infos),
         is_ragged=tuple(each.is_ragged for each in infos),
         has_trained=int(model.optimizer.iterations) > 0,
+    )
+
+
+def warn_of_predictions(model: Any) -> None:
+    """Warn of a model that can be trained, and of whose file nobody can tell the inputs.
+
+    Args:
+        model: of Keras.
+    """
+    if tensors_of(model)[0]:
+        return
+    warnings.warn(
+        f"the model is a {type(model).__name__} without fixed inputs: fit trains it, but transform "
+        "and predict will refuse what has trained, as nothing says what its columns are. Take it "
+        f"from keras_model(), get_model() of Orca's estimator; {EXPORT}. Or make the model of "
+        "keras.Input and layers",
+        stacklevel=4,
     )
 
 

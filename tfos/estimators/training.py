@@ -1,7 +1,8 @@
 """Training on a DataFrame: the cluster of one fit or evaluation, from checked rows to its results.
 
-Covers: what is checked before any node starts, validation rows, the cluster, the model's bytes.
-Does not: choose columns (estimators.columns) or run in workers (estimators.program).
+Covers: what is checked before any node starts, the cluster, the model's bytes.
+Does not: choose columns (estimators.columns), split rows (estimators.split) or run in workers
+(estimators.program).
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from tfos.estimators.program import (
 )
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.slots import LONGEST_FIT_S, slots_for
+from tfos.estimators.split import divided
 from tfos.feed.dataframe import check_fed, chosen
-from tfos.feed.dataframe_columns import quoted
 from tfos.keras.data.class_weight_check import check_class_weight
 from tfos.spark.facts import max_result_bytes
 
 _BLAME_S = 30.0
 """A job that fetches no model is a symptom if a worker's failure arrives within this time."""
+_LAST_SEED = 2**32 - 1
+"""Largest seed of numpy, and so of Keras."""
 _MODES = ("async", "sync", "ssp", "hybrid")
 
 
@@ -66,7 +69,11 @@ class FitSettings:
     resume: bool = False
     """Go on from the newest checkpoint there; otherwise those of another fit are refused."""
     feed_timeout_s: float = 600.0
+    exactly_once: bool = False
+    """A task that Spark repeats skips the rows that it fed before; see TFCluster.train."""
     verbose: bool = True
+    words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The caller's names of settings that are called otherwise than Params of spark.ml."""
 
     @property
     def servers(self) -> int:
@@ -79,7 +86,7 @@ class FitSettings:
         Raises:
             SettingsError: names value and remedy.
         """
-        check_batch_size(self.batch_size)
+        check_batch_size(self.batch_size, self._word("batchSize"))
         preflight.check_epochs(self.epochs)
         if self.epochs < 1:
             raise SettingsError(f"epochs={self.epochs}; a fit needs at least 1")
@@ -88,23 +95,7 @@ class FitSettings:
                 f"validationSplit={self.validation_split}; it is a share of the rows, from 0 to "
                 "below 1"
             )
-        if self.cluster_size - self.servers != 1 and not self.servers:
-            raise SettingsError(
-                f"clusterSize={self.cluster_size} with numPS=0: several workers train one model "
-                "through a parameter server; set numPS=1, or clusterSize=1"
-            )
-        if self.cluster_size <= self.servers:
-            raise SettingsError(
-                f"clusterSize={self.cluster_size} with numPS={self.servers} leaves no worker; "
-                "raise clusterSize"
-            )
-        if self.consistency not in _MODES:
-            raise SettingsError(f"consistency={self.consistency!r}; it is one of {_MODES}")
-        if (self.consistency == "ssp") != (self.staleness_bound is not None):
-            raise SettingsError(
-                f"consistency={self.consistency!r} with stalenessBound={self.staleness_bound}; "
-                "ssp, and only ssp, needs a number of steps"
-            )
+        self._check_cluster()
         if self.resume and not self.checkpoint_dir:
             raise SettingsError(
                 "resume=True without checkpointDir: there is nothing to go on from; name the "
@@ -116,6 +107,39 @@ class FitSettings:
             raise SettingsError(
                 f"checkpointDir={self.checkpoint_dir!r} needs parameter servers, which save; set "
                 "numPS=1 and clusterSize=2 or more"
+            )
+
+    def _word(self, name: str) -> str:
+        return self.words.get(name, name)
+
+    def _check_cluster(self) -> None:
+        """Refuse nodes, modes and seeds that cannot work."""
+        size, servers, bound = map(self._word, ("clusterSize", "numPS", "stalenessBound"))
+        for name, value in ((servers, self.num_ps), (bound, self.staleness_bound)):
+            if value is not None and value < 0:
+                raise SettingsError(f"{name}={value}; it must be 0 or more, or left out")
+        if self.cluster_size <= self.servers:
+            raise SettingsError(
+                f"{size}={self.cluster_size} with {servers}={self.servers} leaves no worker; "
+                f"raise {size}"
+            )
+        workers = self.cluster_size - self.servers
+        if workers > 1 and not self.servers:
+            raise SettingsError(
+                f"{size}={self.cluster_size} with {servers}=0: several workers train one model "
+                f"through a parameter server; set {servers}=1, or {size}=1"
+            )
+        if self.consistency not in _MODES:
+            raise SettingsError(f"consistency={self.consistency!r}; it is one of {_MODES}")
+        if (self.consistency == "ssp") != (self.staleness_bound is not None):
+            raise SettingsError(
+                f"consistency={self.consistency!r} with {bound}={self.staleness_bound}; "
+                "ssp, and only ssp, needs a number of steps"
+            )
+        if self.seed is not None and not 0 <= self.seed <= _LAST_SEED - (workers - 1):
+            raise SettingsError(
+                f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 "
+                f"to {_LAST_SEED}; set another one, or -1 for rows in their own order"
             )
 
     def _check_of_keras(self) -> None:
@@ -166,16 +190,24 @@ def fit(
     _check_frame(frame, plan, recipe)
     if validation is not None:
         _check_frame(validation, plan, recipe)
-    rows = chosen(frame, plan.used)
-    train, held = _split(rows, plan, settings) if validation is None else (rows, validation)
-    _check_rows(train, "has no rows to train")
-    if held is not None:
-        _check_rows(held, "has no rows that validate")
     size, times = settings.batch_size, plan.times(_fields(frame))
-    held_data = None if held is None else FedData(plan, size, "validation", times)
-    program = _program(recipe, settings, FedData(plan, size, times=times), held_data)
-    fed = [each and chosen(each, plan.fed) for each in (train, held)]
-    return _trained(frame.sparkSession.sparkContext, program, settings, *fed)
+    with _divided(frame, plan, settings, validation) as (train, held):
+        _check_rows(train, "has no rows to train")
+        if held is not None:
+            _check_rows(held, "has no rows that validate")
+        held_data = None if held is None else FedData(plan, size, "validation", times)
+        program = _program(recipe, settings, FedData(plan, size, times=times), held_data)
+        fed = [each and chosen(each, plan.fed) for each in (train, held)]
+        return _trained(frame.sparkSession.sparkContext, program, settings, *fed)
+
+
+def _divided(
+    frame: Any, plan: ColumnPlan, settings: FitSettings, validation: Any
+) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
+    """Yield the rows to train and those that validate, which may be another DataFrame or None."""
+    if validation is not None:
+        return contextlib.nullcontext((frame, validation))
+    return divided(frame, plan, settings.validation_split, settings.seed or 0)
 
 
 def fit_made(
@@ -241,16 +273,35 @@ def _trained(
         with cluster:
             cluster.start(program)
             if train is not None:
-                cluster.train(
+                report = cluster.train(
                     train,
                     settings.epochs,
                     settings.feed_timeout_s,
                     seed=settings.seed,
+                    exactly_once=settings.exactly_once,
                     validation=held,
                 )
+                _tell_repeated(report, settings)
             content = _content(sc, cluster, settings.cluster_size - settings.servers)
         history = cluster.history()
     return FitResult(content, {name: history[name] for name in history.metrics})
+
+
+def _tell_repeated(report: Any, settings: FitSettings) -> None:
+    """Warn of rows that have trained more often than the user asked for."""
+    if report is None or not (count := report.repeated_rows):
+        return
+    remedy = (
+        "they came again for a lost worker"
+        if settings.exactly_once
+        else "Spark ran a task again, or a worker was lost. Where Spark computes a partition with "
+        "the same rows in the same order again, exactlyOnce=True skips what a repeated task fed "
+        "before"
+    )
+    warnings.warn(
+        f"{count} rows, of {report.fed_rows} in all epochs, may have trained twice: {remedy}",
+        stacklevel=4,
+    )
 
 
 def evaluate(
@@ -363,36 +414,6 @@ def _fields(frame: Any) -> list[tuple[str, Any]]:
 def _check_rows(frame: Any, text: str) -> None:
     if frame.isEmpty():
         raise SettingsError(f"the DataFrame with the columns {frame.columns} {text}")
-
-
-def _split(frame: Any, plan: ColumnPlan, settings: FitSettings) -> tuple[Any, Any]:
-    """Return the rows to train and those that validate, or None."""
-    if plan.validation is not None:
-        if settings.validation_split:
-            raise SettingsError(
-                f"validationSplit={settings.validation_split} and validationCol="
-                f"{plan.validation!r}; set one of them"
-            )
-        from pyspark.sql import functions as f
-
-        flag = f.coalesce(f.col(quoted(plan.validation)).cast("boolean"), f.lit(False))
-    elif settings.validation_split:
-        flag = _place(plan, settings.seed or 0) < settings.validation_split
-    else:
-        return frame, None
-    return frame.filter(~flag), frame.filter(flag)
-
-
-def _place(plan: ColumnPlan, seed: int) -> Any:
-    """Return a column of [0, 1) that a row's own values give.
-
-    DataFrame.randomSplit sorts the rows of each partition, so by class or by number, and draws
-    anew for every job of rows whose order is not fixed, so that rows train and validate.
-    """
-    from pyspark.sql import functions as f
-
-    bits = f.shiftrightunsigned(f.xxhash64(f.lit(seed), *map(quoted, plan.fed)), 11)
-    return bits / f.lit(float(1 << 53))
 
 
 def _config(settings: FitSettings) -> ClusterConfig:

@@ -92,15 +92,20 @@ class ClusterFeeder:
                     if report is None or report.dropped_rows:
                         self._watch.check_not_ending(call)
                     if report is None:
-                        after = f"after {number} of {num_epochs} epochs of {feed!r}"
-                        self._tell_unfed(f"{after}: the rest was not fed")
+                        self._tell_unfed(number, request)
                         break
                     progress.add(self._watch.sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
-                    self._warn_untrained(report, f"epoch {report.epoch + 1} of {feed!r}")
+                    # A worker tells of its end some time after it: an epoch may be fed until then.
+                    is_late = bool(number) and not report.trained_rows and self._has_ended(feed)
+                    if not is_late:
+                        self._warn_untrained(report, f"epoch {report.epoch + 1} of {feed!r}")
                     if validation is not None:
                         self._validate(validation, number)
+                    if (is_late or number + 1 < num_epochs) and self._has_ended(feed):
+                        self._tell_unfed(number + (not is_late), request)
+                        break
                 if done:
                     self._await_metrics(call, progress, request.feed_timeout_s)
             finally:
@@ -143,9 +148,28 @@ class ClusterFeeder:
                 f"{stall_s:g} s ago, and the epoch has not ended"
             )
 
-    def _tell_unfed(self, after: str) -> None:
+    def _has_ended(self, feed: str) -> bool:
+        """Whether main_fun runs on, and reads no more rows of a feed on any worker."""
+        return self._coordinator.read(
+            lambda state: bool(state.training()) and not state.reading(feed)
+        )
+
+    def _tell_unfed(self, number: int, request: FeedRequest) -> None:
+        """Tell why epochs are left.
+
+        Args:
+            number: of those that were trained.
+            request: of the call.
+        """
+        feed, num_epochs = request.feed, request.num_epochs
+        after = f"after {number} of {num_epochs} epochs of {feed!r}: the rest was not fed"
         if self._coordinator.read(lambda state: state.training_stop):
             self._console.line(f"the training was stopped, as it was asked to, {after}")
+        elif self._has_ended(feed):
+            self._console.line(
+                f"fit ended after epoch {number} of {num_epochs}: no worker reads further rows of "
+                f"{feed!r}"
+            )
         else:
             self._console.warn(f"main_fun has returned on every worker {after}")
 

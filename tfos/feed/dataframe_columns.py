@@ -100,6 +100,23 @@ def positions_of(names: Sequence[str], asked: Sequence[str], what: str = "") -> 
     return tuple(map(names.index, asked))
 
 
+def check_plain(name: str, kind: Any) -> None:
+    """Refuse a struct where a column fills one place: its fields are several.
+
+    Args:
+        name: of the column.
+        kind: its type.
+
+    Raises:
+        SettingsError: it is a struct.
+    """
+    if kind.typeName() == "struct":
+        raise SettingsError(
+            f"column {name!r} is {kind.simpleString()}; select its fields as columns: "
+            f"df.withColumn('x', F.col('{name}.x'))"
+        )
+
+
 def check_ids(leaf: Leaf, dtype: str) -> None:
     """Refuse a column of floats that ids are made of: two ids may have become one of them.
 

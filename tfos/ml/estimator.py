@@ -67,6 +67,8 @@ class KerasEstimator(
         checkpointDir: where the servers save while they train.
         resume: go on from the newest checkpoint there.
         feedTimeout: seconds without any worker taking a row; 600.
+        exactlyOnce: a task that Spark repeats skips the rows that it fed before; False. Right only
+            where Spark computes a partition with the same rows in the same order again.
         verbose: show progress.
 
     Raises:
@@ -104,6 +106,7 @@ class KerasEstimator(
         checkpointDir: str | None = None,
         resume: bool | None = None,
         feedTimeout: float | None = None,
+        exactlyOnce: bool | None = None,
         verbose: bool | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in _PARAMS}
@@ -145,10 +148,10 @@ class KerasEstimator(
             batch_size=self.getBatchSize(),
             epochs=self.getEpochs(),
             cluster_size=self.getClusterSize(),
-            num_ps=None if self.getNumPS() < 0 else self.getNumPS(),
+            num_ps=_given(self.getNumPS()),
             consistency=self.getConsistency(),
-            staleness_bound=None if self.getStalenessBound() < 0 else self.getStalenessBound(),
-            seed=None if self.getSeed() < 0 else self.getSeed(),
+            staleness_bound=_given(self.getStalenessBound()),
+            seed=_given(self.getSeed()),
             validation_split=self.getValidationSplit(),
             learning_rate=self.getLearningRate() or None,
             callbacks=self.callbacks,
@@ -156,6 +159,7 @@ class KerasEstimator(
             checkpoint_dir=self.getCheckpointDir() or None,
             resume=self.getResume(),
             feed_timeout_s=self.getFeedTimeout(),
+            exactly_once=self.getExactlyOnce(),
             verbose=self.getVerbose(),
         )
 
@@ -167,6 +171,11 @@ class KerasEstimator(
     def read(cls) -> MLReader[Any]:
         """Return the reader of spark.ml."""
         return EstimatorReader(cls)
+
+
+def _given(value: int) -> int | None:
+    """Return a number of Params; None: it is -1, which leaves it out."""
+    return None if value == -1 else value
 
 
 _directories: dict[str, str] = {}
@@ -226,6 +235,7 @@ _PARAMS: dict[str, Any] = {
     "checkpointDir": "",
     "resume": False,
     "feedTimeout": 600.0,
+    "exactlyOnce": False,
     "verbose": True,
 }
 """Params with their defaults."""

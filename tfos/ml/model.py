@@ -21,7 +21,7 @@ from tfos.estimators.training import evaluate
 from tfos.ml.params import ModelParams
 from tfos.ml.persistence import ModelFileReader, ModelFileWriter
 from tfos.predict.column import BATCH_SIZE, predicted, read_signature
-from tfos.predict.predictor import OutputColumn, predictor_of
+from tfos.predict.predictor import OutputColumn, form_of, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource
 
 if TYPE_CHECKING:
@@ -113,13 +113,12 @@ class KerasModel(
         return ModelSource(content=self.content, custom_objects=self.custom_objects)
 
     def _outputs(self, signature: ModelSignature, given: list[str]) -> tuple[OutputColumn, ...]:
-        """One number per row is a double, as Spark's evaluators take it."""
+        """One number per row is a double, as Spark's evaluators take it, unless that rounds it."""
         names = list(signature.outputs)
         columns = self.result_columns(names, given)
         if len(names) > 1:
             return tuple(map(OutputColumn, names, columns))
-        is_number = signature.outputs[names[0]].shape in ((), (1,))
-        found = (OutputColumn(names[0], columns[0], "number" if is_number else "tensor"),)
+        found = (OutputColumn(names[0], columns[0], form_of(signature.outputs[names[0]])),)
         if not self.getClassCol():
             return found
         return (*found, OutputColumn(names[0], self.getClassCol(), "class"))

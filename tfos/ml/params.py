@@ -8,158 +8,67 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
-
-
-def _param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
-    return Param(Params._dummy(), name, doc, typeConverter=convert)
+from tfos.spark.param_accessors import accessors, param
 
 
 class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
     """Params of both."""
 
-    featuresCol = _param(
+    featuresCol = param(
         "featuresCol", "column of the features, where it is one", TypeConverters.toString
     )
-    featuresCols = _param(
+    featuresCols = param(
         "featuresCols",
         "columns of the features: one per input of the model, or side by side",
         TypeConverters.toListString,
     )
-    labelCol = _param("labelCol", "column of the labels, where it is one", TypeConverters.toString)
-    labelCols = _param(
+    labelCol = param("labelCol", "column of the labels, where it is one", TypeConverters.toString)
+    labelCols = param(
         "labelCols",
         "columns of the labels: one per output of the model, or side by side",
         TypeConverters.toListString,
     )
-    predictionCol = _param(
+    predictionCol = param(
         "predictionCol", "column of the output of a model with one", TypeConverters.toString
     )
-    predictionCols = _param(
+    predictionCols = param(
         "predictionCols",
         "columns of the outputs of a model with several, one per output in their order; not set: "
         "the outputs' own names",
         TypeConverters.toListString,
     )
-    classCol = _param(
+    classCol = param(
         "classCol",
         "column of the class, a double: the place of the largest of several numbers, or "
         "whether one number, a probability, is above 0.5; empty: none",
         TypeConverters.toString,
     )
-    weightCol = _param(
+    weightCol = param(
         "weightCol", "column of the sample weights; empty: none", TypeConverters.toString
     )
-    batchSize = _param("batchSize", "rows of one worker's step", TypeConverters.toInt)
-    predictBatchSize = _param(
+    batchSize = param("batchSize", "rows of one worker's step", TypeConverters.toInt)
+    predictBatchSize = param(
         "predictBatchSize", "rows that the model takes at once in transform", TypeConverters.toInt
     )
-    verbose = _param("verbose", "whether progress is shown", TypeConverters.toBoolean)
+    verbose = param("verbose", "whether progress is shown", TypeConverters.toBoolean)
 
-    def setFeaturesCol(self, value: str) -> Self:
-        """Set `featuresCol`, and return this object."""
-        return self._set(featuresCol=value)  # type: ignore[no-any-return]
-
-    def getFeaturesCol(self) -> str:
-        """Return `featuresCol`."""
-        found: str = self.getOrDefault(self.featuresCol)
-        return found
-
-    def setFeaturesCols(self, value: list[str]) -> Self:
-        """Set `featuresCols`, and return this object."""
-        return self._set(featuresCols=value)  # type: ignore[no-any-return]
-
-    def getFeaturesCols(self) -> list[str]:
-        """Return `featuresCols`."""
-        found: list[str] = self.getOrDefault(self.featuresCols)
-        return found
-
-    def setLabelCol(self, value: str) -> Self:
-        """Set `labelCol`, and return this object."""
-        return self._set(labelCol=value)  # type: ignore[no-any-return]
-
-    def getLabelCol(self) -> str:
-        """Return `labelCol`."""
-        found: str = self.getOrDefault(self.labelCol)
-        return found
-
-    def setLabelCols(self, value: list[str]) -> Self:
-        """Set `labelCols`, and return this object."""
-        return self._set(labelCols=value)  # type: ignore[no-any-return]
-
-    def getLabelCols(self) -> list[str]:
-        """Return `labelCols`."""
-        found: list[str] = self.getOrDefault(self.labelCols)
-        return found
-
-    def setPredictionCol(self, value: str) -> Self:
-        """Set `predictionCol`, and return this object."""
-        return self._set(predictionCol=value)  # type: ignore[no-any-return]
-
-    def getPredictionCol(self) -> str:
-        """Return `predictionCol`."""
-        found: str = self.getOrDefault(self.predictionCol)
-        return found
-
-    def setPredictionCols(self, value: list[str]) -> Self:
-        """Set `predictionCols`, and return this object."""
-        return self._set(predictionCols=value)  # type: ignore[no-any-return]
-
-    def getPredictionCols(self) -> list[str]:
-        """Return `predictionCols`."""
-        found: list[str] = self.getOrDefault(self.predictionCols)
-        return found
-
-    def setClassCol(self, value: str) -> Self:
-        """Set `classCol`, and return this object."""
-        return self._set(classCol=value)  # type: ignore[no-any-return]
-
-    def getClassCol(self) -> str:
-        """Return `classCol`."""
-        found: str = self.getOrDefault(self.classCol)
-        return found
-
-    def setWeightCol(self, value: str) -> Self:
-        """Set `weightCol`, and return this object."""
-        return self._set(weightCol=value)  # type: ignore[no-any-return]
-
-    def getWeightCol(self) -> str:
-        """Return `weightCol`."""
-        found: str = self.getOrDefault(self.weightCol)
-        return found
-
-    def setBatchSize(self, value: int) -> Self:
-        """Set `batchSize`, and return this object."""
-        return self._set(batchSize=value)  # type: ignore[no-any-return]
-
-    def getBatchSize(self) -> int:
-        """Return `batchSize`."""
-        found: int = self.getOrDefault(self.batchSize)
-        return found
-
-    def setPredictBatchSize(self, value: int) -> Self:
-        """Set `predictBatchSize`, and return this object."""
-        return self._set(predictBatchSize=value)  # type: ignore[no-any-return]
-
-    def getPredictBatchSize(self) -> int:
-        """Return `predictBatchSize`."""
-        found: int = self.getOrDefault(self.predictBatchSize)
-        return found
-
-    def setVerbose(self, value: bool) -> Self:
-        """Set `verbose`, and return this object."""
-        return self._set(verbose=value)  # type: ignore[no-any-return]
-
-    def getVerbose(self) -> bool:
-        """Return `verbose`."""
-        found: bool = self.getOrDefault(self.verbose)
-        return found
+    setFeaturesCol, getFeaturesCol = accessors("featuresCol", str)
+    setFeaturesCols, getFeaturesCols = accessors("featuresCols", list[str])
+    setLabelCol, getLabelCol = accessors("labelCol", str)
+    setLabelCols, getLabelCols = accessors("labelCols", list[str])
+    setPredictionCol, getPredictionCol = accessors("predictionCol", str)
+    setPredictionCols, getPredictionCols = accessors("predictionCols", list[str])
+    setClassCol, getClassCol = accessors("classCol", str)
+    setWeightCol, getWeightCol = accessors("weightCol", str)
+    setBatchSize, getBatchSize = accessors("batchSize", int)
+    setPredictBatchSize, getPredictBatchSize = accessors("predictBatchSize", int)
+    setVerbose, getVerbose = accessors("verbose", bool)
 
     def column_plan(self) -> ColumnPlan:
         """Return the columns of features, labels and weights.
@@ -229,162 +138,74 @@ def _check_free(names: Sequence[str], given: Sequence[str]) -> None:
 class FitParams(ModelParams):
     """Params of KerasEstimator."""
 
-    validationCol = _param(
+    validationCol = param(
         "validationCol",
         "column that is true where a row validates; empty: none",
         TypeConverters.toString,
     )
-    validationSplit = _param(
+    validationSplit = param(
         "validationSplit", "share of the rows that validate", TypeConverters.toFloat
     )
-    epochs = _param("epochs", "passes over the rows", TypeConverters.toInt)
-    learningRate = _param(
+    epochs = param("epochs", "passes over the rows", TypeConverters.toInt)
+    learningRate = param(
         "learningRate",
         "replaces that of the compiled optimizer; 0: does not",
         TypeConverters.toFloat,
     )
-    seed = _param(
+    seed = param(
         "seed",
         "shuffles the rows, and is the seed of the workers' Keras; -1: rows as they come",
         TypeConverters.toInt,
     )
-    clusterSize = _param(
+    clusterSize = param(
         "clusterSize", "nodes, servers included; one task slot each", TypeConverters.toInt
     )
-    numPS = _param(
+    numPS = param(
         "numPS",
         "parameter servers among the nodes; -1: one beside several workers, none beside one node",
         TypeConverters.toInt,
     )
-    consistency = _param(
+    consistency = param(
         "consistency", "of ctx.distribute: async, sync, ssp or hybrid", TypeConverters.toString
     )
-    stalenessBound = _param(
+    stalenessBound = param(
         "stalenessBound",
         "steps that a worker may be ahead of the slowest, of ssp; -1: another mode",
         TypeConverters.toInt,
     )
-    checkpointDir = _param(
+    checkpointDir = param(
         "checkpointDir",
         "where the servers save while they train; empty: nowhere",
         TypeConverters.toString,
     )
-    resume = _param(
+    resume = param(
         "resume",
         "whether a fit goes on from the newest checkpoint in checkpointDir",
         TypeConverters.toBoolean,
     )
-    feedTimeout = _param(
+    feedTimeout = param(
         "feedTimeout", "seconds without any worker taking a row", TypeConverters.toFloat
     )
+    exactlyOnce = param(
+        "exactlyOnce",
+        "whether a task that Spark repeats skips the rows that it fed before, which is right only "
+        "where a partition has the same rows in the same order again",
+        TypeConverters.toBoolean,
+    )
 
-    def setValidationCol(self, value: str) -> Self:
-        """Set `validationCol`, and return this object."""
-        return self._set(validationCol=value)  # type: ignore[no-any-return]
-
-    def getValidationCol(self) -> str:
-        """Return `validationCol`."""
-        found: str = self.getOrDefault(self.validationCol)
-        return found
-
-    def setValidationSplit(self, value: float) -> Self:
-        """Set `validationSplit`, and return this object."""
-        return self._set(validationSplit=value)  # type: ignore[no-any-return]
-
-    def getValidationSplit(self) -> float:
-        """Return `validationSplit`."""
-        found: float = self.getOrDefault(self.validationSplit)
-        return found
-
-    def setEpochs(self, value: int) -> Self:
-        """Set `epochs`, and return this object."""
-        return self._set(epochs=value)  # type: ignore[no-any-return]
-
-    def getEpochs(self) -> int:
-        """Return `epochs`."""
-        found: int = self.getOrDefault(self.epochs)
-        return found
-
-    def setLearningRate(self, value: float) -> Self:
-        """Set `learningRate`, and return this object."""
-        return self._set(learningRate=value)  # type: ignore[no-any-return]
-
-    def getLearningRate(self) -> float:
-        """Return `learningRate`."""
-        found: float = self.getOrDefault(self.learningRate)
-        return found
-
-    def setSeed(self, value: int) -> Self:
-        """Set `seed`, and return this object."""
-        return self._set(seed=value)  # type: ignore[no-any-return]
-
-    def getSeed(self) -> int:
-        """Return `seed`."""
-        found: int = self.getOrDefault(self.seed)
-        return found
-
-    def setClusterSize(self, value: int) -> Self:
-        """Set `clusterSize`, and return this object."""
-        return self._set(clusterSize=value)  # type: ignore[no-any-return]
-
-    def getClusterSize(self) -> int:
-        """Return `clusterSize`."""
-        found: int = self.getOrDefault(self.clusterSize)
-        return found
-
-    def setNumPS(self, value: int) -> Self:
-        """Set `numPS`, and return this object."""
-        return self._set(numPS=value)  # type: ignore[no-any-return]
-
-    def getNumPS(self) -> int:
-        """Return `numPS`."""
-        found: int = self.getOrDefault(self.numPS)
-        return found
-
-    def setConsistency(self, value: str) -> Self:
-        """Set `consistency`, and return this object."""
-        return self._set(consistency=value)  # type: ignore[no-any-return]
-
-    def getConsistency(self) -> str:
-        """Return `consistency`."""
-        found: str = self.getOrDefault(self.consistency)
-        return found
-
-    def setStalenessBound(self, value: int) -> Self:
-        """Set `stalenessBound`, and return this object."""
-        return self._set(stalenessBound=value)  # type: ignore[no-any-return]
-
-    def getStalenessBound(self) -> int:
-        """Return `stalenessBound`."""
-        found: int = self.getOrDefault(self.stalenessBound)
-        return found
-
-    def setCheckpointDir(self, value: str) -> Self:
-        """Set `checkpointDir`, and return this object."""
-        return self._set(checkpointDir=value)  # type: ignore[no-any-return]
-
-    def getCheckpointDir(self) -> str:
-        """Return `checkpointDir`."""
-        found: str = self.getOrDefault(self.checkpointDir)
-        return found
-
-    def setResume(self, value: bool) -> Self:
-        """Set `resume`, and return this object."""
-        return self._set(resume=value)  # type: ignore[no-any-return]
-
-    def getResume(self) -> bool:
-        """Return `resume`."""
-        found: bool = self.getOrDefault(self.resume)
-        return found
-
-    def setFeedTimeout(self, value: float) -> Self:
-        """Set `feedTimeout`, and return this object."""
-        return self._set(feedTimeout=value)  # type: ignore[no-any-return]
-
-    def getFeedTimeout(self) -> float:
-        """Return `feedTimeout`."""
-        found: float = self.getOrDefault(self.feedTimeout)
-        return found
+    setValidationCol, getValidationCol = accessors("validationCol", str)
+    setValidationSplit, getValidationSplit = accessors("validationSplit", float)
+    setEpochs, getEpochs = accessors("epochs", int)
+    setLearningRate, getLearningRate = accessors("learningRate", float)
+    setSeed, getSeed = accessors("seed", int)
+    setClusterSize, getClusterSize = accessors("clusterSize", int)
+    setNumPS, getNumPS = accessors("numPS", int)
+    setConsistency, getConsistency = accessors("consistency", str)
+    setStalenessBound, getStalenessBound = accessors("stalenessBound", int)
+    setCheckpointDir, getCheckpointDir = accessors("checkpointDir", str)
+    setResume, getResume = accessors("resume", bool)
+    setFeedTimeout, getFeedTimeout = accessors("feedTimeout", float)
+    setExactlyOnce, getExactlyOnce = accessors("exactlyOnce", bool)
 
     def column_plan(self) -> ColumnPlan:
         """Return the columns of a fit.

@@ -41,6 +41,17 @@ if TYPE_CHECKING:
     Data: TypeAlias = DataFrame | str | Creator
 
 
+_WORDS = {
+    "batchSize": "batch_size",
+    "clusterSize": "cluster_size",
+    "featuresCols": "feature_cols",
+    "labelCols": "label_cols",
+    "numPS": "num_ps",
+    "stalenessBound": "staleness_bound",
+}
+"""Orca's names of arguments, by those of spark.ml."""
+
+
 class Estimator:
     """A Keras model that fits, evaluates and predicts on Spark; made by `from_keras`.
 
@@ -118,6 +129,7 @@ class Estimator:
             consistency=consistency,
             staleness_bound=staleness_bound,
             verbose=verbose,
+            words=_WORDS,
         )
         settings.check()
         if model_dir is not None:
@@ -162,7 +174,7 @@ class Estimator:
             held = validation_data and self._maker(validation_data, settings.batch_size)
             found = fit_made(active_context(), make, self._recipe, settings, held)
         else:
-            plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
+            plan = _plan_of(feature_cols, label_cols)
             validation = None if validation_data is None else _frame(validation_data)
             found = fit(_frame(data), plan, self._recipe, settings, validation)
         self._recipe = dataclasses.replace(
@@ -200,7 +212,7 @@ class Estimator:
         if callable(data):
             make = self._maker(data, batch_size)
             return evaluate_made(active_context(), make, recipe, verbose=verbose)
-        plan = ColumnPlan(features=named(feature_cols), labels=named(label_cols))
+        plan = _plan_of(feature_cols, label_cols)
         frame = _frame(data)
         return evaluate(frame, plan, self._described(frame), batch_size, verbose=verbose)
 
@@ -338,6 +350,18 @@ class Estimator:
                 "the model of model_creator exists in workers only; call fit() or load() first"
             )
         return self._recipe
+
+
+def _plan_of(
+    features: str | Sequence[str] | None, labels: str | Sequence[str] | None
+) -> ColumnPlan:
+    """Return the columns of a call.
+
+    Args:
+        features: its feature_cols.
+        labels: its label_cols.
+    """
+    return ColumnPlan(features=named(features), labels=named(labels), words=_WORDS)
 
 
 def _frame(data: Any) -> Any:

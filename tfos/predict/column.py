@@ -194,7 +194,7 @@ def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
 
 
 def check_kinds(predictor: Predictor, frame: DataFrame) -> None:
-    """Refuse floats where an Embedding makes ids of them, and timestamps where floats round them.
+    """Refuse structs, floats where an Embedding makes ids of them, and timestamps that are rounded.
 
     Args:
         predictor: its columns are of the frame, which has one of each name.
@@ -207,6 +207,8 @@ def check_kinds(predictor: Predictor, frame: DataFrame) -> None:
     for name, places in predictor.inputs:
         info = predictor.signature.inputs[name]
         columns = [predictor.columns[place] for place in places]
+        for each in columns:
+            dataframe_columns.check_plain(each, kinds[each])
         for leaf in dataframe_columns.leaves([(each, kinds[each]) for each in columns]):
             dataframe_columns.check_times(leaf, info.dtype)
             if info.is_id:

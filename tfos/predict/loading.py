@@ -32,6 +32,11 @@ from tfos.predict.saved_arguments import (
 )
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
+EXPORT = (
+    "call it on a batch of rows and export it as a SavedModel, model.export('directory'), which "
+    "predict_column('directory') reads"
+)
+"""What to do with a model of which nobody knows the inputs before it has been called."""
 KEPT = 4
 """Models of one Python process; several columns of a query take turns in it."""
 _KERAS = ".keras"
@@ -175,7 +180,7 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> tuple[ModelSignat
     if not getattr(model, "inputs", None):
         raise UnsupportedModel(
             f"the model {source} is a {type(model).__name__} without fixed inputs, so nothing says "
-            "what its columns are; export it as a SavedModel: ctx.export(model, 'directory')"
+            f"what its columns are; {EXPORT}"
         )
     inputs = input_infos(model)
     takes_one = isinstance(model, keras.Sequential)

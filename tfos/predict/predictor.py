@@ -40,9 +40,10 @@ class OutputColumn:
 
     output: str
     column: str
-    form: Literal["tensor", "number", "class"] = "tensor"
-    """"number": of an output [rows, 1], as a double; "class": the place of its largest number, or
-    whether its one number is above 0.5, as a double; NaN where an output is NaN."""
+    form: Literal["tensor", "number", "value", "class"] = "tensor"
+    """"number": of an output [rows, 1], as a double; "value": as its own type; "class": the place
+    of its largest number, or whether its one number is above 0.5, as a double; NaN where an output
+    is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +135,15 @@ class Predictor:
         info = self.signature.outputs[column.output]
         if column.form == "tensor":
             return info
-        if info.dtype == "object" or (
-            info.shape not in ((), (1,)) if column.form == "number" else len(info.shape) > 1
-        ):
+        if column.form == "class":
+            fits = info.dtype != "object" and len(info.shape) < 2
+        else:
+            fits = column.form == form_of(info)
+        if not fits:
             raise SettingsError(
                 f"output {column.output!r} is {info}, no {column.form} per row; read it as an array"
             )
-        return TensorInfo("float64", ())
+        return TensorInfo(info.dtype if column.form == "value" else "float64", ())
 
     def _check(self, found: Sequence[Array], num_rows: int) -> None:
         for each, values in zip(self.outputs, found, strict=True):
@@ -168,11 +171,22 @@ class Predictor:
 def _formed(values: Array, form: str) -> Array:
     if form == "tensor":
         return values
-    if form == "number":
+    if form in ("number", "value"):
         return values.reshape(len(values))
     flat: Array = values.reshape(len(values), -1)
     classes = np.argmax(flat, axis=1) if flat.shape[1] > 1 else flat[:, 0] > 0.5
     return np.where(np.isnan(flat).any(axis=1), np.nan, classes)
+
+
+def form_of(info: TensorInfo) -> Literal["tensor", "number", "value"]:
+    """Return the form of an output: one value per row is a double only if that holds it exactly.
+
+    Args:
+        info: of the output.
+    """
+    if info.shape not in ((), (1,)):
+        return "tensor"
+    return "value" if info.dtype in ("int64", "uint64", "object") else "number"
 
 
 def predictor_of(

@@ -18,11 +18,13 @@ from tfos.errors import NonFiniteGradient, SettingsError, UnsupportedModel
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
-from tfos.estimators.recipe import ModelRecipe, content_of, recipe_of
+from tfos.estimators.recipe import ModelRecipe, content_of, model_of, recipe_of
 from tfos.keras import Embedding
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
+from tfos.predict import loading
+from tfos.predict.signature import ModelSource
 
 NUM_ROWS, EPOCHS = 64, 2
 SEEN: list[list[int]] = [[] for _ in range(EPOCHS)]
@@ -96,6 +98,121 @@ def test_an_input_trains_on_numbers_of_its_own_dtype():
     x, _ = FedData(plan, 2).dataset(ctx, pair)
     assert [each.dtype.name for each in x.values()] == ["float64", "int64"]
     assert [each.item() for each in x.values()] == [1_700_000_001, 16777217]
+
+
+def shared_score():
+    """Return a model of which one layer makes two outputs, compiled by their order."""
+    a, b = keras.Input((1,), name="a"), keras.Input((1,), name="b")
+    score = keras.layers.Dense(1, kernel_initializer="zeros", name="score")
+    model = keras.Model(
+        [a, b], [score(a), score(b), keras.layers.Dense(1, "sigmoid", name="aux")(a)]
+    )
+    model.compile("sgd", ["mse", "mae", "binary_crossentropy"])
+    return model
+
+
+def named_losses():
+    """Return a model of a list of outputs, compiled by their names."""
+    a, b = keras.Input((1,), name="a"), keras.Input((1,), name="b")
+    zeros = {"kernel_initializer": "zeros"}
+    sides = [keras.layers.Dense(1, name=name, **zeros) for name in ("z", "y")]
+    model = keras.Model([a, b], [sides[0](a), sides[1](b), keras.layers.Dense(1, name="x")(a)])
+    model.compile("sgd", {"x": "mse", "y": "mae", "z": "mse"})
+    return model
+
+
+def dict_of_outputs():
+    """Return a model whose outputs are a dict: columns go by its sorted keys."""
+    a, b = keras.Input((1,), name="a"), keras.Input((1,), name="b")
+    zeros = {"kernel_initializer": "zeros"}
+    outputs = {
+        "r": keras.layers.Dense(1, name="second", **zeros)(b),
+        "q": keras.layers.Dense(1, name="first", **zeros)(a),
+        "s": keras.layers.Dense(1, name="third")(a),
+    }
+    model = keras.Model([a, b], outputs)
+    model.compile("sgd", {"q": "mse", "r": "mae", "s": "mse"})
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+@pytest.mark.parametrize("make", [shared_score, named_losses, dict_of_outputs])
+def test_each_label_column_goes_to_the_output_of_its_place(make):
+    """Both outputs answer 0: their losses are those of 3 and of -5."""
+    columns = {
+        "a": np.zeros((4, 1)),
+        "b": np.zeros((4, 1)),
+        "first": np.full(4, 3.0),
+        "second": np.full(4, -5.0),
+        "third": np.ones(4),
+    }
+
+    def dataset(batch_size, feed, **given):
+        rows = ColumnRoles(**given).mapper("float32")(columns)
+        return tf.data.Dataset.from_tensors(rows)
+
+    history = keras.callbacks.History()
+    ctx = context(0)
+    ctx.dataset = dataset
+    plan = ColumnPlan(features=("a", "b"), labels=("first", "second", "third"))
+    program = FitProgram(
+        recipe=ModelRecipe(model_fn=make),
+        data=FedData(plan, 4),
+        validation=None,
+        epochs=1,
+        consistency=None,
+        callbacks=lambda: [history],
+        seed=3,
+    )
+    program(None, ctx)
+    (loss,) = history.history["loss"]
+    assert 14 < loss < 15.5  # the other way round: 28
+
+
+@keras.saving.register_keras_serializable("tests")
+class Free(keras.Model):  # type: ignore[misc]  # keras is not checked
+    """A model of which no file tells the inputs."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        """Return three numbers per row."""
+        return self.dense(x)
+
+
+def free():
+    """Return such a model, which has weights."""
+    model = Free()
+    model.compile("sgd", "mse")
+    model(np.ones((1, 1), "float32"))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_a_model_that_no_transform_can_ask_is_told_before_it_trains_with_what_does(tmp_path):
+    text = r"a Free without fixed inputs: .*keras_model\(\).* predict_column\('directory'\)"
+    with pytest.warns(UserWarning, match=text):
+        recipe = recipe_of(free(), None)
+    program = FitProgram(
+        recipe=ModelRecipe(model_fn=free),
+        data=MadeData(ones),
+        validation=None,
+        epochs=1,
+        consistency=None,
+        seed=3,
+    )
+    with pytest.warns(UserWarning, match=text):
+        program(None, context(0))
+    trained = model_of(recipe.content)
+    path = str(tmp_path / "directory")
+    trained(np.ones((1, 1), "float32"))
+    trained.export(path, verbose=False)
+    (info,) = loading.read_signature(ModelSource(path=path)).inputs.values()
+    assert (info.dtype, info.shape) == ("float32", (1,))
 
 
 def scored():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from tfos.estimators.columns import ColumnPlan
-from tfos.estimators.training import FitSettings, _split
+from tfos.estimators.split import divided
 
 pytestmark = [
     pytest.mark.spark,
@@ -300,7 +301,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
         (frame, {"validationCol": "held", "validationSplit": 0.1}, "set one of them"),
         (frame, {"featuresCol": "one", "featuresCols": ["two"]}, "set one of them"),
         (frame, {"featuresCols": ["two", "two"]}, "has a column twice"),
-        (frame, {"batchSize": 0}, "batch_size must be an int >= 1, got 0"),
+        (frame, {"batchSize": 0}, "batchSize must be an int >= 1, got 0"),
         (frame, {"epochs": 0}, "epochs=0; a fit needs at least 1"),
         (frame, {"clusterSize": 3, "numPS": 0}, "clusterSize=3 with numPS=0: several workers"),
         (frame, {"clusterSize": 1, "numPS": 1}, "clusterSize=1 with numPS=1 leaves no worker"),
@@ -317,15 +318,18 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
         conf.remove(name)
 
 
+def labels_of(frame):
+    return [row.label for row in frame.collect()]
+
+
 def test_a_split_keeps_the_order_of_rows_and_draws_once(frame):
     """Rows in another order on other executors are split as before."""
     plan = ColumnPlan(features=("features", "two"), labels=("label",))
-    settings = FitSettings(validation_split=0.25)
-    found = [
-        [[row.label for row in part.collect()] for part in _split(each, plan, settings)]
-        for each in (frame.coalesce(1), frame.repartition(2))
-    ]
-    labels = [row.label for row in frame.coalesce(1).collect()]
+    found = []
+    for each in (frame.coalesce(1), frame.repartition(2)):
+        with divided(each, plan, 0.25) as parts:
+            found.append([labels_of(part) for part in parts])
+    labels = labels_of(frame.coalesce(1))
     train, held = found[0]
     assert [sorted(part) for part in found[1]] == [sorted(train), sorted(held)]
     assert sorted(train + held) == sorted(labels)
@@ -333,19 +337,87 @@ def test_a_split_keeps_the_order_of_rows_and_draws_once(frame):
     assert 0.18 * NUM_ROWS < len(held) < 0.32 * NUM_ROWS
 
 
-def test_other_columns_may_differ_from_those_of_a_fit_in_case_alone(frame, monkeypatch):
+def noisy(frame):
+    """Return rows of which every job of Spark has other labels, and those that validate."""
+    from pyspark.sql import functions as f
+
+    numbers = f.udf(lambda label: label + uuid.uuid4().int / 2**128, "double").asNondeterministic()
+    labels = frame.withColumn("label", numbers("label"))
+    return labels.withColumn("held", f.col("label").cast("string").endswith("1"))
+
+
+@pytest.mark.parametrize("of_column", [False, True])
+def test_a_row_trains_or_validates_whatever_is_computed_again(frame, of_column):
+    """A fit beside this one splits the same rows, and ends first."""
+    plan = ColumnPlan(
+        features=("one",), labels=("label",), validation="held" if of_column else None
+    )
+    share, rows = 0.0 if of_column else 0.5, noisy(frame)
+    kept = frame.sparkSession.sparkContext._jsc.sc().getPersistentRDDs
+    before = kept().size()
+    with divided(rows, plan, share) as (train, held):
+        with divided(rows, plan, share) as other:
+            assert [part.count() > 0 for part in other] == [True, True]
+        places = [[row.one for row in part.select("one").collect()] for part in (train, held)]
+        assert labels_of(train) == labels_of(train)
+    assert sorted(itertools.chain(*places)) == sorted(row.one for row in frame.collect())
+    assert kept().size() == before
+
+
+def test_rows_that_are_kept_already_are_kept_once(frame):
+    rows = noisy(frame).cache()
+    kept = frame.sparkSession.sparkContext._jsc.sc().getPersistentRDDs
+    try:
+        rows.count()
+        before = kept().size()
+        with divided(rows, ColumnPlan(features=("one",), labels=("label",)), 0.5) as parts:
+            assert sorted(itertools.chain(*map(labels_of, parts))) == sorted(labels_of(rows))
+            assert kept().size() == before
+    finally:
+        rows.unpersist()
+
+
+def test_a_split_that_fails_keeps_no_rows(frame):
+    kept = frame.sparkSession.sparkContext._jsc.sc().getPersistentRDDs
+    before = kept().size()
+    plan = ColumnPlan(features=("one",), labels=("label",))
+    during = []
+
+    def fail() -> None:
+        with divided(noisy(frame), plan, 0.5) as (train, _):
+            train.count()
+            during.append(kept().size())
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fail()
+    assert during == [before + 1]
+    assert kept().size() == before
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"validationCol": "Held"},
+        {"featuresCols": ["features", "Features"], "validationSplit": 0.5},
+    ],
+)
+def test_columns_may_differ_in_case_alone(frame, params, monkeypatch):
+    """Those of a fit, and others."""
     from tfos.ml import KerasEstimator
 
     wide = frame.toDF("features", "Features", "LABEL", "label", "Held")
-    fed = []
+    fed: list[list[float]] = []
     monkeypatch.setattr(
-        "tfos.estimators.training._trained", lambda sc, program, settings, *given: fed.append(given)
+        "tfos.estimators.training._trained",
+        lambda sc, program, settings, *given: fed.extend(map(labels_of, given)),
     )
     with pytest.raises(AttributeError, match="content"):  # nothing has trained
-        KerasEstimator(model_fn=linear, validationCol="Held").fit(wide)
-    labels = [[row.label for row in each.sort("label").collect()] for each in fed[0]]
-    for found, condition in zip(labels, ("not held", "held"), strict=True):
-        assert found == [row.label for row in frame.filter(condition).sort("label").collect()]
+        KerasEstimator(model_fn=linear, **params).fit(wide)
+    if "validationCol" in params:
+        expected = [labels_of(frame.filter(condition)) for condition in ("not held", "held")]
+        assert list(map(sorted, fed)) == list(map(sorted, expected))
+    assert sorted(itertools.chain(*fed)) == sorted(labels_of(frame))
 
 
 def test_an_estimator_is_saved_by_the_names_of_its_functions(frame, tmp_path):
@@ -482,7 +554,7 @@ def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
         "model-00002.json",
         "model-00002.keras",
     ]
-    with pytest.raises(SettingsError, match="featuresCols: 'x': the DataFrame has no such column"):
+    with pytest.raises(SettingsError, match="feature_cols: 'x': the DataFrame has no such column"):
         estimator.fit(str(tmp_path / "rows"), feature_cols="x", label_cols="label")
     with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
         Estimator.from_keras(model_creator=scaled, model_dir=str(tmp_path)).load_latest_checkpoint()

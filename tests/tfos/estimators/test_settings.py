@@ -29,11 +29,20 @@ def test_several_workers_have_a_server_unless_told_otherwise():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (FitSettings(batch_size=0), "batch_size must be an int >= 1"),
+        (FitSettings(batch_size=0), "batchSize must be an int >= 1"),
         (FitSettings(epochs=0), "epochs=0"),
         (FitSettings(validation_split=1.0), "validationSplit=1.0; it is a share"),
         (FitSettings(cluster_size=2, num_ps=0), "clusterSize=2 with numPS=0"),
         (FitSettings(cluster_size=2, num_ps=2), "leaves no worker"),
+        (FitSettings(cluster_size=0), "clusterSize=0 with numPS=0 leaves no worker"),
+        (FitSettings(cluster_size=3, num_ps=-2), "numPS=-2; it must be 0 or more, or left out"),
+        (
+            FitSettings(consistency="ssp", staleness_bound=-3),
+            "stalenessBound=-3; it must be 0 or more, or left out",
+        ),
+        (FitSettings(seed=2**40), "seed=1099511627776 with 1 workers: .* takes 0 to 4294967295"),
+        (FitSettings(seed=-5), "seed=-5 with 1 workers: .* or -1 for rows in their own order"),
+        (FitSettings(seed=2**32 - 2, cluster_size=4), "seed=4294967294 with 3 workers"),
         (FitSettings(consistency="bsp"), "consistency='bsp'; it is one of"),
         (FitSettings(consistency="ssp"), "consistency='ssp' with stalenessBound=None; ssp"),
         (FitSettings(staleness_bound=2), "consistency='async' with stalenessBound=2; ssp"),
@@ -52,6 +61,23 @@ def test_several_workers_have_a_server_unless_told_otherwise():
 def test_settings_that_cannot_work_are_refused(settings, text):
     with pytest.raises(SettingsError, match=text):
         settings.check()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_seed_that_numpy_takes_from_every_worker_is_accepted(rank):
+    FitSettings(seed=2**32 - 1 - rank, cluster_size=2 + rank).check()
+    FitSettings(seed=None).check()
+
+
+@pytest.mark.parametrize("is_once", [False, True])
+def test_rows_that_have_trained_twice_are_a_warning(is_once, recwarn):
+    settings = FitSettings(exactly_once=is_once)
+    for report in (None, SimpleNamespace(repeated_rows=0)):
+        training._tell_repeated(report, settings)
+    assert not recwarn
+    text = "7 rows, of 90 in all epochs, may have trained twice: .*"
+    with pytest.warns(UserWarning, match=text + ("lost worker" if is_once else "exactlyOnce=True")):
+        training._tell_repeated(SimpleNamespace(repeated_rows=7, fed_rows=90), settings)
 
 
 def test_a_model_or_a_function_that_makes_one_is_needed():

@@ -435,6 +435,135 @@ def test_rows_of_a_micro_batch_that_nobody_trained_are_told(stop, said):
     assert said in text
 
 
+# ---- fits that end before their epochs do ----
+
+ALL = (0, 1, 2)
+
+
+def drain(played: Played, rank: int) -> None:
+    """Let a worker tell that its main_fun reads no more rows."""
+    at = played.state.members[f"worker:{rank}"].node
+    feeds = (messages.FeedSnapshot("input", is_drained=True),)
+    played.state.on_heartbeat(messages.Heartbeat(at, 1, "answers", feeds=feeds), 0.0)
+
+
+class EndingFit:
+    """Feeds a fit that ends within an epoch.
+
+    Args:
+        played: the cluster.
+        last: the epoch by whose end workers read no more rows.
+        ended: their ranks.
+        untrained: ranks of those that have trained nothing of it.
+    """
+
+    def __init__(
+        self,
+        played: Played,
+        last: int,
+        ended: tuple[int, ...] = ALL,
+        untrained: tuple[int, ...] = (),
+    ) -> None:
+        self._played, self._last, self._ended, self._untrained = played, last, ended, untrained
+        self.epochs: list[int] = []
+        self.lines: list[str] = []
+        self.warnings: list[str] = []
+
+    def train(self, num_epochs: int = 5) -> Any:
+        made: Any = jobs(self._played, self._feed)
+        made._console.line, made._console.warn = self.lines.append, self.warnings.append
+        return made.train(dataclasses.replace(REQUEST, num_epochs=num_epochs))
+
+    def _feed(self, task: FeedTask) -> list[FeedReport]:
+        self.epochs.append(task.epoch)
+        is_last = task.epoch == self._last
+        for rank in ALL:
+            trained = 0 if is_last and rank in self._untrained else 10
+            counts = (messages.EpochRowCounts(task.epoch, 10, trained),)
+            stats = messages.FeedSnapshot("input", trained_rows=trained, epochs=counts)
+            reached = messages.FlushReached("input", task.epoch, stats)
+            self._played.happens.append((f"worker:{rank}", reached))
+        for rank in self._ended if is_last else ():
+            drain(self._played, rank)
+        return ten_each(task)
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_a_fit_that_ends_early_ends_its_feeding(last):
+    """As by EarlyStopping in an estimator: its workers wait for who fetches the model."""
+    fit = EndingFit(Played(), last)
+    assert len(fit.train().epochs) == last + 1
+    assert fit.epochs == [*range(last + 1)]
+    assert fit.lines == [
+        f"fit ended after epoch {last + 1} of 5: no worker reads further rows of 'input'"
+    ]
+    assert fit.warnings == []
+
+
+def test_a_fit_that_ends_with_its_last_epoch_is_nothing_to_tell():
+    fit = EndingFit(Played(), last=1)
+    fit.train(num_epochs=2)
+    assert (fit.epochs, fit.lines) == ([0, 1], [])
+
+
+@pytest.mark.parametrize("num_epochs", [3, 5])
+def test_an_epoch_that_was_fed_before_the_end_of_the_fit_was_known_is_no_warning(num_epochs):
+    """What workers tell of an end comes seconds after it."""
+    fit = EndingFit(Played(), last=2, untrained=ALL)
+    fit.train(num_epochs)
+    assert fit.epochs == [0, 1, 2]
+    (line,) = fit.lines
+    assert line.startswith(f"fit ended after epoch 2 of {num_epochs}: ")
+    assert fit.warnings == []
+
+
+@pytest.mark.parametrize(("last", "untrained"), [(1, (2,)), (0, ALL)])
+def test_rows_that_a_fit_leaves_within_an_epoch_stay_a_warning(last, untrained):
+    fit = EndingFit(Played(), last, untrained=untrained)
+    fit.train()
+    assert fit.epochs == [*range(last + 1)]
+    (warning,) = fit.warnings
+    count = 10 * len(untrained)
+    assert f"epoch {last + 1} of 'input': {count} of 30 rows were not trained" in warning
+
+
+def test_a_stop_that_was_asked_for_is_why_the_rest_is_not_fed():
+    played = Played()
+    played.state.stop_training("the operator asked for it")
+    fit = EndingFit(played, last=1)
+    fit.train()
+    assert fit.epochs == [0, 1]
+    assert fit.lines == [
+        "the training was stopped, as it was asked to, after 2 of 5 epochs of 'input': the rest "
+        "was not fed"
+    ]
+
+
+def test_feeding_goes_on_while_one_worker_reads():
+    fit = EndingFit(Played(), last=0, ended=(0, 2))
+    fit.train(num_epochs=3)
+    assert fit.epochs == [0, 1, 2]
+
+
+def test_a_worker_that_is_started_again_reads_whatever_its_last_attempt_did():
+    played = Played(ClusterConfig(restarts=Restarts(workers=1)))
+    for rank in ALL:
+        drain(played, rank)
+    assert not played.state.reading("input")
+    lost = NodeFailure(node("worker:1"), "host", 1, signal=9, message="killed")
+    played.state.on_event(node("worker:1"), messages.Failed(lost), 0.0)
+    new = NodeId("worker", 1, 100)
+    for happens in (
+        lambda: None,
+        lambda: played.state.on_register(messages.Register(new, "0", "host", 7), 0.0),
+        lambda: played.state.on_event(new, messages.Listening(Endpoint("127.0.0.1", 1)), 0.0),
+    ):
+        happens()
+        assert [each.name for each in played.state.reading("input")] == ["worker:1"]
+    drain(played, 1)
+    assert not played.state.reading("input")
+
+
 class Frame:
     """What a user has instead of an RDD."""
 

@@ -7,6 +7,7 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql.types import DecimalType, DoubleType, StructField, StructType
 
@@ -61,6 +62,50 @@ def test_each_output_has_a_column():
         [("total", "total", "tensor"), ("side", "side", "tensor")],
         [("total", "a", "tensor"), ("side", "b", "tensor")],
     ]
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.array([2**53 + 1, -1]), "bigint"),
+        (np.array([b"a", b"\xff"], object), "binary"),
+        (np.array([2**31 - 1, -1], "int32"), "double"),
+        (np.array([2**32 - 1, 1], "uint32"), "double"),
+        (np.array([True, False]), "double"),
+        (np.array([0.5, 0.25], "float32"), "double"),
+    ],
+)
+def test_one_value_per_row_is_a_double_only_where_that_holds_it(values, kind, shape, monkeypatch):
+    info = TensorInfo(values.dtype.name, shape)
+    model = model_of(y=shape)
+    model._signature = dataclasses.replace(model._signature, outputs={"y": info})
+    monkeypatch.setattr(model_module, "predicted", lambda frame, predictor: predictor)
+    frame: Any = SimpleNamespace(columns=["x"], sparkSession=None)
+    predictor = model._transform(frame)
+    assert predictor.schema() == f"`prediction` {kind}"
+    (column,) = predictor._joined([[values.reshape(2, *shape)]]).columns
+    assert column.to_pylist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"seed": -2}, "seed=-2 with 1 workers"),
+        ({"seed": 2**40}, "seed=1099511627776 with"),
+        ({"numPS": -2}, "numPS=-2; it must be 0 or more"),
+        ({"stalenessBound": -2}, "stalenessBound=-2; it must be 0 or more"),
+    ],
+)
+def test_numbers_below_what_leaves_a_setting_out_are_refused(params, text):
+    with pytest.raises(SettingsError, match=text):
+        KerasEstimator(model_fn=object, **params)._settings().check()
+
+
+def test_what_leaves_a_setting_out_and_what_is_set_reaches_the_fit():
+    settings = KerasEstimator(model_fn=object, seed=-1, exactlyOnce=True)._settings()
+    assert (settings.seed, settings.num_ps, settings.staleness_bound) == (None, None, None)
+    assert settings.exactly_once
 
 
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...], list[str], str]] = [

@@ -42,6 +42,34 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node(monkeypat
         estimator.evaluate(frame, feature_cols="x", label_cols="y")
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"cluster_size": 3, "num_ps": 0}, "cluster_size=3 with num_ps=0: .*set num_ps=1, or clus"),
+        ({"cluster_size": 1, "num_ps": 1}, "cluster_size=1 with num_ps=1 leaves .* raise cluster_"),
+        ({"num_ps": -1}, "num_ps=-1; it must be 0 or more"),
+        ({"consistency": "ssp"}, "consistency='ssp' with staleness_bound=None"),
+    ],
+)
+def test_what_is_refused_has_the_names_of_orcas_arguments(given, text):
+    with pytest.raises(SettingsError, match=text):
+        Estimator.from_keras(model_creator=lambda config: None, **given)
+
+
+def test_columns_that_are_refused_have_the_names_of_orcas_arguments():
+    estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    frame = frame_of(x=DoubleType(), y=DoubleType())
+    for given, text in (
+        ({"label_cols": "y"}, "feature_cols names no column"),
+        ({"feature_cols": "x", "label_cols": ["y", "y"]}, r"label_cols=\['y', 'y'\] has a column"),
+        ({"feature_cols": "z", "label_cols": "y"}, "feature_cols: 'z': the DataFrame has no such"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            estimator.fit(frame, **given)
+        with pytest.raises(SettingsError, match=text):
+            estimator.evaluate(frame, **given)
+
+
 def frame_of(**columns: DataType) -> Any:
     """Return what is asked of a DataFrame before any of its rows is."""
     schema = StructType([StructField(name, kind) for name, kind in columns.items()])

@@ -63,6 +63,23 @@ def test_why_there_is_no_model_is_the_error(monkeypatch):
         read_signature(session, SOURCE)
 
 
+def test_a_struct_is_refused_before_a_job():
+    """Its fields have no names that a transformer takes."""
+    signature = ModelSignature(
+        source=SOURCE,
+        digest="d",
+        inputs={"x": TensorInfo("float32", (2,))},
+        outputs={"y": TensorInfo("float32", ())},
+    )
+    kinds = StructType().add("n", LongType()).add("s", StructType().add("x", LongType()))
+    frame: Any = SimpleNamespace(schema=kinds)
+    text = (
+        r"column 's' is struct<x:bigint>; select its fields .*withColumn\('x', F\.col\('s\.x'\)\)"
+    )
+    with pytest.raises(SettingsError, match=text):
+        check_kinds(predictor_of(signature, ["n", "s"], [], 3), frame)
+
+
 @pytest.mark.parametrize("kind", [TimestampType(), TimestampNTZType(), ArrayType(TimestampType())])
 def test_timestamps_for_floats_are_refused_before_a_job(kind):
     signature = ModelSignature(

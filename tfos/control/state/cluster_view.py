@@ -137,6 +137,14 @@ class ClusterView:
         training, again = self.training(), self.restarting()
         return training + again if training or any(each.planned.is_chief for each in again) else []
 
+    def reading(self, feed: str) -> list[Member]:
+        """Return the workers that may read further rows of a feed, or will once they are back.
+
+        Args:
+            feed: its name.
+        """
+        return [each for each in self.training() if each.reads(feed)] + self.restarting()
+
     def evaluating(self) -> list[Member]:
         """Return the evaluator while its main_fun runs."""
         return [each for each in self.evaluators if each.status is NodeStatus.RUNNING]
