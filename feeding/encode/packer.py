@@ -41,7 +41,7 @@ class Packer:
     the chunk before it allow, so rows of any width make chunks of about `chunk_bytes`.
 
     Args:
-        config: sizes of chunks, dtype of floats.
+        config: sizes of chunks.
         feed: name of the feed.
         epoch: of the rows.
         partition: of the rows.
@@ -115,8 +115,9 @@ class Packer:
             return
         if chunk.num_bytes > self._config.max_chunk_bytes:
             raise RowError(
-                f"partition {self._base.partition}, row {self._row}: {chunk.num_bytes} bytes, "
-                f"max_chunk_bytes is {self._config.max_chunk_bytes}; raise it or split the row"
+                f"partition {self._base.partition}, row {self._row}: {chunk.num_bytes} bytes, a "
+                f"row may have {self._config.max_chunk_bytes}; split it into several rows, or feed "
+                "the path of a file that main_fun reads"
             )
         self._row += len(rows)
         yield chunk
@@ -131,9 +132,7 @@ class Packer:
         return self._finish(out, encode_values(out, rows), len(rows))
 
     def _collector(self) -> Collector:
-        return Collector(
-            self._base.partition, self._row, self._config.float_dtype, self._number_codes
-        )
+        return Collector(self._base.partition, self._row, self._number_codes)
 
     def _finish(self, out: Collector, layout: Node, num_rows: int) -> Chunk:
         schema = Schema(tuple(out.specs), layout)
