@@ -15,13 +15,10 @@ import msgspec
 
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta
-from feeding.columnar.schema import Node, Schema
+from feeding.columnar.schema import MAX_SCHEMA_BYTES, Node, Schema
 from feeding.config import FeedConfig
 from feeding.encode.values import encode_values
 from feeding.errors import ChunkError, RowError
-
-MAX_SCHEMA_BYTES = 48 * 1024
-"""A frame's meta has at most 64 KiB; the rest of a chunk's meta needs a small part of them."""
 
 
 class PackerOptions(TypedDict, total=False):
