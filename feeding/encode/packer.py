@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict
 
 import msgspec
+import numpy as np
 
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta
@@ -19,6 +20,14 @@ from feeding.columnar.schema import MAX_SCHEMA_BYTES, Node, Schema
 from feeding.config import FeedConfig
 from feeding.encode.values import encode_values
 from feeding.errors import ChunkError, RowError
+
+_PORTION = 16
+"""Rows that are taken before the width of one of them is looked at."""
+_NARROWED = 8
+"""A chunk may store eight bytes of a Python number as one."""
+_LONG = 64
+"""Of more values, the first tells the size of all."""
+_NUMBERS = frozenset([int, float, bool])
 
 
 class PackerOptions(TypedDict, total=False):
@@ -94,13 +103,25 @@ class Packer:
     def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
         taken = list(itertools.islice(rows, 1))
         num_rows = self._rows_per_chunk(self._pack(taken)) if taken else 0
-        taken += itertools.islice(rows, max(0, num_rows - 1))
+        taken += self._taken(rows, max(0, num_rows - 1))
         while taken:
             self.rows_read += len(taken)
             for chunk in self._split(taken):
                 num_rows = self._rows_per_chunk(chunk)
                 yield chunk
-            taken = list(itertools.islice(rows, num_rows))
+            taken = self._taken(rows, num_rows)
+
+    def _taken(self, rows: Iterator[Any], most: int) -> list[Any]:
+        """Take rows: fewer where they are far wider than those that `most` was reckoned with."""
+        taken: list[Any] = []
+        num_bytes = 0
+        while len(taken) < most and num_bytes < _NARROWED * self._config.chunk_bytes:
+            part = list(itertools.islice(rows, min(_PORTION, most - len(taken))))
+            if not part:
+                break
+            taken += part
+            num_bytes += len(part) * _bytes_of(part[-1])
+        return taken
 
     def _split(self, rows: list[Any]) -> Iterator[Chunk]:
         """Pack rows, in halves if they are far wider than those before."""
@@ -160,3 +181,19 @@ class Packer:
                 f"at most {MAX_SCHEMA_BYTES}; use fewer columns, shorter names, or one array column"
             )
         self._checked = schema
+
+
+def _bytes_of(value: Any) -> int:
+    """Return about how many bytes a row, or a part of it, takes."""
+    if isinstance(value, str | bytes | bytearray):
+        return len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if not isinstance(value, list | tuple) or not value:
+        return 8
+    if isinstance(value, list) or len(value) > _LONG:
+        return len(value) * _bytes_of(value[0])
+    others = [part for part in value if type(part) not in _NUMBERS]
+    return 8 * (len(value) - len(others)) + sum(map(_bytes_of, others))

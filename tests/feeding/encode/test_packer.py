@@ -214,7 +214,7 @@ def test_nan_and_infinity_survive():
         (["\ud800"], "not UTF-8"),
         ([{"x" * 300: 1}], "column name of 300 characters"),
         ([{"a.b": 1, "a": {"b": 2}}], "two columns have the same name"),
-        ([{f"{'n' * 200}{i}": i for i in range(1000)}], "1000 columns takes"),
+        ([{f"{'n' * 200}{i}": i for i in range(2000)}], "2000 columns takes"),
         ([1j], "1j"),
     ],
 )
@@ -247,6 +247,37 @@ def test_chunks_follow_bytes_whatever_the_row_width():
     assert max(sizes) <= 2000
     assert sum(c.num_rows for c in Packer(config).chunks(iter(wide_last))) == 250
     assert len(sizes) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("value", "wrap"),
+    [
+        (b"y", lambda x: x),
+        ("y", lambda x: (1, x)),
+        ([0.5], lambda x: {"a": x, "b": 2}),
+        (np.zeros(1), lambda x: (x, 1)),
+    ],
+    ids=["bytes", "text in a tuple", "numbers in a dict", "arrays in a tuple"],
+)
+def test_rows_that_turn_wide_are_packed_before_many_of_them_are_held(value, wrap):
+    read: list[int] = []
+    wide = np.zeros(1 << 17) if isinstance(value, np.ndarray) else value * (1 << 17)
+    num_bytes = 1 << (20 if isinstance(value, list | np.ndarray) else 17)
+
+    def rows():
+        yield wrap(value)
+        for _ in range(200):
+            read.append(num_bytes)
+            yield wrap(wide)
+
+    chunks = Packer(FeedConfig()).chunks(rows())
+    ahead = left = 0
+    for chunk in chunks:
+        left += chunk.num_bytes
+        ahead = max(ahead, sum(read) - left)
+    assert len(read) == 200
+    assert ahead <= 20 << 20
 
 
 def test_a_row_over_the_limit_is_refused_with_what_to_do():
