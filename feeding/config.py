@@ -45,9 +45,6 @@ class FeedConfig:
     connect_timeout_s: float = 10.0
     """For connecting to a worker and its first answer."""
 
-    float_dtype: str = "float64"
-    """dtype of Python floats in chunks; "float32" halves their bytes. Arrays keep their dtype."""
-
     def __post_init__(self) -> None:
         for name in ("chunk_rows", "chunk_bytes", "max_chunk_bytes", "max_inflight_bytes"):
             value = getattr(self, name)
@@ -59,10 +56,6 @@ class FeedConfig:
                 raise FeedSettingsError(f"{name} must be a number of seconds, got {value!r}")
             if not (math.isfinite(value) and value > 0):
                 raise FeedSettingsError(f"{name} must be finite and > 0, got {value!r}")
-        if self.float_dtype not in ("float64", "float32", "float16"):
-            raise FeedSettingsError(
-                f"float_dtype must be float64, float32 or float16, got {self.float_dtype!r}"
-            )
         if self.chunk_bytes > self.max_chunk_bytes:
             raise FeedSettingsError(
                 f"chunk_bytes ({self.chunk_bytes}) exceeds max_chunk_bytes ({self.max_chunk_bytes})"

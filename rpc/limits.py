@@ -22,7 +22,7 @@ class Limits:
     """What this side accepts from a peer; every check comes before memory is taken."""
 
     max_meta_bytes: int = 64 * _KiB
-    """Meta of one frame. The format's own bound is 65536, so only smaller values make sense."""
+    """Meta of one frame, which is held before its MAC is known."""
     max_payload_bytes: int = 16 * _GiB
     """Payload of one frame. Payload goes straight into the handler's own buffers."""
     max_reply_bytes: int = 1 * _MiB

@@ -49,24 +49,34 @@ class ArrowPacker(Packer):
 
     def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
         held: list[pa.RecordBatch] = []
-        num_held = 0
+        num_held = held_bytes = 0
         for batch in filter(len, rows):
             self.rows_read += batch.num_rows
             self._row_bytes = self._row_bytes or self._pack(batch.slice(0, 1)).num_bytes
             most, rest = self._most_rows(), batch
-            if held and num_held + batch.num_rows > most:
+            row_bytes = max(1, batch.nbytes // batch.num_rows)  # its rows may be far wider
+            missing = min(most - num_held, (self._config.chunk_bytes - held_bytes) // row_bytes)
+            if held and batch.num_rows > missing:
                 # Joining copies rows, so join only as many as fill one chunk. Wider rows since then
                 # may have lowered `most` below what is held.
-                missing = max(0, most - num_held)
-                yield from self._sliced(_joined([*held, batch.slice(0, missing)]))
-                held, num_held, rest = [], 0, batch.slice(missing)
+                missing = max(0, missing)
+                yield from self._joined([*held, batch.slice(0, missing)])
+                held, num_held, held_bytes, rest = [], 0, 0, batch.slice(missing)
             held.append(rest)
             num_held += rest.num_rows
-            if 2 * num_held >= most:
-                yield from self._sliced(_joined(held))
-                held, num_held = [], 0
+            held_bytes += rest.nbytes
+            if 2 * num_held >= most or held_bytes >= self._config.chunk_bytes:
+                yield from self._joined(held)
+                held, num_held, held_bytes = [], 0, 0
         if num_held:
-            yield from self._sliced(_joined(held))
+            yield from self._joined(held)
+
+    def _joined(self, batches: list[pa.RecordBatch]) -> Iterator[Chunk]:
+        """Pack batches as one, or as few: a column of text has at most 2 GiB."""
+        if len(batches) > 1:
+            batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        for batch in batches:
+            yield from self._sliced(batch)
 
     def _sliced(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
         """Split a batch into chunks of about equal numbers of rows."""
@@ -85,10 +95,3 @@ class ArrowPacker(Packer):
     def _pack(self, rows: Any) -> Chunk:
         out = self._collector()
         return self._finish(out, self._encoder.encode(out, rows), rows.num_rows)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return batch

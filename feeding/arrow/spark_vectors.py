@@ -32,13 +32,18 @@ def is_vector(kind: pa.DataType) -> bool:
     )
 
 
+def holds_sparse(batch: pa.RecordBatch) -> bool:
+    """Return whether a record batch has sparse vectors, which take far more bytes once dense."""
+    return any(is_vector(each.type) and bool(_is_sparse(each).any()) for each in batch.columns)
+
+
 def spread(array: pa.StructArray) -> tuple[Array, Array]:
     """Return all items of a null-free array of n vectors, float64[items], and offsets int64[n + 1].
 
     A view if all vectors are dense. A sparse vector becomes dense, with as many items as its size.
     """
     values, starts = _items(array.field(3))
-    is_sparse = numbers(array.field(0)) == 0
+    is_sparse = _is_sparse(array)
     if not is_sparse.any():
         return values, starts
     num_values = np.diff(starts)
@@ -50,6 +55,11 @@ def spread(array: pa.StructArray) -> tuple[Array, Array]:
     out = np.zeros(offsets[-1])
     out[offsets[row] + place] = values
     return out, offsets
+
+
+def _is_sparse(array: pa.StructArray) -> Array:
+    found: Array = numbers(array.field(0)) == 0
+    return found
 
 
 def _items(lists: pa.ListArray) -> tuple[Array, Array]:

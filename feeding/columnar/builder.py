@@ -29,13 +29,11 @@ class Collector:
     Args:
         partition: of the rows, for errors.
         first_row: number of the chunk's first row in its partition, for errors.
-        float_dtype: of Python floats.
         number_codes: last struct code by column; kept from chunk to chunk (encode.vectors).
     """
 
     partition: int
     first_row: int
-    float_dtype: str = "float64"
     number_codes: dict[str, str] = field(default_factory=dict)
     specs: list[ColumnSpec] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)

@@ -15,7 +15,7 @@ A row is a tree whose leaves are columns, depth first:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -28,6 +28,10 @@ MAX_DEPTH = 8
 MAX_RANK = 8
 MAX_ITEMS = 1 << 34
 """Most items of one row's tensor; a dimension of 0 counts as 1, as in numpy's size check."""
+MAX_SCHEMA_BYTES = 768 << 10
+"""Of an encoded schema; a chunk's meta holds it (feeding.protocol.messages.LIMITS)."""
+_COLUMN_BYTES = 96
+"""Most bytes of an encoded column beside its name, which the schema has twice."""
 WHOLE_ROW = "value"
 """Name of the only column of rows that are one value."""
 
@@ -117,6 +121,11 @@ class Schema(msgspec.Struct, frozen=True, array_like=True):
             num_rows: also counts rows without any column.
         """
         return _rows(self.layout, iter(leaves), num_rows)
+
+
+def most_bytes(names: Iterable[str]) -> int:
+    """Return how many bytes an encoded schema of columns with these names takes at most."""
+    return sum(2 * len(name.encode(errors="replace")) + _COLUMN_BYTES for name in names)
 
 
 class FeedRow(tuple[Any, ...]):

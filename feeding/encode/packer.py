@@ -12,16 +12,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict
 
 import msgspec
+import numpy as np
 
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta
-from feeding.columnar.schema import Node, Schema
+from feeding.columnar.schema import MAX_SCHEMA_BYTES, Node, Schema
 from feeding.config import FeedConfig
 from feeding.encode.values import encode_values
 from feeding.errors import ChunkError, RowError
 
-MAX_SCHEMA_BYTES = 48 * 1024
-"""A frame's meta has at most 64 KiB; the rest of a chunk's meta needs a small part of them."""
+_PORTION = 16
+"""Rows that are taken before the width of one of them is looked at."""
+_NARROWED = 8
+"""A chunk may store eight bytes of a Python number as one."""
+_LONG = 64
+"""Of more values, the first tells the size of all."""
+_NUMBERS = frozenset([int, float, bool])
 
 
 class PackerOptions(TypedDict, total=False):
@@ -41,7 +47,7 @@ class Packer:
     the chunk before it allow, so rows of any width make chunks of about `chunk_bytes`.
 
     Args:
-        config: sizes of chunks, dtype of floats.
+        config: sizes of chunks.
         feed: name of the feed.
         epoch: of the rows.
         partition: of the rows.
@@ -97,13 +103,25 @@ class Packer:
     def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
         taken = list(itertools.islice(rows, 1))
         num_rows = self._rows_per_chunk(self._pack(taken)) if taken else 0
-        taken += itertools.islice(rows, max(0, num_rows - 1))
+        taken += self._taken(rows, max(0, num_rows - 1))
         while taken:
             self.rows_read += len(taken)
             for chunk in self._split(taken):
                 num_rows = self._rows_per_chunk(chunk)
                 yield chunk
-            taken = list(itertools.islice(rows, num_rows))
+            taken = self._taken(rows, num_rows)
+
+    def _taken(self, rows: Iterator[Any], most: int) -> list[Any]:
+        """Take rows: fewer where they are far wider than those that `most` was reckoned with."""
+        taken: list[Any] = []
+        num_bytes = 0
+        while len(taken) < most and num_bytes < _NARROWED * self._config.chunk_bytes:
+            part = list(itertools.islice(rows, min(_PORTION, most - len(taken))))
+            if not part:
+                break
+            taken += part
+            num_bytes += len(part) * _bytes_of(part[-1])
+        return taken
 
     def _split(self, rows: list[Any]) -> Iterator[Chunk]:
         """Pack rows, in halves if they are far wider than those before."""
@@ -115,8 +133,9 @@ class Packer:
             return
         if chunk.num_bytes > self._config.max_chunk_bytes:
             raise RowError(
-                f"partition {self._base.partition}, row {self._row}: {chunk.num_bytes} bytes, "
-                f"max_chunk_bytes is {self._config.max_chunk_bytes}; raise it or split the row"
+                f"partition {self._base.partition}, row {self._row}: {chunk.num_bytes} bytes, a "
+                f"row may have {self._config.max_chunk_bytes}; split it into several rows, or feed "
+                "the path of a file that main_fun reads"
             )
         self._row += len(rows)
         yield chunk
@@ -131,9 +150,7 @@ class Packer:
         return self._finish(out, encode_values(out, rows), len(rows))
 
     def _collector(self) -> Collector:
-        return Collector(
-            self._base.partition, self._row, self._config.float_dtype, self._number_codes
-        )
+        return Collector(self._base.partition, self._row, self._number_codes)
 
     def _finish(self, out: Collector, layout: Node, num_rows: int) -> Chunk:
         schema = Schema(tuple(out.specs), layout)
@@ -164,3 +181,19 @@ class Packer:
                 f"at most {MAX_SCHEMA_BYTES}; use fewer columns, shorter names, or one array column"
             )
         self._checked = schema
+
+
+def _bytes_of(value: Any) -> int:
+    """Return about how many bytes a row, or a part of it, takes."""
+    if isinstance(value, str | bytes | bytearray):
+        return len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if not isinstance(value, list | tuple) or not value:
+        return 8
+    if isinstance(value, list) or len(value) > _LONG:
+        return len(value) * _bytes_of(value[0])
+    others = [part for part in value if type(part) not in _NUMBERS]
+    return 8 * (len(value) - len(others)) + sum(map(_bytes_of, others))

@@ -163,9 +163,8 @@ def _add_column(
     values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     dtype = "int64"
     if values.dtype.kind == "f":
-        dtype = out.float_dtype
-        with np.errstate(over="ignore"):
-            values = values.astype(dtype)
+        dtype = "float64"
+        values = values.astype(dtype)  # pickled big-endian
     if not is_vector:
         out.add(ColumnSpec(name, "tensor", "scalar", dtype), values[:, 0].astype(dtype))
         return

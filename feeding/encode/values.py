@@ -111,8 +111,6 @@ def _encode_scalars(out: Collector, category: str, values: Values, name: str) ->
     except OverflowError:
         row = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
         raise out.refuse(name, row, f"{values[row]} does not fit int64") from None
-    if category == "float":
-        array = array.astype(out.float_dtype, copy=False)
     out.add(ColumnSpec(name, "tensor", "scalar", array.dtype.name), array)
 
 

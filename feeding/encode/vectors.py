@@ -27,7 +27,6 @@ from feeding.columnar.schema import ColumnSpec, ValueKind
 _BYTE = "B"
 _INT = "q"
 _FLOAT = "d"
-_FLOAT32 = "f"
 _NEXT = {_BYTE: _INT, _INT: _FLOAT}
 
 
@@ -66,27 +65,20 @@ def _flatten(out: Collector, values: Values, name: str, kinds: set[type]) -> tup
         return "bool", _bools(out, values, name)
     if any(issubclass(kind, np.generic) for kind in kinds):
         return _numpy_numbers(out, values, name)
-    narrow_floats = out.float_dtype == "float32"
     code = out.number_codes.get(name) or (_FLOAT if float in kinds else _BYTE)
     while True:
         try:
-            flat = _READERS[_FLOAT32 if code == _FLOAT and narrow_floats else code](values)
+            flat = _READERS[code](values)
         except (ValueError, OverflowError, TypeError, struct.error) as error:
             _check_numbers(out, values, name)
-            if code == _FLOAT and not narrow_floats:
-                raise out.refuse(name, 0, f"numbers that do not convert: {error}") from error
             if code == _FLOAT:
-                narrow_floats = False
-            else:
-                if code == _INT:
-                    _check_int64(out, values, name)
-                code = _NEXT[code]
+                raise out.refuse(name, 0, f"numbers that do not convert: {error}") from error
+            if code == _INT:
+                _check_int64(out, values, name)
+            code = _NEXT[code]
             continue
         out.number_codes[name] = code
-        if code == _FLOAT:
-            with np.errstate(over="ignore"):
-                return out.float_dtype, flat.astype(out.float_dtype, copy=False)
-        return "int64", _narrow(flat)
+        return ("float64", flat) if code == _FLOAT else ("int64", _narrow(flat))
 
 
 def _read_bytes(values: Values) -> Array:
@@ -118,7 +110,6 @@ _READERS: dict[str, Callable[[Values], Array]] = {
     _BYTE: _read_bytes,
     _INT: _reader(_INT),
     _FLOAT: _reader(_FLOAT),
-    _FLOAT32: _reader(_FLOAT32),
 }
 
 
@@ -167,8 +158,6 @@ def _nested(out: Collector, values: Values, name: str) -> None:
         _check_int64(out, [_items(value, stacked.ndim - 2) for value in values], name)
     if stacked.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
-    if stacked.dtype == np.float64:
-        stacked = stacked.astype(out.float_dtype, copy=False)
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
 

@@ -26,12 +26,15 @@ import msgspec
 from feeding.columnar.chunk import BAD_META, ChunkMeta, Count
 from feeding.columnar.schema import Name, Schema
 from feeding.errors import ChunkError
+from rpc.limits import Limits
 
 VERSION = 4
 """Version of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
+LIMITS = Limits(max_meta_bytes=1 << 20)
+"""Of the connections between feeders and workers: a Hello and a chunk's meta hold a schema."""
 MAX_RECALLED = 1000
-"""Entries of one Recalled: a reply's meta ends at 64 KiB."""
+"""Entries of one Recalled, so that its meta is small."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_HOLD_S)]
 Meta = TypeVar("Meta")
 

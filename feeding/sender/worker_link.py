@@ -177,6 +177,7 @@ class WorkerLink:
                 credentials,
                 expect=Identity(Role.WORKER, self.target.worker),
                 timeout_s=timeout_s,
+                limits=messages.LIMITS,
             )
             self.way = way_text(self.connection.transport, self.target.endpoint)
         except (RpcError, OSError) as error:

@@ -163,7 +163,6 @@ CASES = (
             "feed_timeout_s": SECONDS,
             "starve_timeout_s": SECONDS,
             "connect_timeout_s": SECONDS,
-            "float_dtype": ("int8", "", None),
         },
     ),
     Case(

@@ -10,6 +10,7 @@ from typing import Any
 
 from feeding.columnar.batch import EpochEnd, FeedEnd
 from feeding.config import FeedConfig
+from feeding.protocol.messages import LIMITS
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
@@ -34,6 +35,7 @@ class Worker:
             CREDENTIALS,
             Identity(Role.WORKER, rank),
             on_disconnect=self.channel.on_disconnect,
+            limits=LIMITS,
         )
         if transport == "inproc":
             self.listener.bind_inproc(f"feed-{rank}")

@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feeding.columnar.schema import MAX_COLUMNS, MAX_DEPTH, MAX_NAME
+from feeding.columnar.schema import (
+    MAX_COLUMNS,
+    MAX_DEPTH,
+    MAX_NAME,
+    MAX_SCHEMA_BYTES,
+    most_bytes,
+)
 from tfos.errors import SettingsError
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -170,6 +176,13 @@ def leaves(fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
                 f"column {name[:40]!r}… has a name of {len(name)} characters, a feed carries at "
                 f"most {MAX_NAME}; rename it by df.withColumnRenamed()."
             )
+    num_bytes = most_bytes(names)
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise SettingsError(
+            f"the names and types of {len(found)} columns take up to {num_bytes} bytes, a feed "
+            f"carries {MAX_SCHEMA_BYTES}; shorten the names by df.toDF(...), combine columns by "
+            "F.array(), or name those to feed in columns=."
+        )
     twice = next(iter(Counter(names) - Counter(set(names))), None)
     if twice is not None:
         raise SettingsError(f"column {twice!r} is also a field of a struct; rename one of them.")

@@ -33,6 +33,8 @@ class Misfit:
 def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
     """Return values in the dtype of an input; floats may be rounded, integers may not change.
 
+    A finite number that would become infinite does not fit.
+
     Args:
         values: [rows, ...], or the items of ragged rows.
         name: of the input, for the text.
@@ -46,20 +48,39 @@ def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
         return Misfit(f"{text}: make a column of long from what the ids were first")
     if values.dtype == object or values.dtype.name == info.dtype:
         return values
-    with np.errstate(invalid="ignore", over="ignore"):
-        found = values.astype(info.dtype)
-    if found.dtype.kind not in "iub":
-        return found
-    changed, next_step = found != values, "cast the column"
-    if values.dtype.kind == "f" and not changed.any():
-        # From here on two integers share one float: the column may have been rounded before.
-        changed = np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
-        next_step = f"{values.dtype} rounds integers of this size: make a column of long from them"
+    try:
+        # The processor notes an overflow, so the ordinary case needs no pass over the values.
+        with np.errstate(invalid="ignore", over="raise"):
+            found = values.astype(info.dtype)
+        if found.dtype.kind not in "iub":
+            return found
+    except FloatingPointError:
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = values.astype(info.dtype)
+    changed, next_step = _changed(values, found)
     if not changed.any():
         return found
     item = int(np.argmax(changed.reshape(-1)))
     text = f"value {values.reshape(-1)[item]} does not fit input {name!r}, {info}; {next_step}"
     return Misfit(text, item * len(values) // values.size)
+
+
+def _changed(values: Array, found: Array) -> tuple[Array, str]:
+    """Return which values another dtype does not hold, and what to do.
+
+    Args:
+        values: as they were.
+        found: the same, in the dtype of an input.
+    """
+    if found.dtype.kind not in "iub":
+        infinite = np.isinf(found) & np.isfinite(values)
+        return infinite, f"no number of {found.dtype} is that large: scale the column"
+    changed, next_step = found != values, "cast the column"
+    if values.dtype.kind == "f" and not changed.any():
+        # From here on two integers share one float: the column may have been rounded before.
+        changed = np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
+        next_step = f"{values.dtype} rounds integers of this size: make a column of long from them"
+    return changed, next_step
 
 
 def check_columns(what: str, count: int, *, is_ragged: bool) -> None:

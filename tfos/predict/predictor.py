@@ -19,7 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from feeding.arrow.spark_vectors import holds_sparse
 from feeding.columnar.batch import BatchColumn, Ragged
+from feeding.columnar.ops import Columns, joined, num_rows, split_rows
 from feeding.sender.arrow_inference import UnansweredBatches
 from tfos.errors import SettingsError
 from tfos.feed.dataframe_columns import quoted
@@ -91,14 +93,12 @@ class Predictor:
         order = [self._place(name) for name in model.inputs]
         rows = _WaitingRows()
         for batch in itertools.chain(filter(len, batches), [None]):
-            if batch is not None:
-                rows.add(inputs.of(batch), batch.num_rows)
             answers: list[list[Array]] = []
             num_bytes = 0
-            for given in rows.take(self.batch_size, is_last=batch is None):
+            for given in self._given(inputs, rows, batch):
                 found = model.call([_tensor(given[place]) for place in order])
                 answers.append([found[place].numpy() for place in taken])
-                self._check(answers[-1], _num_rows(given[0]))
+                self._check(answers[-1], num_rows(given))
                 num_bytes += sum(each.nbytes for each in answers[-1])
                 if num_bytes >= ANSWER_BYTES:
                     yield self._joined(answers)
@@ -127,6 +127,21 @@ class Predictor:
         waiting = UnansweredBatches(iter(batches), names)
         for results in self.results(partition, (batch.select(places) for batch in waiting)):
             yield from waiting.answered(results)
+
+    def _given(
+        self, inputs: Inputs, rows: _WaitingRows, batch: pa.RecordBatch | None
+    ) -> Iterator[Columns]:
+        """Yield the model's batches that a record batch fills; None: the partition's last one."""
+        if batch is None:
+            yield from rows.take(self.batch_size, is_last=True)
+            return
+        # A batch of Spark has 10,000 rows: as dense ones they may be thousands of times larger.
+        is_sparse = holds_sparse(batch)
+        while batch.num_rows:
+            count = self.batch_size - rows.num_rows if is_sparse else batch.num_rows
+            part, batch = batch.slice(0, count), batch.slice(count)
+            rows.add(inputs.of(part))
+            yield from rows.take(self.batch_size, is_last=False)
 
     def _place(self, name: str) -> int:
         return next(place for place, (each, _) in enumerate(self.inputs) if each == name)
@@ -239,63 +254,38 @@ class _WaitingRows:
     """Rows of a partition, as inputs, that are not predicted yet."""
 
     def __init__(self) -> None:
-        self._parts: deque[list[BatchColumn]] = deque()
-        self._num_rows = 0
+        self._parts: deque[Columns] = deque()
+        self.num_rows = 0
 
-    def add(self, part: list[BatchColumn], num_rows: int) -> None:
+    def add(self, part: Columns) -> None:
         """Append rows."""
         self._parts.append(part)
-        self._num_rows += num_rows
+        self.num_rows += num_rows(part)
 
-    def take(self, batch_size: int, *, is_last: bool) -> Iterator[list[BatchColumn]]:
+    def take(self, batch_size: int, *, is_last: bool) -> Iterator[Columns]:
         """Yield full batches, and the rest if there are no more rows."""
-        while self._num_rows >= batch_size or (is_last and self._num_rows):
-            yield self._next(min(batch_size, self._num_rows))
+        while self.num_rows >= batch_size or (is_last and self.num_rows):
+            yield self._next(batch_size)
 
-    def _next(self, num_rows: int) -> list[BatchColumn]:
-        parts: list[list[BatchColumn]] = []
-        missing = num_rows
-        while missing:
-            part = self._parts.popleft()
-            length = _num_rows(part[0])
-            if parts and not _fit(parts[0], part):
-                # Lists of another length: rows that one tensor cannot hold go into the next batch.
-                self._parts.appendleft(part)
-                break
-            if length > missing:
-                self._parts.appendleft([_slice(each, missing, length) for each in part])
-                part = [_slice(each, 0, missing) for each in part]
-                length = missing
+    def _next(self, most_rows: int) -> Columns:
+        parts: list[Columns] = []
+        # Lists of another length: rows that one tensor cannot hold go into the next batch.
+        while most_rows and self._parts and (not parts or _fit(parts[0], self._parts[0])):
+            part, rest = split_rows(self._parts.popleft(), most_rows)
+            if rest is not None:
+                self._parts.appendleft(rest)
             parts.append(part)
-            missing -= length
-        self._num_rows -= num_rows - missing
-        return parts[0] if len(parts) == 1 else [_join(each) for each in zip(*parts, strict=True)]
+            most_rows -= num_rows(part)
+        found = joined(parts)
+        self.num_rows -= num_rows(found)
+        return found
 
 
-def _num_rows(column: BatchColumn) -> int:
-    return len(column.offsets) - 1 if isinstance(column, Ragged) else len(column)
-
-
-def _fit(first: Sequence[BatchColumn], second: Sequence[BatchColumn]) -> bool:
+def _fit(first: Columns, second: Columns) -> bool:
     return all(
         isinstance(a, Ragged) or isinstance(b, Ragged) or a.shape[1:] == b.shape[1:]
         for a, b in zip(first, second, strict=True)
     )
-
-
-def _slice(column: BatchColumn, start: int, stop: int) -> BatchColumn:
-    if not isinstance(column, Ragged):
-        return column[start:stop]
-    offsets = column.offsets[start : stop + 1]
-    return Ragged(column.values[offsets[0] : offsets[-1]], offsets - offsets[0])
-
-
-def _join(parts: Sequence[Any]) -> BatchColumn:
-    if not isinstance(parts[0], Ragged):
-        return np.concatenate(parts)
-    ends = np.cumsum([0, *(part.offsets[-1] for part in parts)])
-    offsets = [part.offsets[1:] + start for part, start in zip(parts, ends, strict=False)]
-    return Ragged(np.concatenate([part.values for part in parts]), np.concatenate([[0], *offsets]))
 
 
 def _tensor(column: BatchColumn) -> Any:

@@ -20,6 +20,7 @@ from feeding.arrow.arrays import plain
 from feeding.arrow.encoder import ArrowEncoder
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.builder import Collector
+from feeding.columnar.ops import Columns
 from feeding.columnar.texts import unpacked
 from feeding.errors import RowError
 from tfos.errors import SettingsError
@@ -83,7 +84,7 @@ class Inputs:
         self._partition = partition
         self._first_row = 0
 
-    def of(self, batch: pa.RecordBatch) -> list[BatchColumn]:
+    def of(self, batch: pa.RecordBatch) -> Columns:
         """Return an array [n, *shape], or Ragged, per input; views of the batch where possible.
 
         Raises:
@@ -101,7 +102,7 @@ class Inputs:
                     raise out.refuse(self._names[place], 0, text)
             parts = [_fitted(out, place, name, info, len(places) > 1) for place in places]
             found.append(parts[0] if len(parts) == 1 else _side_by_side(out, name, info, parts))
-        return found
+        return tuple(found)
 
     def _encode(self, out: Collector, name: str, array: pa.Array) -> None:
         array = plain(array)

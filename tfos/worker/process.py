@@ -25,6 +25,7 @@ import cloudpickle
 import msgspec
 
 from feeding.errors import FeedClosed, FeedError
+from feeding.protocol.messages import LIMITS
 from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Call, Listener
 from tfos.collectives.offers import Offers
@@ -88,6 +89,7 @@ class WorkerProcess:
             self._credentials,
             Identity(Role.WORKER, bundle.node.rank, spec.attempt),
             on_disconnect=self._disconnected,
+            limits=LIMITS,
         )
         self._roster: tuple[messages.RosterEntry, ...] = ()
         self._started = threading.Event()

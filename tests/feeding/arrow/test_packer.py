@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 from decimal import Decimal
 from typing import Any
@@ -193,8 +194,27 @@ def test_wide_rows_are_cut_finer_and_one_too_wide_is_refused():
     batch = pa.record_batch({"x": pa.array([[0.0] * 1000] * 16)})
     assert [chunk.num_rows for chunk in chunks_of([batch], chunk_bytes=32_000)] == [4] * 4
     config = FeedConfig(chunk_bytes=100, max_chunk_bytes=1000)
-    with pytest.raises(RowError, match="max_chunk_bytes is 1000"):
+    with pytest.raises(RowError, match="a row may have 1000; split it"):
         list(ArrowPacker(config).chunks(iter([batch])))
+
+
+def test_rows_that_turn_wide_do_not_wait_for_as_many_as_narrow_ones():
+    """A feed task's memory is bounded by bytes."""
+    read: list[int] = []
+
+    def batches():
+        yield pa.record_batch({"x": pa.array(["y"] * 100_000)})
+        for _ in range(40):
+            read.append(1 << 20)
+            yield pa.record_batch({"x": pa.array(["y" * (1 << 20)])})
+
+    chunks = ArrowPacker(FeedConfig()).chunks(batches())
+    ahead = [
+        sum(read) - sum(chunk.num_bytes for chunk in left)
+        for left in itertools.accumulate(([chunk] for chunk in chunks), list.__add__)
+    ]
+    assert len(read) == 40
+    assert max(ahead) <= 4 << 20
 
 
 def test_rows_that_wait_to_be_joined_while_rows_turn_wide_are_kept():

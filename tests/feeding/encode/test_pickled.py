@@ -145,11 +145,6 @@ def test_kinds_of_rows_may_alternate_between_batches():
     assert [row for chunk in chunks for row in rows_of(chunk)] == rows
 
 
-def test_floats_take_the_float_dtype():
-    chunks, _ = pack([floats(4) for _ in range(5)], float_dtype="float32")
-    assert chunks[0].meta.schema.columns[0].dtype == chunks[0].meta.stored[0] == "float32"
-
-
 def test_rest_is_counted_without_being_packed():
     packer = PickledPacker(FeedConfig(), pickle.loads)
     assert packer.skip(iter(batches_of([[1, 2]] * 25, 10))) == 25

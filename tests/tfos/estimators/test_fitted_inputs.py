@@ -101,6 +101,7 @@ def both(info, column):
         ("float16", [1.0 + 2**-11 + 2**-30]),  # rounded twice it is 1.0
         ("int32", [1, 2]),
         ("float32", [2**24 + 1]),
+        ("float32", [float("inf"), -float("inf"), 3.4e38]),
     ],
 )
 def test_a_fit_trains_on_the_numbers_that_a_prediction_asks_for(dtype, column):
@@ -119,6 +120,9 @@ def test_a_fit_trains_on_the_numbers_that_a_prediction_asks_for(dtype, column):
         (TensorInfo("int32", ()), [5, 2**32 + 5]),
         (TensorInfo("int64", ()), [1.0, 2.0**53]),
         (TensorInfo("int64", (), is_id=True), [1.0, 2.0]),
+        (TensorInfo("float32", ()), [float("inf"), 1e39]),
+        (TensorInfo("float16", ()), [1.0, -7e4]),
+        (TensorInfo("float16", ()), [1, 70_000]),
     ],
 )
 def test_a_fit_refuses_the_numbers_that_a_prediction_refuses(info, column):

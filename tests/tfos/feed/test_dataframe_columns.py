@@ -19,6 +19,14 @@ def test_a_dataframe_has_a_limited_number_of_columns():
         leaves(fields)
 
 
+@pytest.mark.attack("A10")
+def test_names_too_long_to_travel_together_are_refused_by_the_driver():
+    fields = [(f"c{number}".ljust(150, "x"), LongType()) for number in range(2000)]
+    with pytest.raises(SettingsError, match=r"2000 columns take up to 792000 bytes, .* 786432"):
+        leaves(fields)
+    assert len(leaves(fields[:1900])) == 1900
+
+
 def test_a_name_that_two_columns_have_names_none_of_them():
     assert positions_of(["a", "b", "a", "c"], ["c", "b", "c"]) == (3, 1, 3)
     with pytest.raises(SettingsError, match=r"'a': the DataFrame has 2 of them: .*toDF.* renames"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from feeding.arrow import encoder, spark_vectors
 from feeding.columnar.batch import Ragged
 from feeding.errors import RowError
 from tfos.errors import SettingsError
@@ -204,6 +207,66 @@ def test_large_answers_do_not_wait_for_the_other_rows_of_their_batch(monkeypatch
     batch = pa.record_batch({"x": np.zeros(11)})
     seen = [(found.num_rows, len(calls)) for found in predictor.results(0, [batch])]
     assert seen == [(4, 2), (4, 4), (2, 5), (1, 6)]  # the last rows come with the partition's end
+
+
+VECTOR = pa.struct(
+    [
+        ("type", pa.int8()),
+        ("size", pa.int32()),
+        ("indices", pa.list_(pa.int32())),
+        ("values", pa.list_(pa.float64())),
+    ]
+)
+
+
+def test_sparse_vectors_become_dense_one_batch_of_the_model_at_a_time(monkeypatch):
+    """10,000 rows of a HashingTF are 21 GB as one dense matrix."""
+    predictor, calls = wide(monkeypatch, 1, batch_size=16)
+    signature = dataclasses.replace(
+        predictor.signature, inputs={"x": TensorInfo("float32", (4096,))}
+    )
+    sums: list[float] = []
+    spread, made = spark_vectors.spread, []
+
+    def noted(array):
+        values, offsets = spread(array)
+        made.append(int(offsets[-1]))
+        return values, offsets
+
+    def call(tensors):
+        calls.append(len(tensors[0]))
+        sums.extend(tensors[0].sum(axis=1))
+        return [Answer(len(tensors[0]), 1)]
+
+    monkeypatch.setattr(encoder, "spread", noted)
+    model = LoadedModel(("x",), ("y",), call)
+    monkeypatch.setattr(predictor_module, "loaded", lambda _: model)
+    predictor = dataclasses.replace(predictor, signature=signature)
+    rows = [
+        {"type": 0, "size": 4096, "indices": [row % 4096], "values": [float(row)]}
+        for row in range(1000)
+    ]
+    whole = pa.record_batch({"x": pa.array(rows, VECTOR)})
+    # The first batch is no multiple of 16, so the second fills the model's batch before it.
+    found = predictor.results(0, [whole.slice(0, 9), whole.slice(9)])
+    assert [each.num_rows for each in found] == [992, 8]
+    assert max(made) <= 16 * 4096
+    assert calls == [16] * 62 + [8]
+    assert sums == list(range(1000))
+    assert len(made) == 64  # no rows are cut smaller than the model's batch asks for
+
+
+def test_dense_vectors_are_read_as_one_view(monkeypatch):
+    predictor, _ = wide(monkeypatch, 1, batch_size=2)
+    signature = dataclasses.replace(predictor.signature, inputs={"x": TensorInfo("float64", (2,))})
+    reads, of = [], Inputs.of
+    monkeypatch.setattr(
+        Inputs, "of", lambda self, batch: reads.append(batch.num_rows) or of(self, batch)
+    )
+    batch = pa.record_batch({"x": pa.array([{"type": 1, "values": [1.0, 2.0]}] * 7, VECTOR)})
+    predictor = dataclasses.replace(predictor, signature=signature)
+    assert sum(each.num_rows for each in predictor.results(0, [batch])) == 7
+    assert reads == [7]
 
 
 def test_more_values_than_an_array_column_holds_are_refused(monkeypatch):
