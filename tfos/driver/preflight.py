@@ -64,6 +64,18 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
             "spark.speculation=true: speculation starts a slow node a second time. Set it to "
             "false, or pass config=ClusterConfig(allow_speculation=True) to reserve()."
         )
+    check_python_memory(conf)
+
+
+def check_python_memory(conf: Mapping[str, str]) -> None:
+    """Refuse a limit of Spark's Python workers under which TensorFlow cannot be imported.
+
+    Args:
+        conf: Spark's settings.
+
+    Raises:
+        ConfigError: has the limit and what to set in its place.
+    """
     limit = conf.get("spark.executor.pyspark.memory")
     if limit and executor_memory.mib(limit) > 0:
         cores = int(conf.get("spark.executor.cores", "1"))

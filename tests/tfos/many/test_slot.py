@@ -87,15 +87,15 @@ def test_a_storage_that_fails_for_a_moment_costs_no_training(slot, monkeypatch, 
     asked = []
 
     class Results:
-        def write(self, item, head, value):
-            asked.append((item, head.item, head.digest, value))
+        def write(self, head, value):
+            asked.append((head.item, head.digest, value))
             if len(asked) <= failures:
                 raise RuntimeError("503 slow down")  # no OSError, as some clients raise
 
     slot._results = cast("Any", Results())
     monkeypatch.setattr(process, "_WRITE_AGAIN_S", (0.0, 0.0, 0.0))
     assert keep(slot, 3, b"v") == end
-    assert asked == 4 * [(3, "c", "d", b"v")]
+    assert asked == 4 * [("c", "d", b"v")]
     if end is Ending.NOT_KEPT:
         assert slot._ready[-1].error.endswith("was not kept: RuntimeError: 503 slow down")
 

@@ -219,10 +219,10 @@ class Slot:
         )
         for delay_s in _WRITE_AGAIN_S:
             with contextlib.suppress(Exception):  # a training costs more than a few seconds
-                self._results.write(ended.item, head, value)
+                self._results.write(head, value)
                 return
             time.sleep(delay_s)
-        self._results.write(ended.item, head, value)
+        self._results.write(head, value)
 
     def _spool(self, item: int, value: bytes) -> None:
         file, head = self._spec.spool_fd, SPOOL_HEAD.pack(item, len(value))
