@@ -342,7 +342,9 @@ class MapRun:
                 self._fail(
                     NotEnoughSlots(
                         f"no slot has trained for {self._jobs.wait_s:.0f} s: {self._jobs.offer()}. "
-                        "End other jobs, add executors, or raise slot_wait_s."
+                        "End other jobs or add executors; if it is this run's tasks that hold the "
+                        "slots, their processes have not reached the driver yet: see the "
+                        "executors' logs, or raise slot_wait_s."
                     )
                 )
                 return True
