@@ -66,6 +66,18 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
             "config=ClusterConfig(allow_speculation=True) to reserve(), and exactly_once=True to "
             "train()."
         )
+    check_python_memory(conf)
+
+
+def check_python_memory(conf: Mapping[str, str]) -> None:
+    """Refuse a limit of Spark's Python workers under which TensorFlow cannot be imported.
+
+    Args:
+        conf: Spark's settings.
+
+    Raises:
+        ConfigError: has the limit and what to set in its place.
+    """
     limit = conf.get("spark.executor.pyspark.memory")
     if limit and executor_memory.mib(limit) > 0:
         cores = int(conf.get("spark.executor.cores", "1"))

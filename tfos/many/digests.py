@@ -1,134 +1,281 @@
 """Digests of values and functions: the same in every process that runs the same program.
 
-Covers: sets in any order; classes and functions of the program itself, by their code.
+Covers: sets in any order; classes and functions of the program itself, by their code, also inside
+what wraps them; Keras' objects by their configuration and weights.
 Does not: read what other modules have (a digest names it alone).      Threads: any; pure.
 
 cloudpickle's bytes are no digest: each process gives a class of `__main__` another number in them,
-and orders the texts of a set by another hash.
+orders the texts of a set by another hash, and dates Keras' objects.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import io
-import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-_MAX_FUNCTIONS = 200
-_PLAIN = (str, int, float, bool)
-_NO_CODE = {"__doc__", "__firstlineno__"}
-"""Of a class: may change while what it does stays."""
+import cloudpickle
+import numpy
+
+_PLAIN = frozenset({str, int, float, bool, bytes, complex, type(None)})
+_NO_CODE = {
+    "__annotations_cache__",
+    "__doc__",
+    "__firstlineno__",
+    "__slotnames__",
+    "__static_attributes__",
+}
+"""Of a class: may change while what it does stays; pickling an object adds `__slotnames__`."""
+_INNER = ("__wrapped__", "py_func", "python_function")
+"""Where wrappers keep what they wrap: functools.lru_cache, numba.njit, tf.function."""
+_DATA_PACKAGES = sys.stdlib_module_names | {"numpy", "pandas"}
+_RANDOM = ("random", "numpy.random")
+"""Modules whose objects differ in each process that sets no seed."""
 
 
-def value_digest(value: Any, outer: frozenset[int] = frozenset()) -> bytes:
-    """Return a digest of a value; empty for what cannot be pickled.
+def value_digest(value: Any) -> bytes:
+    """Return a digest of a value.
+
+    Raises:
+        Exception: whatever a part of it raises that cannot be pickled.
+    """
+    walk = _Walk(frozenset({"__main__"}))
+    walk.put(walk.pickled(value))
+    return walk.finished()
+
+
+def function_digest(function: Callable[..., Any]) -> str:
+    """Return a digest of a function's code, its defaults and closure, and of what it names.
+
+    Functions and classes of the same module count, also wrapped ones; so do the module's values:
+    data of Python, numpy and pandas, objects of its classes, callable objects. What other modules
+    have does not. What cannot be pickled, such as a lock, counts by its type.
 
     Args:
-        value: anything.
-        outer: ids of functions and classes whose digests this one is part of.
+        function: or a class, a method, a partial or a callable object.
     """
-    data = io.BytesIO()
-    try:
-        _DigestPickler(data, outer).dump(value)
-    except Exception:  # noqa: BLE001 - the run itself names what cannot be pickled
-        return b""
-    return hashlib.sha256(data.getbuffer()).digest()
+    walk = _Walk(frozenset({"__main__", _module_of(function)}))
+    if isinstance(function, types.MethodType):
+        walk.put(walk.state(function.__func__), walk.state(function.__self__))
+    else:
+        walk.put(walk.state(function))
+    return walk.finished().hex()
 
 
-class _DigestPickler(pickle.Pickler):
-    """Writes digests for what has other bytes in another process."""
+def _module_of(function: Any) -> str:
+    """Return the module of the code that a callable leads to."""
+    while not isinstance(function, types.FunctionType | type):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, types.MethodType):
+            function = function.__func__
+        else:
+            function = next(iter(_wrapped_in(function)), type(function))
+    return str(function.__module__)
 
-    def __init__(self, file: io.BytesIO, outer: frozenset[int]) -> None:
+
+class _Walk:
+    """One digest: every function and class of the program once, numbered as they are met.
+
+    Args:
+        modules: whose functions and classes count by their code.
+        outer: the walk that has met a set of which this one is a member.
+    """
+
+    def __init__(self, modules: frozenset[str], outer: _Walk | None = None) -> None:
+        self._modules = modules
+        self._found = hashlib.sha256()
+        self._numbers: dict[int, int] = dict(outer._numbers) if outer is not None else {}
+        self._met: list[Any] = []
+        """Keeps what is numbered alive: another object would get its id."""
+        self._waiting: deque[Any] = deque()
+        self._open: set[int] = set(outer._open) if outer is not None else set()
+        """Ids of what is under way, which may contain itself."""
+
+    def put(self, *parts: object) -> None:
+        """Add parts whose `repr` is the same in every process."""
+        self._found.update(repr(parts).encode(errors="surrogatepass"))
+
+    def finished(self) -> bytes:
+        """Add what waits; return the digest."""
+        while self._waiting:
+            each = self._waiting.popleft()
+            if isinstance(each, type):
+                self._put_class(each)
+            else:
+                self._put_function(each)
+        return self._found.digest()
+
+    def pickled(self, value: Any) -> bytes:
+        """Return a digest of a value's pickle; the functions and classes that it has wait."""
+        found = hashlib.sha256()
+        _DigestPickler(types.SimpleNamespace(write=found.update), self).dump(value)
+        return found.digest()
+
+    def state(self, value: Any) -> bytes:
+        """Return a digest of a value; of what cannot be pickled its parts, else its type.
+
+        Locks, files and connections are no data: no later process has the same ones.
+        """
+        try:
+            return self.pickled(value)
+        except Exception:  # noqa: BLE001 - whatever a class raises that refuses to be pickled
+            parts = () if id(value) in self._open else tuple(self._parts(value))
+        self._open.add(id(value))
+        try:
+            found = [self.reference(type(value)), *map(self.state, parts)]
+        finally:
+            self._open.discard(id(value))
+        return hashlib.sha256(repr(found).encode()).digest()
+
+    def reference(self, value: types.FunctionType | type) -> tuple[object, ...]:
+        """Return what stands for a function or class; its code waits if it counts."""
+        number = self._numbers.get(id(value))
+        if number is None and self.is_named(value):
+            return "named", value.__module__, value.__qualname__
+        if number is None:
+            number = self._numbers[id(value)] = len(self._numbers)
+            self._met.append(value)
+            self._waiting.append(value)
+        return "code", number
+
+    def is_named(self, value: Any) -> bool:
+        """Whether a name alone stands for it: every process finds it in its module."""
+        module = getattr(value, "__module__", None)
+        if module in self._modules:
+            return False
+        found: Any = sys.modules.get(str(module))
+        for part in str(getattr(value, "__qualname__", "")).split("."):
+            found = getattr(found, part, None)
+        return found is value
+
+    def of_set(self, members: Iterable[Any], name: str, mark: int) -> tuple[object, ...]:
+        """Return what stands for a set, in whatever order it has its members.
+
+        Args:
+            members: of the set.
+            name: of its class.
+            mark: its id.
+        """
+        if mark in self._open:
+            return name, "again"
+        self._open.add(mark)
+        found = []
+        for each in members:
+            if type(each) in _PLAIN:
+                found.append(repr(each))
+                continue
+            inner = _Walk(self._modules, self)
+            inner.put(inner.pickled(each))
+            found.append(inner.finished().hex())
+        self._open.discard(mark)
+        return name, sorted(found)
+
+    def is_own(self, value: Any) -> bool:
+        """Whether the program has the class of this object."""
+        return type(value).__module__ in self._modules
+
+    def _put_class(self, value: type) -> None:
+        self.put(value.__qualname__, self.reference(type(value)))
+        self.put(*map(self.reference, value.__bases__))
+        self._put_named((name, vars(value)[name]) for name in sorted(vars(value).keys() - _NO_CODE))
+
+    def _put_function(self, value: types.FunctionType) -> None:
+        self.put(value.__qualname__, _code_parts(value.__code__))
+        defaults = (*(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items()))
+        cells = tuple(_content(cell) for cell in value.__closure__ or ())
+        self.put(*map(self.state, (*cells, *defaults)))
+        known = value.__globals__
+        # What a wrapper of another module names is that module's, whatever name it has taken over.
+        if {value.__module__, known.get("__name__", value.__module__)} <= self._modules:
+            names = dict.fromkeys(_names_in(value.__code__))
+            self._put_named((name, known[name]) for name in names if name in known)
+
+    def _put_named(self, named: Iterable[tuple[str, Any]]) -> None:
+        for name, each in named:
+            self.put(name, self.state(each) if self._counts(each) else type(each).__qualname__)
+
+    def _counts(self, value: Any) -> bool:
+        """Whether what a module or class has is code or data, not an object of some library."""
+        module = type(value).__module__
+        return callable(value) or (
+            not module.startswith(_RANDOM)
+            and (module in self._modules or module.partition(".")[0] in _DATA_PACKAGES)
+        )
+
+    def _parts(self, value: Any) -> Iterable[Any]:
+        if isinstance(value, list | tuple):
+            return value
+        if isinstance(value, dict):
+            return value.items()
+        return vars(value).items() if self.is_own(value) and hasattr(value, "__dict__") else ()
+
+
+class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
+    """Writes what stands for anything that has other bytes in another process."""
+
+    def __init__(self, file: Any, walk: _Walk) -> None:
         super().__init__(file, protocol=5)
-        self._outer = outer
+        self._walk = walk
 
     def persistent_id(self, value: Any) -> Any:
         """Return what stands for a set, module, function or class; None: its own bytes."""
+        if type(value) in _PLAIN:
+            return None
         if isinstance(value, set | frozenset):
-            members = sorted(value_digest(each, self._outer) for each in value)
-            return type(value).__qualname__, members
+            return self._walk.of_set(value, type(value).__qualname__, id(value))
         if isinstance(value, types.ModuleType):
             return "module", value.__name__
-        if not isinstance(value, types.FunctionType | type) or _is_imported(value):
-            return None
-        if id(value) in self._outer:  # it is part of what this is part of
-            return "again", value.__qualname__
-        return "code", function_digest(value, self._outer)
+        if isinstance(value, types.FunctionType | type):
+            return self._walk.reference(value)
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is pickled that is no plain data."""
+        if isinstance(obj, TypeVar):
+            return tuple, (("TypeVar", obj.__name__, obj.__bound__, obj.__constraints__),)
+        if callable(obj) and hasattr(obj, "__qualname__") and self._walk.is_named(obj):
+            return tuple, (("named", obj.__module__, obj.__qualname__),)
+        if not self._walk.is_own(obj) and (wrapped := _wrapped_in(obj)):
+            return tuple, ((type(obj), *wrapped),)
+        if (keras := _keras_state(obj)) is not None:
+            return tuple, ((type(obj), keras),)
+        return super().reducer_override(obj)
 
 
-def _is_imported(value: Any) -> bool:
-    """Whether a pickle names a function or class alone: every process finds it in its module."""
-    if value.__module__ == "__main__":
-        return False
-    found: Any = sys.modules.get(value.__module__)
-    for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is value
+def _wrapped_in(value: Any) -> tuple[Any, ...]:
+    """Return what a descriptor or another wrapper calls."""
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return (value.fget, value.fset, value.fdel)
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if not callable(value) or isinstance(value, types.MethodType | types.BuiltinFunctionType):
+        return ()
+    found = (getattr(value, name, None) for name in _INNER)
+    return next(((each,) for each in found if callable(each)), ())
 
 
-def function_digest(function: Callable[..., Any], outer: frozenset[int] = frozenset()) -> str:
-    """Return a digest of a function's code, its defaults and closure, and of what it names.
-
-    Functions and classes of the same module count, and the module's plain values (numbers, texts,
-    lists, sets and dicts of these), arrays and objects of its classes; what other modules have does
-    not.
-
-    Args:
-        function: or a class.
-        outer: ids of functions and classes whose digests this one is part of.
-    """
-    found = hashlib.sha256()
-    waiting: list[Any] = [function]
-    seen: set[int] = set()
-    while waiting and len(seen) < _MAX_FUNCTIONS:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        waiting += _feed(found, each, outer | seen)
-    return found.hexdigest()
-
-
-def _feed(found: Any, value: Any, seen: frozenset[int]) -> list[Any]:
-    """Add one value; return the functions that it refers to."""
-    if isinstance(value, functools.partial):
-        found.update(value_digest((value.args, sorted(value.keywords.items())), seen))
-        return [value.func]
-    if isinstance(value, types.MethodType):
-        found.update(value_digest(getattr(value.__self__, "__dict__", 0), seen))
-        return [value.__func__]
-    if isinstance(value, type):
-        names = sorted(vars(value).keys() - _NO_CODE)
-        members = [(name, vars(value)[name]) for name in names]
-        found.update(repr((value.__qualname__, [_plain_text(pair) for pair in members])).encode())
-        bases = [base for base in value.__bases__ if base.__module__ == value.__module__]
-        return bases + [each for _, each in members if isinstance(each, types.FunctionType)]
-    if not isinstance(value, types.FunctionType):
-        found.update(value_digest(getattr(value, "__dict__", repr(type(value))), seen))
-        call = getattr(type(value), "__call__", None)  # noqa: B004 - the function itself is wanted
-        return [call] if isinstance(call, types.FunctionType) else []
-    found.update(value.__qualname__.encode())
-    _feed_code(found, value.__code__)
-    cells = [_content(cell) for cell in value.__closure__ or ()]
-    data = [*cells, *(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items())]
-    functions = [each for each in data if isinstance(each, types.FunctionType)]
-    rest = [each for each in data if not isinstance(each, types.FunctionType)]
-    found.update(value_digest(rest, seen))
-    known = value.__globals__
-    named = [(name, known[name]) for name in _names_in(value.__code__) if name in known]
-    for name, each in named:
-        is_own = type(each).__module__ in ("numpy", "__main__", value.__module__)
-        digest = value_digest(each, seen) if is_own else b""
-        found.update(repr((name, _plain_text(each), digest)).encode())
-    return functions + [
-        each
-        for _, each in named
-        if isinstance(each, types.FunctionType | type) and each.__module__ == value.__module__
-    ]
+def _keras_state(value: Any) -> Mapping[str, Any] | None:
+    """Return what an object of Keras computes with; None: it is none, or has no configuration."""
+    if not any(base.__name__ == "KerasSaveable" for base in type(value).__mro__):
+        return None
+    if not hasattr(value, "variables"):
+        hidden: dict[str, Any] = vars(value)
+        return hidden  # a loss: the configuration of Huber leaves its delta out
+    try:
+        found: dict[str, Any] = {"config": value.get_config()}
+    except Exception:  # noqa: BLE001 - a model of the user's own class may have no configuration
+        return None
+    if getattr(value, "compiled", False):
+        found["compiled"] = value.get_compile_config()
+    numbers = value.weights if hasattr(value, "weights") else value.variables
+    return found | {"weights": [numpy.asarray(each) for each in numbers]}
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -139,27 +286,19 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _plain_text(value: Any) -> str:
-    """Return plain data as text, the same in every process; empty for anything else inside it."""
-    if isinstance(value, list | tuple):
-        return f"{type(value).__name__}({', '.join(map(_plain_text, value))})"
-    if isinstance(value, set | frozenset):
-        return f"set({', '.join(sorted(map(_plain_text, value)))})"
-    if isinstance(value, dict):
-        return f"dict({', '.join(map(_plain_text, value.items()))})"
-    return repr(value) if type(value) in (*_PLAIN, bytes, complex, type(None)) else ""
+def _code_parts(code: types.CodeType) -> tuple[object, ...]:
+    """Return what code does, as parts whose `repr` is the same in every process."""
+    names = (code.co_names, code.co_varnames, code.co_freevars)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return (code.co_code, code.co_exceptiontable, names, counts, *map(_constant, code.co_consts))
 
 
-def _feed_code(found: Any, code: types.CodeType) -> None:
-    found.update(code.co_code)
-    found.update(repr((code.co_names, code.co_varnames)).encode())
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            _feed_code(found, constant)
-        elif isinstance(constant, frozenset):
-            found.update(repr(sorted(map(repr, constant))).encode())
-        else:
-            found.update(repr(constant).encode())
+def _constant(value: Any) -> object:
+    if isinstance(value, types.CodeType):
+        return _code_parts(value)
+    if isinstance(value, frozenset):
+        return "frozenset", sorted(repr(_constant(each)) for each in value)
+    return tuple(map(_constant, value)) if isinstance(value, tuple) else value
 
 
 def _content(cell: Any) -> Any:

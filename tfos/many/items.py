@@ -32,8 +32,12 @@ class ListedItems:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of each item's value; the same in every process."""
-        return tuple(value_digest(value).hex() for value in self.values)
+        """Of each item's value; the same in every process.
+
+        Raises:
+            NotPicklable: names the item.
+        """
+        return tuple(map(_digest, self.names, self.values))
 
 
 def digest_of(items: Iterable[tuple[str, str]]) -> str:
@@ -125,4 +129,14 @@ def _pickled(name: str, item: Any) -> bytes:
         raise NotPicklable(
             f"item {name!r} ({type(item).__qualname__}) cannot be pickled: {error}. Pass plain "
             "data and open files, sessions and connections inside the function."
+        ) from error
+
+
+def _digest(name: str, item: Any) -> str:
+    try:
+        return value_digest(item).hex()
+    except Exception as error:
+        raise NotPicklable(
+            f"results_dir: item {name!r} ({type(item).__qualname__}) cannot be compared with an "
+            f"earlier run's: {error}. Pass plain data, or leave results_dir out"
         ) from error

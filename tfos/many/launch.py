@@ -7,10 +7,11 @@ Runs in: the driver.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,8 @@ from tfos.errors import NotEnoughSlots, SettingsError
 from tfos.many import groups
 from tfos.many.items import ListedItems, digest_of
 from tfos.many.messages import CLIENT_NAME
-from tfos.many.queue import ItemTraining, TrainingQueue, TrainingState
-from tfos.many.results import ResultHead, ResultsDirectory
+from tfos.many.queue import ItemTraining, TrainingQueue
+from tfos.many.results import ResultsDirectory
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.server import ManyServer
 from tfos.many.slot.specs import RunSettings
@@ -37,6 +38,8 @@ from tfos.spark.slots import Offer
 from tfos.spark.task_secrets import give_keys
 
 _LOOK_S = 0.2
+_LOOK_AGAIN_S = (0.5, 1.5)
+"""Pauses before a result is looked for again: a mounted directory may show it late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,7 @@ def start(
         server.close()
         release()
         raise
-    return ManyTrainings(run, work.names, results, release)
+    return ManyTrainings(run, dict(zip(work.names, work.digests, strict=True)), results, release)
 
 
 def _restored(
@@ -219,8 +222,8 @@ def _restored(
         homes=work.groups.homes if work.groups is not None else None,
         is_durable=results is not None,
     )
-    restored, changed = _restore(queue, results, work.digests, place.console)
-    check = _seen_from_here(results, changed) if results is not None else None
+    restored = _restore(queue, results, work, place.console)
+    check = _seen_from_here(results, work) if results is not None else None
     run = MapRun(queue, place.console, check)
     run.ended_items += restored
     return run
@@ -256,46 +259,63 @@ def _action(
 
 
 def _restore(
-    queue: TrainingQueue,
-    results: ResultsDirectory | None,
-    digests: Sequence[str],
-    console: Console,
-) -> tuple[list[int], dict[int, ResultHead]]:
-    """Take what an earlier run has done; return it, and results of items that have changed."""
+    queue: TrainingQueue, results: ResultsDirectory | None, work: RunWork, console: Console
+) -> list[int]:
+    """Take what an earlier run has done; return it.
+
+    Raises:
+        SettingsError: an item of a list has a result that another value of it led to.
+    """
+    if results is None:
+        return []
     restored: list[int] = []
-    changed: dict[int, ResultHead] = {}
-    for item, head in results.done() if results is not None else ():
-        if item >= len(queue.table) or queue.table[item].item != head.item:
-            continue
-        if head.digest != digests[item]:
-            changed[item] = head
-            continue
-        row = ItemTraining(item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics)
-        queue.restore(item, row)
-        restored.append(item)
-    if (restored or changed) and results is not None:
-        left = len(queue.table) - queue.count(TrainingState.DONE)
-        again = f", {len(changed)} of them because they have changed" if changed else ""
+    num_changed = 0
+    for item, head in results.done(work.names):
+        if (head.item, head.digest) == (work.names[item], work.digests[item]):
+            row = ItemTraining(
+                item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics
+            )
+            queue.restore(item, row)
+            restored.append(item)
+        elif results.has_other_items and work.groups is None:
+            raise SettingsError(
+                f"results_dir={results.path} holds results of other items: that of {head.item!r} "
+                "is of another value. Pass another results_dir, or delete that one; to keep its "
+                f"results of items that have not changed, delete only {results.mark_path}."
+            )
+        else:
+            num_changed += 1
+    if restored or num_changed:
+        left = len(queue.table) - len(restored)
+        again = f", {num_changed} of them because they have changed" if num_changed else ""
         console.line(
-            f"map_train: {len(restored)} items are done in {results.path}, {left} are left{again}"
+            f"map_train: {len(restored)} of {len(queue.table)} items are done in {results.path}; "
+            f"{left} to train{again}"
         )
-    return restored, changed
+    return restored
 
 
-def _seen_from_here(
-    results: ResultsDirectory, changed: Mapping[int, ResultHead]
-) -> Callable[[int], None]:
-    """Return a check, made once, that the executors' files are the driver's."""
-    is_checked = False
+def _seen_from_here(results: ResultsDirectory, work: RunWork) -> Callable[[int], None]:
+    """Return a check that an executor's file of an item is the driver's, too."""
+
+    def is_seen(item: int) -> bool:
+        head = results.head(work.names[item])
+        return head is not None and (head.item, head.digest) == (
+            work.names[item],
+            work.digests[item],
+        )
 
     def check(item: int) -> None:
-        nonlocal is_checked
-        # A result of what has changed is no new one.
-        if not is_checked and results.head(item) in (None, changed.get(item)):
+        for pause_s in _LOOK_AGAIN_S:
+            with contextlib.suppress(OSError):  # of a file system that is busy
+                if is_seen(item):
+                    return
+            time.sleep(pause_s)
+        if not is_seen(item):
             raise SettingsError(
-                f"results_dir={results.path}: a slot has written a result there that the driver "
-                "does not see. Pass a directory that all hosts share, such as hdfs://…"
+                f"results_dir={results.path}: a slot has written the result of item "
+                f"{work.names[item]!r} there, and the driver does not see it. Pass a directory "
+                "that all hosts share, such as hdfs://…"
             )
-        is_checked = True
 
     return check

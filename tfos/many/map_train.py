@@ -14,8 +14,8 @@ from typing import Any
 import cloudpickle
 
 from tfos.console.console import Console
-from tfos.driver.preflight import check_timeout
-from tfos.errors import SettingsError
+from tfos.driver.preflight import check_python_memory, check_timeout
+from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
 from tfos.many import groups
 from tfos.many.digests import function_digest
@@ -30,7 +30,7 @@ from tfos.many.launch import (
 )
 from tfos.many.results import ResultsDirectory
 from tfos.many.trainings import ManyTrainings
-from tfos.spark.facts import SparkFacts, active_context, classic_context, read_facts
+from tfos.spark.facts import SparkFacts, active_context, classic_context, is_true, read_facts
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.spark.pickling import pickle_main_fun
 
@@ -66,8 +66,9 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
         timeout_s: seconds for one attempt, without the import of TensorFlow or Keras before the
             first one; None: no limit.
         results_dir: directory that driver and executors see (`hdfs://…`), for results that survive
-            the driver: the same call goes on where an earlier one stopped, and trains again the
-            groups whose rows have changed. None: values come back with Spark's results.
+            the driver: the same call goes on where an earlier one stopped, trains items that
+            have been added, and trains again the groups whose rows have changed. None: values come
+            back with Spark's results.
         slot_wait_s: seconds to wait while Spark has no slot at all.
         wait: return at the end; False: at once, with a handle.
         verbose: show progress.
@@ -78,7 +79,8 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
 
     Raises:
         SettingsError: an argument cannot work, or `results_dir` holds results of another function
-            or of other items.
+            or of other values of the items.
+        ConfigError: a setting of Spark under which slots are doubled or starved.
         NotPicklable: names the item, or what the function refers to.
         NotEnoughSlots: Spark had no slot in time.
         MapTrainError: slots failed again and again, or their jobs were cancelled.
@@ -88,7 +90,9 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
     context = groups.context_of(items) if groups.is_grouped(items) else sc or active_context()
     context = classic_context(context)
     wait_s = check_timeout("slot_wait_s", slot_wait_s)
-    place = RunPlace(context, read_facts(context), Console(enabled=verbose), wait_s)
+    facts = read_facts(context)
+    _check_spark(facts.conf)
+    place = RunPlace(context, facts, Console(enabled=verbose), wait_s)
     options = RunOptions(slots, retries, timeout_s, _pickled_function(fn))
     trainings = _uninterrupted(place, lambda: _started(place, options, items, fn, results_dir))
     if wait:
@@ -150,6 +154,16 @@ def _check(fn: Callable[..., Any], num_arguments: int, slots: object, retries: o
         raise SettingsError(f"retries must be an int >= 0, got {retries!r}")
 
 
+def _check_spark(conf: Mapping[str, str]) -> None:
+    """Refuse Spark settings under which slots are doubled or starved."""
+    if is_true(conf, "spark.speculation"):
+        raise ConfigError(
+            "spark.speculation=true: Spark starts a slot that trains for long a second time, and "
+            "that one ends the first and trains its items again. Set it to false."
+        )
+    check_python_memory(conf)
+
+
 def _pickled_function(fn: Callable[..., Any]) -> bytes:
     pickle_main_fun(fn, None, called="fn")  # its error names the object
     data: bytes = cloudpickle.dumps(fn)
@@ -165,5 +179,5 @@ def _claimed(
         raise SettingsError(f"results_dir must be a path or URL as a str, got {results_dir!r}")
     results = ResultsDirectory(paths.output_directory(results_dir, "results", facts.output_place))
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    results.claim(name, function_digest(fn), work.digest, len(work.names))
+    results.claim(name, function_digest(fn), work.digest)
     return results

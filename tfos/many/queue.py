@@ -76,6 +76,8 @@ class TrainingQueue:
         is_durable: bool = False,
     ) -> None:
         self.table = [ItemTraining(item=name, metrics={}) for name in names]
+        """To read: `_set` alone writes rows, and counts them."""
+        self._counts = Counter({TrainingState.WAITING: len(names)})
         self.busy_s = 0.0
         """Seconds of all attempts that have ended."""
         self._retries = retries
@@ -91,15 +93,13 @@ class TrainingQueue:
         self._losses: Counter[int] = Counter()
         """Times that an item's value was lost."""
         self._newest: dict[int, SlotAttempt] = {}
-        self._is_stopped = False
-        self._num_open = len(names)
         for item in range(len(names)):
             self._put_back(item)
 
     @property
     def is_complete(self) -> bool:
         """Whether every item is done or has failed."""
-        return not self._num_open
+        return self.count(TrainingState.DONE) + self.count(TrainingState.FAILED) == len(self.table)
 
     @property
     def most_losses(self) -> int:
@@ -108,7 +108,7 @@ class TrainingQueue:
 
     def count(self, state: TrainingState) -> int:
         """Return the number of items in a state."""
-        return sum(row.state is state for row in self.table)
+        return self._counts[state]
 
     def has_work(self, slot: int) -> bool:
         """Whether an item waits that this slot could train."""
@@ -130,7 +130,7 @@ class TrainingQueue:
             row: as that run had it.
         """
         self._queue_of(item).remove(item)
-        self._close(item, replace(row, item=self.table[item].item), TrainingState.DONE)
+        self._set(item, replace(row, state=TrainingState.DONE))
 
     def draw(
         self, slot: SlotAttempt, holding: Collection[int] = (), *, is_ahead: bool = False
@@ -143,7 +143,7 @@ class TrainingQueue:
                 the way and go to the next slot that asks.
             is_ahead: it trains still. It gets an item only while every slot could have one.
         """
-        if self._is_stopped or not self._became_newest(slot):
+        if not self._became_newest(slot):
             return EndSlot()
         self._take_unknown_back(slot, holding)
         waiting = self._waiting.setdefault(self._queue_number(slot.slot), deque())
@@ -152,7 +152,7 @@ class TrainingQueue:
         if waiting:
             item = waiting.popleft()
             row = self.table[item]
-            self.table[item] = replace(row, state=TrainingState.TRAINING, attempts=row.attempts + 1)
+            self._set(item, replace(row, state=TrainingState.TRAINING, attempts=row.attempts + 1))
             self._holders[item] = slot
             if is_ahead:
                 self._ahead[slot.slot] = item
@@ -181,11 +181,11 @@ class TrainingQueue:
             error=ended.error or self.table[ended.item].error,
         )
         if ended.how is Ending.RETURNED:
-            self._close(ended.item, row, TrainingState.DONE)
+            self._set(ended.item, replace(row, state=TrainingState.DONE))
             if not self._is_durable:
                 self._values[ended.item] = slot
         elif ended.how is Ending.NOT_PICKLABLE:
-            self._close(ended.item, row, TrainingState.FAILED)
+            self._set(ended.item, replace(row, state=TrainingState.FAILED))
         else:
             self._failed(ended.item, row)
         return True
@@ -219,13 +219,9 @@ class TrainingQueue:
         for item in [item for item, holder in self._values.items() if holder.slot == slot]:
             del self._values[item]
             self._losses[item] += 1
-            self.table[item] = replace(self.table[item], state=TrainingState.WAITING, error=reason)
-            self._num_open += 1
+            row = replace(self.table[item], state=TrainingState.WAITING, error=reason)
+            self._set(item, row)
             self._put_back(item)
-
-    def stop(self) -> None:
-        """Give out nothing more."""
-        self._is_stopped = True
 
     def _take_unknown_back(self, slot: SlotAttempt, holding: Collection[int]) -> None:
         lost = [
@@ -238,18 +234,19 @@ class TrainingQueue:
         """Take an item from a slot that has not begun it."""
         del self._holders[item]
         row = self.table[item]
-        self.table[item] = replace(row, state=TrainingState.WAITING, attempts=row.attempts - 1)
+        self._set(item, replace(row, state=TrainingState.WAITING, attempts=row.attempts - 1))
         self._put_back(item)
 
-    def _close(self, item: int, row: ItemTraining, state: TrainingState) -> None:
-        self.table[item] = replace(row, state=state)
-        self._num_open -= 1
+    def _set(self, item: int, row: ItemTraining) -> None:
+        self._counts[self.table[item].state] -= 1
+        self._counts[row.state] += 1
+        self.table[item] = row
 
     def _failed(self, item: int, row: ItemTraining) -> None:
         if row.attempts > self._retries:
-            self._close(item, row, TrainingState.FAILED)
+            self._set(item, replace(row, state=TrainingState.FAILED))
             return
-        self.table[item] = replace(row, state=TrainingState.WAITING)
+        self._set(item, replace(row, state=TrainingState.WAITING))
         self._put_back(item)
 
     def _became_newest(self, slot: SlotAttempt) -> bool:

@@ -4,16 +4,18 @@ Covers: the directory's mark (which function, which items), one file per item th
 Does not: unpickle values (tfos.many.trainings, when the user asks for one).
 Runs in: slots (`write`) and the driver.      Threads: any; every call stands alone.
 
-    results_dir/run.json             the function's and the items' digests
-    results_dir/item-0000017.result  a line of JSON (ResultHead), then the pickle
-A file is written atomically, so it is whole or absent.
+    results_dir/run.json                   the function's and the items' digests
+    results_dir/item-NAME-DIGEST.result    a line of JSON (ResultHead), then the pickle
+The item's name alone decides on its file: a run of more items, or of others in between, finds the
+results that are there. A file is written atomically, so it is whole or absent.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -23,8 +25,10 @@ from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 
 _MARK = "run.json"
-_FORMAT = 2
-_NAME = re.compile(r"item-(\d{7,})\.result")
+_FORMAT = 3
+_OTHER_CHARS = re.compile(r"[^A-Za-z0-9_.-]+")
+_SHOWN_CHARS = 40
+"""Of an item's name in that of its file, whose end is a digest."""
 _THREADS = 8
 """Files that are read at the same time when a run goes on."""
 _HEAD_BYTES = 64 * 1024
@@ -36,7 +40,6 @@ class RunMark(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     function: str
     function_digest: str
-    num_items: int
     items_digest: str
 
 
@@ -69,66 +72,68 @@ class ResultsDirectory:
     def __init__(self, path: str) -> None:
         self.path = path.rstrip("/")
         """As it was given, without a slash at the end."""
+        self.has_other_items = False
+        """Whether `claim` has found the mark of a run whose items were not all the same."""
         self._fs = filesystem_for(self.path)
 
-    def claim(self, function: str, function_digest: str, items_digest: str, num_items: int) -> None:
+    @property
+    def mark_path(self) -> str:
+        """Where the mark is."""
+        return f"{self.path}/{_MARK}"
+
+    def claim(self, function: str, function_digest: str, items_digest: str) -> None:
         """Write the mark, or compare the one that is there.
 
         Args:
             function: its name, for messages.
             function_digest: of its code.
             items_digest: of the items.
-            num_items: their number.
 
         Raises:
-            SettingsError: the results are of another function or of other items, or nothing can be
-                written there.
+            SettingsError: the results are of another function, or nothing can be written there.
         """
         mark = RunMark(
             format=_FORMAT,
             function=function,
             function_digest=function_digest,
-            num_items=num_items,
             items_digest=items_digest,
         )
-        path = f"{self.path}/{_MARK}"
         try:
-            found = self._put_mark(path, mark)
+            found = self._put_mark(self.mark_path, mark)
         except OSError as error:
             raise SettingsError(
                 f"results_dir={self.path} takes no results: {error}. Pass a directory in which "
                 "driver and executors may write"
             ) from error
         if found.format != _FORMAT:
-            reason = f"in format {found.format}, this release of tfos has format {_FORMAT}"
-        elif found.function_digest != function_digest:
-            reason = f"of another function or another version of it ({found.function})"
-        elif found.items_digest != items_digest:
-            reason = f"of other items ({found.num_items} then, {num_items} now)"
-        else:
-            return
-        raise SettingsError(
-            f"results_dir={self.path} holds results {reason}. Pass another results_dir, or "
-            f"delete that one; to keep its results of items that have not changed, delete only "
-            f"{path}."
-        )
+            raise SettingsError(
+                f"results_dir={self.path} holds results in format {found.format}, this release of "
+                f"tfos has format {_FORMAT}. Pass another results_dir, or delete that one."
+            )
+        if found.function_digest != function_digest:
+            raise SettingsError(
+                f"results_dir={self.path} holds results of another function or another version of "
+                f"it ({found.function}). Pass another results_dir, or delete that one; to keep its "
+                f"results of items that have not changed, delete only {self.mark_path}."
+            )
+        self.has_other_items = found.items_digest != items_digest
 
-    def done(self) -> Iterator[tuple[int, ResultHead]]:
-        """Yield position and head of each item that an earlier run has done."""
-        found = [
-            (int(match[1]), status.path)
-            for status in self._fs.entries(self.path)
-            if (match := _NAME.fullmatch(status.name))
-        ]
+    def done(self, names: Sequence[str]) -> Iterator[tuple[int, ResultHead]]:
+        """Yield position and head of each item that an earlier run has done.
+
+        Args:
+            names: of the items.
+        """
+        there = {status.name for status in self._fs.entries(self.path)}
+        found = [number for number, name in enumerate(names) if _file_name(name) in there]
         with ThreadPoolExecutor(_THREADS) as pool:
-            heads = pool.map(self._read_head, [path for _, path in found])
-            yield from zip([item for item, _ in found], heads, strict=True)
+            heads = pool.map(self._read_head, [self.path_of(names[number]) for number in found])
+            yield from zip(found, heads, strict=True)
 
-    def write(self, item: int, head: ResultHead, value: bytes) -> None:
+    def write(self, head: ResultHead, value: bytes) -> None:
         """Write an item's file.
 
         Args:
-            item: its position.
             head: what is readable without its value.
             value: pickled.
         """
@@ -137,36 +142,32 @@ class ResultsDirectory:
             for name, number in head.metrics.items()
         }
         line = _HeadLine(item=head.item, seconds=head.seconds, metrics=metrics, digest=head.digest)
-        self._fs.write(self._file_of(item), msgspec.json.encode(line) + b"\n" + value)
+        self._fs.write(self.path_of(head.item), msgspec.json.encode(line) + b"\n" + value)
 
-    def value(self, item: int) -> bytes:
-        """Return an item's pickled value."""
-        with self._fs.open(self._file_of(item)) as file:
-            return file.read_range(0, file.size_bytes).partition(b"\n")[2]
+    def value(self, item: str) -> tuple[ResultHead, bytes]:
+        """Return the head of an item's file and the pickled value, from one and the same file."""
+        path = self.path_of(item)
+        with self._fs.open(path) as file:
+            line, _, value = file.read_range(0, file.size_bytes).partition(b"\n")
+        return _decoded_head(path, line), value
 
-    def head(self, item: int) -> ResultHead | None:
+    def head(self, item: str) -> ResultHead | None:
         """Return the head of an item's file; None: no file is seen from here."""
         try:
-            return self._read_head(self._file_of(item))
+            return self._read_head(self.path_of(item))
         except FileNotFoundError:
             return None
 
-    def _file_of(self, item: int) -> str:
-        return f"{self.path}/item-{item:07d}.result"
+    def path_of(self, item: str) -> str:
+        """Return the path of an item's file."""
+        return f"{self.path}/{_file_name(item)}"
 
     def _read_head(self, path: str) -> ResultHead:
         with self._fs.open(path) as file:
             line = b""
             while b"\n" not in line and len(line) < file.size_bytes:
                 line += file.read_range(len(line), _HEAD_BYTES)
-        try:
-            found = msgspec.json.decode(line.partition(b"\n")[0], type=_HeadLine)
-        except msgspec.MsgspecError as error:
-            raise SettingsError(f"{path} is no result of map_train: {error}; delete it") from error
-        metrics = {name: float(number) for name, number in found.metrics.items()}
-        return ResultHead(
-            item=found.item, seconds=found.seconds, metrics=metrics, digest=found.digest
-        )
+        return _decoded_head(path, line.partition(b"\n")[0])
 
     def _put_mark(self, path: str, mark: RunMark) -> RunMark:
         """Write the mark; return the one that is there then, which may be an earlier run's."""
@@ -185,3 +186,18 @@ class ResultsDirectory:
             raise SettingsError(
                 f"{path} is no mark of map_train ({error}); pass another results_dir"
             ) from error
+
+
+def _file_name(item: str) -> str:
+    shown = _OTHER_CHARS.sub("_", item)[:_SHOWN_CHARS]
+    digest = hashlib.sha256(item.encode(errors="surrogatepass")).hexdigest()[:16]
+    return f"item-{shown}-{digest}.result"
+
+
+def _decoded_head(path: str, line: bytes) -> ResultHead:
+    try:
+        found = msgspec.json.decode(line, type=_HeadLine)
+    except msgspec.MsgspecError as error:
+        raise SettingsError(f"{path} is no result of map_train: {error}; delete it") from error
+    metrics = {name: float(number) for name, number in found.metrics.items()}
+    return ResultHead(item=found.item, seconds=found.seconds, metrics=metrics, digest=found.digest)

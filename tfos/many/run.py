@@ -82,14 +82,15 @@ class MapRun:
     Args:
         queue: of its items.
         console: for progress.
-        on_done: called with an item whose value is in a file.
+        check: called with the first item whose value each process of a slot has put into a file;
+            may take seconds. What it raises ends the run. None: values are in no files.
     """
 
     def __init__(
         self,
         queue: TrainingQueue,
         console: Console,
-        on_done: Callable[[int], None] | None = None,
+        check: Callable[[int], None] | None = None,
     ) -> None:
         self.values: dict[int, bytes] = {}
         """Pickled, per item; empty if files have them."""
@@ -99,7 +100,8 @@ class MapRun:
         """Items that are done or have failed, in this order."""
         self._queue = queue
         self._console = console
-        self._on_done = on_done
+        self._check = check
+        self._checked: set[SlotAttempt] = set()
         self._changed = threading.Condition()
         self._jobs: SlotJobs
         self._server: Closable | None = None
@@ -176,13 +178,13 @@ class MapRun:
                 return
             self.error = self.error or error
             self._stopping = True
-            self._queue.stop()
             self._changed.notify_all()
 
     def on_draw(self, draw: Draw) -> Order:
         """See ManyHandler."""
         slot = SlotAttempt(draw.slot, draw.attempt)
         deadline_s = time.monotonic() + _HOLD_S
+        self._check_first(slot, draw.ended)
         with self._changed:
             self._heard(slot, draw.ended)
             while True:
@@ -198,9 +200,25 @@ class MapRun:
 
     def on_beat(self, beat: SlotBeat) -> BeatReply:
         """See ManyHandler."""
+        slot = SlotAttempt(beat.slot, beat.attempt)
+        self._check_first(slot, beat.ended)
         with self._changed:
-            self._heard(SlotAttempt(beat.slot, beat.attempt), beat.ended)
+            self._heard(slot, beat.ended)
             return BeatReply(self._stopping)
+
+    def _check_first(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> None:
+        """Check a result of this process before it counts, without the lock: that reads a file.
+
+        Each process may be on a host of its own, with a directory of its own.
+        """
+        done = [each.item for each in ended if each.how is Ending.RETURNED]
+        if self._check is None or not done or slot in self._checked:
+            return
+        try:
+            self._check(done[0])
+        except Exception as error:  # noqa: BLE001 - raised to those who wait
+            self.cancel(error)
+        self._checked.add(slot)
 
     def _heard(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> None:
         self._trained_on.add(slot.slot)
@@ -219,12 +237,6 @@ class MapRun:
         state = self._queue.table[item].state
         if state in (TrainingState.DONE, TrainingState.FAILED):
             self.ended_items.append(item)
-        if state is TrainingState.DONE and self._on_done is not None:
-            try:
-                self._on_done(item)
-            except Exception as error:  # noqa: BLE001 - raised to those who wait
-                self.error = self.error or error
-                self._stopping = True
 
     def _count_kept(self, ended: Ended) -> None:
         """End a run that trains for nothing: no value can be stored."""
@@ -296,7 +308,6 @@ class MapRun:
     def _fail(self, error: TFOSError) -> None:
         self.error = self.error or error
         self._stopping = True
-        self._queue.stop()
 
     def _watch(self) -> None:
         lines = ProgressLines(self._console)
@@ -331,7 +342,9 @@ class MapRun:
                 self._fail(
                     NotEnoughSlots(
                         f"no slot has trained for {self._jobs.wait_s:.0f} s: {self._jobs.offer()}. "
-                        "End other jobs, add executors, or raise slot_wait_s."
+                        "End other jobs or add executors; if it is this run's tasks that hold the "
+                        "slots, their processes have not reached the driver yet: see the "
+                        "executors' logs, or raise slot_wait_s."
                     )
                 )
                 return True

@@ -35,7 +35,7 @@ class ManyTrainings:
 
     Args:
         run: of the items.
-        names: of the items.
+        items: their names, with the digest of each.
         results: where values are; None: with the run.
         release: called once, at the end.
     """
@@ -43,12 +43,13 @@ class ManyTrainings:
     def __init__(
         self,
         run: MapRun,
-        names: Sequence[str],
+        items: Mapping[str, str],
         results: ResultsDirectory | None,
         release: Callable[[], None] | None,
     ) -> None:
         self._run = run
-        self._positions = {name: number for number, name in enumerate(names)}
+        self._positions = {name: number for number, name in enumerate(items)}
+        self._digests = items
         self._results = results
         self._release = release
         self._lock = threading.Lock()
@@ -120,8 +121,8 @@ class ManyTrainings:
             item: its name, as in the table.
 
         Raises:
-            MapTrainError: the item has failed, with its error; or its value is not there yet, or
-                cannot be read here.
+            MapTrainError: the item has failed, with its error; or its value is not there yet, is
+                no longer there, or cannot be read here.
             SettingsError: there is no item of this name.
         """
         number = self._positions.get(item)
@@ -134,7 +135,7 @@ class ManyTrainings:
                 f"item {item!r} is {row.state.value} after {row.attempts} attempts{reason}"
             )
         if self._results is not None:
-            return _unpickled(item, self._results.value(number))
+            return _unpickled(item, self._stored(self._results, item))
         data = self._run.values.get(number)
         if data is None:
             raise MapTrainError(
@@ -200,6 +201,23 @@ class ManyTrainings:
             counts[row.state] += 1
         text = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
         return f"<{len(self)} trainings: {text}>"
+
+    def _stored(self, results: ResultsDirectory, item: str) -> bytes:
+        path = results.path_of(item)
+        try:
+            head, data = results.value(item)
+        except OSError as error:
+            raise MapTrainError(
+                f"the value of item {item!r} cannot be read at {path}: {error}. If slots have "
+                "written it on their own hosts, pass a shared directory as results_dir, such as "
+                "hdfs://…"
+            ) from error
+        if head.digest != self._digests[item]:
+            raise MapTrainError(
+                f"the value of item {item!r} at {path} is no longer this run's: another one has "
+                "trained another value of the item. Give each run a results_dir of its own"
+            )
+        return data
 
     def _records(self) -> list[Mapping[str, Any]]:
         return [

@@ -32,6 +32,9 @@ from tfos.errors import LinkError
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A roster of thousands of nodes fits; anything larger is a broken peer."""
 
+_POLL_S = 3600.0
+"""One poll waits this long at most: milliseconds above 2**31, some 24 days, are refused by it."""
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -135,8 +138,9 @@ class ChildLink(Generic[Received]):
             if message is not None or not self._is_open:
                 return message
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            ready = poll.poll(None if left_s is None else math.ceil(1000 * left_s))
-            if not ready:
+            turn_s = _POLL_S if left_s is None else min(left_s, _POLL_S)
+            ready = poll.poll(math.ceil(1000 * turn_s))
+            if not ready and left_s is not None and left_s <= _POLL_S:
                 raise TimeoutError
             has_ended = any(each == peer_pidfd for each, _ in ready)
             self._is_open = self._fill() and not has_ended

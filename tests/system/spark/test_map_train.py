@@ -105,10 +105,10 @@ def test_groups_whose_rows_have_changed_are_trained_again(spark, tmp_path, capsy
     assert train(-1) == {f"s{number}": 1 for number in range(7)}
     assert train(-1) == {}
     assert train(11) == {"s4": 1}
-    assert "1 are left, 1 of them because they have changed" in capsys.readouterr().err
+    assert "1 to train, 1 of them because they have changed" in capsys.readouterr().err
 
 
-def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path):
+def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path, capsys):
     started = tmp_path / "started"
 
     def slow_later(item):
@@ -128,8 +128,12 @@ def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path):
     assert trainings.values() == {str(number): number * number for number in range(6)}
     assert started.read_text().split()[began:] == ["3", "4", "5"]
     assert [row.attempts for row in trainings.table()] == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(SettingsError, match="holds results of other items"):
-        tfos.map_train(range(7), slow_later, **where)
+    more = tfos.map_train([9, *range(6)], slow_later, **where)
+    assert more.values() == {str(number): number * number for number in (9, *range(6))}
+    assert [row.attempts for row in more.table()] == [1, 0, 0, 0, 0, 0, 0]
+    assert "map_train: 6 of 7 items are done in" in capsys.readouterr().err
+    with pytest.raises(SettingsError, match="results of other items: that of '2' is of another"):
+        tfos.map_train({"2": 3}, slow_later, **where)
 
 
 def test_windows_of_many_series_are_those_of_each_alone(spark):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from typing import Any
 
 import numpy as np
@@ -106,10 +107,101 @@ def test_the_digest_changes_with_code_defaults_closure_and_called_functions():
         "class C:\n n = 2\ndef f(x): return C()",
         "class C:\n def g(self): return 1\nclass D(C): pass\ndef f(x): return D()",
         "class C:\n def g(self): return 2\nclass D(C): pass\ndef f(x): return D()",
+        "def f(x, /): return x",
+        "def f(*x): return x",
     )
     assert len({function_digest(made(text)) for text in texts}) == len(texts)
     for text in texts:
         assert function_digest(made(text)) == function_digest(made(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class C:\n @staticmethod\n def g(): return {n}\ndef f(x): return C.g()",
+        "class C:\n @classmethod\n def g(cls): return {n}\ndef f(x): return C.g()",
+        "class C:\n @property\n def g(self): return {n}\ndef f(x): return C().g",
+        "class C:\n g = property(lambda self: 0, lambda self, x: {n})\ndef f(x): C().g = x",
+        "class C:\n class D:\n  n = {n}\ndef f(x): return C.D",
+        "class C:\n def __init__(self): self.n = [{n}]\nclass D:\n c = C()\ndef f(x): return D.c",
+        "class C:\n def g(self): return {n}\nc = C()\ndef f(x): return c.g()",
+        "class C:\n @functools.cached_property\n def g(self): return {n}\ndef f(x): return C().g",
+        "@functools.lru_cache\ndef g(): return {n}\ndef f(x): return g()",
+        "@functools.lru_cache(maxsize=3)\n@functools.lru_cache\ndef g(): return {n}\n"
+        "def f(x): return g()",
+        "def g(y): return {n}\nh = functools.partial(g, 0)\ndef f(x): return h()",
+        "def g(y): return y\nh = functools.partial(g, {n})\ndef f(x): return h()",
+        "def g(y): return {n}\nLOSSES = {{'g': [g]}}\ndef f(x): return LOSSES[x]",
+        "def g(y): return {n}\nLOSSES = {{g}}\ndef f(x): return LOSSES",
+        "ROOT = pathlib.Path('data{n}')\ndef f(x): return ROOT",
+        "BOTH = [threading.Lock(), {n}]\ndef f(x): return BOTH",
+        "class C:\n def __init__(self): self.lock, self.n = threading.Lock(), {n}\n"
+        "c = C()\ndef f(x): return c",
+        "f = (lambda lock, n: lambda x: (lock, n))(threading.Lock(), {n})",
+        "def f(x, lock=threading.Lock(), n={n}): return n",
+        "def f(x, keys={{{n}: 0}}.keys()): return keys",
+    ],
+)
+def test_the_digest_changes_with_all_that_the_function_reaches(text):
+    before, same, after = (
+        function_digest(made("import functools, pathlib, threading\n" + text.format(n=n)))
+        for n in (1, 1, 2)
+    )
+    assert before == same != after
+
+
+def test_a_module_of_many_functions_counts_to_the_last():
+    texts = [
+        "".join(f"def g{i}(x): return g{i + 1}(x)\n" for i in range(300))
+        + f"def g300(x): return {n}\ndef f(x): return g0(x)"
+        for n in (1, 2)
+    ]
+    assert len({function_digest(made(text)) for text in texts}) == 2
+
+
+def test_functions_that_name_each_other_in_sets_and_dicts_are_walked_once_each():
+    text = "".join(f"def g{i}(x): return ALL, SOME\n" for i in range(30))
+    names = ", ".join(f"g{i}" for i in range(30))
+    text += f"ALL, SOME = {{{names}}}, [{names}]\ndef f(x): return ALL"
+    assert function_digest(made(text)) == function_digest(made(text))
+
+
+def test_objects_that_have_been_pickled_leave_the_digest_as_it_was():
+    f = made("class C: pass\ndef f(x): return C()")
+    before = function_digest(f)
+    f(1).__reduce_ex__(4)
+    assert function_digest(f) == before
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda: {"a": 1}.keys(), lambda: memoryview(b"a"), lambda: types.MappingProxyType({})]
+)
+def test_what_plain_pickle_cannot_write_hides_no_change_beside_it(kind):
+    one, same, other = (
+        listed_work(items_of([{"rate": rate, "other": kind()}]), with_digests=True).digest
+        for rate in (0.1, 0.1, 0.9)
+    )
+    assert one == same != other
+
+
+def test_an_item_that_cannot_be_compared_is_named():
+    class Odd:
+        def __reduce__(self):
+            return odd_reduction(self)
+
+    pickled = items_of({"a": 1, "b": Odd()})
+    odd_reductions.clear()
+    with pytest.raises(NotPicklable, match=r"results_dir: item 'b' \(.*Odd\) cannot be compared"):
+        listed_work(pickled, with_digests=True)
+
+
+odd_reductions = [0]
+
+
+def odd_reduction(value):
+    if not odd_reductions:
+        raise ValueError("only once")
+    return int, (3,)
 
 
 def test_partials_and_methods_have_digests_with_what_they_hold():
@@ -141,7 +233,7 @@ def test_what_fits_no_metric_fails_no_training():
 
 
 PROGRAM = """
-import dataclasses, functools
+import dataclasses, functools, typing
 import numpy as np
 from tfos.many.digests import function_digest
 from tfos.many.items import items_of, shown_name
@@ -158,6 +250,19 @@ class Program:
     def __call__(self, item): return item
 
 CONFIG, WEIGHTS = Config(RATE), np.full(3, RATE)
+T = typing.TypeVar("T", bound=Config)
+
+class Box(typing.Generic[T]):
+    parts = {"x", "y", "z"}, T
+    @staticmethod
+    def sized(): return RATE
+
+@functools.lru_cache
+def cached(): return Box.sized()
+
+LOSSES = {loop_twice for loop_twice in (lambda x: RATE, lambda x: 2, lambda x: 3)}
+
+def reaches(item): return cached(), LOSSES, "p" in {("q", "r"), ("s", "t")}
 
 def loop(item): return loop(CONFIG)
 def weighs(item): return WEIGHTS
@@ -169,20 +274,20 @@ def closed(config, more):
 print(items_of([Config(RATE), {"tags": {"u", "v", "w"}, "config": Config(1.0)}]).digests[0])
 for each in (
     Program(Config(RATE)).train, Program(Config(RATE)), functools.partial(loop, Config(RATE)),
-    closed(Config(RATE), [{"p", "q"}]), loop, weighs, closed(lambda: RATE, []),
+    closed(Config(RATE), [{"p", "q"}]), loop, weighs, reaches, closed(lambda: RATE, []),
     functools.partial(loop, lambda: Config(RATE)),
 ):
     print(function_digest(each))
 """
 
 
-def program_digests(seed, rate):
+def program_digests(seed, rate, program=PROGRAM):
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("RATE", rate)],
+        [sys.executable, "-c", program.replace("RATE", rate)],
         env={**os.environ, "PYTHONHASHSEED": seed},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     return run.stdout.split()
@@ -193,3 +298,37 @@ def test_the_next_process_has_the_same_digests_of_a_programs_own_classes_and_set
     assert program_digests("2", "0.5") == first
     assert not set(program_digests("1", "0.25")) & set(first)
     assert len(set(first)) == len(first)
+
+
+FRAMEWORKS = """
+import keras, numba, tensorflow as tf
+from tfos.many.digests import function_digest
+
+keras.utils.set_random_seed(3)
+LOSS = keras.losses.Huber(RATE)
+MODEL = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+MODEL.compile(keras.optimizers.Adam(RATE), LOSS)
+
+@tf.function
+def traced(x): return RATE * x
+
+@numba.njit
+def fast(x): return RATE * x
+
+def loss(item): return LOSS
+def model(item): return MODEL
+def graph(item): return traced(item)
+def compiled(item): return fast(item)
+
+for each in (loss, model, graph, compiled):
+    print(function_digest(each))
+"""
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+def test_objects_of_keras_and_compiled_functions_count_by_what_they_compute():
+    first = program_digests("1", "0.5", FRAMEWORKS)
+    assert len(set(first)) == 4
+    assert program_digests("2", "0.5", FRAMEWORKS) == first
+    assert not set(program_digests("1", "0.25", FRAMEWORKS)) & set(first)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.fake_spark import FakeSpark
 from tfos.console.console import Console
-from tfos.errors import NotEnoughSlots, SettingsError
+from tfos.errors import MapTrainError, NotEnoughSlots, SettingsError
+from tfos.many import launch
 from tfos.many.items import items_of
 from tfos.many.launch import (
     RunOptions,
@@ -20,21 +21,43 @@ from tfos.many.launch import (
     listed_work,
     start,
 )
-from tfos.many.queue import TrainingQueue
+from tfos.many.queue import TrainingQueue, TrainingState
 from tfos.many.results import ResultHead, ResultsDirectory
+from tfos.many.run import MapRun
+from tfos.many.trainings import ManyTrainings
 from tfos.spark.facts import SparkFacts
 
 
-def test_an_older_result_of_the_item_does_not_hide_that_the_new_one_is_elsewhere(tmp_path):
+def work_of(given: Any) -> RunWork:
+    return listed_work(items_of(given), with_digests=True)
+
+
+def write(results, work, *names):
+    for name, digest in zip(work.names, work.digests, strict=True):
+        if name in names:
+            head = ResultHead(item=name, seconds=1.0, metrics={}, digest=digest)
+            results.write(head, b"I1\n.")
+
+
+def test_a_result_that_the_driver_does_not_see_is_refused_whatever_older_one_is_there(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(launch, "_LOOK_AGAIN_S", (0.0,))
     results = ResultsDirectory(f"file://{tmp_path}")
-    old = ResultHead(item="a", seconds=1.5, metrics={}, digest="1")
-    results.write(0, old, b"")
-    with pytest.raises(SettingsError, match="a result there that the driver does not see"):
-        _seen_from_here(results, {0: old})(0)
-    with pytest.raises(SettingsError, match="that the driver does not see"):
-        _seen_from_here(results, {})(1)
-    results.write(0, ResultHead(item="a", seconds=1.5, metrics={}, digest="2"), b"")
-    _seen_from_here(results, {0: old})(0)
+    write(results, work_of({"a": 1}), "a")
+    work = work_of({"a": 2, "b": 3})
+    check = _seen_from_here(results, work)
+    for item, name in enumerate("ab"):
+        with pytest.raises(SettingsError, match=f"'{name}' there, and the driver does not see it"):
+            check(item)
+        write(results, work, name)
+        check(item)
+
+
+def test_a_result_that_a_mounted_directory_shows_late_is_seen(tmp_path, monkeypatch):
+    results, work = ResultsDirectory(f"file://{tmp_path}"), work_of({"a": 1})
+    monkeypatch.setattr("time.sleep", lambda pause_s: write(results, work, "a"))
+    _seen_from_here(results, work)(0)
 
 
 def place(spark: Any, **conf: str) -> RunPlace:
@@ -87,20 +110,55 @@ def test_slots_are_asked_of_a_spark_that_makes_executors_for_jobs_alone():
 
 def test_items_that_have_changed_are_not_taken_as_done(tmp_path):
     results = ResultsDirectory(f"file://{tmp_path}")
-    before, now = (
-        listed_work(items_of(given), with_digests=True)
-        for given in ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 9}])
-    )
-    for number, name in enumerate(before.names):
-        head = ResultHead(item=name, seconds=1.0, metrics={}, digest=before.digests[number])
-        results.write(number, head, b"")
-    queue = TrainingQueue(now.names, retries=0, is_durable=True)
-    restored, changed = _restore(queue, results, now.digests, Console(enabled=False))
-    assert (restored, list(changed)) == ([0], [1])
+    write(results, work_of([{"a": 1}, {"a": 2}]), "item 0", "item 1")
+    work = work_of([{"a": 1}, {"a": 9}])
+    assert restored(results, work) == [0]
+    results.has_other_items = True
+    with pytest.raises(SettingsError, match=r"that of 'item 1' is of another value.*delete only"):
+        restored(results, work)
+
+
+def restored(results, work):
+    queue = TrainingQueue(work.names, retries=0, is_durable=True)
+    return _restore(queue, results, work, Console(enabled=False))
+
+
+def test_a_run_with_more_items_keeps_the_results_of_those_that_were_there(tmp_path, capsys):
+    results = ResultsDirectory(f"file://{tmp_path}")
+    for given, count in (({"b": 1, "c": 2}, 0), ({"a": 0, "b": 1, "c": 2}, 2)):
+        work = work_of(given)
+        results.claim("f", "1", work.digest)
+        queue = TrainingQueue(work.names, retries=0, is_durable=True)
+        found = _restore(queue, results, work, Console())
+        assert [work.names[item] for item in found] == list("bc")[:count]
+        assert queue.count(TrainingState.DONE) == count
+        write(results, work, *given)
+    assert "map_train: 2 of 3 items are done" in capsys.readouterr().err
+    (tmp_path / "run.json").unlink()
+    results.claim("f", "2", "of other items")
+    assert restored(results, work_of({"0": 3, "a": 0, "b": 5, "c": 2})) == [1, 3]
+
+
+def test_a_value_that_is_gone_or_replaced_is_told_with_its_path(tmp_path):
+    results, work = ResultsDirectory(f"file://{tmp_path}"), work_of({"a": 1})
+    write(results, work, "a")
+    queue = TrainingQueue(work.names, retries=0, is_durable=True)
+    _restore(queue, results, work, Console(enabled=False))
+    run = MapRun(queue, Console(enabled=False))
+    trainings = ManyTrainings(run, {"a": work.digests[0]}, results, None)
+    assert trainings.value("a") == 1
+    write(results, work_of({"a": 2}), "a")
+    with pytest.raises(MapTrainError, match=r"'a' at file:.* is no longer this run's: another"):
+        trainings.value("a")
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(MapTrainError, match=r"'a' cannot be read at file:.*pass a shared direct"):
+        trainings.value("a")
 
 
 def test_a_start_that_finds_no_result_lets_spark_forget_the_groups(tmp_path):
-    (tmp_path / "item-0000000.result").write_bytes(b"cut")
+    results = ResultsDirectory(f"file://{tmp_path}")
+    (tmp_path / results.path_of("a").rpartition("/")[2]).write_bytes(b"cut")
     released = []
 
     class Groups:
@@ -111,7 +169,6 @@ def test_a_start_that_finds_no_result_lets_spark_forget_the_groups(tmp_path):
 
     groups: Any = Groups()
     work = RunWork(("a",), "", None, groups, ("",))
-    results = ResultsDirectory(f"file://{tmp_path}")
     with pytest.raises(SettingsError, match="no result of map_train"):
         start(place(FakeSpark()), work, RunOptions(1, 0, None, b""), 1, results)
     assert released == [groups]

@@ -21,6 +21,8 @@ def failed(item, how, seconds=0.1, error="", attempt=1):
 
 
 def states(queue):
+    for state in TrainingState:
+        assert queue.count(state) == [row.state for row in queue.table].count(state)
     return [row.state.value for row in queue.table]
 
 
@@ -169,12 +171,6 @@ def test_items_of_an_earlier_run_are_done():
     assert queue.draw(A) == Train(1, 1)
     queue.ended(A, done(1))
     assert queue.is_complete
-
-
-def test_a_stopped_queue_gives_nothing_out():
-    queue = queue_of(2)
-    queue.stop()
-    assert queue.draw(A) == EndSlot()
 
 
 def test_a_report_that_repeats_another_ends_no_later_attempt():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -13,43 +14,61 @@ from tfos.many.results import ResultHead, ResultsDirectory
 @pytest.fixture
 def results(tmp_path):
     made = ResultsDirectory(f"file://{tmp_path}/results/")
-    made.claim("train", "f1", "i1", 3)
+    made.claim("train", "f1", "i1")
     return made
 
 
 def test_what_is_written_is_found_with_its_value(results):
     head = ResultHead(item="b", seconds=1.5, metrics={"loss": 0.5})
-    results.write(2, head, b"pickle\nwith lines")
-    assert list(results.done()) == [(2, head)]
-    assert results.value(2) == b"pickle\nwith lines"
-    assert results.head(2) == head
-    assert results.head(1) is None
+    results.write(head, b"pickle\nwith lines")
+    assert list(results.done(["a", "c", "b"])) == [(2, head)]
+    assert results.value("b") == (head, b"pickle\nwith lines")
+    assert results.head("b") == head
+    assert results.head("a") is None
+
+
+def test_the_name_of_an_item_is_that_of_its_file_whatever_it_has(results, tmp_path):
+    names = ["a/b", "a b", "a\x00b", "a_b", "..", "", "\udcff", "long " * 24]
+    files = {results.path_of(name).removeprefix(f"{results.path}/item-") for name in names}
+    assert len(files) == len(names)
+    for file in files:
+        assert re.fullmatch(r"[a-z_.]{0,40}-[0-9a-f]{16}\.result", file)
+    results.write(ResultHead(item="a/b", seconds=1.0, metrics={}), b"")
+    assert len(list((tmp_path / "results").glob("item-a_b-*.result"))) == 1
 
 
 def test_the_same_run_goes_on_and_another_is_refused(results):
-    results.claim("train", "f1", "i1", 3)
+    results.claim("train", "f1", "i1")
+    assert not results.has_other_items
     with pytest.raises(SettingsError, match=r"another version of it \(train\).*delete only .*run"):
-        results.claim("train", "f2", "i1", 3)
-    with pytest.raises(SettingsError, match=r"of other items \(3 then, 4 now\)"):
-        results.claim("train", "f1", "i2", 4)
+        results.claim("train", "f2", "i1")
+    results.claim("train", "f1", "i2")
+    assert results.has_other_items
+
+
+def test_results_in_another_format_cannot_be_kept(results, tmp_path):
+    mark = tmp_path / "results" / "run.json"
+    mark.write_text(mark.read_text().replace('"format":3', '"format":2'))
+    with pytest.raises(SettingsError, match=r"in format 2, .* has format 3.*or delete that one\.$"):
+        results.claim("train", "f1", "i1")
 
 
 def test_files_that_are_no_results_are_named(results, tmp_path):
     directory = tmp_path / "results"
     (directory / "notes.txt").write_text("not ours")
-    assert list(results.done()) == []
-    (directory / "item-0000001.result").write_bytes(b"cut")
-    with pytest.raises(SettingsError, match=r"item-0000001.result is no result of map_train"):
-        list(results.done())
+    assert list(results.done(["a"])) == []
+    (directory / results.path_of("a").rpartition("/")[2]).write_bytes(b"cut")
+    with pytest.raises(SettingsError, match=r"item-a-.*.result is no result of map_train"):
+        list(results.done(["a"]))
     (directory / "run.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"run.json is no mark of map_train"):
-        results.claim("train", "f1", "i1", 3)
+        results.claim("train", "f1", "i1")
 
 
 def test_numbers_of_a_training_that_diverged_do_not_stop_the_next_run(results):
     metrics = {"loss": math.nan, "best": -math.inf, "worst": math.inf, "rate": 0.1}
-    results.write(1, ResultHead(item="b", seconds=1.5, metrics=metrics), b"pickle")
-    ((item, head),) = results.done()
+    results.write(ResultHead(item="b", seconds=1.5, metrics=metrics), b"pickle")
+    ((item, head),) = results.done(["a", "b"])
     assert (item, head.item, str(head.metrics)) == (1, "b", str(metrics))
 
 
@@ -57,4 +76,4 @@ def test_a_place_that_takes_no_results_is_refused_before_anything_is_trained(tmp
     (tmp_path / "file").write_text("not a directory")
     for path in (f"{tmp_path}/file", f"{tmp_path}/file/below", "/proc/results"):
         with pytest.raises(SettingsError, match=r"takes no results: .* Pass a directory in which"):
-            ResultsDirectory(f"file://{path}").claim("train", "f1", "i1", 3)
+            ResultsDirectory(f"file://{path}").claim("train", "f1", "i1")

@@ -11,7 +11,7 @@ from tests.support.fake_spark import FakeSpark
 from tfos.console.console import Console
 from tfos.errors import MapTrainError, NotEnoughSlots
 from tfos.many import run
-from tfos.many.messages import Draw, Ended, Ending, SlotBeat, Train, WaitForItem
+from tfos.many.messages import Draw, Ended, Ending, EndSlot, SlotBeat, Train, WaitForItem
 from tfos.many.queue import TrainingQueue, TrainingState
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.trainings import ManyTrainings
@@ -27,7 +27,9 @@ class NoServer:
 class Bed:
     """One run over three items."""
 
-    def __init__(self, slot, *, num_slots=2, wait_s=WAIT_S, offer=lambda: "", **options):
+    def __init__(
+        self, slot, *, num_slots=2, wait_s=WAIT_S, offer=lambda: "", check=None, **options
+    ):
         self.spark = FakeSpark()
         self.queue = TrainingQueue(["a", "b", "c"], **{"retries": 1, **options})
         self.slot = slot
@@ -40,8 +42,8 @@ class Bed:
             wait_s=wait_s,
             offer=offer,
         )
-        self.run = MapRun(self.queue, Console(stream=self.text))
-        self.trainings = ManyTrainings(self.run, ["a", "b", "c"], None, None)
+        self.run = MapRun(self.queue, Console(stream=self.text), check)
+        self.trainings = ManyTrainings(self.run, dict.fromkeys("abc", ""), None, None)
         self.run.start(NoServer(), jobs)
 
     def _act(self, slot, attempt):
@@ -151,6 +153,7 @@ def test_slots_are_told_to_stop_when_the_run_is_cancelled(beds):
     bed.trainings.cancel()
     assert told.wait(WAIT_S)
     assert bed.trainings.is_over
+    assert bed.draw(0, 1) == EndSlot()
 
 
 def test_failed_items_raise_with_their_names_only_when_asked(beds):
@@ -284,3 +287,45 @@ def test_a_value_that_the_driver_cannot_read_is_named(beds):
     assert bed.trainings.value("b") is None
     with pytest.raises(MapTrainError, match=r"value of item 'a' cannot be read here: ModuleNotF"):
         bed.trainings.value("a")
+
+
+def test_the_line_of_progress_reads_no_rows(beds):
+    bed = beds(trains_all)
+    assert bed.trainings.wait(WAIT_S)
+
+    class Unread(list):
+        def __iter__(self):
+            raise AssertionError("all rows are read under the run's lock")
+
+    bed.queue.table = Unread(bed.queue.table)
+    assert bed.run._line().startswith("map_train: 3 of 3 done, 0 in training")
+
+
+def test_the_first_result_of_each_process_is_looked_for_before_it_counts(beds):
+    begun = threading.Barrier(2)
+    looked: list[int] = []
+
+    def check(item):
+        looked.append(item)
+        if item:
+            raise OSError(f"no file of {item}")
+
+    def trains_one(bed, slot, attempt):
+        order = bed.draw(slot, attempt)
+        if order not in (Train(0, 1), Train(1, 1)):
+            while not bed.run.on_beat(SlotBeat(slot, attempt)).stop:
+                bed.run.wait(None, 0.01)
+            return []
+        begun.wait(WAIT_S)
+        if order.item:  # the other host's is first
+            while not bed.queue.count(TrainingState.DONE):
+                bed.run.wait(None, 0.01)
+        ended = Ended(order.item, Ending.RETURNED, 0.5, attempt=order.attempt)
+        for _ in range(2):
+            bed.run.on_beat(SlotBeat(slot, attempt, (ended,)))
+        return []
+
+    bed = beds(trains_one, check=check, is_durable=True)
+    with pytest.raises(OSError, match="no file of 1"):
+        bed.trainings.wait(WAIT_S)
+    assert looked == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, cast
@@ -87,15 +88,15 @@ def test_a_storage_that_fails_for_a_moment_costs_no_training(slot, monkeypatch, 
     asked = []
 
     class Results:
-        def write(self, item, head, value):
-            asked.append((item, head.item, head.digest, value))
+        def write(self, head, value):
+            asked.append((head.item, head.digest, value))
             if len(asked) <= failures:
                 raise RuntimeError("503 slow down")  # no OSError, as some clients raise
 
     slot._results = cast("Any", Results())
     monkeypatch.setattr(process, "_WRITE_AGAIN_S", (0.0, 0.0, 0.0))
     assert keep(slot, 3, b"v") == end
-    assert asked == 4 * [(3, "c", "d", b"v")]
+    assert asked == 4 * [("c", "d", b"v")]
     if end is Ending.NOT_KEPT:
         assert slot._ready[-1].error.endswith("was not kept: RuntimeError: 503 slow down")
 
@@ -107,3 +108,22 @@ def test_an_attempt_that_has_begun_is_held_though_the_one_before_is_confirmed_la
     slot._answered((), Train(3, 2))  # the driver had the report already
     slot._answered(reported, None)
     assert slot._take_ready() == ((), (3,))
+
+
+def test_a_slot_that_ends_at_once_says_why_unless_nobody_reads_it(monkeypatch):
+    monkeypatch.setattr(process.procfs, "kill_descendants", lambda: None)
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    read, written = os.pipe()
+    monkeypatch.setattr(process, "_STDERR", written)
+    try:
+        cast("Any", process._end_at_once)("the driver is gone")
+        assert os.read(read, 1000) == b"this slot of map_train ends: the driver is gone\n"
+        os.set_blocking(written, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(written, bytes(4096)):
+                pass
+        os.set_blocking(written, True)
+        cast("Any", process._end_at_once)("the driver is gone")
+    finally:
+        os.close(read)
+        os.close(written)

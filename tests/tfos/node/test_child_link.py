@@ -11,6 +11,7 @@ import pytest
 
 from tfos.control import messages
 from tfos.errors import LinkError
+from tfos.node import child_link
 from tfos.node.child_link import MAX_MESSAGE_BYTES, ChildLink, FromChild, Progress, Raised
 
 
@@ -96,6 +97,19 @@ def test_threads_do_not_mix_their_messages(ends):
     for number in range(num_threads):
         steps = [m.values["step"] for m in seen if m.values["thread"] == number]
         assert steps == [float(step) for step in range(per_thread)]
+
+
+def test_a_wait_of_weeks_is_one_of_many_polls(ends, monkeypatch):
+    supervisor, child, _ = ends
+    child.send(messages.Done())
+    assert supervisor.receive(3e6) == messages.Done()
+    monkeypatch.setattr(child_link, "_POLL_S", 0.01)
+    with pytest.raises(TimeoutError):
+        supervisor.receive(0.05)
+    later = threading.Timer(0.05, lambda: child.send(messages.Done()))
+    later.start()
+    assert supervisor.receive(3e6) == messages.Done()
+    later.join()
 
 
 def test_a_wait_for_a_message_has_its_bound(ends):

@@ -50,6 +50,7 @@ _WRITE_AGAIN_S = (0.5, 2.0, 8.0)
 """Delays before a value that was not written is written again."""
 _BRIEF_S = 1.0
 """After a training shorter than this, the trainer has its next item before it ends."""
+_STDERR = 2
 SPOOL_HEAD = struct.Struct("<QQ")
 """Item and length before each value in the spool."""
 
@@ -219,10 +220,10 @@ class Slot:
         )
         for delay_s in _WRITE_AGAIN_S:
             with contextlib.suppress(Exception):  # a training costs more than a few seconds
-                self._results.write(ended.item, head, value)
+                self._results.write(head, value)
                 return
             time.sleep(delay_s)
-        self._results.write(ended.item, head, value)
+        self._results.write(head, value)
 
     def _spool(self, item: int, value: bytes) -> None:
         file, head = self._spec.spool_fd, SPOOL_HEAD.pack(item, len(value))
@@ -276,7 +277,7 @@ class Slot:
         poll.register(self._spec.task_fd, select.POLLIN)
         while True:
             if poll.poll(1000 * _BEAT_S):
-                _end_at_once()  # the task sends nothing: this is its end
+                _end_at_once("its task has ended")  # the task sends nothing else
             ended, _ = self._take_ready()
             try:
                 reply = self._client.beat(SlotBeat(self._spec.slot, self._spec.attempt, ended))
@@ -285,13 +286,20 @@ class Slot:
             else:
                 self._answered(ended, None)
                 if reply.stop:
-                    _end_at_once()
+                    _end_at_once("the run is over")
             if time.monotonic() - self._answered_s > LEASE_S:
-                _end_at_once()
+                _end_at_once(
+                    f"the driver at {self._spec.settings.driver_address} has not answered for "
+                    f"{LEASE_S:.0f} s; it is gone, or this host cannot reach it"
+                )
 
 
-def _end_at_once() -> NoReturn:
+def _end_at_once(reason: str) -> NoReturn:
+    """Kill what it has started, say why where somebody reads that, and end."""
     procfs.kill_descendants()
+    with contextlib.suppress(OSError):
+        if select.select([], [_STDERR], [], 0)[1]:  # a pipe that nobody reads holds up no end
+            os.write(_STDERR, f"this slot of map_train ends: {reason}\n".encode())
     os._exit(1)
 
 
