@@ -396,7 +396,8 @@ class ClusterState(ClusterOrders):
             case Meaning.FATAL:
                 member.status = NodeStatus.FAILED
                 lost_ps = [each.name for each in self.lost_tensorflow_ps()]
-                return self.fail(explained(member, failure, around, lost_ps))
+                failure = explained(member, failure, around, lost_ps)
+                return self.fail(tied_workers.explained(failure, member, self))
 
     def _collective(self, member: Member, now_s: float) -> list[Action]:
         """Fail a cluster whose workers wait for one that was lost, or returned, without them."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tfos.control.members import Member
 from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
@@ -16,6 +18,7 @@ from tfos.failure import NodeFailure
 STANDS_STILL_S = 60.0
 """Seconds without progress after which a worker may wait for one that has returned. It may as well
 export or evaluate, which takes as long: this is worth a warning, and no more."""
+_ERRORS = "tensorflow.python.framework.errors_impl."
 _EQUAL_STEPS = (
     "all workers must build the strategy and take equally many steps: give each of them as many "
     "batches, as by dataset.repeat() and steps_per_epoch"
@@ -40,6 +43,23 @@ def never_joins(cluster: ClusterView) -> NodeFailure | None:
         f"which {waiting[0].name} waits: {_EQUAL_STEPS}"
     )
     return absent[0].failure("", text)
+
+
+def explained(failure: NodeFailure, member: Member, cluster: ClusterView) -> NodeFailure:
+    """Return a failure with the worker that returned before, if TensorFlow missed it in a step.
+
+    Its own text calls that one unhealthy, and looks for a crash.
+
+    Args:
+        failure: of the member.
+        member: whose main_fun raised.
+        cluster: the members.
+    """
+    returned = [each.name for each in cluster.workers if each.done is not None]
+    if not (returned and member.in_collective and failure.error_type.startswith(_ERRORS)):
+        return failure
+    text = f"{failure.message}\nmain_fun of {returned[0]} had returned before: {_EQUAL_STEPS}"
+    return msgspec.structs.replace(failure, message=text)
 
 
 def stand_still(cluster: ClusterView, now_s: float) -> str:

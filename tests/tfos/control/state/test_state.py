@@ -16,6 +16,7 @@ from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
 NOW = 100.0
+OF_TENSORFLOW = "tensorflow.python.framework.errors_impl"
 
 
 def _state(cluster_size: int = 3, num_ps: int = 1, **config: object) -> ClusterState:
@@ -617,6 +618,23 @@ def test_a_notice_of_a_strategy_that_comes_late_fails_nobody():
     assert state.on_event(_id("worker:0"), messages.InCollective(), NOW) == []
     _fail(state, "worker:1", error_type=EXECUTOR_LOST, message="executor 5 is lost")
     assert state.fatal == []
+
+
+@pytest.mark.parametrize(
+    ("error", "is_explained"), [(f"{OF_TENSORFLOW}.UnavailableError", True), ("KeyError", False)]
+)
+def test_the_error_of_a_step_without_a_worker_that_returned_says_so(error, is_explained):
+    """TensorFlow's own text calls it unhealthy and crashed."""
+    state = _mirrored()
+    for name in state.members:
+        state.on_event(_id(name), messages.InCollective(), NOW)
+    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    _fail(state, "worker:0", error_type=error, message="Collective ops is aborted", traceback="t")
+    (headline,) = state.fatal
+    assert headline.node.name == "worker:0"
+    assert headline.message.startswith("Collective ops is aborted")
+    added = "main_fun of worker:1 had returned before: all workers must"
+    assert (added in headline.message) is is_explained
 
 
 def _beats(state: ClusterState, now_s: float, **steps: int) -> list[Action]:
