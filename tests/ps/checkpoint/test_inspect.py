@@ -110,7 +110,7 @@ def test_a_step_that_lacks_a_file_still_says_which_steps_its_run_has_passed_over
             client.save(root, step)
         bed.servers[0].close()
     with cluster("inproc", num_servers=1) as bed:
-        bed.servers[0].restore(root, step=1)
+        bed.servers[0].start_restoring(root, step=1)
         (client,) = [bed.client()]
         client.attach()
         client.save(root, 6)
