@@ -427,8 +427,9 @@ class TestTheDoor:
                 assert again.call(b"echo", timeout_s=WAIT_S).meta == b"done"
 
     def test_connections_that_are_known_to_come_are_served_beyond_the_limit(self):
+        limits = Limits(max_connections=2)
         with (
-            bed(limits=Limits(max_connections=2), num_connections=3) as made,
+            bed(limits=limits, num_connections=3) as made,
             made.connect(),
             made.connect(),
             made.connect() as third,
