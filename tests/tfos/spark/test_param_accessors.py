@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from tfos.ml import KerasEstimator, KerasModel
 from tfos.tensorflowonspark import pipeline
 from tfos.tensorflowonspark.namespace import Namespace
 
-OBJECTS = {
+OBJECTS: dict[str, Callable[[], Any]] = {
     "KerasEstimator": lambda: KerasEstimator(model_fn=object),
     "KerasModel": lambda: KerasModel(b"m"),
     "TFEstimator": lambda: pipeline.TFEstimator(print, Namespace({})),
