@@ -25,6 +25,7 @@ from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain
 from feeding.arrow.spark_vectors import is_vector, spread
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.chunk import Array
+from feeding.columnar.ops import row_of
 from feeding.columnar.schema import ColumnSpec
 from feeding.errors import DataError, FeedSettingsError
 
@@ -152,7 +153,7 @@ class ColumnReader:
             row = first_null(array)
             if bounds is None:
                 raise self._bad(row, f"null; {_pass_nulls(self.column.name)}")
-            row = int(np.searchsorted(bounds, row, "right")) - 1
+            row = row_of(bounds, row)
             raise self._bad(row, f"null inside a list; {_pass_nulls(self.column.name)}")
         if array.type.id == pa.lib.Type_DICTIONARY:
             array = array.dictionary_decode()

@@ -29,6 +29,7 @@ from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain, t
 from feeding.arrow.spark_vectors import is_vector, spread
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import Array
+from feeding.columnar.ops import row_of
 from feeding.columnar.schema import MAX_DEPTH, ColumnGroup, ColumnSpec, Node, ValueKind
 from feeding.columnar.texts import packed
 
@@ -188,7 +189,7 @@ def _holds_texts(lists: pa.DataType) -> bool:
 
 
 def _row_of(item: int, rows: Array | None) -> int:
-    return item if rows is None else int(np.searchsorted(rows, item, "right")) - 1
+    return item if rows is None else row_of(rows, item)
 
 
 def _no_fill(name: str, rows: Array | None, *, wants_list: bool) -> str:

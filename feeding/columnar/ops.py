@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeding.columnar.batch import BatchColumn, Ragged
+from feeding.columnar.chunk import Array
 
 Columns = tuple[BatchColumn, ...]
 Order = npt.NDArray[np.int64]
@@ -90,9 +91,27 @@ def _joined_column(columns: Sequence[BatchColumn]) -> BatchColumn:
     ragged = [column for column in columns if isinstance(column, Ragged)]
     if not ragged:
         return np.concatenate(columns)  # type: ignore[arg-type]  # none is Ragged
-    lengths = np.concatenate([np.diff(column.offsets) for column in ragged])
+    if len(ragged) != len(columns):
+        raise TypeError(f"{len(ragged)} of {len(columns)} parts of a column are ragged")
     values = np.concatenate([column.values for column in ragged])
-    return Ragged(values, np.concatenate([[0], np.cumsum(lengths)]))
+    return Ragged(values, joined_offsets([column.offsets for column in ragged]))
+
+
+def joined_offsets(parts: Sequence[Order]) -> Order:
+    """Return the offsets of rows that are joined; each part's begin at 0."""
+    starts = np.cumsum([0, *(part[-1] for part in parts)])
+    ends = [part[1:] + start for part, start in zip(parts, starts, strict=False)]
+    return np.concatenate([np.zeros(1, np.int64), *ends])
+
+
+def row_of(offsets: Order, item: int) -> int:
+    """Return the row that an item is in; empty rows have none.
+
+    Args:
+        offsets: int64[n + 1], of the rows, in items.
+        item: its place among all items.
+    """
+    return int(np.searchsorted(offsets, item, "right")) - 1
 
 
 def reordered(columns: Columns, order: Order) -> Columns:
@@ -108,7 +127,19 @@ def reordered(columns: Columns, order: Order) -> Columns:
 def _ordered(column: BatchColumn, order: Order) -> BatchColumn:
     if not isinstance(column, Ragged):
         return column[order]
-    lengths = np.diff(column.offsets)[order]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    places = np.arange(offsets[-1]) + np.repeat(column.offsets[:-1][order] - offsets[:-1], lengths)
-    return Ragged(column.values[places], offsets)
+    return Ragged(*reordered_rows(column.values, column.offsets, order))
+
+
+def reordered_rows(values: Array, offsets: Order, order: Order) -> tuple[Array, Order]:
+    """Return copies of rows of differing lengths in another order, and their offsets.
+
+    Args:
+        values: the items of all rows.
+        offsets: int64[n + 1], of the rows, in items.
+        order: int64[k], indexes of rows; they may repeat.
+    """
+    lengths = np.diff(offsets)[order]
+    ends = np.zeros(order.size + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    places = np.arange(ends[-1]) + np.repeat(offsets[:-1][order] - ends[:-1], lengths)
+    return values[places], ends

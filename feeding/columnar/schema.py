@@ -88,6 +88,13 @@ class Schema(msgspec.Struct, frozen=True, array_like=True):
     def __str__(self) -> str:
         return "(" + ", ".join(map(str, self.columns)) + ")"
 
+    @classmethod
+    def of_dict(cls, columns: Iterable[ColumnSpec]) -> Schema:
+        """Return the schema of rows that are dicts of these columns."""
+        specs = tuple(columns)
+        names = tuple(spec.name for spec in specs)
+        return cls(specs, ColumnGroup("dict", names, (None,) * len(names)))
+
     @property
     def names(self) -> tuple[str, ...]:
         """Column names in order."""

@@ -8,6 +8,7 @@ Threads: any; pure.
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -21,7 +22,9 @@ NULL_NAME = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
 _INT32, _INT64 = 2**31, 2**63
 
-Kind = Literal["int", "bigint", "date", "string"]
+Kind = Literal["int", "bigint", "number", "date", "string"]
+"""Spark's types; "number": any number, as float64."""
+_INFERRED: tuple[Kind, ...] = ("int", "bigint", "date")
 
 
 def directory_name(column: str, value: Any) -> str:
@@ -84,7 +87,10 @@ def partition_kinds(files: Mapping[str, Mapping[str, str | None]]) -> dict[str, 
                 f"{first} has the partition columns {columns}, {path} has {list(values)}; read "
                 "them separately, or set basePath"
             )
-    return {column: _kind(values[column] for values in files.values()) for column in columns or ()}
+    return {
+        column: first_kind((values[column] for values in files.values()), _INFERRED)
+        for column in columns or ()
+    }
 
 
 def partition_value(column: str, text: str | None, kind: str) -> Any:
@@ -119,20 +125,34 @@ def _escape(text: str) -> str:
     return "".join(f"%{ord(letter):02X}" if letter in _ESCAPED else letter for letter in text)
 
 
-def _kind(texts: Iterable[str | None]) -> Kind:
-    said: Sequence[str] = [text for text in texts if text is not None]
-    for kind in ("int", "bigint", "date"):
-        if said and all(_reads_as(kind, text) for text in said):
-            return kind
-    return "string"
+def first_kind(texts: Iterable[str | None], kinds: Sequence[Kind]) -> Kind:
+    """Return the first kind as which all values of directories can be read, or "string".
+
+    Args:
+        texts: from the directories' names; None: null.
+        kinds: to try, in this order.
+    """
+    said = [text for text in texts if text is not None]
+    return next((kind for kind in kinds if said and _all_read_as(kind, said)), "string")
 
 
-def _reads_as(kind: str, text: str) -> bool:
+def _all_read_as(kind: Kind, texts: Sequence[str]) -> bool:
     try:
-        _READERS[kind](text)
+        for text in texts:
+            (_number if kind == "number" else _READERS[kind])(text)
     except ValueError:
         return False
     return True
+
+
+def _number(text: str) -> float:
+    """Read what Spark also reads as a number: no spaces, underscores or names."""
+    if re.fullmatch("[+-]?[0-9]+", text):
+        return float(_integer(text, _INT64))  # a float would round a larger one
+    found = float(text)
+    if set(text) <= set("0123456789+-.eE") and math.isfinite(found):
+        return found
+    raise ValueError(text)
 
 
 def _integer(text: str, bound: int) -> int:

@@ -8,7 +8,6 @@ Threads: any; a source: one reader.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from feeding.columnar.ops import Columns, num_rows
-from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
+from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.errors import DataError
-from feeding.reading.partition_paths import partition_values
+from feeding.reading.partition_paths import first_kind, partition_values
 from feeding.reading.row_counts import Countable, PieceRows
 from feeding.reading.splits import SourceFile, Split
 
-_INT64 = 1 << 63
+_DTYPES = {"bigint": "int64", "number": "float64", "string": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def partition_columns(files: Iterable[SourceFile]) -> dict[str, PartitionColumn]
     columns = {}
     for name in (name for name in first if all(name in keys for keys in found.values())):
         texts = {path: keys[name] for path, keys in found.items()}
-        dtype = _dtype_of({text for text in texts.values() if text is not None})
+        dtype = _DTYPES[first_kind(texts.values(), ("bigint", "number"))]
         columns[name] = PartitionColumn(name, dtype, texts)
     return columns
 
@@ -154,9 +153,8 @@ class PartitionedSource:
     @property
     def schema(self) -> Schema:
         """See runs.Source."""
-        specs = (*self._source.schema.columns, *(column.spec for column in self._columns))
-        names = tuple(spec.name for spec in specs)
-        return Schema(specs, ColumnGroup("dict", names, (None,) * len(names)))
+        own = (column.spec for column in self._columns)
+        return Schema.of_dict((*self._source.schema.columns, *own))
 
     def files(self) -> Sequence[SourceFile]:
         """See runs.Source."""
@@ -190,17 +188,3 @@ def partitioned(source: KeyedSource) -> Countable:
     """Return a source with the columns of its directories."""
     found = source.directories.values()
     return PartitionedSource(source, found) if found else source
-
-
-def _dtype_of(texts: set[str]) -> str:
-    for kind, dtype in ((int, "int64"), (float, "float64")):
-        with contextlib.suppress(ValueError):
-            numbers = [kind(text) for text in texts if _is_plain(text)]
-            if texts and len(numbers) == len(texts) and all(abs(n) < _INT64 for n in numbers):
-                return dtype
-    return ""
-
-
-def _is_plain(text: str) -> bool:
-    """Return whether Spark also reads it as a number: no spaces, underscores or names."""
-    return bool(text) and set(text) <= set("0123456789+-.eE")

@@ -20,7 +20,7 @@ from feeding.columnar.batch import Batch, BatchColumn, EpochEnd, FeedEnd, Ragged
 from feeding.columnar.builder import offsets_of
 from feeding.columnar.chunk import Array, Chunk
 from feeding.columnar.rows import column_values
-from feeding.columnar.schema import DTYPES, ColumnGroup, ColumnSpec, Schema
+from feeding.columnar.schema import DTYPES, ColumnSpec, Schema
 from feeding.errors import FeedSettingsError, SchemaError
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.epoch_rows import INFERENCE, Receipt, RowSpan
@@ -220,11 +220,10 @@ class BatchReader:
                 raise SchemaError(f"feed {self._feed!r} has no column {name!r}, it has {source}")
         self._picked = tuple(map(names.index, selected))
         columns = tuple(self._target(source.columns[index]) for index in self._picked)
-        layout = source.layout
-        if self._selected is not None:
-            layout = ColumnGroup("dict", selected, (None,) * len(selected))
         self._source = source
-        self._schema = Schema(columns, layout)
+        self._schema = (
+            Schema(columns, source.layout) if self._selected is None else Schema.of_dict(columns)
+        )
 
     def _target(self, spec: ColumnSpec) -> ColumnSpec:
         asked = (

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from feeding.columnar.chunk import Array, Chunk, Column, data_items
+from feeding.columnar.ops import joined_offsets, reordered_rows
 from feeding.columnar.schema import ColumnSpec
 from feeding.encode.packer import Packer
 
@@ -160,23 +161,12 @@ def _joined(columns: Sequence[Column], spec: ColumnSpec) -> Column:
     if spec.dtype and not np.can_cast(dtype, spec.dtype, "safe"):
         dtype = np.dtype(spec.dtype)  # as for int16 beside uint16 in a column of float32
     values = np.concatenate([column.values for column in columns], dtype=dtype)
-    if columns[0].offsets is None:
-        return Column(values)
-    bounds: list[Array] = [np.zeros(1, np.int64)]
-    base = 0
-    for column in columns:
-        if column.offsets is not None:
-            bounds.append(column.offsets[1:] + base)
-        base += column.values.size
-    return Column(values, np.concatenate(bounds))
+    offsets = [column.offsets for column in columns if column.offsets is not None]
+    return Column(values, joined_offsets(offsets) if offsets else None)
 
 
 def _taken(column: Column, rows: Array) -> Column:
     """Return the rows of a column with indexes `rows`, int64[k], in that order."""
     if column.offsets is None:
         return Column(column.values[rows])
-    lengths = np.diff(column.offsets)[rows]
-    offsets = np.zeros(rows.size + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    shift = np.repeat(column.offsets[rows] - offsets[:-1], lengths)
-    return Column(column.values[shift + np.arange(offsets[-1])], offsets)
+    return Column(*reordered_rows(column.values, column.offsets, rows))

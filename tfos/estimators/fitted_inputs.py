@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from feeding.columnar.batch import Ragged
+from feeding.columnar.ops import row_of
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import tensors_of
 from tfos.feed import dataframe_columns
@@ -84,7 +83,7 @@ class FittedInputs:
         if not isinstance(found, Misfit):
             return found
         place = found.place
-        row = place if offsets is None else int(np.searchsorted(offsets, place, "right")) - 1
+        row = place if offsets is None else row_of(offsets, place)
         raise SettingsError(f"{self._columns(name)}, row {row} of a batch: {found.text}")
 
     def _columns(self, name: str) -> str:

@@ -118,7 +118,7 @@ class FeedCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """One call of train() or inference(); checked by feed_door."""
+    """One call of train() or inference(); checked before it is made."""
 
     data: Any
     """The user's data: an RDD or DataFrame."""
@@ -132,7 +132,7 @@ class FeedRequest:
     columns: Sequence[str] | None = None
     """Of a DataFrame: which are fed; None: all."""
     output: Any = None
-    """inference() of a DataFrame: the result columns; see frame_answers."""
+    """inference() of a DataFrame: the result columns; see tfos.feed.sources.answers_of."""
     nulls: Any = "error"
     """Fill values of missing values of a DataFrame; see tfos.feed.dataframe_columns."""
     seed: int | None = None

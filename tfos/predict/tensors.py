@@ -20,7 +20,7 @@ from feeding.arrow.arrays import plain
 from feeding.arrow.encoder import ArrowEncoder
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.builder import Collector
-from feeding.columnar.ops import Columns
+from feeding.columnar.ops import Columns, row_of
 from feeding.columnar.texts import unpacked
 from feeding.errors import RowError
 from tfos.errors import SettingsError
@@ -214,7 +214,7 @@ def _cast(
     found = fitted(values, name, info)
     if isinstance(found, Misfit):
         place = found.place
-        row = place if offsets is None else int(np.searchsorted(offsets, place, "right")) - 1
+        row = place if offsets is None else row_of(offsets, place)
         raise out.refuse(column, row, found.text)
     return found
 

@@ -23,7 +23,7 @@ import pyarrow.csv as pa_csv
 from feeding.arrow.arrays import DTYPES, TEXTS
 from feeding.arrow.columns import BadValue, ColumnReader, StoredColumn, column_spec, held, one_line
 from feeding.columnar.ops import Columns
-from feeding.columnar.schema import ColumnGroup, Schema
+from feeding.columnar.schema import Schema
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import Path, RangeReader
 from feeding.formats.csv.options import TYPES, CsvRequest
@@ -105,9 +105,7 @@ class CsvSource(LineSource):
     @property
     def schema(self) -> Schema:
         """See reading.runs.Source."""
-        specs = tuple(reader.spec for reader in self._readers)
-        names = tuple(spec.name for spec in specs)
-        return Schema(specs, ColumnGroup("dict", names, (None,) * len(names)))
+        return Schema.of_dict(reader.spec for reader in self._readers)
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source."""

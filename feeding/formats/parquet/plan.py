@@ -23,7 +23,7 @@ from feeding.arrow.columns import (
     stored_columns,
 )
 from feeding.columnar.batch import BatchColumn
-from feeding.columnar.schema import ColumnGroup, Schema, is_shape
+from feeding.columnar.schema import Schema, is_shape
 from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.parquet.filter import RowFilter
 from feeding.formats.parquet.footer import Footer
@@ -199,8 +199,7 @@ class ParquetPlan:
         """Schema of the batches."""
         specs = {each.spec.name: each.spec for each in self._readers}
         specs |= {name: column.spec for name, column in self._given.items()}
-        columns = tuple(specs[name] for name in self._names)
-        return Schema(columns, ColumnGroup("dict", self._names, (None,) * len(self._names)))
+        return Schema.of_dict(specs[name] for name in self._names)
 
     def wanted(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
         """Return the rows of a batch that pass the filter.

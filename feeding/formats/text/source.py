@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol, cast
 import numpy as np
 
 from feeding.columnar.ops import Columns, num_rows
-from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
+from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.errors import DataError, FileChanged
 from feeding.filesystem.interface import FileStatus, Path, RangeReader
 from feeding.filesystem.readahead import ReadAhead
@@ -222,7 +222,7 @@ class LineSource:
 class TextSource(LineSource):
     """Lines as text, without their ends (LF or CR LF); see reading.runs.Source."""
 
-    schema = Schema((ColumnSpec("value", "str", "str"),), ColumnGroup("dict", ("value",), (None,)))
+    schema = Schema.of_dict([ColumnSpec("value", "str", "str")])
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source."""

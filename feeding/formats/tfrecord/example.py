@@ -16,6 +16,7 @@ import numpy as np
 
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.chunk import Array
+from feeding.columnar.ops import row_of
 from feeding.columnar.schema import is_shape
 from feeding.errors import FeedSettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
@@ -261,7 +262,7 @@ def narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None)
         outside = (values < low) | (values > high)
     if outside.any():
         at = int(outside.argmax())
-        record = at if offsets is None else int(np.searchsorted(offsets, at, "right")) - 1
+        record = at if offsets is None else row_of(offsets, at)
         raise RecordDamage(
             record,
             f"its feature {name!r} holds {values[at]}, which {dtype} cannot; ask for "

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from feeding.columnar.ops import Columns
-from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
+from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import Path
@@ -76,8 +76,7 @@ class TFRecordSource:
     def schema(self) -> Schema:
         """See reading.runs.Source."""
         features = self._decoder.features
-        columns = tuple(_spec(name, feature) for name, feature in features.items())
-        return Schema(columns, ColumnGroup("dict", tuple(features), (None,) * len(features)))
+        return Schema.of_dict(_spec(name, feature) for name, feature in features.items())
 
     @property
     def num_skipped(self) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from feeding.columnar.chunk import Array
+from feeding.columnar.ops import row_of
 from feeding.errors import FeedSettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
 from feeding.formats.tfrecord.byte_kernels import gather
@@ -245,7 +246,7 @@ def _check_text(name: str, strings: pa.Array, offsets: Array | None) -> None:
         strings.validate(full=True)
     except pa.ArrowInvalid:
         at = next(index for index, value in enumerate(strings.view(pa.binary())) if _is_bad(value))
-        record = at if offsets is None else int(np.searchsorted(offsets, at, "right")) - 1
+        record = at if offsets is None else row_of(offsets, at)
         raise RecordDamage(
             record,
             f"its feature {name!r} holds bytes that are not UTF-8, which a string column must be; "

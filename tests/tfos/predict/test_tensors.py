@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -227,7 +226,8 @@ def test_sparse_vectors_become_dense_one_batch_of_the_model_at_a_time(monkeypatc
         predictor.signature, inputs={"x": TensorInfo("float32", (4096,))}
     )
     sums: list[float] = []
-    spread, made = spark_vectors.spread, []
+    made: list[int] = []
+    spread = spark_vectors.spread
 
     def noted(array):
         values, offsets = spread(array)
@@ -263,11 +263,11 @@ def test_dense_vectors_are_read_as_one_view(monkeypatch):
     reads: list[int] = []
     of = Inputs.of
 
-    def read(self: Inputs, batch: pa.RecordBatch) -> Any:
+    def noted(self, batch):
         reads.append(batch.num_rows)
         return of(self, batch)
 
-    monkeypatch.setattr(Inputs, "of", read)
+    monkeypatch.setattr(Inputs, "of", noted)
     batch = pa.record_batch({"x": pa.array([{"type": 1, "values": [1.0, 2.0]}] * 7, VECTOR)})
     predictor = dataclasses.replace(predictor, signature=signature)
     assert sum(each.num_rows for each in predictor.results(0, [batch])) == 7

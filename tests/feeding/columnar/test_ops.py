@@ -1,0 +1,30 @@
+"""Rows of columns, split, joined and reordered."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from feeding.columnar.batch import Ragged
+from feeding.columnar.ops import joined, reordered, row_of
+
+RAGGED = Ragged(np.array([1, 2, 3]), np.array([0, 0, 2, 3]))
+
+
+def test_the_row_of_an_item_is_no_empty_one():
+    assert [row_of(RAGGED.offsets, item) for item in range(3)] == [1, 1, 2]
+
+
+def test_ragged_columns_are_joined_and_reordered():
+    (found,) = joined([(RAGGED,), (RAGGED,)])
+    assert isinstance(found, Ragged)
+    assert found.values.tolist() == [1, 2, 3, 1, 2, 3]
+    assert found.offsets.tolist() == [0, 0, 2, 3, 3, 5, 6]
+    (taken,) = reordered((found,), np.array([2, 0, 4]))
+    assert isinstance(taken, Ragged)
+    assert (taken.values.tolist(), taken.offsets.tolist()) == ([3, 1, 2], [0, 1, 1, 3])
+
+
+def test_no_rows_of_a_column_are_dropped_where_only_some_parts_are_ragged():
+    with pytest.raises(TypeError, match="1 of 2 parts of a column are ragged"):
+        joined([(RAGGED,), (np.zeros((2, 2)),)])
