@@ -111,7 +111,7 @@ def test_an_attempt_that_has_begun_is_held_though_the_one_before_is_confirmed_la
 
 
 def test_a_slot_that_ends_at_once_says_why_unless_nobody_reads_it(monkeypatch):
-    monkeypatch.setattr(process.procfs, "kill_descendants", lambda: None)
+    monkeypatch.setattr("tfos.node.procfs.kill_descendants", lambda: None)
     monkeypatch.setattr(os, "_exit", lambda code: None)
     read, written = os.pipe()
     monkeypatch.setattr(process, "_STDERR", written)
