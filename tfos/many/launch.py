@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from tfos.many import groups
 from tfos.many.items import ListedItems, digest_of
 from tfos.many.messages import CLIENT_NAME
 from tfos.many.queue import ItemTraining, TrainingQueue
-from tfos.many.results import ResultsDirectory
+from tfos.many.results import ResultHead, ResultsDirectory
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.server import ManyServer
 from tfos.many.slot.specs import RunSettings
@@ -209,7 +209,8 @@ def start(
         server.close()
         release()
         raise
-    return ManyTrainings(run, dict(zip(work.names, work.digests, strict=True)), results, release)
+    known = work.digests if not is_grouped else [""] * len(work.names)
+    return ManyTrainings(run, dict(zip(work.names, known, strict=True)), results, release)
 
 
 def _restored(
@@ -222,8 +223,8 @@ def _restored(
         homes=work.groups.homes if work.groups is not None else None,
         is_durable=results is not None,
     )
-    restored = _restore(queue, results, work, place.console)
-    check = _seen_from_here(results, work) if results is not None else None
+    restored, changed = _restore(queue, results, work, place.console)
+    check = _seen_from_here(results, work.names, changed) if results is not None else None
     run = MapRun(queue, place.console, check)
     run.ended_items += restored
     return run
@@ -260,16 +261,16 @@ def _action(
 
 def _restore(
     queue: TrainingQueue, results: ResultsDirectory | None, work: RunWork, console: Console
-) -> list[int]:
-    """Take what an earlier run has done; return it.
+) -> tuple[list[int], dict[int, ResultHead]]:
+    """Take what an earlier run has done; return it, and results of items that have changed.
 
     Raises:
         SettingsError: an item of a list has a result that another value of it led to.
     """
     if results is None:
-        return []
+        return [], {}
     restored: list[int] = []
-    num_changed = 0
+    changed: dict[int, ResultHead] = {}
     for item, head in results.done(work.names):
         if (head.item, head.digest) == (work.names[item], work.digests[item]):
             row = ItemTraining(
@@ -284,26 +285,31 @@ def _restore(
                 f"results of items that have not changed, delete only {results.mark_path}."
             )
         else:
-            num_changed += 1
-    if restored or num_changed:
+            changed[item] = head
+    if restored or changed:
         left = len(queue.table) - len(restored)
-        again = f", {num_changed} of them because they have changed" if num_changed else ""
+        again = f", {len(changed)} of them because they have changed" if changed else ""
         console.line(
             f"map_train: {len(restored)} of {len(queue.table)} items are done in {results.path}; "
             f"{left} to train{again}"
         )
-    return restored
+    return restored, changed
 
 
-def _seen_from_here(results: ResultsDirectory, work: RunWork) -> Callable[[int], None]:
-    """Return a check that an executor's file of an item is the driver's, too."""
+def _seen_from_here(
+    results: ResultsDirectory, names: Sequence[str], changed: Mapping[int, ResultHead]
+) -> Callable[[int], None]:
+    """Return a check that an executor's file of an item is the driver's, too.
+
+    Args:
+        results: where it is.
+        names: of the items.
+        changed: results that were there before. The digest of a new one may be another than the
+            driver's: a lost group is computed again, perhaps to other rows.
+    """
 
     def is_seen(item: int) -> bool:
-        head = results.head(work.names[item])
-        return head is not None and (head.item, head.digest) == (
-            work.names[item],
-            work.digests[item],
-        )
+        return results.head(names[item]) not in (None, changed.get(item))
 
     def check(item: int) -> None:
         for pause_s in _LOOK_AGAIN_S:
@@ -314,7 +320,7 @@ def _seen_from_here(results: ResultsDirectory, work: RunWork) -> Callable[[int],
         if not is_seen(item):
             raise SettingsError(
                 f"results_dir={results.path}: a slot has written the result of item "
-                f"{work.names[item]!r} there, and the driver does not see it. Pass a directory "
+                f"{names[item]!r} there, and the driver does not see it. Pass a directory "
                 "that all hosts share, such as hdfs://…"
             )
 

@@ -35,7 +35,8 @@ class ManyTrainings:
 
     Args:
         run: of the items.
-        items: their names, with the digest of each.
+        items: their names, with the digest of each; of a group an empty text, since Spark may
+            compute its rows again, perhaps to others.
         results: where values are; None: with the run.
         release: called once, at the end.
     """
@@ -212,7 +213,7 @@ class ManyTrainings:
                 "written it on their own hosts, pass a shared directory as results_dir, such as "
                 "hdfs://…"
             ) from error
-        if head.digest != self._digests[item]:
+        if self._digests[item] not in ("", head.digest):
             raise MapTrainError(
                 f"the value of item {item!r} at {path} is no longer this run's: another one has "
                 "trained another value of the item. Give each run a results_dir of its own"

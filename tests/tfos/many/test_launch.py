@@ -46,7 +46,8 @@ def test_a_result_that_the_driver_does_not_see_is_refused_whatever_older_one_is_
     results = ResultsDirectory(f"file://{tmp_path}")
     write(results, work_of({"a": 1}), "a")
     work = work_of({"a": 2, "b": 3})
-    check = _seen_from_here(results, work)
+    ((_, old),) = results.done("a")
+    check = _seen_from_here(results, work.names, {0: old})
     for item, name in enumerate("ab"):
         with pytest.raises(SettingsError, match=f"'{name}' there, and the driver does not see it"):
             check(item)
@@ -57,7 +58,7 @@ def test_a_result_that_the_driver_does_not_see_is_refused_whatever_older_one_is_
 def test_a_result_that_a_mounted_directory_shows_late_is_seen(tmp_path, monkeypatch):
     results, work = ResultsDirectory(f"file://{tmp_path}"), work_of({"a": 1})
     monkeypatch.setattr("time.sleep", lambda pause_s: write(results, work, "a"))
-    _seen_from_here(results, work)(0)
+    _seen_from_here(results, work.names, {})(0)
 
 
 def place(spark: Any, **conf: str) -> RunPlace:
@@ -112,7 +113,7 @@ def test_items_that_have_changed_are_not_taken_as_done(tmp_path):
     results = ResultsDirectory(f"file://{tmp_path}")
     write(results, work_of([{"a": 1}, {"a": 2}]), "item 0", "item 1")
     work = work_of([{"a": 1}, {"a": 9}])
-    assert restored(results, work) == [0]
+    assert restored(results, work) == ([0], [1])
     results.has_other_items = True
     with pytest.raises(SettingsError, match=r"that of 'item 1' is of another value.*delete only"):
         restored(results, work)
@@ -120,7 +121,8 @@ def test_items_that_have_changed_are_not_taken_as_done(tmp_path):
 
 def restored(results, work):
     queue = TrainingQueue(work.names, retries=0, is_durable=True)
-    return _restore(queue, results, work, Console(enabled=False))
+    found, changed = _restore(queue, results, work, Console(enabled=False))
+    return found, list(changed)
 
 
 def test_a_run_with_more_items_keeps_the_results_of_those_that_were_there(tmp_path, capsys):
@@ -129,14 +131,14 @@ def test_a_run_with_more_items_keeps_the_results_of_those_that_were_there(tmp_pa
         work = work_of(given)
         results.claim("f", "1", work.digest)
         queue = TrainingQueue(work.names, retries=0, is_durable=True)
-        found = _restore(queue, results, work, Console())
+        found, _ = _restore(queue, results, work, Console())
         assert [work.names[item] for item in found] == list("bc")[:count]
         assert queue.count(TrainingState.DONE) == count
         write(results, work, *given)
     assert "map_train: 2 of 3 items are done" in capsys.readouterr().err
     (tmp_path / "run.json").unlink()
-    results.claim("f", "2", "of other items")
-    assert restored(results, work_of({"0": 3, "a": 0, "b": 5, "c": 2})) == [1, 3]
+    results.claim("f", "2", "")
+    assert restored(results, work_of({"0": 3, "a": 0, "b": 5, "c": 2})) == ([1, 3], [2])
 
 
 def test_a_value_that_is_gone_or_replaced_is_told_with_its_path(tmp_path):
@@ -146,8 +148,10 @@ def test_a_value_that_is_gone_or_replaced_is_told_with_its_path(tmp_path):
     _restore(queue, results, work, Console(enabled=False))
     run = MapRun(queue, Console(enabled=False))
     trainings = ManyTrainings(run, {"a": work.digests[0]}, results, None)
+    group = ManyTrainings(run, {"a": ""}, results, None)
     assert trainings.value("a") == 1
     write(results, work_of({"a": 2}), "a")
+    assert group.value("a") == 1
     with pytest.raises(MapTrainError, match=r"'a' at file:.* is no longer this run's: another"):
         trainings.value("a")
     for path in tmp_path.iterdir():

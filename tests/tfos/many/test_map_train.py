@@ -23,5 +23,10 @@ from tfos.errors import ConfigError
 def test_settings_of_spark_under_which_slots_are_doubled_or_die_are_refused(name, value, text):
     spark: Any = FakeSpark()
     spark.getConf = lambda: types.SimpleNamespace(getAll=lambda: [(name, value)])
+
+    def broadcast(value):
+        raise AssertionError("the run starts")
+
+    spark.broadcast = broadcast
     with pytest.raises(ConfigError, match=rf"{name}={value}.*{text}"):
         tfos.map_train([1], abs, sc=spark)

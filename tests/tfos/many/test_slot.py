@@ -15,7 +15,6 @@ from tfos.many.slot import process
 from tfos.many.slot.process import Slot
 from tfos.many.slot.specs import RunSettings, SlotSpec
 from tfos.many.slot.task import _values
-from tfos.node import procfs
 
 __all__ = ["file", "short_calls"]
 
@@ -112,7 +111,7 @@ def test_an_attempt_that_has_begun_is_held_though_the_one_before_is_confirmed_la
 
 
 def test_a_slot_that_ends_at_once_says_why_unless_nobody_reads_it(monkeypatch):
-    monkeypatch.setattr(procfs, "kill_descendants", lambda: None)
+    monkeypatch.setattr("tfos.node.procfs.kill_descendants", lambda: None)
     monkeypatch.setattr(os, "_exit", lambda code: None)
     read, written = os.pipe()
     monkeypatch.setattr(process, "_STDERR", written)
