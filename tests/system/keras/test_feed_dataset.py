@@ -385,7 +385,7 @@ def test_all_epochs_of_a_stream_are_trained_and_each_is_told_of_once_every_worke
                 TrainBatch("input", epoch, epoch, "q", epoch + 10, holds=True, saves=False)
             )
 
-        def set_metadata(name, value):
+        def set_metadata(name, value, *, of_run=False):
             noted.append((value["q"], cluster.rows(0) + cluster.rows(1)))
             expect(value["q"] - 9)
 
