@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -387,7 +385,7 @@ def test_all_epochs_of_a_stream_are_trained_and_each_is_told_of_once_every_worke
                 TrainBatch("input", epoch, epoch, "q", epoch + 10, holds=True, saves=False)
             )
 
-        def set_metadata(name: str, value: Any, *, of_run: bool = False) -> None:
+        def set_metadata(name, value, *, of_run=False):
             noted.append((value["q"], cluster.rows(0) + cluster.rows(1)))
             expect(value["q"] - 9)
 
