@@ -65,10 +65,9 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
         retries: further attempts of an item after its first one.
         timeout_s: seconds for one attempt, without the import of TensorFlow or Keras before the
             first one; None: no limit.
-        results_dir: directory that driver and executors see (`hdfs://…`), for results that survive
-            the driver: the same call goes on where an earlier one stopped, trains items that
-            have been added, and trains again the groups whose rows have changed. None: values come
-            back with Spark's results.
+        results_dir: directory that driver and executors see (`hdfs://…`): results survive the
+            driver. The same call goes on where one stopped, trains items that were added, and
+            groups whose rows have changed. None: values come back with Spark's results.
         slot_wait_s: seconds to wait while Spark has no slot at all.
         wait: return at the end; False: at once, with a handle.
         verbose: show progress.
@@ -78,8 +77,7 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
         `raise_failed()`.
 
     Raises:
-        SettingsError: an argument cannot work, or `results_dir` holds results of another function
-            or of other values of the items.
+        SettingsError: an argument cannot work, or `results_dir` is of other code or values.
         ConfigError: a setting of Spark under which slots are doubled or starved.
         NotPicklable: names the item, or what the function refers to.
         NotEnoughSlots: Spark had no slot in time.
