@@ -17,7 +17,7 @@ from rpc.transport.listen import bound_tcp
 
 _END_S = 5.0
 _PAUSE_S = 0.05
-"""After a connection that could not be accepted: without a free descriptor the next one fails too."""
+"""After a connection that was not accepted: without a free descriptor none is for a while."""
 
 
 @contextlib.contextmanager

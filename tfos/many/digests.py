@@ -251,6 +251,8 @@ class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no 
         if not self._walk.has_generators and _is_of_process(type(obj)):
             own = vars(obj).items() if self._walk.is_own(obj) else ()
             return tuple, ((type(obj), [each for each in own if each[0] != "gauss_next"]),)
+        if type(obj).__qualname__ == "Broadcast" and type(obj).__module__.startswith("pyspark."):
+            return tuple, ((type(obj), obj.value),)  # its pickle is a number
         if (keras := _keras_state(obj)) is not None:
             return tuple, ((type(obj), keras),)
         return super().reducer_override(obj)
@@ -282,8 +284,10 @@ def _keras_state(value: Any) -> Mapping[str, Any] | None:
     """Return what an object of Keras computes with; None: it is none, or has no configuration."""
     bases = {each.__name__ for each in type(value).__mro__ if each.__module__.startswith("keras.")}
     if bases & {"RandomInitializer", "SeedGenerator"}:
-        # Where the user gives no seed, Keras draws one: `_init_seed`, `_initial_seed` are the given.
-        return {name: each for name, each in vars(value).items() if name not in ("seed", "state")}
+        # Keras draws these where the user gives no seed; a given one is also in `_init_seed`,
+        # `_initial_seed`.
+        drawn = ("seed", "state")
+        return {name: each for name, each in vars(value).items() if name not in drawn}
     if "KerasSaveable" not in bases:
         return None
     if not hasattr(value, "variables"):

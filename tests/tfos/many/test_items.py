@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark import Broadcast
 
 from tfos.errors import NotPicklable, SettingsError
 from tfos.many.digests import function_digest
@@ -368,6 +370,17 @@ def test_numbers_drawn_at_random_and_the_environment_leave_digests_of_functions_
     assert len(set(first)) == len(first)
 
 
+def test_a_broadcast_counts_by_its_value(tmp_path):
+    def digest(value):
+        path = tmp_path / "value"
+        path.write_bytes(pickle.dumps(value))
+        given = made("def f(x): return TABLE.value")
+        given.__globals__["TABLE"] = Broadcast(path=str(path))
+        return function_digest(given)
+
+    assert digest({"a": 1}) == digest({"a": 1}) != digest({"a": 2})
+
+
 def test_an_items_generator_of_random_numbers_counts_by_its_state():
     def digest(make, seed):
         return listed_work(items_of([{"gen": make(seed)}]), with_digests=True).digest
@@ -377,7 +390,7 @@ def test_an_items_generator_of_random_numbers_counts_by_its_state():
 
 
 FRAMEWORKS = """
-import keras, numba, tensorflow as tf
+import numba, keras, tensorflow as tf
 from tfos.many.digests import function_digest
 
 DRAWN = [keras.initializers.HeNormal(), keras.random.SeedGenerator(), RATE]
