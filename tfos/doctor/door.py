@@ -16,6 +16,8 @@ from rpc.limits import Limits
 from rpc.transport.listen import bound_tcp
 
 _END_S = 5.0
+_PAUSE_S = 0.05
+"""After a connection that was not accepted: without a free descriptor none is for a while."""
 
 
 @contextlib.contextmanager
@@ -29,17 +31,20 @@ def open_door(host: str) -> Iterator[int]:
         OSError: it is no address of this host.
     """
     with bound_tcp(host, 0, Limits()) as door:
-        greeter = threading.Thread(target=_greet, args=(door,), name="tfos-doctor-door")
+        is_over = threading.Event()
+        greeter = threading.Thread(target=_greet, args=(door, is_over), name="tfos-doctor-door")
         greeter.start()
         try:
             yield int(door.getsockname()[1])
         finally:
+            is_over.set()
             door.shutdown(socket.SHUT_RDWR)  # ends the accept, which a close alone does not
             greeter.join(_END_S)
 
 
-def _greet(door: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the end
-        while True:
-            with contextlib.suppress(ConnectionAbortedError):  # a visitor that went again
-                door.accept()[0].close()
+def _greet(door: socket.socket, is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        try:
+            door.accept()[0].close()
+        except OSError:  # a visitor that went again, no free descriptor, or the end
+            is_over.wait(_PAUSE_S)

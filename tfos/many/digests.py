@@ -2,16 +2,19 @@
 
 Covers: sets in any order; classes and functions of the program itself, by their code, also inside
 what wraps them; Keras' objects by their configuration and weights.
-Does not: read what other modules have (a digest names it alone).      Threads: any; pure.
+Does not: read what other modules define (a digest names it alone).      Threads: any; pure.
 
 cloudpickle's bytes are no digest: each process gives a class of `__main__` another number in them,
-orders the texts of a set by another hash, and dates Keras' objects.
+orders the texts of a set by another hash, and dates Keras' objects. Whatever a function reaches
+counts by its value, at any depth, but what the process itself makes: the state of generators of
+random numbers, the seeds that Keras draws, the environment.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 import types
 from collections import deque
@@ -32,9 +35,8 @@ _NO_CODE = {
 """Of a class: may change while what it does stays; pickling an object adds `__slotnames__`."""
 _INNER = ("__wrapped__", "py_func", "python_function")
 """Where wrappers keep what they wrap: functools.lru_cache, numba.njit, tf.function."""
-_DATA_PACKAGES = sys.stdlib_module_names | {"numpy", "pandas"}
-_RANDOM = ("random", "numpy.random")
-"""Modules whose objects differ in each process that sets no seed."""
+_RANDOM = ("random", "numpy.random", "tensorflow.python.ops.stateful_random_ops")
+"""Modules whose objects are generators: without a seed they differ in each process."""
 
 
 def value_digest(value: Any) -> bytes:
@@ -43,7 +45,7 @@ def value_digest(value: Any) -> bytes:
     Raises:
         Exception: whatever a part of it raises that cannot be pickled.
     """
-    walk = _Walk(frozenset({"__main__"}))
+    walk = _Walk(frozenset({"__main__"}), has_generators=True)
     walk.put(walk.pickled(value))
     return walk.finished()
 
@@ -51,9 +53,9 @@ def value_digest(value: Any) -> bytes:
 def function_digest(function: Callable[..., Any]) -> str:
     """Return a digest of a function's code, its defaults and closure, and of what it names.
 
-    Functions and classes of the same module count, also wrapped ones; so do the module's values:
-    data of Python, numpy and pandas, objects of its classes, callable objects. What other modules
-    have does not. What cannot be pickled, such as a lock, counts by its type.
+    Functions and classes of the same module count, also wrapped ones; so do the module's values.
+    Those of other modules count by their names. What cannot be pickled, such as a lock, counts by
+    its type, as do generators of random numbers and the environment.
 
     Args:
         function: or a class, a method, a partial or a callable object.
@@ -83,10 +85,18 @@ class _Walk:
 
     Args:
         modules: whose functions and classes count by their code.
+        has_generators: generators count by their state, since the user has chosen each.
         outer: the walk that has met a set of which this one is a member.
     """
 
-    def __init__(self, modules: frozenset[str], outer: _Walk | None = None) -> None:
+    def __init__(
+        self,
+        modules: frozenset[str],
+        *,
+        has_generators: bool = False,
+        outer: _Walk | None = None,
+    ) -> None:
+        self.has_generators = has_generators
         self._modules = modules
         self._found = hashlib.sha256()
         self._numbers: dict[int, int] = dict(outer._numbers) if outer is not None else {}
@@ -169,7 +179,7 @@ class _Walk:
             if type(each) in _PLAIN:
                 found.append(repr(each))
                 continue
-            inner = _Walk(self._modules, self)
+            inner = _Walk(self._modules, has_generators=self.has_generators, outer=self)
             inner.put(inner.pickled(each))
             found.append(inner.finished().hex())
         self._open.discard(mark)
@@ -197,21 +207,17 @@ class _Walk:
 
     def _put_named(self, named: Iterable[tuple[str, Any]]) -> None:
         for name, each in named:
-            self.put(name, self.state(each) if self._counts(each) else type(each).__qualname__)
-
-    def _counts(self, value: Any) -> bool:
-        """Whether what a module or class has is code or data, not an object of some library."""
-        module = type(value).__module__
-        return callable(value) or (
-            not module.startswith(_RANDOM)
-            and (module in self._modules or module.partition(".")[0] in _DATA_PACKAGES)
-        )
+            self.put(name, self.state(each))
 
     def _parts(self, value: Any) -> Iterable[Any]:
         if isinstance(value, list | tuple):
             return value
         if isinstance(value, dict):
             return value.items()
+        if isinstance(value, types.MethodType):
+            return value.__func__, value.__self__
+        if isinstance(value, functools.partial):
+            return value.func, value.args, value.keywords
         return vars(value).items() if self.is_own(value) and hasattr(value, "__dict__") else ()
 
 
@@ -242,6 +248,11 @@ class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no 
             return tuple, (("named", obj.__module__, obj.__qualname__),)
         if not self._walk.is_own(obj) and (wrapped := _wrapped_in(obj)):
             return tuple, ((type(obj), *wrapped),)
+        if not self._walk.has_generators and _is_of_process(type(obj)):
+            own = vars(obj).items() if self._walk.is_own(obj) else ()
+            return tuple, ((type(obj), [each for each in own if each[0] != "gauss_next"]),)
+        if type(obj).__qualname__ == "Broadcast" and type(obj).__module__.startswith("pyspark."):
+            return tuple, ((type(obj), obj.value),)  # its pickle is a number
         if (keras := _keras_state(obj)) is not None:
             return tuple, ((type(obj), keras),)
         return super().reducer_override(obj)
@@ -261,9 +272,23 @@ def _wrapped_in(value: Any) -> tuple[Any, ...]:
     return next(((each,) for each in found if callable(each)), ())
 
 
+def _is_of_process(kind: type) -> bool:
+    """Whether objects of a class have what the process has made: a generator, the environment."""
+    modules = [f"{base.__module__}." for base in kind.__mro__]
+    return issubclass(kind, os._Environ) or any(
+        module.startswith(f"{each}.") for module in modules for each in _RANDOM
+    )
+
+
 def _keras_state(value: Any) -> Mapping[str, Any] | None:
     """Return what an object of Keras computes with; None: it is none, or has no configuration."""
-    if not any(base.__name__ == "KerasSaveable" for base in type(value).__mro__):
+    bases = {each.__name__ for each in type(value).__mro__ if each.__module__.startswith("keras.")}
+    if bases & {"RandomInitializer", "SeedGenerator"}:
+        # Keras draws these where the user gives no seed; a given one is also in `_init_seed`,
+        # `_initial_seed`.
+        drawn = ("seed", "state")
+        return {name: each for name, each in vars(value).items() if name not in drawn}
+    if "KerasSaveable" not in bases:
         return None
     if not hasattr(value, "variables"):
         hidden: dict[str, Any] = vars(value)

@@ -184,7 +184,8 @@ class MapRun:
         """See ManyHandler."""
         slot = SlotAttempt(draw.slot, draw.attempt)
         deadline_s = time.monotonic() + _HOLD_S
-        self._check_first(slot, draw.ended)
+        if not self._is_seen_first(slot, draw.ended):
+            return EndSlot()
         with self._changed:
             self._heard(slot, draw.ended)
             while True:
@@ -201,24 +202,28 @@ class MapRun:
     def on_beat(self, beat: SlotBeat) -> BeatReply:
         """See ManyHandler."""
         slot = SlotAttempt(beat.slot, beat.attempt)
-        self._check_first(slot, beat.ended)
+        if not self._is_seen_first(slot, beat.ended):
+            return BeatReply(stop=True)
         with self._changed:
             self._heard(slot, beat.ended)
             return BeatReply(self._stopping)
 
-    def _check_first(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> None:
+    def _is_seen_first(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> bool:
         """Check a result of this process before it counts, without the lock: that reads a file.
 
-        Each process may be on a host of its own, with a directory of its own.
+        Each process may be on a host of its own, with a directory of its own. False: it does not
+        count, and the run ends.
         """
         done = [each.item for each in ended if each.how is Ending.RETURNED]
         if self._check is None or not done or slot in self._checked:
-            return
+            return True
         try:
             self._check(done[0])
         except Exception as error:  # noqa: BLE001 - raised to those who wait
             self.cancel(error)
+            return False
         self._checked.add(slot)
+        return True
 
     def _heard(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> None:
         self._trained_on.add(slot.slot)

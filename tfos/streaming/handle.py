@@ -219,8 +219,13 @@ class StreamTraining:
             with self._ending.raising():
                 raise error
 
-    def _stop(self, timeout_s: float) -> None:
-        """End the query, as one thread at a time does; another one finds it ended and saved."""
+    def _stop(self, timeout_s: float, *, is_asked: bool = False) -> None:
+        """End the query, as one thread at a time does; another one finds it ended and saved.
+
+        Args:
+            timeout_s: for the running batch.
+            is_asked: somebody else asked for it; who uses the handle sees the error.
+        """
         deadline_s = time.monotonic() + timeout_s
         is_free = self._stopping.acquire(timeout=timeout_s)
         try:
@@ -233,6 +238,10 @@ class StreamTraining:
                 )
             self._stop_query()
             self._stop_error = None
+        except TFOSError as error:
+            if is_asked:
+                self._stop_error = error  # before a thread that waits here goes on to look
+            raise
         finally:
             if is_free:
                 self._stopping.release()
@@ -284,17 +293,11 @@ class StreamTraining:
                     if self._coordinator.read(_has_ended):
                         self._end_idle()
                     else:
-                        self._stop_as_asked()
+                        with contextlib.suppress(TFOSError):  # it is kept
+                            self._stop(DEFAULT_STOP_S, is_asked=True)
                     if self.query.isActive:  # it was ordered to stop, and takes its time
                         self._ended.wait(_LOOK_S)
         self._ended.set()
-
-    def _stop_as_asked(self) -> None:
-        """Stop in order because somebody else asked for it; who uses the handle sees the error."""
-        try:
-            self._stop(DEFAULT_STOP_S)
-        except TFOSError as error:
-            self._stop_error = error
 
     def _end_idle(self) -> None:
         """End a query that waits for data, with the cluster's error; a batch fails by itself."""

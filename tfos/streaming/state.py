@@ -112,6 +112,8 @@ class StreamRun:
 
     error: BaseException | None = None
     """Why train_batch failed."""
+    has_handle: bool = False
+    """A StreamTraining ends the query in order."""
     is_stopping: bool = False
     is_held: bool = False
     """Spark waits for a batch that the stopped query must not train, or has trained in part."""

@@ -44,6 +44,8 @@ _FEED_TIMEOUT_S = 600.0
 _ANSWER_S = 600.0
 """Seconds for the chief to restore a checkpoint or to save; as long as a start may take."""
 
+_START_AGAIN = "Spark does not mark the batch as done: start the query again with another cluster"
+
 
 class Streams:
     """All streams that train one cluster.
@@ -95,6 +97,7 @@ class Streams:
                 writer = writer.option("checkpointLocation", checkpoint_location)
             query = writer.foreachBatch(functools.partial(self.train_batch, request)).start()
         state, run = self._state_of(str(query.id), str(query.runId))
+        run.has_handle = True
         training = StreamTraining(
             query, state, run, self._coordinator, self._ending, functools.partial(self._save, state)
         )
@@ -115,6 +118,8 @@ class Streams:
         state, run = self._state_of(query, sc.getLocalProperty(_RUN_ID) if query else "")
         try:
             with run.batch():
+                if not run.has_handle:
+                    self._refuse_stopped(batch_id)
                 self._train_once(state, dataclasses.replace(request, data=df), batch_id)
         except TFOSError as error:
             if not query:
@@ -201,6 +206,14 @@ class Streams:
         if saves:
             self._check_saved(state, answer, batch_id)
 
+    def _refuse_stopped(self, batch_id: int) -> None:
+        """Refuse a batch behind a stop, of a query that no handle ends."""
+        if stop := self._coordinator.read(lambda cluster: cluster.streams_stop):
+            raise BatchStopped(
+                f"batch {batch_id} is not trained: the streams that train this cluster were asked "
+                f"to stop ({stop}). {_START_AGAIN}"
+            )
+
     def _untrained(self, batch_id: int) -> TFOSError:
         """Return why a batch was not trained to its end: no main_fun is left to do it."""
         if self._coordinator.read(lambda cluster: cluster.is_ending):
@@ -208,8 +221,7 @@ class Streams:
         if stop := self._coordinator.read(lambda cluster: cluster.training_stop):
             return BatchStopped(
                 f"batch {batch_id} was not trained: the training was asked to stop ({stop}) "
-                "and has ended. Spark does not mark the batch as done: start the query again with "
-                "another cluster"
+                f"and has ended. {_START_AGAIN}"
             )
         return FeedJobError(
             f"batch {batch_id} was not trained: main_fun has returned on the chief. Train "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -225,6 +226,22 @@ def test_a_full_queue_of_connections_does_not_hide_the_driver(monkeypatch):
         assert all(is_let_in(port) for _ in range(5))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5.0)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOBUFS, errno.EPROTO])
+def test_a_connection_that_cannot_be_accepted_leaves_the_door_open(monkeypatch, number):
+    accept, failures = socket.socket.accept, [OSError(number, "not now")] * 3
+
+    def accepted(door: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(door)
+
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    with open_door("127.0.0.1") as port:
+        assert is_let_in(port)
+    assert not failures
+    assert not [each for each in threading.enumerate() if each.name == "tfos-doctor-door"]
 
 
 def test_an_executor_that_was_never_asked_is_not_blamed(spark, monkeypatch):

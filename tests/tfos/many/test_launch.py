@@ -32,10 +32,10 @@ def work_of(given: Any) -> RunWork:
     return listed_work(items_of(given), with_digests=True)
 
 
-def write(results, work, *names):
+def write(results, work, *names, **metrics):
     for name, digest in zip(work.names, work.digests, strict=True):
         if name in names:
-            head = ResultHead(item=name, seconds=1.0, metrics={}, digest=digest)
+            head = ResultHead(item=name, seconds=1.0, metrics=metrics, digest=digest)
             results.write(head, b"I1\n.")
 
 
@@ -44,7 +44,7 @@ def test_a_result_that_the_driver_does_not_see_is_refused_whatever_older_one_is_
 ):
     monkeypatch.setattr(launch, "_LOOK_AGAIN_S", (0.0,))
     results = ResultsDirectory(f"file://{tmp_path}")
-    write(results, work_of({"a": 1}), "a")
+    write(results, work_of({"a": 1}), "a", loss=float("nan"))
     work = work_of({"a": 2, "b": 3})
     ((_, old),) = results.done("a")
     check = _seen_from_here(results, work.names, {0: old})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,6 +133,59 @@ def test_what_a_stop_that_was_asked_for_has_lost_is_told_by_a_later_stop():
     assert training._ended.wait(20)
     with pytest.raises(FeedJobError, match="batch 3 is lost"):
         training.stop()
+    bed.coordinator.close()
+
+
+class ReleasedBeforeStop:
+    """A lock behind whose release a call of stop() that waits for it ends, before anything else."""
+
+    def __init__(self, lock: threading.Lock, stop: Callable[[], None]) -> None:
+        self.lock = lock
+        self.waits = threading.Event()
+        self.caller = threading.Thread(target=stop)
+
+    def acquire(self, timeout: float) -> bool:
+        self.waits.set()
+        return self.lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self.lock.release()
+        if threading.current_thread().name == "tfos-stream":
+            self.caller.join(20)
+
+
+def test_a_stop_that_waits_for_one_that_was_asked_for_tells_what_that_one_has_lost():
+    bed, told = WatchedJob(), list[BaseException]()
+    saving, may_save = threading.Event(), threading.Event()
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+
+    def end_query() -> None:
+        saving.set()
+        may_save.wait(20)
+        query.isActive = False
+
+    def save() -> None:
+        raise FeedJobError("batch 3 is lost")
+
+    def stop() -> None:
+        try:
+            training.stop()
+        except FeedJobError as error:
+            told.append(error)
+
+    query.stop = end_query
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    bed.coordinator.act(lambda state: state.stop_training(STOP_REASON))
+    training = StreamTraining(query, QueryState("q"), StreamRun(), bed.coordinator, ending, save)
+    assert saving.wait(20)
+    lock = ReleasedBeforeStop(training._stopping, stop)
+    training._stopping = lock  # type: ignore[assignment]
+    lock.caller.start()
+    assert lock.waits.wait(20)
+    may_save.set()
+    lock.caller.join(20)
+    assert [str(each) for each in told] == ["batch 3 is lost"]
+    assert training._ended.wait(20)
     bed.coordinator.close()
 
 

@@ -17,9 +17,9 @@ from tfos.errors import FeedJobError, PhaseError, SettingsError
 from tfos.feed.request import FeedRequest
 from tfos.monitor.reports import EpochReport
 from tfos.streaming import streaming
-from tfos.streaming.state import QueryState
+from tfos.streaming.state import QueryState, StreamFailed
 from tfos.streaming.streaming import StreamCalls, Streams
-from tfos.watch.job import STOP_REASON
+from tfos.watch.job import STOP_REASON, STREAMS_REASON
 
 
 class Frame:
@@ -236,6 +236,33 @@ def test_no_stream_begins_behind_a_stop_that_was_asked_for():
     with pytest.raises(PhaseError, match=r"stream\(\) comes after a stop .*server.stop\(\) was"):
         cluster.stream(frame)
     assert not frame.started
+    bed.coordinator.close()
+
+
+@pytest.mark.parametrize("has_handle", [False, True])
+def test_a_query_without_a_handle_trains_no_batch_behind_a_stop_that_was_asked_for(has_handle):
+    bed, streams, trained_ids = WatchedJob(), calls()._streams, list[int]()
+    properties = {"sql.streaming.queryId": "q", "spark.jobGroup.id": "r"}
+    streams._sc = SimpleNamespace(getLocalProperty=properties.get)
+    streams._coordinator = bed.coordinator
+    streams._train_once = lambda *given: trained_ids.append(given[2])  # type: ignore[method-assign]
+    request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
+    query = SimpleNamespace(id="q", runId="r", isActive=False, exception=lambda: None)
+    query.awaitTermination = lambda: None
+    if has_handle:
+        streams.start(query, None, FeedRequest(data=None, feed="input", feed_timeout_s=600.0))
+    streams.train_batch(request, None, 6)
+    bed.coordinator.act(lambda state: state.end_streams(STREAMS_REASON))
+    if has_handle:  # it ends the query in order
+        streams.train_batch(request, None, 7)
+    else:
+        sentence = (
+            rf"^BatchStopped: batch 7 is not trained: .* asked to stop \({STREAMS_REASON}\)\. "
+            "Spark does not mark the batch as done: start the query again with another cluster"
+        )
+        with pytest.raises(StreamFailed, match=sentence):
+            streams.train_batch(request, None, 7)
+    assert trained_ids == [6, 7][: 1 + has_handle]
     bed.coordinator.close()
 
 
