@@ -390,8 +390,7 @@ class NodeContext(PortedContext):
 
         Call it on every worker, with the same model, between `compile` and `fit`. All begin with
         the chief's weights. Its later `set_weights` and `load_weights` reach weights that train; if
-        the servers' were trained before it came (a run that resumes, a chief that is started again)
-        only after its first step. With num_ps=0 each worker serves a part, in "sync" alone.
+        the servers' were trained before it came, after its first step. num_ps=0: in "sync" alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).

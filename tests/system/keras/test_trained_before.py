@@ -14,6 +14,7 @@ from tests.support.keras_training import Context, Servers, serving
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
 from tfos.keras import Embedding
+from tfos.keras.embedding.loading import load_file_rows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.step import trainer
 
@@ -157,7 +158,7 @@ def test_a_push_while_the_chief_attaches_does_not_cost_it_its_first_values(
 ):
     """Nobody had trained when it seeded, or found its lost attempt's seed."""
     with serving(num_workers=2) as cluster:
-        chief, load_file_rows = cluster.contexts[0], trainer.load_file_rows
+        chief = cluster.contexts[0]
         if is_again:
             distribute(make_model(), chief)
             chief = again(chief)

@@ -473,9 +473,8 @@ class PSTrainer:
         self._attached.exchange.forget_values()
         self._attached.exchange.check_unchanged()
         self.pull()
-        if (
-            self._has_told_kept or not self.ctx.is_chief
-        ):  # what others set never reaches the servers
+        # What others set never reaches the servers, so they have lost nothing.
+        if self._has_told_kept or not self.ctx.is_chief:
             return
         self._has_told_kept = True
         logger.warning(
