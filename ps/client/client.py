@@ -355,7 +355,7 @@ class PSClient:
         """By rank, which start of each server the last `save` holds; asks nobody."""
         return self._servers.separate("saves").generations
 
-    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
+    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> int:
         """Give the servers their manifest and first values; the chief calls it once.
 
         Servers that already serve this manifest (restored, or seeded before) keep their values:
@@ -366,6 +366,10 @@ class PSClient:
             manifest: groups, tables, rules and consistency.
             values: by group name a flat array [num_elements] of the group's dtype.
 
+        Returns:
+            Updates that the servers' values had before, from a checkpoint or pushes; 0 where they
+            are these.
+
         Raises:
             ManifestMismatch: a server serves other parameters; the text lists the differences.
             NonFiniteGradient: a value is NaN or infinite.
@@ -373,8 +377,9 @@ class PSClient:
                 have none; or another process of the chief seeds at the same time.
         """
         with self._lock:
-            self._dense.seed(manifest, values)
+            num_updates = self._dense.seed(manifest, values)
             self._adopt(manifest)
+        return num_updates
 
     def is_filled(self) -> bool:
         """Whether all servers have values, or restore them, and those of seeds are of the same one.

@@ -39,7 +39,12 @@ from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.optim.clipping import Clipper
 from ps.protocol import messages
-from ps.protocol.descriptions import are_filled, different_seeds, seeds_to_replace
+from ps.protocol.descriptions import (
+    are_filled,
+    different_seeds,
+    seeds_to_replace,
+    updates_before,
+)
 from ps.protocol.messages import MAX_MANIFEST_BYTES, Ack, Description, Number
 from rpc.client.connection import Buffer
 
@@ -103,8 +108,8 @@ class DenseClient:
         num_servers = len(self._servers.links)
         self._packer = ErrorFeedback.if_needed(manifest, num_servers) if self._pushes else None
 
-    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> None:
-        """Give the servers their manifest and first values. Raises as PSClient.seed.
+    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> int:
+        """Give the servers their manifest and first values. Returns and raises as PSClient.seed.
 
         Args:
             manifest: groups and tables of the model.
@@ -142,6 +147,7 @@ class DenseClient:
                 f"{different_seeds(answers)}: another process of the chief seeds them at the same "
                 "time; call seed() once"
             )
+        return updates_before(answers, seed_id)
 
     def _describe(self) -> list[Description]:
         return self._servers.ask(messages.Describe(), Description)

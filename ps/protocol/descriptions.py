@@ -83,6 +83,18 @@ def seeds_to_replace(described: Sequence[Description]) -> tuple[int, ...]:
     return tuple(server.seed_id for server in described)
 
 
+def updates_before(described: Sequence[Description], seed_id: int) -> int:
+    """Return how many updates the values had when a seed came; 0 where they are its own.
+
+    Args:
+        described: every server's answer to the seed.
+        seed_id: of the seed.
+    """
+    if seed_id in _seeds(described):
+        return 0
+    return max(server.clock for server in described)
+
+
 def different_seeds(described: Sequence[Description]) -> str:
     """Name two servers whose values are of different seeds, for a message.
 

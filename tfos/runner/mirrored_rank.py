@@ -2,7 +2,8 @@
 
 Covers: `fit` of every Keras model in this process while train_fn runs, the slot's part of the data,
 what is not distributed.
-Does not: train (tfos.keras.fit.distribute, in mode sync), hold parameters (tfos.worker.own_shard).
+Does not: train (tfos.keras.fit.distribute, in mode sync), hold parameters (tfos.worker.own_shard),
+know whether data have an order (tfos.runner.dataset_order).
 Runs in: a worker's process.      Threads: main_fun's.
 
 `fit` gets the batches of one process, and the slots part each of them: rank r of n computes rows
@@ -27,6 +28,7 @@ import numpy as np
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.native.at_import import at_import
 from tfos.runner import ranks
+from tfos.runner.dataset_order import check_order
 from tfos.runner.rank_process import RankWork, pickled
 
 if TYPE_CHECKING:
@@ -258,7 +260,7 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
     import keras
     import tensorflow as tf
 
-    _check_order(dataset)
+    check_order(dataset)
     known = keras.tree.flatten(dataset.element_spec)[0].shape
     if known.rank and known[0] is not None:
         _check_rows("batches", known[0], size)
@@ -273,44 +275,6 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
         return tf.shape(keras.tree.flatten(batch)[0])[0] > 0
 
     return dataset.map(part).filter(has_rows).prefetch(2)
-
-
-def _check_order(dataset: Any) -> None:
-    """Refuse a dataset whose rows come in the order in which they are ready.
-
-    Raises:
-        SettingsError: slots would part other batches: some rows would count twice, others never.
-    """
-    waiting, seen = [dataset], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if each.options().deterministic is False or _is_told_no_order(each):
-            raise SettingsError(
-                f"a tf.data.Dataset with deterministic=False ({type(each).__name__.strip('_')}) "
-                "has another order on each slot, and a slot takes its part of each batch: rows "
-                "would be trained twice or never. In its options, and in calls such as map() and "
-                "interleave(), set it to True or leave it out"
-            )
-        waiting += each._inputs()
-
-
-def _is_told_no_order(dataset: Any) -> bool:
-    """Say whether the call that made this dataset was told so; no public attribute has that."""
-    import tensorflow as tf
-
-    if type(dataset).__name__ != "_ParallelInterleaveDataset":  # it alone keeps it nowhere
-        return bool(vars(dataset).get("_deterministic") == "false")
-    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    try:
-        written = dataset._as_serialized_graph(external_state_policy=policy).numpy()
-    except tf.errors.OpError:  # it holds more than a graph may
-        return False
-    graph = tf.compat.v1.GraphDef.FromString(written)
-    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
-    return any(node.attr["deterministic"].s == b"false" for node in nodes)
 
 
 def _check_rows(what: str, count: int, size: int) -> None:

@@ -389,8 +389,8 @@ class NodeContext(PortedContext):
         """Move a compiled model's parameters to the servers; `fit` then trains together.
 
         Call it on every worker, with the same model, between `compile` and `fit`. All begin with
-        the chief's weights; its later `set_weights` and `load_weights` reach weights that train, in
-        a run that resumes after a step. With num_ps=0 each worker serves a part, in "sync" alone.
+        the chief's weights. Its later `set_weights` and `load_weights` reach weights that train; if
+        the servers' were trained before it came, after its first step. num_ps=0: in "sync" alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).

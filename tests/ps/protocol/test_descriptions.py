@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ps.errors import ServerPhaseError
-from ps.protocol.descriptions import are_filled, different_seeds, seeds_to_replace
+from ps.protocol.descriptions import (
+    are_filled,
+    different_seeds,
+    seeds_to_replace,
+    updates_before,
+)
 from ps.protocol.messages import Description
 
 EMPTY, RESTORED, RESTORING = -1, 0, -2
@@ -63,3 +69,14 @@ def test_what_was_restored_is_not_mixed_with_a_seed(servers: tuple[int, ...], te
 
 def test_two_servers_of_different_seeds_are_named():
     assert different_seeds(described(RESTORED, 7, 7, 8)).startswith("ps:1 and ps:3 hold")
+
+
+@pytest.mark.parametrize(
+    ("servers", "num_updates"), [((7, 7), 0), ((8, 8), 4), ((RESTORED, RESTORED), 4)]
+)
+def test_updates_before_a_seed_are_of_other_values_than_its_own(
+    servers: tuple[int, ...], num_updates: int
+):
+    """Workers may push before the answers have come."""
+    found = [msgspec.structs.replace(each, clock=3 + each.server) for each in described(*servers)]
+    assert updates_before(found, 7) == num_updates

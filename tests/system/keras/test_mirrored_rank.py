@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests.support.keras_training import blobs, serving
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.keras.fit.distribute import distribute
+from tfos.runner import dataset_order
 from tfos.runner.mirrored_rank import (
     distributed_fits,
     draw_apart,
@@ -40,6 +42,18 @@ def test_the_parts_of_all_slots_are_the_batches_of_one_process(size):
         np.testing.assert_array_equal(np.concatenate([each[0]["a"] for each in found]), x[rows])
 
 
+def one(row):
+    return tf.data.Dataset.from_tensors(row)
+
+
+def always(dataset, _row):
+    return dataset
+
+
+def mapped_at_once(dataset):
+    return dataset.map(lambda row: row, num_parallel_calls=2, deterministic=False)
+
+
 def unordered(dataset):
     options = tf.data.Options()
     options.deterministic = False
@@ -50,11 +64,21 @@ def unordered(dataset):
     "change",
     [
         unordered,
-        lambda rows: rows.map(lambda row: row, num_parallel_calls=2, deterministic=False).repeat(2),
+        lambda rows: mapped_at_once(rows).repeat(2),
         lambda rows: rows.interleave(
             lambda row: tf.data.Dataset.from_tensors(row), num_parallel_calls=2, deterministic=False
         ),
         lambda rows: rows.zip(rows, unordered(rows)).map(lambda row, _: row),
+        lambda rows: rows.flat_map(lambda row: mapped_at_once(one(row))),
+        lambda rows: rows.interleave(lambda row: mapped_at_once(one(row))),
+        lambda rows: rows.interleave(lambda row: mapped_at_once(one(row)), num_parallel_calls=2),
+        lambda rows: rows.flat_map(lambda row: unordered(one(row))),
+        lambda rows: rows.flat_map(functools.partial(always, mapped_at_once(rows))),
+        lambda rows: rows.map(lambda row: mapped_at_once(one(row))).flat_map(lambda each: each),
+        lambda rows: rows.group_by_window(
+            lambda row: row % 2, lambda _, window: mapped_at_once(window), window_size=4
+        ),
+        lambda rows: rows.map(lambda row: mapped_at_once(one(row)).reduce(row, lambda _, x: x)),
     ],
 )
 def test_datasets_without_an_order_are_refused(change):
@@ -63,10 +87,30 @@ def test_datasets_without_an_order_are_refused(change):
         part_of_batches(rows.batch(8), 0, 2)
 
 
+def too_large(*_args, **_kwargs):
+    raise tf.errors.ResourceExhaustedError(None, None, "too large")
+
+
+@pytest.mark.parametrize("written", [too_large, lambda *_args, **_kwargs: tf.constant(b"")])
+def test_a_dataset_whose_functions_cannot_be_read_is_parted_with_a_warning(
+    monkeypatch, caplog, written
+):
+    """TensorFlow writes a dataset of more than 2 GiB in memory as nothing."""
+    rows = tf.data.Dataset.range(32).flat_map(one)
+    monkeypatch.setattr(tf.data.Dataset, "_as_serialized_graph", written)
+    assert len(list(part_of_batches(rows.batch(8), 0, 2))) == 4
+    (told,) = (each.getMessage() for each in caplog.records if each.name == dataset_order.__name__)
+    assert "deterministic=False" in told
+    assert "flat_map" in told
+
+
 def test_datasets_with_an_order_are_parted_whatever_computes_them_at_once():
     rows = tf.data.Dataset.range(32).map(lambda row: row, num_parallel_calls=2)
     rows = rows.map(lambda row: tf.numpy_function(np.copy, [row], tf.int64)).shuffle(8)
-    rows = rows.interleave(tf.data.Dataset.from_tensors, num_parallel_calls=2)
+    rows = rows.interleave(one, num_parallel_calls=2)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], [1]), 0)
+    rows = rows.flat_map(lambda row: one(row + tf.cast(table.lookup(tf.constant(0)), row.dtype)))
+    rows = rows.window(2).flat_map(lambda window: window.batch(2)).unbatch()
     options = tf.data.Options()
     options.deterministic = True
     dataset = rows.shuffle(4, seed=1).with_options(options).batch(8)

@@ -10,11 +10,13 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.keras_training import Context, Servers, serving, together
+from tests.support.keras_training import Context, Servers, serving
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
 from tfos.keras import Embedding
+from tfos.keras.embedding.loading import load_file_rows
 from tfos.keras.fit.distribute import distribute
+from tfos.keras.step import trainer
 
 pytestmark = [
     pytest.mark.tf,
@@ -68,6 +70,14 @@ def assert_has(model: keras.Model, cluster: Servers) -> None:
         np.testing.assert_array_equal(weight.numpy(), held[weight.path])
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        each.getMessage()
+        for each in caplog.records
+        if each.levelno == logging.WARNING and each.name == trainer.__name__
+    ]
+
+
 @pytest.mark.parametrize("has_table", [False, True])
 def test_a_chief_that_is_started_again_keeps_what_was_trained(tmp_path, caplog, has_table):
     with serving() as cluster:
@@ -87,9 +97,9 @@ def test_a_chief_that_is_started_again_keeps_what_was_trained(tmp_path, caplog, 
             model.load_weights(tmp_path / "first.weights.h5")
             assert_equal(cluster.values(), held)
             assert_has(model, cluster)
-        told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-        assert len([each for each in told if "were trained before this process" in each]) == 1
-        assert "3 updates" in caplog.text
+        (told,) = warnings_of(caplog)
+        assert "were trained before this process" in told
+        assert "3 updates" in told
         chief.client.close()
 
 
@@ -142,18 +152,48 @@ def test_best_weights_are_restored_by_a_chief_without_rows(tmp_path: Path):
         np.testing.assert_array_equal(model.get_weights()[-1], best[-1])
 
 
-def test_another_worker_that_comes_later_computes_with_the_trained_values():
+@pytest.mark.parametrize("is_again", [False, True])
+def test_a_push_while_the_chief_attaches_does_not_cost_it_its_first_values(
+    monkeypatch, caplog, is_again
+):
+    """Nobody had trained when it seeded, or found its lost attempt's seed."""
     with serving(num_workers=2) as cluster:
-        models = together(
-            lambda rank: distribute(make_model(), cluster.contexts[rank]), num_workers=2
-        )
-        first = shifted(models[0])
-        models[0].set_weights(first)
-        trained(models[0], 3)
-        late = again(cluster.contexts[1], place=FitPlace(0, 1))
+        chief = cluster.contexts[0]
+        if is_again:
+            distribute(make_model(), chief)
+            chief = again(chief)
+
+        def after_a_push_of_the_other(*args, **kwargs):
+            monkeypatch.setattr(trainer, "load_file_rows", load_file_rows)
+            trained(distribute(make_model(), cluster.contexts[1]), 1)
+            load_file_rows(*args, **kwargs)
+
+        monkeypatch.setattr(trainer, "load_file_rows", after_a_push_of_the_other)
+        model = distribute(make_model(), chief)
+        assert cluster.pushes == 1
+        model.set_weights(first := shifted(model))
+        np.testing.assert_array_equal(model.get_weights()[-1], first[-1])
+        assert_has(model, cluster)
+        assert not warnings_of(caplog)
+        if is_again:
+            chief.client.close()
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_another_worker_that_comes_later_computes_with_the_trained_values(caplog, is_again):
+    """It is told nothing: what it sets never reaches the servers."""
+    with serving(num_workers=2) as cluster:
+        chief = distribute(make_model(), cluster.contexts[0])
+        if is_again:
+            distribute(make_model(), cluster.contexts[1])
+        first = shifted(chief)
+        chief.set_weights(first)
+        trained(chief, 3)
+        late = again(cluster.contexts[1], place=FitPlace(0, 1)) if is_again else cluster.contexts[1]
         model = distribute(make_model(), late)
         model.set_weights(first)
         assert_has(model, cluster)
+        assert not warnings_of(caplog)
         late.client.close()
 
 

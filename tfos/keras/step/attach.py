@@ -32,7 +32,7 @@ the servers' kernels."""
 
 def attach(
     client: Any, model: Any, variables: Variables, settings: Settings, *, seeds: bool
-) -> None:
+) -> int | None:
     """Bind a built model to the servers, and take over their frozen weights.
 
     Args:
@@ -42,20 +42,25 @@ def attach(
         settings: of `ctx.distribute`.
         seeds: whether this worker's values fill empty servers.
 
+    Returns:
+        Of the worker that seeds, the updates that the servers' values had before; else None.
+
     Raises:
         UnsupportedModel: the servers hold another model, or the settings do not fit this one.
         PSError: as PSClient.seed and PSClient.attach.
     """
     manifest = distributed_manifest(variables, model.optimizer, settings)
+    num_updates = None
     if seeds:
         dense_embeddings.warn_of_large(model, MAX_DENSIFIED_BYTES)
         groups = (*variables.groups, *variables.frozen)
         manifest = with_buckets(manifest, client)
-        client.seed(manifest, {group.name: group.values() for group in groups})
+        num_updates = client.seed(manifest, {group.name: group.values() for group in groups})
     adopted = client.attach(timeout_s=ATTACH_TIMEOUT_S)
     check_same(manifest, adopted)
     manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
     adopt_frozen(client, manifest, variables.frozen, timeout_s=ATTACH_TIMEOUT_S)
+    return num_updates
 
 
 def distributed_manifest(variables: Variables, optimizer: Any, settings: Settings) -> Manifest:

@@ -101,7 +101,7 @@ class PSTrainer:
         self._is_behind = False
         """Whether a step or a fit was broken off, so that the servers may have newer values."""
         self._updates_found = 0
-        """That the servers had when the model attached; 0 once an epoch has ended here."""
+        """That the servers' values had before this process came; 0 once an epoch has ended here."""
         self._has_told_kept = False
 
     @property
@@ -191,7 +191,7 @@ class PSTrainer:
         """
         model, client = self.model, self.client
         found = variables.collect(model, self.optimizer)
-        attach.attach(client, model, found, self.settings, seeds=seeds)
+        before = attach.attach(client, model, found, self.settings, seeds=seeds)
         if self.waits:
             client.timeout_s = max(client.timeout_s, BARRIER_TIMEOUT_S)
             self.workers.attached()
@@ -212,7 +212,8 @@ class PSTrainer:
         )
         self._attached = AttachedModel(found, step, tables, exchange)
         self.pull()
-        self._updates_found = self.clock
+        # Others may push while the chief attaches, which is no reason to drop its first values.
+        self._updates_found = self.clock if before is None else before
 
     def attach_without_batch(self) -> None:
         """Attach at the end of an epoch without rows, if any worker had a batch; once an epoch."""
@@ -472,14 +473,15 @@ class PSTrainer:
         self._attached.exchange.forget_values()
         self._attached.exchange.check_unchanged()
         self.pull()
-        if self._has_told_kept:
+        # What others set never reaches the servers, so they have lost nothing.
+        if self._has_told_kept or not self.ctx.is_chief:
             return
         self._has_told_kept = True
         logger.warning(
             "%s before the first step here changes nothing: the servers' parameters were trained "
-            "before this process came (%d updates, of a worker that was lost or of the checkpoint "
-            "that the run resumes), and training goes on with them. To train from the values of "
-            "%s, begin a run with checkpoints in an empty directory",
+            "before this process came (%d updates, made before the chief was started again or in "
+            "the checkpoint that the run resumes), and training goes on with them. To train from "
+            "the values of %s, begin a run with checkpoints in an empty directory",
             name,
             self._updates_found,
             name,
