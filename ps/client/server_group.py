@@ -196,7 +196,7 @@ class ServerGroup:
 
     def change(
         self,
-        request: ChangingRequest,
+        request: ChangingRequest | Sequence[ChangingRequest],
         *,
         timeout_s: float | None = None,
         payloads: Sequence[Buffers] = (),
@@ -207,7 +207,7 @@ class ServerGroup:
         """Make one changing request, under the next sequence number of each server.
 
         Args:
-            request: made once per server.
+            request: made once per server; or one per server, by rank.
             timeout_s: for all answers; the servers may let a push wait for most of it. None: the
                 client's.
             payloads: one per server, by rank; none without it.
@@ -249,14 +249,15 @@ class ServerGroup:
 
     def _numbered(
         self,
-        request: ChangingRequest,
+        request: ChangingRequest | Sequence[ChangingRequest],
         link: Channel,
         payloads: Sequence[Buffers],
         intos: Sequence[Sequence[memoryview]],
     ) -> OutgoingCall:
         link.sequence += 1
         acked = (link.acknowledged, link.acked_clock, link.acked_updates)
-        numbered = request(Number(self.session, link.sequence, *acked))
+        make = request if callable(request) else request[link.server]
+        numbered = make(Number(self.session, link.sequence, *acked))
         payload = payloads[link.server] if payloads else ()
         into = intos[link.server] if intos else None
         return OutgoingCall(link, numbered, payload, into, isinstance(numbered, messages.Push))

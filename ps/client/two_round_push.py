@@ -18,7 +18,7 @@ from ps.client.server_group import Buffers, ChangingRequest, ServerGroup
 from ps.manifest.manifest import Manifest
 from ps.optim.clipping import Norms, servers_take_norms
 from ps.protocol import messages
-from ps.protocol.messages import Ack
+from ps.protocol.messages import Ack, Number
 
 Array = np.ndarray[Any, Any]
 
@@ -76,17 +76,34 @@ class ClippedPush:
                 for part, rows in zip(self._parts, behind or no_rows, strict=True)
             ],
         )
-        # A server without squares refused its part, or got nothing but null pushes: then the whole
-        # gradient is dropped, everywhere.
-        squares: Array | None = None
-        if all(ack.has_squares for ack in acks):
-            squares = self._parts[0].copy()
-            for part in self._parts[1:]:
-                squares += part
-        # The clock that each server has just answered with: one that was restored may be behind.
+        squares = self._sum(acks)
+        brought: Buffers = () if squares is None else (squares,)
+
+        def settle(number: Number) -> messages.Settle:
+            # The clock that it has just answered with: a server that was restored may be behind.
+            return messages.Settle(self._hash, number, number.acked_clock, bool(intos))
+
+        def only_pull(number: Number) -> messages.Settle:
+            return messages.Settle(self._hash, number, 0, bool(intos))
+
         self._servers.change(
-            lambda number: messages.Settle(self._hash, number, number.acked_clock, bool(intos)),
-            payloads=[() if squares is None else (squares,)] * len(self._parts),
+            # Where the push was late, the clock of the answer is one that others settle.
+            [only_pull if ack.is_late else settle for ack in acks],
+            payloads=[() if ack.is_late else brought for ack in acks],
             intos=intos,
         )
         return acks
+
+    def _sum(self, acks: Sequence[Ack]) -> Array | None:
+        """Return the squares of the whole gradient; None: it is dropped, everywhere.
+
+        A server without squares refused its part, or got nothing but null pushes. One where the
+        push was late has lost its part, which counts as zero: the others apply theirs.
+        """
+        known = [part for part, ack in zip(self._parts, acks, strict=True) if ack.has_squares]
+        if not known or not all(ack.has_squares or ack.is_late for ack in acks):
+            return None
+        squares = known[0].copy()
+        for part in known[1:]:
+            squares += part
+        return squares

@@ -506,6 +506,13 @@ class Gate(Generic[Gradient]):
                 raise push.error
             return push.clock or 0
 
+    def has_lost(self, push: PendingPush[Gradient]) -> bool:
+        """Whether nothing is known any more of the clock that an answered push was for.
+
+        Takes no lock: an answered push changes no more, and no member is ahead of its barrier.
+        """
+        return self._recovery.has_lost(push)
+
     def change(
         self,
         request: RequestId,

@@ -80,3 +80,11 @@ class ClockRecovery(Generic[Gradient]):
         """
         is_past = self._has_barrier and 0 < push.acked_clock < self._policy.clock
         return is_past or push.is_for(self._undone_clock)
+
+    def has_lost(self, push: PendingPush[Gradient]) -> bool:
+        """Whether nothing is known any more of the clock that an answered push was for.
+
+        A restore has undone it, or the answer is of a later clock.
+        """
+        answered = push.clock or 0
+        return 0 < push.acked_clock < answered - 1 or push.is_for(self._undone_clock)

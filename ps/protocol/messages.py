@@ -266,7 +266,10 @@ class LoadRows(msgspec.Struct, frozen=True, tag="load_rows"):
 
 
 class Settle(msgspec.Struct, frozen=True, tag="settle"):
-    """Apply the reduced gradient of `clock`, clipped by the squares; without payload drop it."""
+    """Apply the reduced gradient of `clock`, clipped by the squares; without payload drop it.
+
+    No gradient is of clock 0: a worker whose push was late there only asks for values.
+    """
 
     manifest_hash: Digest
     number: Number
@@ -460,6 +463,8 @@ class Ack(msgspec.Struct, frozen=True):
     """Whether the payload is the squares of a reduced gradient that waits for Settle."""
     worker_clock: int = 0
     """Of pushes and memberships: the worker's clock; its own in ssp, elsewhere `clock`."""
+    is_late: bool = False
+    """Of a push in two rounds: its clock is past or undone here, and nothing known of it."""
 
 
 WORKER_CLOCK = "worker_clock"

@@ -14,6 +14,10 @@ A norm is one of the whole mean gradient, of which a server has a part:
 
 A worker pushes again only after its own round 2, so the next barrier finds the gradient settled if
 one of its pushers lives. If none does, no client has an acknowledgement, so the push is dropped.
+
+A server that was started again between the rounds has lost its part, and tells the workers that it
+has not answered before (`Ack.is_late`). They bring the sum of the other parts' squares: those are
+acknowledged, so they are applied, clipped by no less than their own norm.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ class ServingShard:
         )
         answer: Sequence[Buffer] = self._values[sent:] if request.pull else ()
         if self.reduction.in_rounds:
-            ack, answer = self._squares(ack, pulls=request.pull)
+            ack, answer = self._squares(ack, push, pulls=request.pull)
         if rows is None:
             call.reply(messages.encode(ack), answer)
         else:
@@ -367,10 +367,13 @@ class ServingShard:
             "seed() or restore() all of them"
         )
 
-    def _squares(self, ack: Ack, *, pulls: bool) -> tuple[Ack, Sequence[Buffer]]:
+    def _squares(
+        self, ack: Ack, push: PendingPush[StagedGradient], *, pulls: bool
+    ) -> tuple[Ack, Sequence[Buffer]]:
         """Return what answers the first of two rounds, in the place of values."""
-        squares = self.reduction.squares(ack.clock)
-        ack = msgspec.structs.replace(ack, has_squares=squares is not None)
+        is_late = self.gate.has_lost(push)
+        squares = None if is_late else self.reduction.squares(ack.clock)
+        ack = msgspec.structs.replace(ack, has_squares=squares is not None, is_late=is_late)
         sent = np.zeros(self.reduction.num_squares) if squares is None else squares
         return ack, [sent] if pulls else ()
 

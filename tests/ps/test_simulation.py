@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ps.client.server_group import ServerGroup
+from ps.client.two_round_push import ClippedPush
 from ps.consistency.bsp import BSP
 from ps.consistency.hybrid import Permits
 from ps.consistency.ssp import SSP
@@ -31,9 +32,9 @@ NUM_IN_ONE_TEST = 100
 NUM_LONG_SCHEDULES = 40_000
 RARE_ONES = range(4500, 5500)
 """Of these the default run takes the plans in which a worker joins about a restart."""
-RAREST_ONES = (17866, 66166, 1781, 1035)
-"""They show servers that restart without their workers' clocks, without the rendezvous before, or
-waiting for who has left: one plan in hundreds does."""
+RAREST_ONES = (17866, 66166, 1781, 1035, 2002036)
+"""They show servers that restart without their workers' clocks, without the rendezvous before,
+waiting for who has left, or with a step that the others drop: one plan in hundreds does."""
 TORN_ONES = (3144, 4251)
 """A save cuts a push in the middle that is acknowledged before the server dies."""
 
@@ -123,6 +124,13 @@ def waits_for_all(network: Network, calls, _timeout_s: float):
     return [call for call in calls if call.settled]
 
 
+_sum = ClippedPush._sum
+
+
+def drops_what_one_has_lost(push: ClippedPush, acks):
+    return _sum(push, acks) if all(ack.has_squares for ack in acks) else None
+
+
 MUTANTS = {
     "repeated pushes are taken for new ones": (CompletionLog, "begin", always_new, ""),
     "buckets forget what was applied": (
@@ -183,6 +191,12 @@ RESTART_MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
         "_is_whole",
         lambda _, live, seen: live.sequence in seen,
         "told: ",
+    ),
+    "the others drop a clipped step that a restarted server has lost": (
+        ClippedPush,
+        "_sum",
+        drops_what_one_has_lost,
+        "reads|lost",
     ),
     "joins are told as lost updates": (messages, "is_update", lambda _: True, "told: "),
 }

@@ -17,6 +17,7 @@ import numpy as np
 from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.client import PSClient
+from ps.client.server_group import ChangingRequest
 from ps.consistency.policy import OnLost
 from ps.manifest.manifest import (
     SGD,
@@ -30,7 +31,7 @@ from ps.manifest.manifest import (
     RuleConfig,
 )
 from ps.protocol import messages
-from ps.protocol.messages import Ack
+from ps.protocol.messages import Ack, Number
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, connect
@@ -246,6 +247,11 @@ def succeeded(results: Sequence[Any]) -> list[Any]:
         if isinstance(result, Exception):
             raise result
     return list(results)
+
+
+def is_second_round(request: ChangingRequest | Sequence[ChangingRequest]) -> bool:
+    """Whether ServerGroup.change is to settle what a clipped push has brought."""
+    return not callable(request) and isinstance(request[0](Number(1, 1)), messages.Settle)
 
 
 def raw_call(

@@ -16,6 +16,7 @@ from rpc.errors import RemoteError
 from tests.support.ps_cluster import (
     cluster,
     filled,
+    is_second_round,
     make_manifest,
     random_arrays,
     raw_call,
@@ -113,7 +114,7 @@ def dies_between_the_rounds(client):
     change = client._servers.change
 
     def until_the_second(request, **options):
-        if isinstance(request(Number(1, 1)), messages.Settle):
+        if is_second_round(request):
             raise Died
         return change(request, **options)
 
@@ -250,7 +251,7 @@ def hold_the_second_round(client, reduced, goes_on):
     change = client._servers.change
 
     def held(request, **options):
-        if isinstance(request(Number(1, 1)), messages.Settle):
+        if is_second_round(request):
             reduced.wait(15)
             assert goes_on.wait(15)
         return change(request, **options)

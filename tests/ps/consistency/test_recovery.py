@@ -17,8 +17,7 @@ from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
 from ps.errors import NonFiniteGradient, StaleGeneration
 from ps.manifest.manifest import SGD, Hyper, WorkerRank
-from ps.protocol import messages
-from ps.protocol.messages import Ack, Number
+from ps.protocol.messages import Ack
 from rpc.client.connection import Reply
 from rpc.errors import PeerGone, RemoteError
 from tests.support.ps_cluster import (
@@ -28,6 +27,7 @@ from tests.support.ps_cluster import (
     Cluster,
     cluster,
     filled,
+    is_second_round,
     make_manifest,
     random_arrays,
     run_all,
@@ -73,7 +73,7 @@ def before_the_second_round(clients, act):
         change = client._servers.change
 
         def held(request, *, client=client, change=change, **options):
-            if isinstance(request(Number(1, 1)), messages.Settle):
+            if is_second_round(request):
                 client._servers.change = change
                 barrier.wait(WAIT_S)
             return change(request, **options)
@@ -104,6 +104,123 @@ def test_a_server_restarted_between_the_rounds_of_a_clipped_push_trains_on(tmp_p
             for old, new in zip(before, halves(bed, clients[0]), strict=True):
                 assert (old != new).any()
         clients[0].save(tmp_path, 9, timeout_s=WAIT_S)
+
+
+def moved(bed: Cluster, client: PSClient, before: list[np.ndarray]) -> list[np.ndarray]:
+    """By how much each of two servers has changed what it held before."""
+    return [new - old for old, new in zip(before, halves(bed, client), strict=True)]
+
+
+@pytest.mark.fault("F08")
+def test_a_worker_that_a_restarted_server_has_forgotten_drops_no_step_at_the_others(tmp_path: Path):
+    """Worker 0 settles at the new server first, and at the other once worker 1 is answered."""
+    manifest = make_manifest(600, rule=SGD(global_clipnorm=1e9), consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        clients[0].save(tmp_path, 1)
+        before = halves(bed, clients[0])
+        gate = bed.servers[1]._service.life.loaded().gate
+        wait, change = gate.wait, clients[0]._servers.change
+        restarted, is_answered = threading.Event(), threading.Event()
+
+        def answers_worker_0(push, *args):
+            clock = wait(push, *args)
+            assert push.id.worker == 0 or restarted.wait(WAIT_S)  # too late: it is cut by then
+            return clock
+
+        def settles_one_by_one(request, **options):
+            if not is_second_round(request):
+                return change(request, **options)
+            kept, gone = clients[0]._servers.links
+            bed.restart(1, tmp_path)
+            restarted.set()
+            change(request, **{**options, "links": [gone]})
+            assert is_answered.wait(WAIT_S)
+            return change(request, **{**options, "links": [kept]})
+
+        gate.wait = answers_worker_0  # type: ignore[method-assign]
+        clients[0]._servers.change = settles_one_by_one  # type: ignore[method-assign]
+        into = filled(manifest, np.nan)
+
+        def worker_0() -> None:
+            wait_until(lambda: bool(gate.waiting), "worker 1's push waits")
+            clients[0].push(grads, hyper=HYPER, rows=4)
+
+        def worker_1() -> None:
+            clients[1].push_pull(grads, into, hyper=HYPER, rows=4)
+            is_answered.set()
+
+        succeeded(run_all(worker_0, worker_1))
+        kept, gone = moved(bed, clients[0], before)
+        np.testing.assert_allclose(kept, -0.1 * grads["trainable"][: len(kept)], rtol=1e-4)
+        assert not gone.any()
+        np.testing.assert_array_equal(into["trainable"], bed.pulled(clients[0])["trainable"])
+        assert bed.servers[1].stats().lost_updates == 2
+
+
+@pytest.mark.fault("F08")
+def test_a_step_whose_norm_nobody_has_is_clipped_by_what_is_left_of_it(tmp_path: Path):
+    """A server has answered no worker before it is started again, and one that is away told it."""
+    manifest = make_manifest(600, rule=SGD(global_clipnorm=1.0), consistency="sync")
+    with cluster(num_servers=2, num_workers=3) as bed:
+        away, *clients = bed.workers(manifest, filled(manifest))
+        away.leave()
+        grads = random_arrays(manifest, 1)
+        step_of_all(clients, grads)
+        away.save(tmp_path, 1)
+        before = halves(bed, away)
+        shard = bed.servers[1]._service.life.loaded()
+        restarted = threading.Event()
+
+        def answers_nobody(ack, *_args, **_options):
+            assert restarted.wait(WAIT_S)
+            return ack, ()
+
+        shard._squares = answers_nobody  # type: ignore[method-assign]
+
+        def others() -> None:
+            wait_until(lambda: shard.gate.clock == 2, "the step is complete")
+            away.leave()
+            bed.restart(1, tmp_path)
+            restarted.set()
+            away.leave()
+
+        pushes = [partial(each.push, grads, hyper=HYPER, rows=4) for each in clients]
+        succeeded(run_all(others, *pushes))
+        kept, gone = moved(bed, away, before)
+        part = grads["trainable"][: len(kept)]
+        np.testing.assert_allclose(kept, -0.1 * part / np.linalg.norm(part), rtol=1e-4, atol=1e-7)
+        assert not gone.any()
+        assert bed.servers[1].stats().lost_updates == 2
+        assert step_of_all(clients, grads) == [3, 3]
+        assert [server.stats().clock for server in bed.servers] == [3, 3]
+
+
+def test_a_worker_that_comes_too_late_settles_no_later_step():
+    """Its push is for clock 2; the servers have reduced clock 3 and wait for worker 0 alone."""
+    manifest = make_manifest(600, rule=SGD(global_clipnorm=1e9), consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        first, late = bed.workers(manifest, filled(manifest))
+        grads = random_arrays(manifest, 1)
+        step_of_all([first, late], grads)
+        late.leave()
+        step_of_all([first], grads)
+        before = bed.pulled(first)["trainable"]
+        into = filled(manifest, np.nan)
+
+        def comes_late() -> None:
+            late.join()
+            for link in late._servers.links:
+                link.acked_clock = 1  # as if it had never heard that it was away
+            assert late.push_pull(grads, into, hyper=HYPER, rows=4).clock == 3
+
+        before_the_second_round([first], comes_late)
+        step_of_all([first], grads)
+        np.testing.assert_array_equal(into["trainable"], before)
+        after = bed.pulled(first)["trainable"]
+        np.testing.assert_allclose(after - before, -0.1 * grads["trainable"], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.fault("F08")
