@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.reader import steps_on_disk
-from ps.checkpoint.restore import AS_SAVED, RestoreOptions, check_restorable, find
+from ps.checkpoint.restore import AS_SAVED, MAX_LOOKS, RestoreOptions, check_restorable, find
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at
 from ps.config import ServerSettings
 from ps.errors import CheckpointError, ServerPhaseError
@@ -166,7 +166,9 @@ class PSServer:
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def fill() -> int:
             checkpoint, _ = find(storage, step, like)
-            self._service.restore(storage, checkpoint, like)
+            # A supervisor names the job of its run, whoever starts a server by hand none.
+            resumes = like.job != checkpoint.job
+            self._service.restore(storage, checkpoint, like, resumes=resumes)
             return checkpoint.step
 
         return _read_newest(storage, step, fill)
@@ -242,10 +244,11 @@ def _read_newest(storage: Storage, step: int | None, read: Callable[[], Read]) -
         step: the one that is read; None: the newest, which may change.
         read: raises CheckpointError if files are missing.
     """
-    while True:
+    for _ in range(MAX_LOOKS - 1):
         newest = steps_on_disk(storage)[:1]
         try:
             return read()
         except CheckpointError:
             if step is not None or steps_on_disk(storage)[:1] == newest:
                 raise
+    return read()
