@@ -37,7 +37,7 @@ class ClockRecovery(Generic[Gradient]):
         self._acked: dict[WorkerRank, int] = {}
         """By worker, the newest clock of which it has an ack."""
         self._taken_back: dict[WorkerRank, int] = {}
-        """By worker that has pushed nothing since it is a member again: the barrier's clock then."""
+        """By worker that has pushed nothing since it came back: the barrier's clock then."""
         self._undone_clock = 0
         """The newest clock of the barrier that was acknowledged before the restore, and is lost."""
 

@@ -32,7 +32,7 @@ def test_a_server_that_is_started_again_hears_that_a_worker_is_away(
         for rank in (0, 1):
             bed.restart(rank, tmp_path)
             clients[1].push(filled(MANIFEST, 1.0), hyper=Hyper(1.0), rows=1)
-        assert [server.stats().clock for server in bed.servers] == [1, 1]
+        assert [server.stats().clock for server in bed.servers] == [2, 2]
 
 
 def test_a_call_waits_for_the_look_at_one_server_at_most():
@@ -69,7 +69,7 @@ def test_a_client_that_nobody_has_any_more_is_looked_after_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(client_module, "PROBE_PERIOD_S", 0.05)
-    with cluster("tcp", num_workers=2) as bed:
+    with cluster(num_workers=2) as bed:
         client = bed.workers(MANIFEST, filled(MANIFEST))[0]
         client.leave()
         thread = client._away_probe._thread
