@@ -22,11 +22,11 @@ from feeding.encode.values import encode_values
 from feeding.errors import ChunkError, RowError
 
 _PORTION = 16
-"""Rows that are taken before the width of one of them is looked at."""
+"""Most rows that are taken before the width of one of them is looked at."""
 _NARROWED = 8
 """A chunk may store eight bytes of a Python number as one."""
 _LONG = 64
-"""Of more values, the first tells the size of all."""
+"""Of a longer list that begins with a number, all values are numbers."""
 _NUMBERS = frozenset([int, float, bool])
 
 
@@ -114,13 +114,15 @@ class Packer:
     def _taken(self, rows: Iterator[Any], most: int) -> list[Any]:
         """Take rows: fewer where they are far wider than those that `most` was reckoned with."""
         taken: list[Any] = []
-        num_bytes = 0
+        num_bytes, portion, looks = 0, 1, 0
         while len(taken) < most and num_bytes < _NARROWED * self._config.chunk_bytes:
-            part = list(itertools.islice(rows, min(_PORTION, most - len(taken))))
+            part = list(itertools.islice(rows, min(portion, most - len(taken))))
             if not part:
                 break
             taken += part
-            num_bytes += len(part) * _bytes_of(part[-1])
+            # Another place each time: wide rows may come by turns.
+            num_bytes += len(part) * _bytes_of(part[looks % len(part)])
+            portion, looks = min(2 * portion, _PORTION), looks + 1
         return taken
 
     def _split(self, rows: list[Any]) -> Iterator[Chunk]:
@@ -185,15 +187,19 @@ class Packer:
 
 def _bytes_of(value: Any) -> int:
     """Return about how many bytes a row, or a part of it, takes."""
+    if type(value) in _NUMBERS:
+        return 8
     if isinstance(value, str | bytes | bytearray):
         return len(value)
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):
-        value = tuple(value.values())
-    if not isinstance(value, list | tuple) or not value:
-        return 8
-    if isinstance(value, list) or len(value) > _LONG:
-        return len(value) * _bytes_of(value[0])
+        value = value.values()
+    elif isinstance(value, list):
+        if len(value) > _LONG and type(value[0]) in _NUMBERS:
+            return 8 * len(value)
+    elif not isinstance(value, tuple):
+        # Spark's vectors; its matrices have no size, and all of one shape.
+        return 8 * getattr(value, "size", 1) if hasattr(value, "toArray") else 8
     others = [part for part in value if type(part) not in _NUMBERS]
-    return 8 * (len(value) - len(others)) + sum(map(_bytes_of, others))
+    return 8 + 8 * (len(value) - len(others)) + sum(map(_bytes_of, others))

@@ -80,7 +80,8 @@ class FeedChannel:
             feed: name of the feed.
             epoch: of that feed.
             validation: feed and epoch of its validation rows. When the consumer reads a later
-                epoch, unread validation rows are dropped, and later ones too.
+                epoch, unread validation rows are dropped, and later ones too; so are those of an
+                epoch that it has left out.
             rounds: number of finished rounds in which lost rows of the epoch were fed again.
         """
         with self._state.changed:
@@ -93,6 +94,7 @@ class FeedChannel:
                 validating.skip(
                     validation[1] - 1
                 )  # rows of calls that failed before they fed this epoch
+                self._state.leave_out_validation(queue)
             self._state.changed.notify_all()
 
     def feed_again(self, feed: str, epoch: int) -> None:
@@ -136,7 +138,10 @@ class FeedChannel:
             state.draining = state.draining or feed is None
             unanswered = None
             for name in list(state.queues) if feed is None else [feed]:
-                state.queue(name).drain()
+                queue = state.queue(name)
+                queue.drain()
+                queue.is_terminated = queue.is_terminated or feed is not None
+                state.leave_out_validation(queue)
                 unanswered = state.answers_of(name).end()
             state.changed.notify_all()
         if feed is not None and unanswered is not None:

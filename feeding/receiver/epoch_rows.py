@@ -74,6 +74,11 @@ class EpochRows:
         """Rows that are neither trained nor dropped."""
         return self.accepted_rows - self._trained_rows - self.dropped_rows
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a row of it was trained."""
+        return self._trained_rows > 0
+
     def claim(self, partition: int, owner: int) -> AcceptedRows:
         """Accept a partition's rows from this feeder only; return the rows accepted so far.
 

@@ -48,6 +48,8 @@ class FeedStats:
     """The epoch that the consumer reads or will read next."""
     epochs_done: int
     draining: bool
+    is_terminated: bool
+    """It is draining because the consumer has terminated this feed; otherwise all feeds ended."""
     finished: bool
     epochs: tuple[EpochStats, ...] = ()
     """The last epochs, the newest last."""
@@ -95,6 +97,8 @@ class FeedQueue:
         self.taken_bytes = 0
         self.starved_s = 0.0
         self.draining = False
+        self.is_terminated = False
+        """Whether the consumer has stopped reading this feed, not all of them."""
         self.finished = False
         self.schema: Schema | None = None
         self.validation: ValidationRows | None = None
@@ -366,6 +370,11 @@ class FeedQueue:
                 self.dropped_rows += rows.close()
                 rows.drop_claims()
 
+    def is_left_out(self, epoch: int) -> bool:
+        """Return whether the consumer has stopped before it has trained a row of an epoch."""
+        rows = self._rows.get(epoch)
+        return self.draining and (rows is None or not rows.has_trained)
+
     def is_over(self, epoch: int) -> bool:
         """Return whether an epoch's end was read and all its rows are trained or dropped."""
         rows = self._rows.get(epoch)
@@ -429,6 +438,7 @@ class FeedQueue:
             epoch=self.epoch,
             epochs_done=self.epochs_done,
             draining=self.draining,
+            is_terminated=self.is_terminated,
             finished=self.finished,
             epochs=tuple(
                 EpochStats(epoch, rows.accepted_rows, rows.trained.first_gap)

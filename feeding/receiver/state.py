@@ -78,6 +78,12 @@ class FeedState:
             self.queue(validation.feed).skip(validation.epoch)
             self.changed.notify_all()
 
+    def leave_out_validation(self, queue: FeedQueue) -> None:
+        """Skip the validation of an epoch that the consumer has left out: nobody reads it."""
+        validation = queue.validation
+        if validation is not None and queue.is_left_out(validation.of_epoch):
+            self.queue(validation.feed).skip(validation.epoch)
+
     def check_open(self) -> None:
         """Raise the error that ended the channel, if any; a copy, because threads share it."""
         if self.end is not None:

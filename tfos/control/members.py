@@ -213,6 +213,10 @@ class Member:
         """Whether its main_fun may read further rows of a feed: it never begins again."""
         return not any(each.is_drained for each in self._snapshots(feed))
 
+    def has_terminated(self, feed: str) -> bool:
+        """Whether its main_fun has ended a feed by terminate(), returned or not."""
+        return any(each.is_terminated for each in self._snapshots(feed))
+
     def _snapshots(self, feed: str) -> list[FeedSnapshot]:
         """Return all that is known of one feed at this attempt."""
         known = [

@@ -95,6 +95,8 @@ class FeedSnapshot(msgspec.Struct, frozen=True):
     """The last epochs."""
     is_drained: bool = False
     """main_fun reads no more rows of it: it has called terminate(), or returned."""
+    is_terminated: bool = False
+    """It has called terminate()."""
 
     def epoch(self, number: int) -> EpochRowCounts:
         """Return the counts of an epoch; zeros if no row of it arrived."""

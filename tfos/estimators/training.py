@@ -295,8 +295,8 @@ def _tell_repeated(report: Any, settings: FitSettings) -> None:
         "they came again for a lost worker"
         if settings.exactly_once
         else "Spark ran a task again, or a worker was lost. Where Spark computes a partition with "
-        "the same rows in the same order again, exactlyOnce=True skips what a repeated task fed "
-        "before"
+        f"the same rows in the same order again, {settings._word('exactlyOnce')}=True skips what a "
+        "repeated task fed before"
     )
     warnings.warn(
         f"{count} rows, of {report.fed_rows} in all epochs, may have trained twice: {remedy}",

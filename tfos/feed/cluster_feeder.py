@@ -31,6 +31,9 @@ from tfos.monitor.history import history_of
 from tfos.spark.task_secrets import TaskCredentials
 
 
+_READS_ALL = "as fit(ctx.dataset(...), epochs=n) does for train(..., num_epochs=n)"
+
+
 class ClusterFeeder:
     """Feeds the workers of one cluster.
 
@@ -82,8 +85,11 @@ class ClusterFeeder:
             validating(request, self._calls, is_abandoned) as validation,
         ):
             try:
-                first = self._resume(call, request, progress)
+                first = trained = self._resume(call, request, progress)
                 for number in range(first, num_epochs):
+                    if self._has_ended(feed):
+                        self._tell_unfed(trained, request, is_fed=bool(done))
+                        break
                     progress.start_epoch(number, self._watch.sample(feed))
                     self._begin_epoch(call)
                     if validation is not None:
@@ -92,20 +98,22 @@ class ClusterFeeder:
                     if report is None or report.dropped_rows:
                         self._watch.check_not_ending(call)
                     if report is None:
-                        self._tell_unfed(number, request)
+                        self._tell_unfed(trained, request, is_fed=bool(done))
                         break
                     progress.add(self._watch.sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
                     # A worker tells of its end some time after it: an epoch may be fed until then.
-                    is_late = bool(number) and not report.trained_rows and self._has_ended(feed)
-                    if not is_late:
-                        self._warn_untrained(report, f"epoch {report.epoch + 1} of {feed!r}")
-                    if validation is not None:
-                        self._validate(validation, number)
-                    if (is_late or number + 1 < num_epochs) and self._has_ended(feed):
-                        self._tell_unfed(number + (not is_late), request)
+                    is_left_out = not report.trained_rows and self._is_terminated(feed)
+                    if is_left_out and trained > first:
+                        self._tell_unfed(trained, request)
                         break
+                    self._warn_untrained(report, f"epoch {report.epoch + 1} of {feed!r}")
+                    if report.trained_rows:
+                        trained = number + 1
+                    # Nobody reads the validation of an epoch that no worker trains.
+                    if validation is not None and not is_left_out:
+                        self._validate(validation, number)
                 if done:
                     self._await_metrics(call, progress, request.feed_timeout_s)
             finally:
@@ -149,29 +157,43 @@ class ClusterFeeder:
             )
 
     def _has_ended(self, feed: str) -> bool:
-        """Whether main_fun runs on, and reads no more rows of a feed on any worker."""
+        """Whether workers run on, and main_fun reads no more rows of a feed on any of them."""
         return self._coordinator.read(
             lambda state: bool(state.training()) and not state.reading(feed)
         )
 
-    def _tell_unfed(self, number: int, request: FeedRequest) -> None:
+    def _is_terminated(self, feed: str) -> bool:
+        return self._coordinator.read(lambda state: state.is_terminated(feed))
+
+    def _tell_unfed(self, number: int, request: FeedRequest, *, is_fed: bool = True) -> None:
         """Tell why epochs are left.
 
         Args:
             number: of those that were trained.
             request: of the call.
+            is_fed: whether the call has fed an epoch.
         """
         feed, num_epochs = request.feed, request.num_epochs
         after = f"after {number} of {num_epochs} epochs of {feed!r}: the rest was not fed"
         if self._coordinator.read(lambda state: state.training_stop):
             self._console.line(f"the training was stopped, as it was asked to, {after}")
-        elif self._has_ended(feed):
+        elif not self._is_terminated(feed):
+            self._console.warn(
+                f"main_fun has returned on every worker {after}; to train them, it must read the "
+                f"feed to its end, {_READS_ALL}"
+            )
+        elif is_fed:
+            how = f"after epoch {number} of {num_epochs}"
+            if not number:
+                how = f"before epoch 1 of {num_epochs} had trained a row"
             self._console.line(
-                f"fit ended after epoch {number} of {num_epochs}: no worker reads further rows of "
-                f"{feed!r}"
+                f"feeding ended {how}: no worker reads further rows of {feed!r}"
             )
         else:
-            self._console.warn(f"main_fun has returned on every worker {after}")
+            self._console.warn(
+                f"nothing of {feed!r} was fed: main_fun has called terminate() on every worker, "
+                "so no worker reads further rows of it"
+            )
 
     def _warn_untrained(self, report: reports.EpochReport, what: str) -> None:
         """Name what a user may have overlooked: no rows, or rows that nobody trained.
@@ -192,8 +214,7 @@ class ClusterFeeder:
             ended = self._coordinator.read(lambda state: not state.training())
             why = (
                 "main_fun had called terminate() or returned on every worker; to train them, it "
-                "must read the feed to its end, as fit(ctx.dataset(...), epochs=n) does for "
-                "train(..., num_epochs=n)"
+                f"must read the feed to its end, {_READS_ALL}"
                 if ended
                 else "main_fun stopped reading, or they were lost with a worker"
             )

@@ -113,12 +113,19 @@ class KerasModel(
         return ModelSource(content=self.content, custom_objects=self.custom_objects)
 
     def _outputs(self, signature: ModelSignature, given: list[str]) -> tuple[OutputColumn, ...]:
-        """One number per row is a double, as Spark's evaluators take it, unless that rounds it."""
+        """One number per row is a double, as Spark's evaluators take it.
+
+        Of predictionCols an int64 is a bigint, which holds all of them.
+        """
         names = list(signature.outputs)
         columns = self.result_columns(names, given)
         if len(names) > 1:
             return tuple(map(OutputColumn, names, columns))
-        found = (OutputColumn(names[0], columns[0], form_of(signature.outputs[names[0]])),)
+        info = signature.outputs[names[0]]
+        form = form_of(info)
+        if form == "number" and info.dtype == "int64" and self.isSet(self.predictionCols):
+            form = "value"
+        found = (OutputColumn(names[0], columns[0], form),)
         if not self.getClassCol():
             return found
         return (*found, OutputColumn(names[0], self.getClassCol(), "class"))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _WORDS = {
     "batchSize": "batch_size",
     "clusterSize": "cluster_size",
+    "exactlyOnce": "exactly_once",
     "featuresCols": "feature_cols",
     "labelCols": "label_cols",
     "numPS": "num_ps",
@@ -96,6 +97,7 @@ class Estimator:
         num_ps: int | None = None,
         consistency: str = "async",
         staleness_bound: int | None = None,
+        exactly_once: bool = False,
         verbose: bool = True,
     ) -> Estimator:
         """Return an estimator of a compiled Keras model.
@@ -112,6 +114,8 @@ class Estimator:
             num_ps: servers among them; None: one beside several workers.
             consistency: of ctx.distribute.
             staleness_bound: of `consistency="ssp"`, in steps.
+            exactly_once: a task that Spark repeats skips the rows that it fed before; right only
+                where a partition has the same rows in the same order again.
             verbose: show progress.
 
         Raises:
@@ -128,6 +132,7 @@ class Estimator:
             num_ps=num_ps,
             consistency=consistency,
             staleness_bound=staleness_bound,
+            exactly_once=exactly_once,
             verbose=verbose,
             words=_WORDS,
         )

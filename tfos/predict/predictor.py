@@ -34,6 +34,8 @@ ANSWER_BYTES = 64 << 20
 """Of outputs that wait for the other rows of their record batch, which may be 10,000."""
 _MOST_VALUES = (1 << 31) - 1
 """Offsets of Spark's arrays are int32."""
+_MOST_EXACT = 1 << 53
+"""Beyond it two whole numbers share one double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,9 @@ class OutputColumn:
     output: str
     column: str
     form: Literal["tensor", "number", "value", "class"] = "tensor"
-    """"number": of an output [rows, 1], as a double; "value": as its own type; "class": the place
-    of its largest number, or whether its one number is above 0.5, as a double; NaN where an output
-    is NaN."""
+    """"number": of an output [rows, 1], as a double, refused where that would round a whole number;
+    "value": as its own type; "class": the place of its largest number, or whether its one number is
+    above 0.5, as a double; NaN where an output is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,8 @@ class Predictor:
         if column.form == "class":
             fits = info.dtype != "object" and len(info.shape) < 2
         else:
-            fits = column.form == form_of(info)
+            own = form_of(info)
+            fits = own != "tensor" and column.form in (own, "value")
         if not fits:
             raise SettingsError(
                 f"output {column.output!r} is {info}, no {column.form} per row; read it as an array"
@@ -179,6 +182,8 @@ class Predictor:
                     f"{values.size} values, a batch of a column has at most {_MOST_VALUES}; let "
                     f"the model take fewer than {self.batch_size} rows at once"
                 )
+            if each.form == "number":
+                _check_exact(values, each.output)
             columns.append(arrow_column(_formed(values, each.form), self._info(each)))
         return pa.RecordBatch.from_arrays(columns, [each.column for each in self.outputs])
 
@@ -193,15 +198,29 @@ def _formed(values: Array, form: str) -> Array:
     return np.where(np.isnan(flat).any(axis=1), np.nan, classes)
 
 
+def _check_exact(values: Array, output: str) -> None:
+    """Refuse whole numbers so large that two of them share one double."""
+    if values.dtype.name not in ("int64", "uint64"):
+        return
+    rounded = (values > _MOST_EXACT) | (values < -_MOST_EXACT)
+    if rounded.any():
+        found = values.reshape(-1)[int(np.argmax(rounded.reshape(-1)))]
+        raise SettingsError(
+            f"output {output!r} is {found} in a row; the column of one number per row is a double, "
+            "as Spark's evaluators take it, and would round whole numbers of this size. Set "
+            "predictionCols, which keeps int64 as bigint"
+        )
+
+
 def form_of(info: TensorInfo) -> Literal["tensor", "number", "value"]:
-    """Return the form of an output: one value per row is a double only if that holds it exactly.
+    """Return the form of an output: one number per row is a double, as Spark's evaluators take it.
 
     Args:
         info: of the output.
     """
     if info.shape not in ((), (1,)):
         return "tensor"
-    return "value" if info.dtype in ("int64", "uint64", "object") else "number"
+    return "value" if info.dtype == "object" else "number"
 
 
 def predictor_of(

@@ -176,4 +176,5 @@ def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
             for each in stats.epochs
         ),
         is_drained=stats.draining,
+        is_terminated=stats.is_terminated,
     )

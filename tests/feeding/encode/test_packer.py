@@ -280,6 +280,87 @@ def test_rows_that_turn_wide_are_packed_before_many_of_them_are_held(value, wrap
     assert ahead <= 20 << 20
 
 
+class Vector:
+    """As a vector of Spark: it holds an array, and may be sparse."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def toArray(self):
+        return np.zeros(self.size)
+
+
+WIDE = {
+    "row": lambda x: row_class([f"c{i}" for i in range(100)])((*range(99), x)),
+    "tuple": lambda x: (*range(99), x),
+    "dict": lambda x: {**{f"c{i}": i for i in range(99)}, "c99": x},
+    "list of a few": lambda x: [1, x],
+    "nested": lambda x: {"a": (1, [2, x])},
+    "texts": lambda x: ["a", "b" * len(x)],
+}
+
+
+@pytest.mark.parametrize("wrap", [*WIDE.values()], ids=[*WIDE])
+def test_a_wide_value_behind_others_is_seen_before_many_rows_are_held(wrap):
+    config = FeedConfig(chunk_bytes=1 << 16)
+    read = []
+
+    def rows():
+        yield wrap(b"")
+        for number in range(400):
+            read.append(number)
+            yield wrap(b"x" * (1 << 16))
+
+    next(iter(Packer(config).chunks(rows())))
+    assert len(read) <= 64
+
+
+def test_vectors_of_spark_are_seen_before_many_rows_are_held():
+    read = []
+
+    def rows():
+        yield (Vector(1), 1)
+        for number in range(400):
+            read.append(number)
+            yield (Vector(1 << 13), 1)
+
+    next(iter(Packer(FeedConfig(chunk_bytes=1 << 16)).chunks(rows())))
+    assert len(read) <= 64
+
+
+def test_rows_that_turn_wide_by_turns_are_seen_before_many_are_held():
+    read = []
+
+    def rows():
+        yield b""
+        for number in range(400):
+            read.append(number)
+            yield b"" if number % 2 else b"x" * (1 << 17)
+
+    next(iter(Packer(FeedConfig(chunk_bytes=1 << 16)).chunks(rows())))
+    assert len(read) <= 64
+
+
+def test_a_few_very_wide_rows_are_not_held_together():
+    read = []
+
+    def rows():
+        yield b""
+        for number in range(100):
+            read.append(number)
+            yield b"x" * (1 << 20)
+
+    next(iter(Packer(FeedConfig(chunk_bytes=1 << 16)).chunks(rows())))
+    assert len(read) <= 3
+
+
+def test_a_long_text_before_many_numbers_leaves_chunks_as_large_as_others():
+    rows = [("x" * 8000, *range(99))] * 1000
+    chunks = list(Packer(FeedConfig()).chunks(iter(rows)))
+    assert [chunk.num_bytes > 900_000 for chunk in chunks[1:-1]] == [True] * (len(chunks) - 2)
+    assert len(chunks) < 12
+
+
 def test_a_row_over_the_limit_is_refused_with_what_to_do():
     config = FeedConfig(chunk_bytes=100, max_chunk_bytes=1000)
     with pytest.raises(RowError, match=r"row 1: 20.* bytes, a row may have 1000; split it"):

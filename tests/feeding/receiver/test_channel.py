@@ -229,6 +229,54 @@ def test_draining_counts_and_lets_feeders_end_without_sending():
         assert worker.channel.wait_flushed("input", 0, 1.0)
 
 
+def validating(worker):
+    """Order the end of an epoch with validation rows, and of these."""
+    worker.channel.flush("input", 0, ("validation", 0))
+    run(feed_task([worker], feed="validation"), 0, ["a"])
+    worker.channel.flush("validation", 0)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
+def test_validation_of_an_epoch_of_which_a_terminated_feed_trained_nothing_is_dropped(is_first):
+    """Nobody reads it, so the driver would wait for its end."""
+    with workers(1) as (worker,):
+        channel = worker.channel
+        run(feed_task([worker]), 0, [1, 2, 3])
+        if is_first:
+            channel.drain("input")
+        validating(worker)
+        if not is_first:
+            channel.drain("input")
+        assert channel.wait_flushed("validation", 0, 1.0)
+        assert channel.stats("validation").dropped_rows == 1
+
+
+def test_validation_of_an_epoch_that_a_terminated_feed_has_trained_in_part_is_read():
+    """A callback may terminate the feed within an epoch, and fit validates that epoch."""
+    with workers(1) as (worker,):
+        run(feed_task([worker]), 0, list(range(50)))
+        feed = DataFeed(worker.channel)
+        feed.next_batch(2)
+        feed.terminate()
+        validating(worker)
+        worker.channel.finish("validation")
+        (epoch,) = read_epochs(worker, 5, feed="validation").result()
+        assert epoch[0].nest().tolist() == ["a"]
+
+
+def test_a_feed_tells_whether_it_was_terminated_or_all_of_them_ended():
+    with workers(1) as (worker,):
+        for feed in ("input", "other"):
+            run(feed_task([worker], feed=feed), 0, [1])
+        worker.channel.drain("other")
+        worker.channel.drain()
+        found = [worker.channel.stats(feed) for feed in ("input", "other")]
+        assert [(each.draining, each.is_terminated) for each in found] == [
+            (True, False),
+            (True, True),
+        ]
+
+
 def test_a_worker_that_finished_gets_no_rows_while_another_trains():
     with workers(2) as (done, busy):
         done.channel.drain()

@@ -69,14 +69,15 @@ def test_a_seed_that_numpy_takes_from_every_worker_is_accepted(rank):
     FitSettings(seed=None).check()
 
 
+@pytest.mark.parametrize("word", ["exactlyOnce", "exactly_once"])
 @pytest.mark.parametrize("is_once", [False, True])
-def test_rows_that_have_trained_twice_are_a_warning(is_once, recwarn):
-    settings = FitSettings(exactly_once=is_once)
+def test_rows_that_have_trained_twice_are_a_warning(is_once, word, recwarn):
+    settings = FitSettings(exactly_once=is_once, words={"exactlyOnce": word})
     for report in (None, SimpleNamespace(repeated_rows=0)):
         training._tell_repeated(report, settings)
     assert not recwarn
     text = "7 rows, of 90 in all epochs, may have trained twice: .*"
-    with pytest.warns(UserWarning, match=text + ("lost worker" if is_once else "exactlyOnce=True")):
+    with pytest.warns(UserWarning, match=text + ("lost worker" if is_once else f"{word}=True")):
         training._tell_repeated(SimpleNamespace(repeated_rows=7, fed_rows=90), settings)
 
 

@@ -20,6 +20,7 @@ from tfos.control import messages
 from tfos.control.state.actions import Action, Send
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
+from tfos.driver.preflight import VALIDATION_FEED
 from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
@@ -406,7 +407,7 @@ def test_rows_after_a_stop_that_was_asked_for_are_no_warning():
     made.train(dataclasses.replace(REQUEST, num_epochs=3))
     assert told == [
         "epoch 1 of 'input': 30 of 30 rows came after the stop that was asked for",
-        "the training was stopped, as it was asked to, after 1 of 3 epochs of 'input': the rest "
+        "the training was stopped, as it was asked to, after 0 of 3 epochs of 'input': the rest "
         "was not fed",
     ]
 
@@ -440,10 +441,10 @@ def test_rows_of_a_micro_batch_that_nobody_trained_are_told(stop, said):
 ALL = (0, 1, 2)
 
 
-def drain(played: Played, rank: int) -> None:
-    """Let a worker tell that its main_fun reads no more rows."""
+def drain(played: Played, rank: int, *, is_terminated: bool = True) -> None:
+    """Let a worker tell that its main_fun reads no more rows: it has terminated, or returned."""
     at = played.state.members[f"worker:{rank}"].node
-    feeds = (messages.FeedSnapshot("input", is_drained=True),)
+    feeds = (messages.FeedSnapshot("input", is_drained=True, is_terminated=is_terminated),)
     played.state.on_heartbeat(messages.Heartbeat(at, 1, "answers", feeds=feeds), 0.0)
 
 
@@ -455,6 +456,7 @@ class EndingFit:
         last: the epoch by whose end workers read no more rows.
         ended: their ranks.
         untrained: ranks of those that have trained nothing of it.
+        is_terminated: whether main_fun terminates the feed; False: it returns.
     """
 
     def __init__(
@@ -463,18 +465,29 @@ class EndingFit:
         last: int,
         ended: tuple[int, ...] = ALL,
         untrained: tuple[int, ...] = (),
+        *,
+        is_terminated: bool = True,
     ) -> None:
         self._played, self._last, self._ended, self._untrained = played, last, ended, untrained
+        self._is_terminated = is_terminated
+        self.validated: list[int] = []
         self.epochs: list[int] = []
         self.lines: list[str] = []
         self.warnings: list[str] = []
 
-    def train(self, num_epochs: int = 5) -> Any:
+    def train(self, num_epochs: int = 5, *, validation: Any = None) -> Any:
         made: Any = jobs(self._played, self._feed)
         made._console.line, made._console.warn = self.lines.append, self.warnings.append
-        return made.train(dataclasses.replace(REQUEST, num_epochs=num_epochs))
+        request = dataclasses.replace(REQUEST, num_epochs=num_epochs, validation=validation)
+        return made.train(request)
 
     def _feed(self, task: FeedTask) -> list[FeedReport]:
+        if task.feed == VALIDATION_FEED:
+            self.validated.append(task.epoch)
+            for rank in ALL:
+                reached = messages.FlushReached(task.feed, task.epoch)
+                self._played.happens.append((f"worker:{rank}", reached))
+            return ten_each(task)
         self.epochs.append(task.epoch)
         is_last = task.epoch == self._last
         for rank in ALL:
@@ -484,7 +497,7 @@ class EndingFit:
             reached = messages.FlushReached("input", task.epoch, stats)
             self._played.happens.append((f"worker:{rank}", reached))
         for rank in self._ended if is_last else ():
-            drain(self._played, rank)
+            drain(self._played, rank, is_terminated=self._is_terminated)
         return ten_each(task)
 
 
@@ -495,7 +508,7 @@ def test_a_fit_that_ends_early_ends_its_feeding(last):
     assert len(fit.train().epochs) == last + 1
     assert fit.epochs == [*range(last + 1)]
     assert fit.lines == [
-        f"fit ended after epoch {last + 1} of 5: no worker reads further rows of 'input'"
+        f"feeding ended after epoch {last + 1} of 5: no worker reads further rows of 'input'"
     ]
     assert fit.warnings == []
 
@@ -513,7 +526,7 @@ def test_an_epoch_that_was_fed_before_the_end_of_the_fit_was_known_is_no_warning
     fit.train(num_epochs)
     assert fit.epochs == [0, 1, 2]
     (line,) = fit.lines
-    assert line.startswith(f"fit ended after epoch 2 of {num_epochs}: ")
+    assert line.startswith(f"feeding ended after epoch 2 of {num_epochs}: ")
     assert fit.warnings == []
 
 
@@ -525,6 +538,66 @@ def test_rows_that_a_fit_leaves_within_an_epoch_stay_a_warning(last, untrained):
     (warning,) = fit.warnings
     count = 10 * len(untrained)
     assert f"epoch {last + 1} of 'input': {count} of 30 rows were not trained" in warning
+    if untrained == ALL:
+        assert fit.lines == [
+            "feeding ended before epoch 1 of 5 had trained a row: no worker reads further rows "
+            "of 'input'"
+        ]
+
+
+def test_an_epoch_that_came_after_the_end_of_the_fit_is_not_validated():
+    """Nobody would read its rows, so their feeding would never end."""
+    fit = EndingFit(Played(), last=2, untrained=ALL)
+    report = fit.train(validation=REQUEST.data)
+    assert (fit.epochs, fit.validated) == ([0, 1, 2], [0, 1])
+    assert len(report.validation) == 2
+
+
+@pytest.mark.parametrize("untrained", [(), ALL])
+def test_a_main_fun_that_has_returned_is_a_warning_also_while_it_closes(untrained):
+    """As of fit(epochs=2) and train(num_epochs=5): its worker runs on for some seconds."""
+    fit = EndingFit(Played(), 1 + bool(untrained), untrained=untrained, is_terminated=False)
+    fit.train()
+    assert fit.epochs == [0, 1, 2][: 2 + bool(untrained)]
+    assert fit.lines == []
+    *_, warning = fit.warnings
+    assert warning.startswith("main_fun has returned on every worker after 2 of 5 epochs of ")
+    assert "fit(ctx.dataset(...), epochs=n) does for train(..., num_epochs=n)" in warning
+    assert len(fit.warnings) == 1 + bool(untrained)
+
+
+def test_a_feed_that_was_terminated_is_no_warning_once_main_fun_has_returned():
+    """The same end, told in the same way whenever main_fun returns after it."""
+    played = Played()
+    fit = EndingFit(played, last=2)
+    feed = fit._feed
+
+    def feed_or_return(task: FeedTask) -> list[FeedReport]:
+        reports = feed(task)
+        if task.epoch == 1:
+            counts = (messages.EpochRowCounts(1, 10, 10),)
+            ended = messages.FeedSnapshot("input", 10, 10, 0, 0, 0.0, 2, 10, counts, True, True)
+            played.happens = [(f"worker:{rank}", messages.Done((ended,))) for rank in ALL]
+        return reports
+
+    fit._feed = feed_or_return  # type: ignore[method-assign]
+    fit.train()
+    assert fit.epochs == [0, 1]
+    assert fit.warnings == []
+    assert fit.lines[0].startswith("feeding ended after epoch 2 of 5: ")
+
+
+def test_a_feed_that_has_ended_is_not_fed_again():
+    fit = EndingFit(Played(), last=1)
+    fit.train()
+    del fit.lines[:]
+    report = fit.train()
+    assert (fit.epochs, report.epochs, fit.lines) == ([0, 1], (), [])
+    (warning,) = fit.warnings
+    assert warning == (
+        "nothing of 'input' was fed: main_fun has called terminate() on every worker, so no "
+        "worker reads further rows of it"
+    )
 
 
 def test_a_stop_that_was_asked_for_is_why_the_rest_is_not_fed():

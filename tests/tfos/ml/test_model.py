@@ -64,11 +64,48 @@ def test_each_output_has_a_column():
     ]
 
 
+def predictor_for(values, shape, monkeypatch, **params):
+    """Return what transform() makes of a model whose only output has such values."""
+    info = TensorInfo(values.dtype.name, shape)
+    model = model_of(y=shape)
+    model._set(**params)
+    model._signature = dataclasses.replace(model._signature, outputs={"y": info})
+    monkeypatch.setattr(model_module, "predicted", lambda frame, predictor: predictor)
+    frame: Any = SimpleNamespace(columns=["x"], sparkSession=None)
+    return model._transform(frame)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([0, 2**53 + 1]),
+        np.array([0, -(2**53) - 1]),
+        np.array([0, -(2**63)]),
+        np.array([0, 2**64 - 1], "uint64"),
+    ],
+    ids=str,
+)
+def test_a_whole_number_that_a_double_rounds_is_refused(values, shape, monkeypatch):
+    predictor = predictor_for(values, shape, monkeypatch)
+    with pytest.raises(SettingsError, match=f"is {values[1]} in a row.* predictionCols"):
+        predictor._joined([[values.reshape(2, *shape)]])
+
+
+def test_prediction_cols_keep_whole_numbers_as_they_are(monkeypatch):
+    values = np.array([2**53 + 1, -1])
+    predictor = predictor_for(values, (), monkeypatch, predictionCols=["p"])
+    assert predictor.schema() == "`p` bigint"
+    (column,) = predictor._joined([[values]]).columns
+    assert column.to_pylist() == values.tolist()
+
+
 @pytest.mark.parametrize("shape", [(), (1,)])
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        (np.array([2**53 + 1, -1]), "bigint"),
+        (np.array([2**53, -(2**53)]), "double"),
+        (np.array([2**53, 0], "uint64"), "double"),
         (np.array([b"a", b"\xff"], object), "binary"),
         (np.array([2**31 - 1, -1], "int32"), "double"),
         (np.array([2**32 - 1, 1], "uint32"), "double"),
@@ -76,13 +113,10 @@ def test_each_output_has_a_column():
         (np.array([0.5, 0.25], "float32"), "double"),
     ],
 )
-def test_one_value_per_row_is_a_double_only_where_that_holds_it(values, kind, shape, monkeypatch):
-    info = TensorInfo(values.dtype.name, shape)
-    model = model_of(y=shape)
-    model._signature = dataclasses.replace(model._signature, outputs={"y": info})
-    monkeypatch.setattr(model_module, "predicted", lambda frame, predictor: predictor)
-    frame: Any = SimpleNamespace(columns=["x"], sparkSession=None)
-    predictor = model._transform(frame)
+def test_one_number_per_row_is_a_double_as_the_evaluators_of_spark_take_it(
+    values, kind, shape, monkeypatch
+):
+    predictor = predictor_for(values, shape, monkeypatch)
     assert predictor.schema() == f"`prediction` {kind}"
     (column,) = predictor._joined([[values.reshape(2, *shape)]]).columns
     assert column.to_pylist() == values.tolist()

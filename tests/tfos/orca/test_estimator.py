@@ -56,6 +56,12 @@ def test_what_is_refused_has_the_names_of_orcas_arguments(given, text):
         Estimator.from_keras(model_creator=lambda config: None, **given)
 
 
+def test_what_a_repeated_task_fed_before_is_skipped_if_asked_for():
+    settings = Estimator.from_keras(model_creator=lambda config: None, exactly_once=True)._settings
+    assert settings.exactly_once
+    assert settings._word("exactlyOnce") == "exactly_once"
+
+
 def test_columns_that_are_refused_have_the_names_of_orcas_arguments():
     estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
     frame = frame_of(x=DoubleType(), y=DoubleType())

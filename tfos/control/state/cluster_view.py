@@ -145,6 +145,15 @@ class ClusterView:
         """
         return [each for each in self.training() if each.reads(feed)] + self.restarting()
 
+    def is_terminated(self, feed: str) -> bool:
+        """Return whether main_fun has ended a feed by terminate() on every worker that is left.
+
+        Args:
+            feed: its name.
+        """
+        left = [*self.training(), *(each for each in self.workers if each.done is not None)]
+        return bool(left) and all(each.has_terminated(feed) for each in left)
+
     def evaluating(self) -> list[Member]:
         """Return the evaluator while its main_fun runs."""
         return [each for each in self.evaluators if each.status is NodeStatus.RUNNING]
