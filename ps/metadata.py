@@ -35,6 +35,8 @@ _MAX_SESSIONS = 1024
 MetadataName = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._:/-]{1,200}\Z")]
 REMOVED = "null"
 """The text that removes a name."""
+NO_ROOM = "no_room_for"
+"""Names, in the details of a refusal, the value for which others leave no room."""
 
 
 class Payload(Protocol):
@@ -93,14 +95,16 @@ class Metadata:
         if before is None and len(self._texts) >= MAX_ENTRIES:
             raise PSSettingsError(
                 f"metadata {name!r} would be one more than the {MAX_ENTRIES} that may be kept; "
-                "use a name again, or remove some: set_metadata(name, None)"
+                "use a name again, or remove some: set_metadata(name, None)",
+                {NO_ROOM: name},
             )
         replaced = 0 if before is None else _size(name, before)
         total = self._num_bytes - replaced + _size(name, text)
         if total > MAX_ALL_BYTES:
             raise PSSettingsError(
                 f"with {name!r} all metadata would have {total} bytes, the limit is "
-                f"{MAX_ALL_BYTES}; keep large things in a file, its path here"
+                f"{MAX_ALL_BYTES}; keep large things in a file, its path here",
+                {NO_ROOM: name},
             )
 
     def put(self, name: str, text: str) -> None:

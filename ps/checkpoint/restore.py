@@ -64,6 +64,8 @@ class RestoreOptions:
 
 
 AS_SAVED = RestoreOptions()
+MAX_LOOKS = 4
+"""At the steps, each of which is the newest one when its files are read."""
 
 
 def find(root: Root, step: int | None, like: RestoreOptions) -> tuple[Checkpoint, Manifest]:
@@ -198,7 +200,8 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
     """Return the newest checkpoint that `verify` accepts; log why newer ones are skipped.
 
     A save that is committed meanwhile may remove the newest one, whose missing files are no damage:
-    then it looks again.
+    then it looks again, a few times. Where saves are faster than each look, it takes the newest
+    that it has found sound.
 
     Args:
         root: the checkpoint directory.
@@ -206,20 +209,33 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
         job: accept only this job's checkpoints; None: any.
 
     Raises:
-        CheckpointError: there is none, or the file system does not give a newer one's files.
+        CheckpointError: there is none, or the file system does not give a newer one's files, or
+            saves have replaced the newest one faster than it could be read.
     """
     storage = storage_at(root)
-    while True:
+    first = steps = steps_on_disk(storage)
+    sound: Checkpoint | None = None
+    failure: CheckpointError | None = None
+    for _ in range(MAX_LOOKS):
         steps = steps_on_disk(storage)
         try:
-            found = _newest_sound(storage, steps, strict=strict, job=job)
-        except CheckpointError:
+            sound = _newest_sound(storage, steps, strict=strict, job=job)
+        except CheckpointError as error:
             if steps_on_disk(storage)[:1] == steps[:1]:
                 raise
-            continue
-        if steps[:1] == [found.step] or steps_on_disk(storage)[:1] == steps[:1]:
-            _tell_newer(storage, found.step, steps)
-            return found
+            failure = error
+        else:
+            if steps[:1] in ([sound.step], steps_on_disk(storage)[:1]):
+                break
+        logger.info("%s: looking again, as newer steps were saved meanwhile", storage.where())
+    if sound is None:
+        raise CheckpointError(
+            f"{storage.where()}: the newest step was {first[0]} at first and is "
+            f"{steps_on_disk(storage)[0]} now: each was replaced before it was read. Save less "
+            "often, keep more checkpoints (keep=...), or restore once nothing saves there"
+        ) from failure
+    _tell_newer(storage, sound.step, steps)
+    return sound
 
 
 def _newest_sound(

@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,13 @@ from ps.client.server_group import (
 )
 from ps.client.slices import Gradient
 from ps.client.tables import TableClient
-from ps.errors import PSError, PSSettingsError, RequestTimeout, ServerPhaseError
+from ps.errors import (
+    CheckpointError,
+    PSError,
+    PSSettingsError,
+    RequestTimeout,
+    ServerPhaseError,
+)
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.protocol import messages
@@ -65,18 +71,31 @@ BRING_TIMEOUT_S = 30.0
 """For what a worker keeps of passed rendezvous: far more than ps:0 needs to take it in."""
 
 
+class RunNotes:
+    """The texts that hold for the run, whatever becomes of the parameters; see PSClient.
+
+    Whichever client of a process finds ps:0 started again sets them once more.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held while one is sent: an older text must not come behind a newer one."""
+        self.texts: dict[str, bytes] = {}
+        """By name."""
+
+
 class MetadataClient:
     """The metadata that one client sets and reads; belongs to a PSClient.
 
     Args:
         servers: the links to the servers.
+        notes: of this process, for all of its clients.
     """
 
-    def __init__(self, servers: ServerGroup) -> None:
+    def __init__(self, servers: ServerGroup, notes: RunNotes) -> None:
         self._servers = servers
+        self._notes = notes
         self._numbers = itertools.count(1)
-        self._of_run: dict[str, bytes] = {}
-        """By name the texts that hold for the run, whatever becomes of the parameters."""
         self._num_connections = 0
         """Of ps:0, when it last had all of these."""
 
@@ -86,13 +105,14 @@ class MetadataClient:
         Args:
             name: of the value.
             text: its JSON.
-            of_run: whether this client sets it again where ps:0 has lost it.
+            of_run: whether this process sets it again where ps:0 has lost it.
         """
         self.set_again()
-        self._of_run.pop(name, None)
-        if of_run:
-            self._of_run[name] = text
-        self._send(name, text)
+        with self._notes.lock:
+            self._send(name, text)
+            self._notes.texts.pop(name, None)
+            if of_run:
+                self._notes.texts[name] = text
 
     def get(self) -> dict[str, Any]:
         """Return all values by name."""
@@ -111,24 +131,78 @@ class MetadataClient:
         """
         if not self.is_behind:
             return
-        num_connections = self._servers.links[0].num_connections
-        for name, text in list(self._of_run.items()):
-            try:
-                self._send(name, text, timeout_s)
-            except PSSettingsError as error:  # others have taken its room; no push fails for that
-                del self._of_run[name]
-                _logger.warning("%r is not set again on a restarted ps:0: %s", name, error)
-        self._num_connections = num_connections
+        with self._notes.lock:
+            num_connections = self._servers.links[0].num_connections
+            for name, text in list(self._notes.texts.items()):
+                try:
+                    self._send(name, text, timeout_s)
+                except PSSettingsError as error:
+                    if metadata.NO_ROOM not in error.details:
+                        raise
+                    # Others have taken its room; no push fails for that.
+                    del self._notes.texts[name]
+                    _logger.warning("%r is not set again on a restarted ps:0: %s", name, error)
+            self._num_connections = num_connections
+
+    def bring(self, timeout_s: float) -> None:
+        """Find out whether ps:0 was started again, and set what holds for the run if so.
+
+        Args:
+            timeout_s: for each request.
+        """
+        while self._notes.texts:
+            ask = OutgoingCall(self._servers.links[0], messages.Describe())
+            self._servers.send([ask], timeout_s=timeout_s)
+            if not self.is_behind:
+                return
+            self.set_again(timeout_s=timeout_s)
 
     @property
     def is_behind(self) -> bool:
         """Whether ps:0 may have been started again since it had all that holds for the run."""
-        return bool(self._of_run) and self._servers.links[0].num_connections > self._num_connections
+        num_connections = self._servers.links[0].num_connections
+        return bool(self._notes.texts) and num_connections > self._num_connections
 
     def _send(self, name: str, text: bytes, timeout_s: float | None = None) -> None:
         number = Number(self._servers.session, next(self._numbers))
         call = OutgoingCall(self._servers.links[0], messages.SetMetadata(number, name), [text])
         self._servers.answers([call], Description, timeout_s=timeout_s)
+
+
+class SavingServers:
+    """The servers as a save asks them: ps:0 has what holds for the run before its snapshot.
+
+    Args:
+        separate: returns the links for saves, always the same.
+        notes: of this process.
+    """
+
+    def __init__(self, separate: Callable[[], ServerGroup], notes: RunNotes) -> None:
+        self._separate = separate
+        self._notes = notes
+        self._metadata: MetadataClient | None = None
+
+    def ask(
+        self, request: messages.Request, answer: type[Answer], *, timeout_s: float
+    ) -> list[Answer]:
+        """As ServerGroup.ask.
+
+        Raises:
+            CheckpointError: ps:0 was started again, and has taken its snapshot without its notes.
+        """
+        servers = self._separate()
+        if not isinstance(request, messages.TakeSnapshot):
+            return servers.ask(request, answer, timeout_s=timeout_s)
+        if self._metadata is None:  # one for all saves: it numbers what it sends
+            self._metadata = MetadataClient(servers, self._notes)
+        self._metadata.bring(timeout_s)
+        answers = servers.ask(request, answer, timeout_s=timeout_s)
+        if self._metadata.is_behind:
+            raise CheckpointError(
+                "ps:0 was started again while its snapshot was taken, which lacks what holds for "
+                "the run (set_metadata(..., of_run=True)): it is not committed; save again"
+            )
+        return answers
 
 
 class RendezvousClient:
@@ -247,6 +321,8 @@ class PSClient:
         restore_s: for how long a server is asked again that answers that it restores its
             parameters; such a call takes longer than its `timeout_s`.
         open_storage: opens a checkpoint directory as its user named it.
+        run_notes: of another client of this process, so that either sets again what both have set
+            for the run; None: its own.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
@@ -260,6 +336,7 @@ class PSClient:
         reconnect_s: float = DEFAULT_RECONNECT_S,
         restore_s: float = READY_TIMEOUT_S,
         open_storage: OpenStorage = storage_at,
+        run_notes: RunNotes | None = None,
     ) -> None:
         self.identity = identity
         self.num_workers = num_workers
@@ -285,7 +362,9 @@ class PSClient:
         )
         self._open_storage = open_storage
         self._saver = Saver(credentials.cluster_id, open_storage)
-        self._metadata = MetadataClient(self._servers)
+        self.run_notes = RunNotes() if run_notes is None else run_notes
+        self._metadata = MetadataClient(self._servers, self.run_notes)
+        self._saving = SavingServers(lambda: self._servers.separate("saves"), self.run_notes)
         self._rendezvous_client = RendezvousClient(self._servers, self._metadata)
 
     def __enter__(self) -> PSClient:
@@ -624,13 +703,13 @@ class PSClient:
         """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.
 
         It belongs to the parameters: a ps:0 that is restarted from an earlier checkpoint has lost
-        both. What holds for the run whatever its parameters are, this client sets once more then,
-        with its next push or rendezvous.
+        both. What holds for the run whatever its parameters are, this client and those that share
+        its `run_notes` set once more then, with their next push, rendezvous or save.
 
         Args:
             name: 1 to 200 of the characters 0-9 A-Z a-z . _ : / -; what it named before is gone.
             value: what JSON has, up to 1 MiB; None removes it.
-            of_run: whether the value holds for the run. No other client sets its name.
+            of_run: whether the value holds for the run. No other process sets its name.
 
         Raises:
             PSSettingsError: another name or value, or no room: 4096 names, 16 MiB.
@@ -680,7 +759,7 @@ class PSClient:
             directory,
             step,
             manifest=self.manifest,
-            servers=self._servers.separate("saves"),
+            servers=self._saving,
             timeout_s=timeout_s,
             options=options,
         )

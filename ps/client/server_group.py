@@ -9,9 +9,11 @@ An `AwayProbe` has a thread of its own, which takes that lock.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeVar
@@ -307,21 +309,29 @@ class ServerGroup:
         Args:
             timeout_s: for each server.
         """
-        request = self._inactive_request
+        for rank in range(len(self.links)):
+            self.probe_restart(rank, timeout_s=timeout_s)
+
+    def probe_restart(self, rank: int, *, timeout_s: float) -> None:
+        """As `probe_restarts`, of one server.
+
+        Args:
+            rank: of the server.
+            timeout_s: for each of its two requests.
+        """
+        request, link, unknown = self._inactive_request, self.links[rank], self._unknown
         if request is None:
             return
-        for link in self.links:
-            unknown = self._unknown
-            try:
-                link.probe_restarts(timeout_s)
-                count = link.num_connections
-                if count != self._num_declared[link.server]:
-                    self.change(request, timeout_s=timeout_s, links=[link], restore_s=0.0)
-                    self._num_declared[link.server] = count
-            except (PSError, RpcError) as error:
-                _logger.info("%s does not know that this worker is inactive: %s", link.name, error)
-            finally:
-                self._unknown = unknown  # it is sent again, under another number
+        try:
+            link.probe_restarts(timeout_s)
+            count = link.num_connections
+            if count != self._num_declared[rank]:
+                self.change(request, timeout_s=timeout_s, links=[link], restore_s=0.0)
+                self._num_declared[rank] = count
+        except (PSError, RpcError) as error:
+            _logger.info("%s does not know that this worker is inactive: %s", link.name, error)
+        finally:
+            self._unknown = unknown  # it is sent again, under another number
 
     def check_size(self, described: Sequence[Description]) -> None:
         """Refuse servers that were started for another number of servers or workers."""
@@ -389,12 +399,14 @@ class AwayProbe:
     """Looks after the servers while the worker of these links is away and asks nothing.
 
     A server that is started again takes it for a member, and all others' pushes would wait there:
-    a worker that validates, or waits for its feed, may ask nothing for minutes.
+    a worker that validates, or waits for its feed, may ask nothing for minutes. It looks at one
+    server at a time, so a call waits for one that is away, not for all; and it ends with a client
+    that nobody has any more, closed or not.
 
     Args:
         servers: the links.
         lock: held around every call; a call that takes long looks itself.
-        period_s: seconds between two looks.
+        period_s: seconds between two looks at the same server.
     """
 
     def __init__(
@@ -409,7 +421,13 @@ class AwayProbe:
     def start(self) -> None:
         """The worker is away, now or again; hold the lock."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ps-away", daemon=True)
+            wait_s = self._period_s / len(self._servers.links)
+            self._thread = threading.Thread(
+                target=_look_in_turn,
+                args=(weakref.ref(self), self._closed, wait_s),
+                name="ps-away",
+                daemon=True,
+            )
             self._thread.start()
 
     def close(self) -> None:
@@ -418,11 +436,24 @@ class AwayProbe:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self) -> None:
-        while not self._closed.wait(self._period_s):
-            with self._lock:
-                if not self._closed.is_set():
-                    self._servers.probe_restarts(timeout_s=PROBE_TIMEOUT_S)
+    def look(self, rank: int) -> None:
+        """Look after one server; its thread calls it."""
+        with self._lock:
+            if not self._closed.is_set():
+                self._servers.probe_restart(rank, timeout_s=PROBE_TIMEOUT_S)
+
+    @property
+    def num_servers(self) -> int:
+        """Servers to look after."""
+        return len(self._servers.links)
+
+
+def _look_in_turn(found: weakref.ref[AwayProbe], closed: threading.Event, wait_s: float) -> None:
+    for turn in itertools.count():
+        if closed.wait(wait_s) or (probe := found()) is None:
+            return
+        probe.look(turn % probe.num_servers)
+        del probe  # only its client keeps it
 
 
 def joined(acks: Sequence[Ack]) -> Ack:

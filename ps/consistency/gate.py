@@ -724,6 +724,7 @@ class Gate(Generic[Gradient]):
         except PSError as error:
             push.ticket.refuse(error)
             raise
+        self._recovery.entered(worker)
         self._waiting.enter(push)
         self.execute(actions)
 

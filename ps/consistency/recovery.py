@@ -36,6 +36,8 @@ class ClockRecovery(Generic[Gradient]):
         self._waiting = waiting
         self._acked: dict[WorkerRank, int] = {}
         """By worker, the newest clock of which it has an ack."""
+        self._taken_back: dict[WorkerRank, int] = {}
+        """By worker that has pushed nothing since it came back: the barrier's clock then."""
         self._undone_clock = 0
         """The newest clock of the barrier that was acknowledged before the restore, and is lost."""
 
@@ -68,6 +70,8 @@ class ClockRecovery(Generic[Gradient]):
         ahead of the other servers here, it and another such worker could wait for each other.
         """
         acked_clock = self._acked.get(worker, 0)
+        if self._has_barrier:
+            self._taken_back[worker] = self._policy.clock
         if isinstance(self._policy, SSP) and acked_clock:
             return self._policy.rejoin(worker, acked_clock)
         return self._policy.on_join(worker)
@@ -76,7 +80,12 @@ class ClockRecovery(Generic[Gradient]):
         """Whether a push that was not applied is for a clock of the barrier that is past.
 
         A restore has undone that clock, or the barrier has completed it while the worker was away.
-        Staged for the open clock, its worker would stay one behind at this server.
+        Staged for the open clock, its worker would stay one behind at this server. Of a worker that
+        was a member all the time, an older clock only says that another client of it has pushed.
         """
-        is_past = self._has_barrier and 0 < push.acked_clock < self._policy.clock
+        is_past = 0 < push.acked_clock < self._taken_back.get(push.id.worker, 0)
         return is_past or push.is_for(self._undone_clock)
+
+    def entered(self, worker: WorkerRank) -> None:
+        """A push of the worker is staged for the open clock: the next one is for the next."""
+        self._taken_back.pop(worker, None)

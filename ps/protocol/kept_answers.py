@@ -7,6 +7,7 @@ Pure; no threads.
 A newer attempt of a worker comes to what was agreed on once (the batch to build from, how many rows
 there are, how a fit begins) and to the last decisions, not to the metrics of old epochs. So keys
 that differ only in their numbers are a series, and the largest series gives up its oldest answer.
+A series of one answer, which was agreed on once, gives it up where all have but one.
 """
 
 from __future__ import annotations
@@ -91,9 +92,10 @@ class KeptAnswers(Generic[Answer]):
         """Forget the oldest answer of the series that takes most; never the newest of all."""
         is_too_large = self._nbytes > self._max_bytes
 
-        def size(name: str) -> int:
+        def size(name: str) -> tuple[bool, int]:
             series = self._series[name]
-            return series.nbytes if is_too_large else len(series.nbytes_of)
+            num_answers = len(series.nbytes_of)
+            return num_answers > 1, series.nbytes if is_too_large else num_answers
 
         others = [name for name, each in self._series.items() if [*each.nbytes_of] != [newest]]
         name = max(others, key=size)

@@ -51,6 +51,7 @@ from ps.server.shard import ServingShard
 from ps.stats.counters import Counters
 from ps.stats.server_stats import ServerStats
 from ps.tables.table import Table, make_tables
+from rpc.errors import SettingsError
 from rpc.server.listener import Call
 
 
@@ -88,6 +89,7 @@ class Service:
         settings: of this server.
         open_connections: returns how many connections are open, for the counters.
         refuse_if_replaced: raises if a newer process serves this rank; None: nothing is checked.
+        make_room: raises SettingsError if so many connections `per_worker` do not fit.
         open_storage: returns the storage of a checkpoint root.
     """
 
@@ -97,10 +99,12 @@ class Service:
         *,
         open_connections: Callable[[], int],
         refuse_if_replaced: Callable[[], None] | None = None,
+        make_room: Callable[..., None] = lambda **_: None,
         open_storage: OpenStorage = storage_at,
     ) -> None:
         self.settings = settings
         self._refuse_if_replaced = refuse_if_replaced
+        self._make_room = make_room
         self.life = Lifecycle(settings)
         self._open_connections = open_connections
         self._counters = Counters()
@@ -232,6 +236,7 @@ class Service:
 
     def _compile(self, call: Call, request: messages.Compile) -> None:
         manifest = self._read_manifest(call, request)
+        self._check_room(manifest)
         deadline_s = time.monotonic() + request.wait_s
         took_s = self._kernels.compile(manifest, deadline_s, call.peer_gone)
         call.reply(messages.encode(messages.Compiled(took_s)))
@@ -295,10 +300,19 @@ class Service:
     def _new_tables(
         self, manifest: Manifest, segments: Mapping[str, int] | None = None
     ) -> tuple[Table, ...]:
+        self._check_room(manifest)
         place = self.settings
         return make_tables(
             manifest, rank=place.rank, num_servers=place.num_servers, segments=segments
         )
+
+    def _check_room(self, manifest: Manifest) -> None:
+        """Refuse tables whose workers' second connections, those of lookups ahead, do not fit."""
+        if manifest.tables:
+            try:
+                self._make_room(per_worker=2)
+            except SettingsError as error:
+                raise PSSettingsError(str(error)) from error
 
     def _new_shard(
         self,

@@ -8,6 +8,7 @@ Threads: any; requests run on the listener's threads.
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.reader import steps_on_disk
-from ps.checkpoint.restore import AS_SAVED, RestoreOptions, check_restorable, find
+from ps.checkpoint.restore import AS_SAVED, MAX_LOOKS, RestoreOptions, check_restorable, find
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at
 from ps.config import ServerSettings
 from ps.errors import CheckpointError, ServerPhaseError
@@ -24,7 +25,9 @@ from ps.protocol.permissions import ServerPhase
 from ps.server.handlers import Service
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.descriptors import make_room
 from rpc.endpoint import Endpoint
+from rpc.limits import DEFAULT_LIMITS
 from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
@@ -32,8 +35,6 @@ __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
 Read = TypeVar("Read")
 
 _REPLACED_CLOSE_S = 1.0
-_CONNECTIONS_PER_WORKER = 2
-"""Of pushes and pulls, and of lookups ahead in a model with tables."""
 _OTHER_CONNECTIONS = 8
 """The chief's saves and TensorBoard's scalars, the driver, supervisors, `ps stats`."""
 
@@ -71,11 +72,19 @@ class PSServer:
             settings,
             open_connections=lambda: self._listener.stats().open_connections,
             refuse_if_replaced=None if guard is None else self._refuse_if_replaced,
+            make_room=self._make_room,
             open_storage=open_storage,
         )
-        num_connections = _CONNECTIONS_PER_WORKER * settings.num_workers + _OTHER_CONNECTIONS
+        self._make_room(per_worker=1)
+        with_lookups = 2 * settings.num_workers + _OTHER_CONNECTIONS
         self._listener = Listener(
-            self._service.handle, credentials, identity, num_connections=num_connections
+            self._service.handle,
+            credentials,
+            identity,
+            limits=dataclasses.replace(
+                DEFAULT_LIMITS, max_connections=max(DEFAULT_LIMITS.max_connections, with_lookups)
+            ),
+            num_connections=settings.num_workers + _OTHER_CONNECTIONS,
         )
 
     def __enter__(self) -> PSServer:
@@ -166,7 +175,9 @@ class PSServer:
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def fill() -> int:
             checkpoint, _ = find(storage, step, like)
-            self._service.restore(storage, checkpoint, like)
+            # A supervisor names the job of its run, whoever starts a server by hand none.
+            resumes = like.job != checkpoint.job
+            self._service.restore(storage, checkpoint, like, resumes=resumes)
             return checkpoint.step
 
         return _read_newest(storage, step, fill)
@@ -216,6 +227,24 @@ class PSServer:
         newer = self._guard.look() if self._guard is not None else None
         return self._guard.replaced_text(newer) if self._guard and newer else ""
 
+    def _make_room(self, *, per_worker: int) -> None:
+        """Raise the limit of open files as far as allowed; refuse what cannot fit.
+
+        Args:
+            per_worker: connections: one for pushes and pulls, another for the lookups ahead of a
+                model with tables.
+
+        Raises:
+            SettingsError: the hard limit has no room for them.
+        """
+        num_workers = self.settings.num_workers
+        lookups = ", one for pushes and one for rows of tables" if per_worker > 1 else ""
+        make_room(
+            0,
+            at_least=per_worker * num_workers + _OTHER_CONNECTIONS,
+            server=f"ps:{self.settings.rank} of {num_workers} workers{lookups}",
+        )
+
     def _refuse_if_replaced(self) -> None:
         """Close all connections once replaced: clients reconnect to the new server."""
         if self._guard is None:
@@ -242,10 +271,11 @@ def _read_newest(storage: Storage, step: int | None, read: Callable[[], Read]) -
         step: the one that is read; None: the newest, which may change.
         read: raises CheckpointError if files are missing.
     """
-    while True:
+    for _ in range(MAX_LOOKS - 1):
         newest = steps_on_disk(storage)[:1]
         try:
             return read()
         except CheckpointError:
             if step is not None or steps_on_disk(storage)[:1] == newest:
                 raise
+    return read()

@@ -115,9 +115,9 @@ class ServingShard:
         self.gate: Gate[StagedGradient] = Gate(policy, self._log, self)
         self.metadata = Metadata(is_kept=dense.rank == 0)
         self.seed_id = 0
+        """See Description."""
         self.resumed_step = -1
         """The checkpoint of an earlier run from which this one goes on; -1: it began anew."""
-        """See Description."""
         self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
         table_log = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
         # In hybrid a permit bounds the age of rows, so they wait for nobody.

@@ -16,8 +16,14 @@ from ps import metadata as kept
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.cli.main import main
-from ps.client.client import PSClient
-from ps.errors import NonFiniteGradient, PSSettingsError, RoleError, ServerPhaseError
+from ps.client.client import MetadataClient, PSClient
+from ps.errors import (
+    CheckpointError,
+    NonFiniteGradient,
+    PSSettingsError,
+    RoleError,
+    ServerPhaseError,
+)
 from ps.manifest.manifest import SGD, Hyper
 from ps.metadata import (
     MAX_ALL_BYTES,
@@ -322,6 +328,89 @@ def test_a_note_of_the_run_is_set_again_where_ps_0_has_gone_back(tmp_path: Path)
             assert reader.metadata() == {"run": "new"}
             bed.restart(0, tmp_path)
             assert client.metadata() == {"run": "new"}
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("pushes", [False, True])
+def test_a_save_by_another_client_of_the_process_has_its_notes_of_the_run(
+    tmp_path: Path, pushes: bool
+):
+    with cluster(num_workers=2) as bed:
+        clients = bed.workers(MANIFEST, filled(MANIFEST))
+        saver = bed.client(run_notes=clients[0].run_notes)
+        saver.attach()
+        saver.save(tmp_path, 0)
+        clients[0].set_metadata("run", "new", of_run=True)
+        bed.restart(0, tmp_path)
+        if pushes:
+            clients[1].push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+        saver.save(tmp_path, 1)
+        bed.restart(0, tmp_path)
+        assert clients[1].metadata() == {"run": "new"}
+
+
+@pytest.mark.fault("F08")
+def test_a_snapshot_of_a_ps_0_that_lacks_notes_of_the_run_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with cluster() as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        client.save(tmp_path, 0)
+        client.set_metadata("run", "new", of_run=True)
+        bring = MetadataClient.bring
+
+        def restart_after(self: MetadataClient, timeout_s: float) -> None:
+            bring(self, timeout_s)
+            bed.restart(0, tmp_path)
+
+        monkeypatch.setattr(MetadataClient, "bring", restart_after)
+        with pytest.raises(CheckpointError, match="started again while"):
+            client.save(tmp_path, 1)
+        monkeypatch.undo()
+        client.save(tmp_path, 1)
+        bed.restart(0, tmp_path)
+        assert bed.client().metadata() == {"run": "new"}
+
+
+@pytest.mark.fault("F08")
+def test_a_refused_note_of_the_run_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with cluster() as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        client.save(tmp_path, 0)
+        client.set_metadata("run", "taken", of_run=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(kept, "MAX_ALL_BYTES", 20)
+            with pytest.raises(PSSettingsError, match="the limit is"):
+                client.set_metadata("run", "refused, as it is too long", of_run=True)
+        bed.restart(0, tmp_path)
+        assert client.metadata() == {"run": "taken"}
+
+
+@pytest.mark.fault("F08")
+def test_a_note_of_the_run_is_given_up_for_want_of_room_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with cluster() as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        client.save(tmp_path, 0)
+        client.set_metadata("run", "new", of_run=True)
+        bed.restart(0, tmp_path)
+        with monkeypatch.context() as patched:
+
+            def refuses(*_: object) -> None:
+                raise PSSettingsError("for another reason")
+
+            patched.setattr(Metadata, "put_once", refuses)
+            with pytest.raises(PSSettingsError, match="for another reason"):
+                client.metadata()
+        assert client.metadata() == {"run": "new"}
+        bed.restart(0, tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(kept, "MAX_ALL_BYTES", 4)
+            assert client.metadata() == {}
+        assert client.metadata() == {}
 
 
 @pytest.mark.fault("F08")

@@ -16,7 +16,7 @@ import numpy as np
 
 from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.client.client import PSClient
+from ps.client.client import PSClient, RunNotes
 from ps.consistency.policy import OnLost
 from ps.manifest.manifest import (
     SGD,
@@ -173,6 +173,7 @@ class Cluster:
         endpoints: Sequence[Endpoint] | None = None,
         timeout_s: float = WAIT_S,
         reconnect_s: float = 2.0,
+        run_notes: RunNotes | None = None,
     ) -> PSClient:
         client = PSClient(
             self.endpoints if endpoints is None else endpoints,
@@ -182,6 +183,7 @@ class Cluster:
             timeout_s=timeout_s,
             reconnect_s=reconnect_s,
             open_storage=self.open_storage,
+            run_notes=run_notes,
         )
         self.clients.append(client)
         return client

@@ -27,7 +27,7 @@ from tfos.worker.evaluator import check_trains
 from tfos.worker.roster import server_endpoints, training_nodes
 
 if TYPE_CHECKING:
-    from ps.client.client import PSClient
+    from ps.client.client import PSClient, RunNotes
     from ps.manifest.manifest import Consistency
     from tfos.collectives.group import RankGroup
     from tfos.worker.own_shard import OwnShard
@@ -79,6 +79,8 @@ class ServerAccess:
         self._own_shard: OwnShard | None = None
         self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
         self._client: PSClient | None = None
+        self._run_notes: RunNotes | None = None
+        """What any client of this process has set for the run."""
         self._lock = threading.RLock()
 
     @property
@@ -124,12 +126,14 @@ class ServerAccess:
 
     def new_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
-        from ps.client.client import DEFAULT_RECONNECT_S, PSClient
+        from ps.client.client import DEFAULT_RECONNECT_S, PSClient, RunNotes
 
         may_restart = self._config.checkpoints is not None and self._config.restarts.ps > 0
         restarts = may_restart and self._own_shard is None
         with self._lock:
             endpoints = tuple(self._endpoints)
+            if self._run_notes is None:
+                self._run_notes = RunNotes()
         client = PSClient(
             endpoints,
             self._credentials,
@@ -137,6 +141,7 @@ class ServerAccess:
             num_workers=self._num_workers,
             reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
             open_storage=self._storages,
+            run_notes=self._run_notes,
         )
         with self._lock:
             self._clients.add(client)

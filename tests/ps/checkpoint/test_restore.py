@@ -295,6 +295,42 @@ def test_nothing_sound_is_an_error_that_lists_the_steps(two_steps):
         restoring.newest_sound(two_steps)
 
 
+def with_new_heads(monkeypatch: pytest.MonkeyPatch, *, harm: bool) -> list[int]:
+    """Each look at the files finds a newer step afterwards; `harm`: and finds them removed."""
+    heads, listed, verified = [900], restoring.steps_on_disk, restoring._verified
+
+    def steps(storage):
+        return [*reversed(heads[1:]), *listed(storage)]
+
+    def verify(storage, chain):
+        assert len(heads) < 50, "it looks for ever"
+        heads.append(heads[-1] + 1)
+        if harm:
+            raise CheckpointError("a save has removed it")
+        return verified(storage, chain)
+
+    monkeypatch.setattr(restoring, "steps_on_disk", steps)
+    monkeypatch.setattr(restoring, "_verified", verify)
+    return heads
+
+
+@pytest.mark.fault("F41")
+def test_a_sound_step_is_taken_though_saves_are_faster_than_its_look(two_steps, monkeypatch):
+    path = two_steps / "step-900" / "ps-0.data"
+    path.write_bytes(bytes(path.stat().st_size))  # damaged, so the older one is verified as well
+    heads = with_new_heads(monkeypatch, harm=False)
+    assert restoring.newest_sound(two_steps).step == 800
+    assert len(heads) <= 12
+
+
+@pytest.mark.fault("F41")
+def test_saves_that_are_faster_than_each_look_end_it_with_both_heads(two_steps, monkeypatch):
+    heads = with_new_heads(monkeypatch, harm=True)
+    with pytest.raises(CheckpointError, match=r"newest step was 900 .* is 9\d\d now"):
+        restoring.newest_sound(two_steps)
+    assert len(heads) <= 12
+
+
 @pytest.mark.fault("F41")
 def test_a_shard_of_another_step_is_refused(two_steps):
     other = (two_steps / "step-800" / "ps-0.data").read_bytes()

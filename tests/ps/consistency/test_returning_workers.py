@@ -174,3 +174,29 @@ def test_a_worker_that_has_left_still_has_to_join(tmp_path: Path):
         back.leave()
         with pytest.raises(ServerPhaseError, match=r"has left the barrier; call join\(\)"):
             back.push(filled(back.manifest, 1.0), hyper=HYPER, rows=1)
+
+
+def test_two_clients_of_one_worker_push_in_turn_and_no_push_is_taken_for_a_late_one():
+    manifest = make_manifest(size=600, rule=ADD, consistency="sync", reduction="sum")
+    with cluster(num_servers=2) as bed:
+        (one,) = bed.workers(manifest, filled(manifest))
+        other = bed.client()
+        other.attach()
+        for client in (one, other, one, other):
+            step(client)
+        assert clocks(bed) == [4, 4]
+        assert [values_of(bed, rank) for rank in (0, 1)] == [{4.0}, {4.0}]
+
+
+def test_two_clients_of_a_worker_that_is_back_push_in_turn(tmp_path: Path):
+    """What it pushes once it has pushed again is late no more, whoever of the two does."""
+    with two_and_one_lost(tmp_path, "sync") as (bed, others, back):
+        back.join()
+        second = bed.client(LATE, 100)
+        second.attach()
+        second.join()
+        step(*others, second)
+        restart(bed, 1, tmp_path)
+        for client in (back, second, back, second):
+            step(*others, client)
+        assert values_of(bed, 0) == {18.0}

@@ -145,6 +145,21 @@ def test_a_server_that_is_restarted_within_a_run_resumes_nothing(
 
 @pytest.mark.fault("F08")
 @pytest.mark.usefixtures("table_kernels_loaded")
+def test_a_run_resumes_what_servers_that_are_started_by_hand_restore(tmp_path: pathlib.Path):
+    manifest = with_tables(table())
+    rows = [(np.arange(500), np.ones((500, DIM), "float32"))]
+    with cluster("inproc") as bed:
+        bed.workers(manifest, filled(manifest))[0].save(tmp_path, 3)
+    with cluster("inproc") as bed:
+        bed.restart(0, tmp_path, by_hand=True)
+        client = bed.client()
+        client.attach()
+        assert load_rows(client, "user", rows, is_chief=True) == 0
+        assert [each.resumed_step for each in client.stats()] == [3]
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.usefixtures("table_kernels_loaded")
 def test_a_worker_that_comes_late_hears_that_rows_are_loaded_though_ps_0_has_lost_it(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,0 +1,36 @@
+"""Which answers of rendezvous are forgotten first."""
+
+from __future__ import annotations
+
+from ps.protocol.kept_answers import KeptAnswers
+
+
+def test_what_was_agreed_on_once_stays_beside_a_series_that_overflows():
+    kept: KeptAnswers[str] = KeptAnswers(max_answers=100, max_bytes=100, max_keys=200)
+    kept.keep("first", "agreed", 60)
+    for number in range(10):
+        kept.keep(f"epoch/{number}", str(number), 10)
+    assert kept.get("first") == "agreed"
+    assert [kept.get(f"epoch/{number}") for number in range(10)] == [None] * 6 + [*"6789"]
+
+
+def test_single_answers_give_way_where_no_series_has_more_than_one():
+    kept: KeptAnswers[str] = KeptAnswers(max_answers=100, max_bytes=100, max_keys=200)
+    kept.keep("small", "a", 10)
+    kept.keep("large", "b", 60)
+    kept.keep("epoch/0", "c", 20)
+    kept.keep("epoch/1", "d", 90)
+    assert [kept.get(key) for key in ("small", "large", "epoch/0", "epoch/1")] == [
+        "a",
+        None,
+        None,
+        "d",
+    ]
+
+
+def test_the_newest_stays_whatever_its_size():
+    kept: KeptAnswers[str] = KeptAnswers(max_answers=100, max_bytes=100, max_keys=200)
+    kept.keep("epoch/0", "a", 50)
+    kept.keep("epoch/1", "b", 500)
+    assert kept.get("epoch/0") is None
+    assert kept.get("epoch/1") == "b"
