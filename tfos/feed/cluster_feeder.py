@@ -30,7 +30,6 @@ from tfos.monitor import reports
 from tfos.monitor.history import history_of
 from tfos.spark.task_secrets import TaskCredentials
 
-
 _READS_ALL = "as fit(ctx.dataset(...), epochs=n) does for train(..., num_epochs=n)"
 
 
@@ -118,9 +117,9 @@ class ClusterFeeder:
                     self._await_metrics(call, progress, request.feed_timeout_s)
             finally:
                 self._console.end_progress()
-        trained = self._coordinator.read(lambda state: state.epochs.since(count, feed))
+        told = self._coordinator.read(lambda state: state.epochs.since(count, feed))
         return reports.TrainReport(
-            tuple(done), tuple(validation.reports) if validation else (), history_of(trained)
+            tuple(done), tuple(validation.reports) if validation else (), history_of(told)
         )
 
     def _resume(self, call: FeedCall, request: FeedRequest, progress: TrainingProgress) -> int:
@@ -186,9 +185,7 @@ class ClusterFeeder:
             how = f"after epoch {number} of {num_epochs}"
             if not number:
                 how = f"before epoch 1 of {num_epochs} had trained a row"
-            self._console.line(
-                f"feeding ended {how}: no worker reads further rows of {feed!r}"
-            )
+            self._console.line(f"feeding ended {how}: no worker reads further rows of {feed!r}")
         else:
             self._console.warn(
                 f"nothing of {feed!r} was fed: main_fun has called terminate() on every worker, "

@@ -291,7 +291,7 @@ class Vector:
 
 
 WIDE = {
-    "row": lambda x: row_class([f"c{i}" for i in range(100)])((*range(99), x)),
+    "row": lambda x: row_class(tuple(f"c{i}" for i in range(100)))((*range(99), x)),
     "tuple": lambda x: (*range(99), x),
     "dict": lambda x: {**{f"c{i}": i for i in range(99)}, "c99": x},
     "list of a few": lambda x: [1, x],

@@ -297,7 +297,7 @@ def test_nothing_sound_is_an_error_that_lists_the_steps(two_steps):
 
 def with_new_heads(monkeypatch: pytest.MonkeyPatch, *, harm: bool) -> list[int]:
     """Each look at the files finds a newer step afterwards; `harm`: and finds them removed."""
-    heads, listed, verified = [900], restoring.steps_on_disk, restoring._verified
+    heads, listed, verified = [900], reading.steps_on_disk, restoring._verified
 
     def steps(storage):
         return [*reversed(heads[1:]), *listed(storage)]

@@ -201,19 +201,22 @@ def test_a_step_whose_norm_nobody_has_is_clipped_by_what_is_left_of_it(tmp_path:
 def test_a_worker_that_comes_too_late_settles_no_later_step():
     """Its push is for clock 2; the servers have reduced clock 3 and wait for worker 0 alone."""
     manifest = make_manifest(600, rule=SGD(global_clipnorm=1e9), consistency="sync")
-    with cluster(num_servers=2, num_workers=2) as bed:
-        first, late = bed.workers(manifest, filled(manifest))
+    with cluster(num_servers=2, num_workers=2, on_lost="continue") as bed:
+        first, lost = bed.workers(manifest, filled(manifest))
         grads = random_arrays(manifest, 1)
-        step_of_all([first, late], grads)
-        late.leave()
+        step_of_all([first, lost], grads)
+        for server in bed.servers:
+            server.worker_lost(lost.identity.rank, 0)
+        late = bed.client(lost.identity.rank, 100)
+        late.attach()
         step_of_all([first], grads)
         before = bed.pulled(first)["trainable"]
         into = filled(manifest, np.nan)
 
         def comes_late() -> None:
-            late.join()
+            late._joins_first = False  # as if it had joined, which both servers have forgotten
             for link in late._servers.links:
-                link.acked_clock = 1  # as if it had never heard that it was away
+                link.acked_clock = 1
             assert late.push_pull(grads, into, hyper=HYPER, rows=4).clock == 3
 
         before_the_second_round([first], comes_late)

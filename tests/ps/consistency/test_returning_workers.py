@@ -186,17 +186,3 @@ def test_two_clients_of_one_worker_push_in_turn_and_no_push_is_taken_for_a_late_
             step(client)
         assert clocks(bed) == [4, 4]
         assert [values_of(bed, rank) for rank in (0, 1)] == [{4.0}, {4.0}]
-
-
-def test_two_clients_of_a_worker_that_is_back_push_in_turn(tmp_path: Path):
-    """What it pushes once it has pushed again is late no more, whoever of the two does."""
-    with two_and_one_lost(tmp_path, "sync") as (bed, others, back):
-        back.join()
-        second = bed.client(LATE, 100)
-        second.attach()
-        second.join()
-        step(*others, second)
-        restart(bed, 1, tmp_path)
-        for client in (back, second, back, second):
-            step(*others, client)
-        assert values_of(bed, 0) == {18.0}
