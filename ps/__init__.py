@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ps.checkpoint.score import Score
     from ps.checkpoint.storage import Storage
     from ps.client.channel_stats import LinkStats
-    from ps.client.client import PSClient
+    from ps.client.client import PSClient, RunNotes
     from ps.client.lookup_batch import TrainingBatch
     from ps.client.saver import SaveOptions
     from ps.client.tables import TableClient
@@ -65,6 +65,7 @@ __all__ = [
     "ParamSpec",
     "RestoreOptions",
     "RoutedIds",
+    "RunNotes",
     "SaveOptions",
     "Score",
     "ServerPhase",
@@ -102,6 +103,7 @@ _HOMES = {
     "ParamSpec": "ps.manifest.manifest",
     "RestoreOptions": "ps.checkpoint.restore",
     "RoutedIds": "ps.tables.routing",
+    "RunNotes": "ps.client.client",
     "SaveOptions": "ps.client.saver",
     "Score": "ps.checkpoint.score",
     "ServerPhase": "ps.protocol.permissions",
