@@ -22,6 +22,7 @@ from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.spark.task_secrets import PREFIX
 from tfos.topology import plan
+from tfos.watch.snapshot import JobInfo
 
 pytestmark = pytest.mark.socket
 
@@ -76,6 +77,7 @@ def cluster(tmp_path, monkeypatch) -> TFCluster:
         coordinator=coordinator,
         credentials=types.SimpleNamespace(cluster_id="c"),
         keys=types.SimpleNamespace(authority=ClusterAuthority("c")),
+        job=types.SimpleNamespace(info=JobInfo("c", "words", "app-7")),
     )
     made = TFCluster(reserved)
     made._ending._jobs = Jobs()  # type: ignore[assignment]

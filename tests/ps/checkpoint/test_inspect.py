@@ -110,9 +110,8 @@ def test_a_step_that_lacks_a_file_still_says_which_steps_its_run_has_passed_over
             client.save(root, step)
         bed.servers[0].close()
     with cluster("inproc", num_servers=1) as bed:
-        bed.servers[0].start_restoring(root, step=1)
-        (client,) = [bed.client()]
-        client.attach()
+        client = bed.client()
+        client.restore(root, step=1)
         client.save(root, 6)
     (root / "step-6" / "ps-0.data").unlink()
     report = inspect(root)
