@@ -59,8 +59,8 @@ class Runner:
             **kwargs: of main.
 
         Raises:
-            SettingsError, NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError,
-                ShutdownTimeout: as run.
+            SettingsError, NotPicklable, NotEnoughSlots: as run.
+            NodeFailedError, NoResultError, ShutdownTimeout: as run.
         """
         if self._np < 0:
             return run_local(main, (), kwargs, -self._np, timeout_s=self._timeout_s)[0]
