@@ -216,8 +216,8 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
     first = steps = steps_on_disk(storage)
     sound: Checkpoint | None = None
     failure: CheckpointError | None = None
-    for _ in range(MAX_LOOKS):
-        steps = steps_on_disk(storage)
+    for look in range(MAX_LOOKS):
+        steps = steps_on_disk(storage) if look else first
         try:
             sound = _newest_sound(storage, steps, strict=strict, job=job)
         except CheckpointError as error:
@@ -225,7 +225,7 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
                 raise
             failure = error
         else:
-            if steps[:1] in ([sound.step], steps_on_disk(storage)[:1]):
+            if steps[:1] == [sound.step] or steps_on_disk(storage)[:1] == steps[:1]:
                 break
         logger.info("%s: looking again, as newer steps were saved meanwhile", storage.where())
     if sound is None:

@@ -97,7 +97,11 @@ class KeptAnswers(Generic[Answer]):
             num_answers = len(series.nbytes_of)
             return num_answers > 1, series.nbytes if is_too_large else num_answers
 
-        others = [name for name, each in self._series.items() if [*each.nbytes_of] != [newest]]
+        others = (
+            name
+            for name, series in self._series.items()
+            if len(series.nbytes_of) > 1 or newest not in series.nbytes_of
+        )
         name = max(others, key=size)
         series = self._series[name]
         key = next(iter(series.nbytes_of))
