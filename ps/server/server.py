@@ -84,7 +84,6 @@ class PSServer:
             limits=dataclasses.replace(
                 DEFAULT_LIMITS, max_connections=max(DEFAULT_LIMITS.max_connections, with_lookups)
             ),
-            num_connections=settings.num_workers + _OTHER_CONNECTIONS,
         )
 
     def __enter__(self) -> PSServer:

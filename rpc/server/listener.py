@@ -69,8 +69,6 @@ class Listener:
         identity: this process.
         limits: what this side accepts.
         on_disconnect: called with the peer after its connection has ended.
-        num_connections: that peers will have open at once; `limits.max_connections` holds for
-            more. 0: unknown.
     """
 
     def __init__(
@@ -81,13 +79,11 @@ class Listener:
         *,
         limits: Limits = DEFAULT_LIMITS,
         on_disconnect: Callable[[Identity], None] | None = None,
-        num_connections: int = 0,
     ) -> None:
-        """Check the credentials, and make room.
+        """Check the credentials, and make room for connections as far as allowed.
 
         Raises:
             AuthError: the TLS files cannot be used.
-            SettingsError: this process may not open files for `num_connections`.
         """
         if credentials.tls is not None:
             tls_context(credentials.tls, server_side=True)
@@ -102,8 +98,7 @@ class Listener:
         self._lock = threading.Lock()
         self._served: dict[ServedConnection, threading.Thread] = {}
         self._closed = False
-        self._max_connections = max(limits.max_connections, num_connections)
-        make_room(self._max_connections, at_least=num_connections, server=str(identity))
+        make_room(limits.max_connections)
         self._quota = SharedMemoryQuota(limits.max_shared_bytes)
         self._closed_totals = _Totals()
 
@@ -273,8 +268,8 @@ class Listener:
         with self._lock:
             if self._closed:
                 return "this listener is closing"
-            if len(self._served) >= self._max_connections:
-                return f"max_connections={self._max_connections} are served"
+            if len(self._served) >= self._limits.max_connections:
+                return f"max_connections={self._limits.max_connections} are served"
             self._served[connection] = thread
             try:
                 thread.start()

@@ -115,7 +115,6 @@ class Bed:
         transport: str = "tcp",
         limits: Limits | None = None,
         integrity: Integrity = "auto",
-        num_connections: int = 0,
     ) -> None:
         self.credentials = dataclasses.replace(Credentials.generate(), integrity=integrity)
         if transport == "tcp+payload":
@@ -136,7 +135,6 @@ class Bed:
             SERVER,
             limits=self.limits,
             on_disconnect=self.disconnected.append,
-            num_connections=num_connections,
         )
         if transport.startswith("tcp"):
             self.listener.bind_tcp("127.0.0.1")
@@ -233,9 +231,8 @@ def bed(
     transport: str = "tcp",
     limits: Limits | None = None,
     integrity: Integrity = "auto",
-    num_connections: int = 0,
 ) -> Iterator[Bed]:
-    made = Bed(transport, limits, integrity, num_connections)
+    made = Bed(transport, limits, integrity)
     try:
         yield made
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -37,6 +38,7 @@ from ps.protocol.messages import Number
 from ps.server.handlers import Service
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.limits import DEFAULT_LIMITS
 from tests.support.ps_cluster import (
     ADD,
     WAIT_S,
@@ -246,6 +248,14 @@ def test_eight_clients_many_adds_count_exactly():
             assert [(w.pushes, w.rows) for w in stats.workers] == [(25, 75)] * 8
             assert stats.clock == 200
             assert sum(stats.staleness) == 200
+
+
+def test_all_workers_are_served_beyond_the_limit_of_connections_that_nobody_has_chosen(monkeypatch):
+    few = dataclasses.replace(DEFAULT_LIMITS, max_connections=2)
+    monkeypatch.setattr("ps.server.server.DEFAULT_LIMITS", few)
+    with cluster(num_workers=3) as bed:
+        found = run_all(*(bed.client(rank, timeout_s=2).describe for rank in range(3)))
+        assert [type(each) for each in found] == [list] * 3, found
 
 
 def test_staleness_counts_the_updates_of_others():

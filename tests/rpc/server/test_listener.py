@@ -426,18 +426,6 @@ class TestTheDoor:
             with made.connect() as again:
                 assert again.call(b"echo", timeout_s=WAIT_S).meta == b"done"
 
-    def test_connections_that_are_known_to_come_are_served_beyond_the_limit(self):
-        limits = Limits(max_connections=2)
-        with (
-            bed(limits=limits, num_connections=3) as made,
-            made.connect(),
-            made.connect(),
-            made.connect() as third,
-        ):
-            assert third.call(b"echo", timeout_s=WAIT_S).meta == b"done"
-            with made.connect() as fourth, pytest.raises(PeerGone):
-                fourth.call(b"echo", timeout_s=WAIT_S)
-
     def test_refusals_are_logged_once_per_interval(self, caplog):
         with bed() as made:
             for _ in range(20):
