@@ -15,6 +15,7 @@ from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
 from tfos.predict.fitting import check_columns
+from tfos.predict.signature import TensorInfo
 
 _TEXTS = {"string", "char", "varchar", "binary"}
 _TIMES = {"date", "timestamp", "timestamp_ntz"}
@@ -72,29 +73,24 @@ class ColumnPlan:
     def check_model(
         self,
         fields: Sequence[tuple[str, Any]],
-        dtypes: Sequence[str],
+        inputs: Sequence[TensorInfo],
         num_outputs: int,
-        takes_ids: Sequence[bool] = (),
-        *,
-        is_ragged: Sequence[bool] = (),
     ) -> None:
         """Refuse columns that do not fit the model.
 
         Args:
             fields: name and type of the DataFrame's columns.
-            dtypes: of the model's inputs, as Keras calls them; empty: unknown.
+            inputs: of the model, in its own order; empty: unknown.
             num_outputs: of the model; 0: unknown.
-            takes_ids: whether integers of each input become ids of a table; empty: none do.
-            is_ragged: whether rows of each input are lists of any length; empty: none are.
 
         Raises:
             SettingsError: another number of columns than of inputs or outputs, text or timestamps
                 where an input takes numbers, floats where it takes ids, or several columns where
                 it takes lists of any length.
         """
-        if len(dtypes) > 1 and len(self.features) != len(dtypes):
+        if len(inputs) > 1 and len(self.features) != len(inputs):
             raise SettingsError(
-                f"the model has {len(dtypes)} inputs, features are {list(self.features)}: name one "
+                f"the model has {len(inputs)} inputs, features are {list(self.features)}: name one "
                 "column per input, in the order of the inputs"
             )
         if num_outputs > 1 and len(self.labels) != num_outputs:
@@ -102,14 +98,14 @@ class ColumnPlan:
                 f"the model has {num_outputs} outputs, labels are {list(self.labels)}: name one "
                 "column per output, in the order of the outputs"
             )
-        if len(dtypes) == 1:
-            what = f"the model's input of {dtypes[0]}"
-            check_columns(what, len(self.features), is_ragged=any(is_ragged))
+        if len(inputs) == 1:
+            (only,) = inputs
+            what = f"the model's input of {only.keras_dtype}"
+            check_columns(what, len(self.features), is_ragged=only.is_ragged)
         kinds = dict(fields)
-        takes_ids = takes_ids or [False] * len(dtypes)
-        inputs = list(zip(dtypes, takes_ids, strict=True))
-        by_column = inputs if len(inputs) > 1 else inputs * len(self.features)
-        for name, (dtype, is_id) in zip(self.features, by_column, strict=False):
+        by_column = inputs if len(inputs) > 1 else [*inputs] * len(self.features)
+        for name, info in zip(self.features, by_column, strict=False):
+            dtype = info.keras_dtype
             (leaf,) = dataframe_columns.leaves([(name, kinds[name])])
             if (leaf.kind in _TEXTS) != (dtype == "string"):
                 raise SettingsError(
@@ -117,7 +113,7 @@ class ColumnPlan:
                     "numbers of text, F.col(name).cast('string') text of numbers"
                 )
             dataframe_columns.check_times(leaf, dtype)
-            if is_id:
+            if info.is_id:
                 dataframe_columns.check_ids(leaf, dtype)
 
     def times(self, fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:

@@ -41,15 +41,10 @@ class ModelRecipe:
     """Returns a compiled model."""
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
     """Classes and functions of the user that the file names."""
-    inputs: tuple[str, ...] = ()
-    """Names of the model's inputs; empty: unknown, or it has none that are fixed."""
+    inputs: Mapping[str, TensorInfo] = field(default_factory=dict)
+    """In the model's own order; empty: unknown, or it has none that are fixed."""
     outputs: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    """Of the inputs, as Keras calls them."""
-    takes_ids: tuple[bool, ...] = ()
-    """Whether an Embedding gets the integers of each input."""
-    is_ragged: tuple[bool, ...] = ()
-    """Whether rows of each input are lists of any length."""
+    """Names, in the model's own order; empty: as above."""
     has_trained: bool = False
     """Its optimizer has made steps, and may have a state of them."""
 
@@ -132,15 +127,11 @@ def recipe_of(
         )
     warn_of_predictions(model)
     inputs, outputs = tensors_of(model)
-    infos = list(input_infos(model).values()) if inputs else []
     return ModelRecipe(
         content=content,
         custom_objects=custom,
-        inputs=inputs,
+        inputs=input_infos(model) if inputs else {},
         outputs=outputs,
-        dtypes=tuple(map(_keras_dtype, infos)),
-        takes_ids=tuple(each.is_id for each in infos),
-        is_ragged=tuple(each.is_ragged for each in infos),
         has_trained=int(model.optimizer.iterations) > 0,
     )
 
@@ -204,19 +195,7 @@ def described(recipe: ModelRecipe, signature: ModelSignature) -> ModelRecipe:
         recipe: has bytes.
         signature: of them.
     """
-    infos = signature.inputs.values()
-    return replace(
-        recipe,
-        inputs=tuple(signature.inputs),
-        outputs=tuple(signature.outputs),
-        dtypes=tuple(map(_keras_dtype, infos)),
-        takes_ids=tuple(each.is_id for each in infos),
-        is_ragged=tuple(each.is_ragged for each in infos),
-    )
-
-
-def _keras_dtype(info: TensorInfo) -> str:
-    return "string" if info.dtype == "object" else info.dtype
+    return replace(recipe, inputs=signature.inputs, outputs=tuple(signature.outputs))
 
 
 def _config_of(content: bytes) -> bytes:

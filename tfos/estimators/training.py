@@ -403,8 +403,7 @@ def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
     check_fed(frame)
     fields = _fields(frame)
     plan.check(fields)
-    num_outputs, is_ragged = len(recipe.outputs), recipe.is_ragged
-    plan.check_model(fields, recipe.dtypes, num_outputs, recipe.takes_ids, is_ragged=is_ragged)
+    plan.check_model(fields, list(recipe.inputs.values()), len(recipe.outputs))
 
 
 def _fields(frame: Any) -> list[tuple[str, Any]]:

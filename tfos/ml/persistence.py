@@ -7,6 +7,7 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
@@ -14,6 +15,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 from tfos.errors import SettingsError
 from tfos.estimators.functions import function_of, reference_to
 from tfos.estimators.recipe import ModelRecipe
+from tfos.predict.signature import TensorInfo
 
 _FILE = "model.keras"
 _PIECE_BYTES = 8 << 20
@@ -100,11 +102,8 @@ class EstimatorWriter(_WriterOf):
             "callbacks": reference_to("callbacks", callbacks or None),
             "custom": _references(recipe.custom_objects),
             "class_weight": [[int(each), float(class_weight[each])] for each in class_weight],
-            "inputs": recipe.inputs,
+            "inputs": [[name, asdict(info)] for name, info in recipe.inputs.items()],
             "outputs": recipe.outputs,
-            "dtypes": recipe.dtypes,
-            "takes_ids": recipe.takes_ids,
-            "is_ragged": recipe.is_ragged,
             "has_trained": recipe.has_trained,
         }
 
@@ -127,12 +126,9 @@ class EstimatorReader(_ReaderOf):
             content=b"" if model_fn else _read(self.sc, f"{path}/{_FILE}"),
             model_fn=model_fn,
             custom_objects=_functions(metadata["custom"]),
-            inputs=tuple(metadata["inputs"]),
+            inputs=_inputs(metadata["inputs"]),
             outputs=tuple(metadata["outputs"]),
-            dtypes=tuple(metadata["dtypes"]),
-            takes_ids=tuple(metadata.get("takes_ids", ())),  # older versions saved none of these
-            is_ragged=tuple(metadata.get("is_ragged", ())),
-            has_trained=metadata.get("has_trained", False),
+            has_trained=metadata["has_trained"],
         )
         made = self._cls(
             model_fn=_nothing,
@@ -141,6 +137,10 @@ class EstimatorReader(_ReaderOf):
         )
         made.recipe = recipe
         return _with_params(made, metadata)
+
+
+def _inputs(saved: list[Any]) -> dict[str, TensorInfo]:
+    return {name: TensorInfo(**{**info, "shape": tuple(info["shape"])}) for name, info in saved}
 
 
 def _nothing() -> None:

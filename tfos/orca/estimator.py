@@ -335,7 +335,7 @@ class Estimator:
 
     def _described(self, frame: Any) -> ModelRecipe:
         """Return the recipe of a trained model with what its columns must be."""
-        if self._recipe.dtypes:
+        if self._recipe.inputs:
             return self._recipe
         with contextlib.suppress(SettingsError):  # without fixed inputs nothing is known before
             return described(self._recipe, self._read(frame))

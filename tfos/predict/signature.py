@@ -36,9 +36,14 @@ class TensorInfo:
         """Whether it takes floats, which round large integers."""
         return self.dtype.startswith(("float", "bfloat"))
 
+    @property
+    def keras_dtype(self) -> str:
+        """The dtype as Keras calls it."""
+        return "string" if self.dtype == "object" else self.dtype
+
     def __str__(self) -> str:
         sides = ", ".join("?" if each is None else str(each) for each in self.shape)
-        return f"{'string' if self.dtype == 'object' else self.dtype}[{sides}]"
+        return f"{self.keras_dtype}[{sides}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from tfos.predict.signature import ModelSource
 
 NUM_ROWS, EPOCHS = 64, 2
 SEEN: list[list[int]] = [[] for _ in range(EPOCHS)]
+DENSE = pytest.param(functools.partial(keras.layers.Embedding, 5), marks=pytest.mark.long)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -255,17 +256,16 @@ def test_a_recipe_knows_whose_integers_are_ids():
     x = keras.layers.Concatenate()([*vectors, keras.ops.cast(count, "float32")])
     model = keras.Model([count, ids, text], keras.layers.Dense(1)(x))
     model.compile("sgd", "mse")
-    assert recipe_of(model, None).takes_ids == (False, True, False)
+    assert [each.is_id for each in recipe_of(model, None).inputs.values()] == [False, True, False]
     stack = keras.Sequential([keras.Input((), dtype="int32"), Embedding(2), keras.layers.Dense(1)])
     stack.compile("sgd", "mse")
-    assert recipe_of(stack, None).takes_ids == (True,)
-    recipe = recipe_of(stack, None)
-    assert (recipe.is_ragged, recipe.dtypes) == ((False,), ("int32",))
+    [info] = recipe_of(stack, None).inputs.values()
+    assert (info.is_id, info.is_ragged, info.dtype) == (True, False, "int32")
     lists = keras.Input((None,), dtype="string", ragged=True)
     bag = keras.Model(lists, keras.layers.Dense(1)(Embedding(2, combiner="sum")(lists)))
     bag.compile("sgd", "mse")
-    recipe = recipe_of(bag, None)
-    assert (recipe.is_ragged, recipe.dtypes) == ((True,), ("string",))
+    [info] = recipe_of(bag, None).inputs.values()
+    assert (info.is_ragged, info.dtype) == (True, "object")
     with pytest.raises(SettingsError, match=r"2 columns are given for input .* lists of any"):
         map_fn_of(bag, ("a", "b"))
 
@@ -273,7 +273,7 @@ def test_a_recipe_knows_whose_integers_are_ids():
 @pytest.mark.tf
 @pytest.mark.socket
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize("make", [Embedding, functools.partial(keras.layers.Embedding, 5)])
+@pytest.mark.parametrize("make", [Embedding, DENSE])
 def test_a_model_that_servers_have_trained_is_trained_on_by_fresh_servers(make):
     """As by the second fit of an estimator with servers: from its weights and rows."""
     stack = keras.Sequential([keras.Input((), dtype="int32"), make(2), keras.layers.Dense(1)])
@@ -309,7 +309,7 @@ class Reports:
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("make", [Embedding, functools.partial(keras.layers.Embedding, 5)])
+@pytest.mark.parametrize("make", [Embedding, DENSE])
 def test_one_worker_reports_its_epochs_with_tables_and_without(make):
     stack = keras.Sequential([keras.Input((), dtype="int32"), make(2), keras.layers.Dense(1)])
     stack.compile("sgd", "mse")

@@ -424,14 +424,15 @@ def test_an_estimator_is_saved_by_the_names_of_its_functions(frame, tmp_path):
     from tests.support.named_models import compiled
     from tfos.errors import SettingsError
     from tfos.ml import KerasEstimator
+    from tfos.predict.signature import TensorInfo
 
     estimator = KerasEstimator(model_fn=compiled, class_weight={0: 1.0, 1: 2.0}, epochs=3)
     estimator.write().save(str(tmp_path / "e"))
     loaded = KerasEstimator.load(str(tmp_path / "e"))
     assert (loaded.recipe.model_fn, loaded.getEpochs()) == (compiled, 3)
     assert loaded.class_weight == {0: 1.0, 1: 2.0}
-    facts: dict[str, Any] = {"dtypes": ("int64",), "takes_ids": (True,), "has_trained": True}
-    estimator.recipe = dataclasses.replace(estimator.recipe, **facts)
+    inputs = {"id": TensorInfo("int64", (None,), is_id=True), "text": TensorInfo("object", ())}
+    estimator.recipe = dataclasses.replace(estimator.recipe, inputs=inputs, has_trained=True)
     estimator.write().overwrite().save(str(tmp_path / "e"))
     assert KerasEstimator.load(str(tmp_path / "e")).recipe == estimator.recipe
     of_numpy: Any = {np.int64(0): np.float32(1.5)}

@@ -6,6 +6,7 @@ import pytest
 
 from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan, named
+from tfos.predict.signature import TensorInfo
 
 
 class Kind:
@@ -25,6 +26,9 @@ class Kind:
 
 
 DOUBLE, STRING = Kind("double"), Kind("string")
+FLOAT, TEXT = TensorInfo("float32", ()), TensorInfo("object", ())
+INTEGER, IDS = TensorInfo("int64", ()), TensorInfo("int64", (), is_id=True)
+LISTS = TensorInfo("int64", (None,), is_ragged=True)
 FIELDS = [
     ("x", Kind("vectorudt")),
     ("n", DOUBLE),
@@ -91,18 +95,18 @@ def test_columns_without_a_place_are_refused(plan, text):
 
 def test_columns_that_do_not_fit_the_model_are_refused():
     plan = ColumnPlan(features=("n", "word"), labels=("y",))
-    plan.check_model(FIELDS, (), 0)
-    plan.check_model(FIELDS, ("float32", "string"), 1)
+    plan.check_model(FIELDS, [], 0)
+    plan.check_model(FIELDS, [FLOAT, TEXT], 1)
     with pytest.raises(
         SettingsError, match=r"the model has 3 inputs, features are \['n', 'word'\]"
     ):
-        plan.check_model(FIELDS, ("float32",) * 3, 1)
+        plan.check_model(FIELDS, [FLOAT] * 3, 1)
     with pytest.raises(SettingsError, match=r"the model has 2 outputs, labels are \['y'\]"):
-        plan.check_model(FIELDS, ("float32", "string"), 2)
+        plan.check_model(FIELDS, [FLOAT, TEXT], 2)
     with pytest.raises(SettingsError, match="feature column word: string: the model takes float32"):
-        plan.check_model(FIELDS, ("float32",), 1)
+        plan.check_model(FIELDS, [FLOAT], 1)
     with pytest.raises(SettingsError, match="feature column n: double: the model takes string"):
-        plan.check_model(FIELDS, ("string", "string"), 1)
+        plan.check_model(FIELDS, [TEXT, TEXT], 1)
 
 
 @pytest.mark.parametrize("kind", [Kind("timestamp"), Kind("array", Kind("timestamp_ntz"))])
@@ -110,8 +114,8 @@ def test_timestamps_that_floats_would_round_are_refused(kind):
     plan = ColumnPlan(features=("at",), labels=("y",))
     fields = [*FIELDS, ("at", kind)]
     with pytest.raises(SettingsError, match=r"feature column at: .*takes float32.*F\.hour"):
-        plan.check_model(fields, ("float32",), 1)
-    plan.check_model(fields, ("int64",), 1)
+        plan.check_model(fields, [FLOAT], 1)
+    plan.check_model(fields, [INTEGER], 1)
 
 
 @pytest.mark.fault("F49")
@@ -119,19 +123,18 @@ def test_timestamps_that_floats_would_round_are_refused(kind):
 def test_floats_that_would_be_ids_are_refused(kind):
     fields = [("n", Kind("long")), ("f", kind), ("y", DOUBLE)]
     plan = ColumnPlan(features=("n", "f"), labels=("y",))
-    plan.check_model(fields, ("int64", "int64"), 1, (True, False))
-    for dtypes, takes_ids in ((("int64", "int32"), (True, True)), (("int64",), (True,))):
+    plan.check_model(fields, [IDS, INTEGER], 1)
+    for inputs in ([IDS, TensorInfo("int32", (), is_id=True)], [IDS]):
         with pytest.raises(SettingsError, match=r"column f: .*: the model takes ids of int.*long"):
-            plan.check_model(fields, dtypes, 1, takes_ids)
+            plan.check_model(fields, inputs, 1)
 
 
 def test_several_columns_for_lists_of_any_length_are_refused():
     plan = ColumnPlan(features=("n", "y"), labels=("y",))
-    for is_ragged in ((), (False,)):
-        plan.check_model(FIELDS, ("int64",), 1, is_ragged=is_ragged)
+    plan.check_model(FIELDS, [INTEGER], 1)
     with pytest.raises(SettingsError, match=r"2 columns are given for the model's input of int64"):
-        plan.check_model(FIELDS, ("int64",), 1, is_ragged=(True,))
-    ColumnPlan(features=("n",)).check_model(FIELDS, ("int64",), 1, is_ragged=(True,))
+        plan.check_model(FIELDS, [LISTS], 1)
+    ColumnPlan(features=("n",)).check_model(FIELDS, [LISTS], 1)
 
 
 def test_one_name_or_several():

@@ -15,7 +15,7 @@ from tfos.estimators.training import FitSettings
 from tfos.orca import Estimator
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
-ONE_INPUT = ModelRecipe(content=b"first", inputs=("x",), outputs=("y",), dtypes=("float32",))
+ONE_INPUT = ModelRecipe(content=b"first", inputs={"x": TensorInfo("float32", (1,))}, outputs=("y",))
 
 
 def test_a_loaded_model_is_not_taken_for_the_one_before(tmp_path):
