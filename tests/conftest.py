@@ -82,13 +82,16 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_collection() -> Generator[None, object, object]:
     """Leave what is imported and collected to the collector's permanent generation.
 
-    It stays as long as pytest: looking through its million objects again and again is in vain.
+    It stays as long as pytest: looking through its million objects again and again is in vain. What
+    tests make is looked through less often than Python does by itself, which took a tenth of all
+    processor time.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         gc.enable()
 
 

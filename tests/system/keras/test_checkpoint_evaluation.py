@@ -149,7 +149,7 @@ def test_rows_of_files_and_metrics_with_many_values_are_evaluated(tmp_path):
             assert found == {f"val_{name}": expected[name] for name in ("loss", "mae")}
 
 
-@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("is_over", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_evaluated_later(
     tmp_path, monkeypatch, is_over
 ):

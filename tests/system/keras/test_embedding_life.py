@@ -112,7 +112,7 @@ def test_a_row_that_expires_between_its_lookup_and_its_push_begins_anew(clock, m
 # -- changes of the model
 
 
-@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize("is_local", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_freezing_or_freeing_an_embedding_between_fits_is_refused(is_local):
     x, y = data(2 * BATCH)
     since = "its first fit" if is_local else r"ctx\.distribute"
@@ -349,7 +349,7 @@ def test_steps_that_search_a_loss_scale_push_neither_rows_nor_parameters(mode):
 
 
 @pytest.mark.fault("F50")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONLY_HYBRID)
 def test_batches_of_padding_or_of_empty_lists_train_the_rest(mode):
     lists = tf.RaggedTensor.from_row_lengths(tf.range(1, 9, dtype=tf.int64), [0] * 8 + [2, 6] * 1)
     y = np.ones((10, 1), "float32")

@@ -118,7 +118,7 @@ class BeginsWithTheFirst(keras.Sequential):  # type: ignore[misc]  # Keras has n
         return super().fit(x, y, epochs=epochs or 2, callbacks=callbacks, verbose=0)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_fit_of_the_class_decides_its_epochs_and_can_begin_in_any(num_workers: int):
     x = np.ones((4, 1), "float32")
     with serving(num_workers=num_workers) as cluster:
@@ -251,7 +251,15 @@ class TwoWorkers:
             self._joined.set()
 
 
-@pytest.mark.parametrize(("lost_in", "built"), [(0, True), (1, True), (0, False), (1, False)])
+@pytest.mark.parametrize(
+    ("lost_in", "built"),
+    [
+        (0, True),
+        (1, False),
+        pytest.param(1, True, marks=pytest.mark.long),
+        pytest.param(0, False, marks=pytest.mark.long),
+    ],
+)
 def test_a_worker_that_is_started_again_reads_all_files_in_the_others_epochs(
     files: Path, lost_in: int, *, built: bool
 ):

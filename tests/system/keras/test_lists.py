@@ -54,7 +54,10 @@ def compiled(model):
     return model
 
 
-@pytest.mark.parametrize(("make", "uniform"), [(functional, 20), (Tower, 20), (Tower, 0)])
+@pytest.mark.parametrize(
+    ("make", "uniform"),
+    [(functional, 20), pytest.param(Tower, 20, marks=pytest.mark.long), (Tower, 0)],
+)
 def test_a_model_trains_on_lists_of_any_length(make, uniform):
     keras.utils.set_random_seed(0)
     epoch = rows(uniform=uniform)
@@ -77,7 +80,7 @@ def of_texts():
     return keras.Model(tags, keras.layers.Dense(1)(found))
 
 
-@pytest.mark.parametrize("make", [of_texts, Tower])
+@pytest.mark.parametrize("make", [of_texts, pytest.param(Tower, marks=pytest.mark.long)])
 def test_a_model_trains_on_the_lists_of_strings_of_a_dataframe(make):
     """With the rows, losses and number of traces of the same lists given as one ragged tensor."""
     lists = [[f"tag {number}" for number in row["items"]] for row in rows(100)]

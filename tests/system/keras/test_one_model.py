@@ -15,7 +15,7 @@ from tfos.failure import NodeId
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 
 
-@pytest.mark.parametrize("collected", [True, False])
+@pytest.mark.parametrize("collected", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_second_model_is_refused_which_would_begin_with_the_first_ones_weights(collected):
     """As in a k-fold loop, whose models have equal names after clear_session()."""
 

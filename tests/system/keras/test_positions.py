@@ -154,8 +154,10 @@ ASYNC = {"consistency": "async", "staleness_aware": False}
         pytest.param(SYNC, (2, 2), marks=pytest.mark.long, id="sync, the same"),
         pytest.param(SYNC, (2, 1, 3), id="sync, others twice"),
         pytest.param(ASYNC, (2, 3), marks=pytest.mark.long, id="async, others"),
-        pytest.param({**ASYNC, "pipeline": 2}, (1, 2), id="pipelined"),
-        pytest.param({**SYNC, "has_table": True}, (2, 1), id="sync, with a table"),
+        pytest.param({**ASYNC, "pipeline": 2}, (1, 2), marks=pytest.mark.long, id="pipelined"),
+        pytest.param(
+            {**SYNC, "has_table": True}, (2, 1), marks=pytest.mark.long, id="sync, with a table"
+        ),
         pytest.param({**ASYNC, "pipeline": 2, "has_table": True}, (1, 2), id="rows 2 steps ahead"),
         pytest.param({"consistency": "hybrid", "has_table": True}, (1, 2), id="hybrid"),
     ],

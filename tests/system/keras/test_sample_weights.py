@@ -87,7 +87,10 @@ def drive(channel):
 
 @pytest.mark.parametrize(
     ("consistency", "reduction"),
-    [("sync", "sum_over_batch_size"), ("async", "mean_with_sample_weight")],
+    [
+        ("sync", "sum_over_batch_size"),
+        pytest.param("async", "mean_with_sample_weight", marks=pytest.mark.long),
+    ],
 )
 def test_weighted_rows_train_and_validate_as_in_plain_keras_bit_for_bit(consistency, reduction):
     x, y, weight = PLAIN

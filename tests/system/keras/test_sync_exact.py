@@ -27,6 +27,10 @@ OPTIMIZERS = {
 }
 
 
+ONCE = ("nesterov", "schedule")
+"""A rule with slots and one with a rate that changes; test_optimizer_parity.py has all rules."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def deterministic():
     tf.config.experimental.enable_op_determinism()
@@ -53,10 +57,7 @@ def make_model(optimizer):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] * (name == "momentum"))  # Nesterov's has it
-        for name in OPTIMIZERS
-    ],
+    [pytest.param(name, marks=[pytest.mark.long] * (name not in ONCE)) for name in OPTIMIZERS],
 )
 def test_one_sync_worker_equals_keras_bit_for_bit(name):
     x, y = blobs(STEPS * BATCH)
@@ -98,7 +99,7 @@ def reduced_in_rank_order(model, shards):
         model.optimizer.apply(mean, model.trainable_variables)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", [pytest.param("sgd", marks=pytest.mark.long), "adam"])
 def test_two_sync_workers_equal_one_process_that_reduces_two_shards(name):
     x, y = blobs(2 * STEPS * BATCH)
     half = STEPS * BATCH
@@ -124,7 +125,12 @@ def test_two_sync_workers_equal_one_process_that_reduces_two_shards(name):
 
 
 @pytest.mark.parametrize(
-    ("clip", "num_servers"), [("clipnorm", 2), ("global_clipnorm", 2), ("clipvalue", 1)]
+    ("clip", "num_servers"),
+    [
+        pytest.param("clipnorm", 2, marks=pytest.mark.long),
+        ("global_clipnorm", 2),
+        pytest.param("clipvalue", 1, marks=pytest.mark.long),
+    ],
 )
 def test_clipping_acts_on_the_mean_of_two_sync_workers(clip, num_servers):
     steps = 5

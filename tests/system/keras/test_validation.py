@@ -78,7 +78,7 @@ def evaluated(weights, x, y):
     return model.evaluate(x, y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.parametrize("consistency", ["sync", "async"])
+@pytest.mark.parametrize("consistency", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_each_epoch_validates_its_own_rows_of_all_workers_on_its_last_parameters(consistency):
     """Worker 1 has one row to validate in the first epoch, and none in the second."""
     share = [
@@ -127,7 +127,7 @@ def test_each_epoch_validates_its_own_rows_of_all_workers_on_its_last_parameters
     ("options", "is_distributed"),
     [
         ({"validation_freq": 2}, True),
-        ({"validation_steps": 2}, False),
+        pytest.param({"validation_steps": 2}, False, marks=pytest.mark.long),
         pytest.param({"validation_freq": 2}, False, marks=pytest.mark.long),
         pytest.param({"validation_steps": 2}, True, marks=pytest.mark.long),
     ],
