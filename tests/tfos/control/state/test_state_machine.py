@@ -196,7 +196,8 @@ class StateMachine(RuleBasedStateMachine):
     @invariant()
     def a_lost_worker_is_fenced_once_and_others_train(self) -> None:
         for member in self.state.workers:
-            if member.status is NodeStatus.LOST:
+            # Who is lost behind its Done is waited for by nobody and pushes no more.
+            if member.status is NodeStatus.LOST and member.done is None:
                 assert self.state.config.tolerate_lost_workers
                 assert not member.planned.is_chief
                 key = member.planned.rank, member.attempt
