@@ -105,9 +105,11 @@ class ManyTrainings:
             while seen < len(ended):
                 item = ended[seen]
                 seen += 1
-                if item not in shown:
+                row = self._row(item)
+                # Else its value was lost meanwhile: it ends again.
+                if item not in shown and row.state in (TrainingState.DONE, TrainingState.FAILED):
                     shown.add(item)
-                    yield self._row(item)
+                    yield row
             if self._run.is_over and seen == len(ended):
                 self._finish()
                 return
