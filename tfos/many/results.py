@@ -25,7 +25,8 @@ from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 
 _MARK = "run.json"
-_FORMAT = 3
+_FORMAT = 4
+"""Higher where digests of the same function or item are other ones."""
 _OTHER_CHARS = re.compile(r"[^A-Za-z0-9_.-]+")
 _SHOWN_CHARS = 40
 """Of an item's name in that of its file, whose end is a digest."""

@@ -293,7 +293,10 @@ class MapRun:
                 self._queue.slot_lost(slot, f"slot {slot}: {reason}")
                 if not job.is_cancelled:
                     self._count_failure(started_s)
-                failure = self._failure_of(slot, job, reason)
+                if was_cancelled(job.error) and not job.is_cancelled:
+                    failure = f"the job of slot {slot} was cancelled: {reason}"
+                else:
+                    failure = self._failure_of(slot, reason)
                 if failure:
                     self._fail(MapTrainError(failure))
             self._changed.notify_all()
@@ -308,10 +311,8 @@ class MapRun:
             self._failures += 1
             self._failed_s = time.monotonic()
 
-    def _failure_of(self, slot: int, job: SparkJob[list[tuple[int, bytes]]], reason: str) -> str:
+    def _failure_of(self, slot: int, reason: str) -> str:
         """Return why the run ends with the failure of a job; empty: it goes on."""
-        if was_cancelled(job.error) and not job.is_cancelled:
-            return f"the job of slot {slot} was cancelled: {reason}"
         if MAX_RESULT_SIZE in reason:
             return (
                 f"the values of slot {slot} are too large to come back: {reason}; or pass "
