@@ -187,9 +187,10 @@ def start(
 
     try:
         host = server_address.server_host(os.environ, place.facts)
+        port = server.start(host.bound, server_address.wanted_ports(os.environ))
         settings = RunSettings(
             run_id=run_id,
-            driver_address=f"{bracketed(host.told)}:{server.start(host.bound)}",
+            driver_address=f"{bracketed(host.told)}:{port}",
             timeout_s=options.timeout_s,
             results_dir=results.path if results is not None else "",
             is_grouped=is_grouped,

@@ -368,7 +368,8 @@ class MapRun:
                         f"no slot has trained for {self._jobs.wait_s:.0f} s: {self._jobs.offer()}. "
                         "End other jobs or add executors; if it is this run's tasks that hold the "
                         "slots, their processes have not reached the driver yet: see the "
-                        "executors' logs, or raise slot_wait_s."
+                        "executors' logs, set TFOS_SERVER_PORT to a port that they may call, or "
+                        "raise slot_wait_s."
                     )
                 )
                 return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.fake_spark import FakeSpark
 from tfos.console.console import Console
-from tfos.errors import MapTrainError, NotEnoughSlots, SettingsError
+from tfos.errors import ControlError, MapTrainError, NotEnoughSlots, SettingsError
 from tfos.many import launch
 from tfos.many.items import items_of
 from tfos.many.launch import (
@@ -97,6 +98,17 @@ def test_a_start_that_fails_leaves_no_server_and_no_broadcast():
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_the_driver_listens_for_slots_where_the_environment_says(monkeypatch):
+    work = listed_work(items_of([1, 2]), with_digests=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("TFOS_SERVER_PORT", str(port))
+        with pytest.raises(ControlError, match=f"cannot listen on .*:{port} .*TFOS_SERVER_PORT"):
+            start(place(FakeSpark()), work, RunOptions(2, 0, None, b""), 2, None)
 
 
 def test_slots_are_asked_of_a_spark_that_makes_executors_for_jobs_alone():
