@@ -127,9 +127,12 @@ class ResultsDirectory:
         """
         there = {status.name for status in self._fs.entries(self.path)}
         found = [number for number, name in enumerate(names) if _file_name(name) in there]
-        with ThreadPoolExecutor(_THREADS) as pool:
+        pool = ThreadPoolExecutor(_THREADS)
+        try:
             heads = pool.map(self._read_head, [self.path_of(names[number]) for number in found])
             yield from zip(found, heads, strict=True)
+        finally:
+            pool.shutdown(cancel_futures=True)  # whoever refuses the first one needs no other
 
     def write(self, head: ResultHead, value: bytes) -> None:
         """Write an item's file.

@@ -14,6 +14,7 @@ import threading
 import types
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from pyspark import Broadcast
@@ -57,6 +58,16 @@ def test_long_names_that_begin_alike_differ():
     names = [shown_name(begin + end) for end in "ab"]
     assert names[0] != names[1]
     assert {len(name) for name in names} == {120}
+
+
+def test_names_that_are_no_unicode_travel_and_differ():
+    names = items_of(
+        {b"bad\xff.csv".decode(errors="surrogateescape"): 1, "bad\\udcff.csv": 2}
+    ).names
+    assert names[0].startswith("bad\\udcff.csv~")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(names)) == [*names]
+    work = listed_work(items_of(["bad\udcff.csv"]), with_digests=True)
+    assert work.names == names[:1]
 
 
 def test_a_table_of_pandas_is_told_how_its_rows_or_groups_become_items():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tfos.errors import SettingsError
+from tfos.many import results as module
 from tfos.many.results import ResultHead, ResultsDirectory
 
 
@@ -63,6 +66,33 @@ def test_files_that_are_no_results_are_named(results, tmp_path):
     (directory / "run.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"run.json is no mark of map_train"):
         results.claim("train", "f1", "i1")
+
+
+def test_whoever_needs_no_more_results_waits_for_no_more_to_be_read(results, monkeypatch):
+    names = [f"item {number}" for number in range(100)]
+    for name in names:
+        results.write(ResultHead(item=name, seconds=1.0, metrics={}), b"")
+    is_closing, opened = threading.Event(), []
+    read = results._read_head
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait=True, *, cancel_futures=False):
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            is_closing.set()
+            super().shutdown(wait)
+
+    def reads_the_first_one_at_once(path):
+        opened.append(path)
+        if len(opened) > 1:
+            is_closing.wait(10)
+        return read(path)
+
+    monkeypatch.setattr(results, "_read_head", reads_the_first_one_at_once)
+    monkeypatch.setattr(module, "ThreadPoolExecutor", Pool)
+    found = results.done(names)
+    next(found)
+    found.close()
+    assert len(opened) < len(names)
 
 
 def test_numbers_of_a_training_that_diverged_do_not_stop_the_next_run(results):
