@@ -29,7 +29,8 @@ from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.native.at_import import at_import
 from tfos.runner import ranks
 from tfos.runner.dataset_order import check_order
-from tfos.runner.rank_process import RankWork, pickled
+from tfos.runner.rank_process import RankWork
+from tfos.spark.pickling import pickle_value
 
 if TYPE_CHECKING:
     from tfos.worker.context import NodeContext
@@ -71,7 +72,8 @@ def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
             "with another. Train by fit of a Keras model that train_fn builds and compiles; "
             "tfos.run(fn, num_proc=N) runs functions that exchange arrays themselves, or nothing"
         )
-    ctx.hand_over(pickled(value if group.rank == 0 else None, group.rank))
+    own = value if group.rank == 0 else None
+    ctx.hand_over(pickle_value(own, f"rank {group.rank}"))
 
 
 def _refuse_fits_in(module: ModuleType, size: int) -> None:

@@ -186,8 +186,7 @@ class Slot:
             try:
                 order = self._client.draw(draw)
             except ControlError:
-                with self._lock:
-                    self._ready += ended
+                self._put_ready(ended)
                 if is_ahead:
                     return WaitForItem()
                 time.sleep(_AGAIN_S)
