@@ -41,12 +41,10 @@ def test_the_name_of_an_item_is_that_of_its_file_whatever_it_has(results, tmp_pa
 
 
 def test_the_same_run_goes_on_and_another_is_refused(results):
-    results.claim("train", "f1", "i1")
-    assert not results.has_other_items
+    assert results.claim("train", "f1", "i1")
     with pytest.raises(SettingsError, match=r"another version of it \(train\).*delete only .*run"):
         results.claim("train", "f2", "i1")
-    results.claim("train", "f1", "i2")
-    assert results.has_other_items
+    assert not results.claim("train", "f1", "i2")
 
 
 def test_results_in_another_format_cannot_be_kept(results, tmp_path):
