@@ -14,7 +14,7 @@ import collections
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NoReturn, TypeVar
 
@@ -91,27 +91,31 @@ class TlsServer:
             require_client_auth=True,
         )
 
-    def start(self, host: str, port: int = 0) -> int:
-        """Bind and serve; return the port.
+    def start(self, host: str, ports: Sequence[int] = (0,)) -> int:
+        """Serve at the first port that is free; return it.
 
         Args:
             host: address to listen at.
-            port: 0: the system chooses.
+            ports: one or more, to try in this order; 0 is one of the system's choice.
 
         Raises:
-            ControlError: the address cannot be bound.
+            ControlError: none of them can be bound.
         """
-        try:
-            bound: int = self._server.add_secure_port(
-                f"{bracketed(host)}:{port}", self._credentials
-            )
-        except RuntimeError as error:
-            raise ControlError(
-                f"the control server cannot listen on {host}:{port} ({error}); "
-                "set spark.driver.bindAddress or free the port"
-            ) from error
-        self._server.start()
-        return bound
+        for port in ports:
+            address = f"{bracketed(host)}:{port}"
+            try:
+                bound: int = self._server.add_secure_port(address, self._credentials)
+            except RuntimeError as error:
+                if port == ports[-1]:
+                    raise ControlError(
+                        f"the control server cannot listen on {address} ({error}); set "
+                        "spark.driver.bindAddress to an address of this host, or free the port, "
+                        "or set TFOS_SERVER_PORT to a free one or a range"
+                    ) from error
+            else:
+                self._server.start()
+                return bound
+        raise ControlError("the control server has no port to listen on")
 
     def close(self) -> None:
         """End all calls."""

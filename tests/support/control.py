@@ -81,7 +81,7 @@ class ControlBed:
         self.authority = authority or ClusterAuthority(cluster_id)
         self.handler = handler or RecordingHandler()
         self.server = ControlServer(self.handler, self.authority.driver(), num_nodes=4)
-        self.port = self.server.start("127.0.0.1", port)
+        self.port = self.server.start("127.0.0.1", [port])
         self.clients: list[ControlClient] = []
 
     @property

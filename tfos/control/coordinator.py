@@ -97,7 +97,12 @@ class Coordinator:
         Raises:
             ControlError: none of them can be bound.
         """
-        server, port = self._listening(host, credentials, ports)
+        server = ControlServer(self, credentials, num_nodes=len(self._state.plan.nodes))
+        try:
+            port = server.start(host, ports)
+        except ControlError:
+            server.close()
+            raise
         with self._lock:
             self._server = server
             self._state.move(ClusterPhase.RESERVED)
@@ -303,19 +308,6 @@ class Coordinator:
         if self._console.enabled:
             return "all"
         return "piece" if self._is_read(name) else "none"
-
-    def _listening(
-        self, host: str, credentials: TlsCredentials, ports: Sequence[int]
-    ) -> tuple[ControlServer, int]:
-        for port in ports:
-            server = ControlServer(self, credentials, num_nodes=len(self._state.plan.nodes))
-            try:
-                return server, server.start(host, port)
-            except ControlError:
-                server.close()
-                if port == ports[-1]:
-                    raise
-        raise ControlError(f"no port to listen on among {ports}")
 
     def _execute(self, actions: list[Action]) -> None:
         for action in actions:

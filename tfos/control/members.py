@@ -73,7 +73,9 @@ class Member:
     serves_shard: bool = False
     """It is a worker that serves a shard of the parameters."""
     in_collective: bool = False
-    """It is a worker whose TensorFlow waits for every other worker."""
+    """It is a worker whose TensorFlow waits for other workers."""
+    num_tied: int = 0
+    """Workers of its strategy, with itself."""
     beats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
@@ -145,8 +147,8 @@ class Member:
                 self._enter(phase, now_s)
             case ServesShard():
                 self.serves_shard = True
-            case InCollective():
-                self.in_collective = True
+            case InCollective(num_workers):
+                self.in_collective, self.num_tied = True, num_workers
                 self.moved_s = now_s
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)

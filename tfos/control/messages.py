@@ -283,7 +283,10 @@ class ServesShard(msgspec.Struct, frozen=True, tag=True):
 
 
 class InCollective(msgspec.Struct, frozen=True, tag=True):
-    """TensorFlow in this worker sums with the other workers, in calls that wait for all of them."""
+    """TensorFlow in this worker sums with other workers, in calls that wait for all of them."""
+
+    num_workers: int
+    """Of its strategy, with this one: perhaps not all of the cluster."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -11,7 +11,7 @@ serialise its calls.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -85,20 +85,17 @@ class ControlServer:
         )
         self._closed = False
 
-    def start(self, host: str, port: int = 0) -> int:
-        """Bind and serve.
+    def start(self, host: str, ports: Sequence[int] = (0,)) -> int:
+        """Serve at the first port that is free; return it.
 
         Args:
             host: address to listen at.
-            port: 0: the system chooses.
-
-        Returns:
-            The port, which the system chose if `port` was 0.
+            ports: one or more, to try in this order; 0 is one of the system's choice.
 
         Raises:
-            ControlError: the address cannot be bound.
+            ControlError: none of them can be bound.
         """
-        return self._server.start(host, port)
+        return self._server.start(host, ports)
 
     def send(self, node: NodeId, order: messages.Order) -> None:
         """Queue an order for this attempt of a node; it leaves at once if the node listens.

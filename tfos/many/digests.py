@@ -18,11 +18,13 @@ import os
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import cloudpickle
-import numpy
+
+from tfos.many.keras_state import keras_state
+from tfos.many.wrappers import code_behind, held_by, wrapped_in
 
 _PLAIN = frozenset({str, int, float, bool, bytes, complex, type(None)})
 _NO_CODE = {
@@ -33,8 +35,6 @@ _NO_CODE = {
     "__static_attributes__",
 }
 """Of a class: may change while what it does stays; pickling an object adds `__slotnames__`."""
-_INNER = ("__wrapped__", "py_func", "python_function")
-"""Where wrappers keep what they wrap: functools.lru_cache, numba.njit, tf.function."""
 _RANDOM = ("random", "numpy.random", "tensorflow.python.ops.stateful_random_ops")
 """Modules whose objects are generators: without a seed they differ in each process."""
 
@@ -60,24 +60,12 @@ def function_digest(function: Callable[..., Any]) -> str:
     Args:
         function: or a class, a method, a partial or a callable object.
     """
-    walk = _Walk(frozenset({"__main__", _module_of(function)}))
+    walk = _Walk(frozenset({"__main__", str(code_behind(function).__module__)}))
     if isinstance(function, types.MethodType):
         walk.put(walk.state(function.__func__), walk.state(function.__self__))
     else:
         walk.put(walk.state(function))
     return walk.finished().hex()
-
-
-def _module_of(function: Any) -> str:
-    """Return the module of the code that a callable leads to."""
-    while not isinstance(function, types.FunctionType | type):
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, types.MethodType):
-            function = function.__func__
-        else:
-            function = next(iter(_wrapped_in(function)), type(function))
-    return str(function.__module__)
 
 
 class _Walk:
@@ -142,6 +130,21 @@ class _Walk:
             self._open.discard(id(value))
         return hashlib.sha256(repr(found).encode()).digest()
 
+    def inside(self, value: Any, parts: dict[str, Any]) -> bytes:
+        """Return a digest of what stands for a value, which may lead to the value itself.
+
+        Args:
+            value: is not pickled.
+            parts: what counts of it.
+        """
+        if id(value) in self._open:
+            return b"again"
+        self._open.add(id(value))
+        try:
+            return self.state(parts)
+        finally:
+            self._open.discard(id(value))
+
     def reference(self, value: types.FunctionType | type) -> tuple[object, ...]:
         """Return what stands for a function or class; its code waits if it counts."""
         number = self._numbers.get(id(value))
@@ -199,6 +202,9 @@ class _Walk:
         defaults = (*(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items()))
         cells = tuple(_content(cell) for cell in value.__closure__ or ())
         self.put(*map(self.state, (*cells, *defaults)))
+        self._put_named(
+            (name, vars(value)[name]) for name in sorted(vars(value).keys() - {"__wrapped__"})
+        )
         known = value.__globals__
         # What a wrapper of another module names is that module's, whatever name it has taken over.
         if {value.__module__, known.get("__name__", value.__module__)} <= self._modules:
@@ -230,6 +236,8 @@ class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no 
 
     def persistent_id(self, value: Any) -> Any:
         """Return what stands for a set, module, function or class; None: its own bytes."""
+        if isinstance(value, str | bytes) and type(value) in _PLAIN:
+            return _text_number(value)
         if type(value) in _PLAIN:
             return None
         if isinstance(value, set | frozenset):
@@ -246,30 +254,27 @@ class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no 
             return tuple, (("TypeVar", obj.__name__, obj.__bound__, obj.__constraints__),)
         if callable(obj) and hasattr(obj, "__qualname__") and self._walk.is_named(obj):
             return tuple, (("named", obj.__module__, obj.__qualname__),)
-        if not self._walk.is_own(obj) and (wrapped := _wrapped_in(obj)):
-            return tuple, ((type(obj), *wrapped),)
+        if not self._walk.is_own(obj) and (wrapped := wrapped_in(obj)):
+            return tuple, ((type(obj), *wrapped, self._walk.inside(obj, held_by(obj))),)
         if not self._walk.has_generators and _is_of_process(type(obj)):
             own = vars(obj).items() if self._walk.is_own(obj) else ()
             return tuple, ((type(obj), [each for each in own if each[0] != "gauss_next"]),)
         if type(obj).__qualname__ == "Broadcast" and type(obj).__module__.startswith("pyspark."):
             return tuple, ((type(obj), obj.value),)  # its pickle is a number
-        if (keras := _keras_state(obj)) is not None:
-            return tuple, ((type(obj), keras),)
+        if (parts := keras_state(obj)) is not None:
+            return tuple, ((type(obj), self._walk.inside(obj, parts)),)
         return super().reducer_override(obj)
 
 
-def _wrapped_in(value: Any) -> tuple[Any, ...]:
-    """Return what a descriptor or another wrapper calls."""
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    if isinstance(value, property):
-        return (value.fget, value.fset, value.fdel)
-    if isinstance(value, functools.cached_property):
-        return (value.func,)
-    if not callable(value) or isinstance(value, types.MethodType | types.BuiltinFunctionType):
-        return ()
-    found = (getattr(value, name, None) for name in _INNER)
-    return next(((each,) for each in found if callable(each)), ())
+def _text_number(value: str | bytes) -> int:
+    """Return a number for a text or bytes: pickle writes it whole each time.
+
+    Of a text that it has met it writes "again", so equal values would differ by which texts they
+    share.
+    """
+    is_text = isinstance(value, str)
+    data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+    return 2 * int.from_bytes(hashlib.sha256(data).digest()) + is_text
 
 
 def _is_of_process(kind: type) -> bool:
@@ -278,29 +283,6 @@ def _is_of_process(kind: type) -> bool:
     return issubclass(kind, os._Environ) or any(
         module.startswith(f"{each}.") for module in modules for each in _RANDOM
     )
-
-
-def _keras_state(value: Any) -> Mapping[str, Any] | None:
-    """Return what an object of Keras computes with; None: it is none, or has no configuration."""
-    bases = {each.__name__ for each in type(value).__mro__ if each.__module__.startswith("keras.")}
-    if bases & {"RandomInitializer", "SeedGenerator"}:
-        # Keras draws these where the user gives no seed; a given one is also in `_init_seed`,
-        # `_initial_seed`.
-        drawn = ("seed", "state")
-        return {name: each for name, each in vars(value).items() if name not in drawn}
-    if "KerasSaveable" not in bases:
-        return None
-    if not hasattr(value, "variables"):
-        hidden: dict[str, Any] = vars(value)
-        return hidden  # a loss: the configuration of Huber leaves its delta out
-    try:
-        found: dict[str, Any] = {"config": value.get_config()}
-    except Exception:  # noqa: BLE001 - a model of the user's own class may have no configuration
-        return None
-    if getattr(value, "compiled", False):
-        found["compiled"] = value.get_compile_config()
-    numbers = value.weights if hasattr(value, "weights") else value.variables
-    return found | {"weights": [numpy.asarray(each) for each in numbers]}
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

@@ -101,11 +101,13 @@ def shown_name(value: Any) -> str:
     """Return a name as text of one line."""
     parts = value if isinstance(value, tuple) else (value,)
     text = ", ".join(str(part) for part in parts)
-    if len(text) <= _MAX_NAME_CHARS:
-        return text.replace("\n", " ")
-    # What is left out tells it from others that begin alike.
-    rest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
-    return f"{text[: _MAX_NAME_CHARS - 9]}~{rest}".replace("\n", " ")
+    # A file's name that is no UTF-8 has characters that no message and no JSON can carry.
+    shown = text.encode(errors="backslashreplace").decode()
+    if len(shown) > _MAX_NAME_CHARS or shown != text:
+        # What is left out, or is written in another way, tells it from others.
+        rest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
+        shown = f"{shown[: _MAX_NAME_CHARS - 9]}~{rest}"
+    return shown.replace("\n", " ")
 
 
 def _named(given: Iterable[Any]) -> Iterator[tuple[str, Any]]:

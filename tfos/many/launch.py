@@ -25,7 +25,7 @@ from tfos.many import groups
 from tfos.many.items import ListedItems, digest_of
 from tfos.many.messages import CLIENT_NAME
 from tfos.many.queue import ItemTraining, TrainingQueue
-from tfos.many.results import ResultHead, ResultsDirectory
+from tfos.many.results import ClaimedResults, ResultHead, ResultsDirectory
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.server import ManyServer
 from tfos.many.slot.specs import RunSettings
@@ -102,7 +102,7 @@ def _words(offer: Offer) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunWork:
-    """ListedItems on the way to the slots."""
+    """The items of a run, on their way to its slots."""
 
     names: tuple[str, ...]
     digest: str
@@ -158,7 +158,7 @@ def start(
     work: RunWork,
     options: RunOptions,
     num_slots: int,
-    results: ResultsDirectory | None,
+    claimed: ClaimedResults | None,
 ) -> ManyTrainings:
     """Start the slots of a run; where that fails, nothing of it is left.
 
@@ -167,13 +167,14 @@ def start(
         work: its items.
         options: the user's.
         num_slots: partitions of groups, and slots at most.
-        results: directory of an earlier or of this run's results; None: values come by Spark.
+        claimed: directory of an earlier or of this run's results; None: values come by Spark.
     """
+    results = claimed.directory if claimed is not None else None
     is_grouped = work.groups is not None
     run_id = secrets.token_hex(8)
     authority = ClusterAuthority(run_id)
     try:
-        run = _restored(place, work, options, results)
+        run = _restored(place, work, options, claimed)
         server = ManyServer(run, authority.driver(), num_slots=num_slots)
     except BaseException:
         work.release()
@@ -187,9 +188,10 @@ def start(
 
     try:
         host = server_address.server_host(os.environ, place.facts)
+        port = server.start(host.bound, server_address.wanted_ports(os.environ))
         settings = RunSettings(
             run_id=run_id,
-            driver_address=f"{bracketed(host.told)}:{server.start(host.bound)}",
+            driver_address=f"{bracketed(host.told)}:{port}",
             timeout_s=options.timeout_s,
             results_dir=results.path if results is not None else "",
             is_grouped=is_grouped,
@@ -214,17 +216,19 @@ def start(
 
 
 def _restored(
-    place: RunPlace, work: RunWork, options: RunOptions, results: ResultsDirectory | None
+    place: RunPlace, work: RunWork, options: RunOptions, claimed: ClaimedResults | None
 ) -> MapRun:
     """Return the run, with what an earlier one has done."""
     queue = TrainingQueue(
         work.names,
         retries=options.retries,
         homes=work.groups.homes if work.groups is not None else None,
-        is_durable=results is not None,
+        is_durable=claimed is not None,
     )
-    restored, changed = _restore(queue, results, work, place.console)
-    check = _seen_from_here(results, work.names, changed) if results is not None else None
+    if claimed is None:
+        return MapRun(queue, place.console)
+    restored, changed = _restore(queue, claimed, work, place.console)
+    check = _seen_from_here(claimed.directory, work.names, changed)
     run = MapRun(queue, place.console, check)
     run.ended_items += restored
     return run
@@ -260,15 +264,14 @@ def _action(
 
 
 def _restore(
-    queue: TrainingQueue, results: ResultsDirectory | None, work: RunWork, console: Console
+    queue: TrainingQueue, claimed: ClaimedResults, work: RunWork, console: Console
 ) -> tuple[list[int], dict[int, ResultHead]]:
     """Take what an earlier run has done; return it, and results of items that have changed.
 
     Raises:
         SettingsError: an item of a list has a result that another value of it led to.
     """
-    if results is None:
-        return [], {}
+    results = claimed.directory
     restored: list[int] = []
     changed: dict[int, ResultHead] = {}
     for item, head in results.done(work.names):
@@ -278,7 +281,7 @@ def _restore(
             )
             queue.restore(item, row)
             restored.append(item)
-        elif results.has_other_items and work.groups is None:
+        elif not claimed.has_same_items and work.groups is None:
             raise SettingsError(
                 f"results_dir={results.path} holds results of other items: that of {head.item!r} "
                 "is of another value. Pass another results_dir, or delete that one; to keep its "

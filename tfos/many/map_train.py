@@ -28,7 +28,7 @@ from tfos.many.launch import (
     listed_work,
     start,
 )
-from tfos.many.results import ResultsDirectory
+from tfos.many.results import ClaimedResults, ResultsDirectory
 from tfos.many.trainings import ManyTrainings
 from tfos.spark.facts import SparkFacts, active_context, classic_context, is_true, read_facts
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
@@ -124,11 +124,11 @@ def _started(
     else:
         work = listed_work(listed, with_digests=results_dir is not None)
     try:
-        results = _claimed(results_dir, place.facts, fn, work)
+        claimed = _claimed(results_dir, place.facts, fn, work)
     except BaseException:
         work.release()
         raise
-    return start(place, work, options, num_slots, results)
+    return start(place, work, options, num_slots, claimed)
 
 
 def _check(fn: Callable[..., Any], num_arguments: int, slots: object, retries: object) -> None:
@@ -169,12 +169,11 @@ def _pickled_function(fn: Callable[..., Any]) -> bytes:
 
 def _claimed(
     results_dir: object, facts: SparkFacts, fn: Callable[..., Any], work: RunWork
-) -> ResultsDirectory | None:
+) -> ClaimedResults | None:
     if results_dir is None:
         return None
     if not isinstance(results_dir, str) or not results_dir:
         raise SettingsError(f"results_dir must be a path or URL as a str, got {results_dir!r}")
-    results = ResultsDirectory(paths.output_directory(results_dir, "results", facts.output_place))
+    directory = ResultsDirectory(paths.output_directory(results_dir, "results", facts.output_place))
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    results.claim(name, function_digest(fn), work.digest)
-    return results
+    return ClaimedResults(directory, directory.claim(name, function_digest(fn), work.digest))

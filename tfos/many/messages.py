@@ -64,6 +64,8 @@ class SlotBeat(msgspec.Struct, frozen=True):
     slot: int
     attempt: int
     ended: tuple[Ended, ...] = ()
+    is_leaving: bool = False
+    """It ends now, and its task returns its values: nothing is heard of it from here on."""
 
 
 class BeatReply(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -25,7 +26,8 @@ from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 
 _MARK = "run.json"
-_FORMAT = 3
+_FORMAT = 4
+"""Higher where digests of the same function or item are other ones."""
 _OTHER_CHARS = re.compile(r"[^A-Za-z0-9_.-]+")
 _SHOWN_CHARS = 40
 """Of an item's name in that of its file, whose end is a digest."""
@@ -72,8 +74,6 @@ class ResultsDirectory:
     def __init__(self, path: str) -> None:
         self.path = path.rstrip("/")
         """As it was given, without a slash at the end."""
-        self.has_other_items = False
-        """Whether `claim` has found the mark of a run whose items were not all the same."""
         self._fs = filesystem_for(self.path)
 
     @property
@@ -81,8 +81,8 @@ class ResultsDirectory:
         """Where the mark is."""
         return f"{self.path}/{_MARK}"
 
-    def claim(self, function: str, function_digest: str, items_digest: str) -> None:
-        """Write the mark, or compare the one that is there.
+    def claim(self, function: str, function_digest: str, items_digest: str) -> bool:
+        """Write the mark, or compare the one that is there; return whether its items are these.
 
         Args:
             function: its name, for messages.
@@ -116,7 +116,7 @@ class ResultsDirectory:
                 f"it ({found.function}). Pass another results_dir, or delete that one; to keep its "
                 f"results of items that have not changed, delete only {self.mark_path}."
             )
-        self.has_other_items = found.items_digest != items_digest
+        return found.items_digest == items_digest
 
     def done(self, names: Sequence[str]) -> Iterator[tuple[int, ResultHead]]:
         """Yield position and head of each item that an earlier run has done.
@@ -126,9 +126,12 @@ class ResultsDirectory:
         """
         there = {status.name for status in self._fs.entries(self.path)}
         found = [number for number, name in enumerate(names) if _file_name(name) in there]
-        with ThreadPoolExecutor(_THREADS) as pool:
+        pool = ThreadPoolExecutor(_THREADS)
+        try:
             heads = pool.map(self._read_head, [self.path_of(names[number]) for number in found])
             yield from zip(found, heads, strict=True)
+        finally:
+            pool.shutdown(cancel_futures=True)  # whoever refuses the first one needs no other
 
     def write(self, head: ResultHead, value: bytes) -> None:
         """Write an item's file.
@@ -186,6 +189,15 @@ class ResultsDirectory:
             raise SettingsError(
                 f"{path} is no mark of map_train ({error}); pass another results_dir"
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedResults:
+    """A directory that a run has claimed."""
+
+    directory: ResultsDirectory
+    has_same_items: bool
+    """False: the run whose mark is there had other items, or other values of them."""
 
 
 def _file_name(item: str) -> str:

@@ -41,10 +41,13 @@ from tfos.spark.jobs import (
 _HOLD_S = 2.0
 """An idle slot's call is answered after this long at the latest."""
 _LOOK_S = 0.2
+_PAUSE_S = 2.0
+"""A look that is later than this shows that the driver itself stood still."""
 _SILENT_S = 30.0
 """A slot without a call for this long is lost; longer than the slot's own lease of the driver."""
 _MAX_FAILURES = 4
-"""Jobs that fail one after the other without an item that ends in between."""
+"""Jobs that fail one after the other, each started after the last one's failure, without an item
+that ends in between."""
 _MAX_NOT_KEPT = 4
 """Values that were not kept one after the other."""
 _MAX_LOSSES = 4
@@ -109,10 +112,12 @@ class MapRun:
         self._starts: dict[int, int] = {}
         self._seen_s: dict[int, float] = {}
         self._delivering: dict[int, SlotAttempt] = {}
-        """Slots that have no more to train: their processes end, their values are on the way."""
+        """Slots whose processes have left: their values are on the way, and nobody beats."""
         self._trained_on: set[int] = set()
-        self._any_seen_s = time.monotonic()
+        self._any_seen_s = self._looked_s = time.monotonic()
         self._failures = self._not_kept = 0
+        self._failed_s = self._looked_s
+        """When the last failure was counted."""
         self._is_over = False
         self._stopping = False
         self._started_s = time.monotonic()
@@ -133,7 +138,7 @@ class MapRun:
             jobs: of its slots.
         """
         self._server, self._jobs = server, jobs
-        self._started_s = self._any_seen_s = time.monotonic()
+        self._started_s = self._any_seen_s = self._looked_s = time.monotonic()
         try:
             with self._changed:
                 for slot in range(jobs.num_slots):
@@ -192,8 +197,6 @@ class MapRun:
                 if self._stopping:
                     return EndSlot()
                 order = self._queue.draw(slot, draw.holding, is_ahead=draw.is_ahead)
-                if isinstance(order, EndSlot) and self._queue.is_newest(slot):
-                    self._delivering[slot.slot] = slot
                 left_s = 0.0 if draw.is_ahead else deadline_s - time.monotonic()
                 if not isinstance(order, WaitForItem) or left_s <= 0:
                     return order
@@ -206,6 +209,8 @@ class MapRun:
             return BeatReply(stop=True)
         with self._changed:
             self._heard(slot, beat.ended)
+            if beat.is_leaving and self._queue.is_newest(slot):
+                self._delivering[slot.slot] = slot
             return BeatReply(self._stopping)
 
     def _is_seen_first(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> bool:
@@ -261,18 +266,20 @@ class MapRun:
         self._delivering.pop(slot, None)
         count = self._starts.get(slot, 0)
         self._starts[slot] = count + 1
-        run_id = self._jobs.run_id
+        run_id, now_s = self._jobs.run_id, time.monotonic()
         job = SparkJob(
             self._jobs.sc,
             f"tfos-many-{run_id}-{slot}-{count}",
             f"tfos map_train {run_id}: slot {slot}",
             lambda: self._jobs.action(slot, count * _LATER_ATTEMPT),
-            lambda job: self._job_ended(slot, job),
+            lambda job: self._job_ended(slot, job, now_s),
         )
         self._running[slot] = job
         job.start()
 
-    def _job_ended(self, slot: int, job: SparkJob[list[tuple[int, bytes]]]) -> None:
+    def _job_ended(
+        self, slot: int, job: SparkJob[list[tuple[int, bytes]]], started_s: float
+    ) -> None:
         with self._changed:
             if self._running.get(slot) is job:
                 del self._running[slot]
@@ -284,31 +291,42 @@ class MapRun:
             elif not self._stopping:
                 reason = advised_reason_of(job.error)
                 self._queue.slot_lost(slot, f"slot {slot}: {reason}")
-                self._failures += 1
+                if not job.is_cancelled:
+                    self._count_failure(started_s)
                 if was_cancelled(job.error) and not job.is_cancelled:
-                    self._fail(MapTrainError(f"the job of slot {slot} was cancelled: {reason}"))
-                elif MAX_RESULT_SIZE in reason:
-                    self._fail(
-                        MapTrainError(
-                            f"the values of slot {slot} are too large to come back: {reason}; or "
-                            "pass results_dir"
-                        )
-                    )
-                elif self._queue.most_losses >= _MAX_LOSSES:
-                    self._fail(
-                        MapTrainError(
-                            f"values were lost {_MAX_LOSSES} times with their slots, and their "
-                            f"items trained again each time; the last time: {reason}. Pass "
-                            "results_dir: what is done stays done then"
-                        )
-                    )
-                elif self._failures >= _MAX_FAILURES:
-                    self._fail(
-                        MapTrainError(
-                            f"{self._failures} jobs of slots failed one after the other: {reason}"
-                        )
-                    )
+                    failure = f"the job of slot {slot} was cancelled: {reason}"
+                else:
+                    failure = self._failure_of(slot, reason)
+                if failure:
+                    self._fail(MapTrainError(failure))
             self._changed.notify_all()
+
+    def _count_failure(self, started_s: float) -> None:
+        """Count the failure of a job; of those that are lost together, as with a host, the first.
+
+        Args:
+            started_s: when it was started.
+        """
+        if started_s >= self._failed_s:
+            self._failures += 1
+            self._failed_s = time.monotonic()
+
+    def _failure_of(self, slot: int, reason: str) -> str:
+        """Return why the run ends with the failure of a job; empty: it goes on."""
+        if MAX_RESULT_SIZE in reason:
+            return (
+                f"the values of slot {slot} are too large to come back: {reason}; or pass "
+                "results_dir"
+            )
+        if self._queue.most_losses >= _MAX_LOSSES:
+            return (
+                f"values were lost {_MAX_LOSSES} times with their slots, and their items trained "
+                f"again each time; the last time: {reason}. Pass results_dir: what is done stays "
+                "done then"
+            )
+        if self._failures >= _MAX_FAILURES:
+            return f"{self._failures} jobs of slots failed one after the other: {reason}"
+        return ""
 
     def _fail(self, error: TFOSError) -> None:
         self.error = self.error or error
@@ -329,10 +347,11 @@ class MapRun:
 
     def _step(self) -> bool:
         """Give up lost slots, start missing ones; return whether the run is to end."""
-        now_s = time.monotonic()
         with self._changed:
+            now_s = time.monotonic()
             if self._stopping:
                 return True
+            self._forgive_pause(now_s)
             for slot, seen_s in list(self._seen_s.items()):
                 if now_s - seen_s > _SILENT_S and slot not in self._delivering:
                     del self._seen_s[slot]
@@ -349,7 +368,8 @@ class MapRun:
                         f"no slot has trained for {self._jobs.wait_s:.0f} s: {self._jobs.offer()}. "
                         "End other jobs or add executors; if it is this run's tasks that hold the "
                         "slots, their processes have not reached the driver yet: see the "
-                        "executors' logs, or raise slot_wait_s."
+                        "executors' logs, set TFOS_SERVER_PORT to a port that they may call, or "
+                        "raise slot_wait_s."
                     )
                 )
                 return True
@@ -357,6 +377,20 @@ class MapRun:
                 if slot not in self._running and self._queue.has_work(slot):
                     self._submit(slot)
             return False
+
+    def _forgive_pause(self, now_s: float) -> None:
+        """Take the time in which the driver itself stood still, as after Ctrl-Z, off all silence.
+
+        Args:
+            now_s: monotonic seconds of this look.
+        """
+        late_s = now_s - self._looked_s - _LOOK_S
+        self._looked_s = now_s
+        if late_s < _PAUSE_S:
+            return
+        self._any_seen_s = min(now_s, self._any_seen_s + late_s)
+        for slot, seen_s in self._seen_s.items():
+            self._seen_s[slot] = min(now_s, seen_s + late_s)
 
     def _cancel_job(self, slot: int) -> None:
         """End the job of a slot that is lost; its end starts the slot again."""

@@ -7,6 +7,7 @@ Threads: calls run on daemon threads of the server.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from rpc.auth.certificates import TlsCredentials
@@ -54,13 +55,17 @@ class ManyServer:
             max_message_bytes=codec.MAX_MESSAGE_BYTES,
         )
 
-    def start(self, host: str) -> int:
-        """Bind and serve; return the port.
+    def start(self, host: str, ports: Sequence[int]) -> int:
+        """Serve at the first port that is free; return it.
+
+        Args:
+            host: address to listen at.
+            ports: one or more, to try in this order; 0 is one of the system's choice.
 
         Raises:
-            ControlError: the address cannot be bound.
+            ControlError: none of them can be bound.
         """
-        return self._server.start(host)
+        return self._server.start(host, ports)
 
     def close(self) -> None:
         """End all calls. Idempotent."""

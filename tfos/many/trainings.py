@@ -13,13 +13,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
-
 from tfos.errors import MapTrainError, SettingsError
 from tfos.many.queue import ItemTraining, TrainingState
 from tfos.many.results import ResultsDirectory
 from tfos.many.run import MapRun
 from tfos.spark.interruptible import InterruptibleCall
+from tfos.spark.pickling import unpickle_value
 
 _CANCEL_S = 30.0
 _SCHEMA = (
@@ -105,9 +104,11 @@ class ManyTrainings:
             while seen < len(ended):
                 item = ended[seen]
                 seen += 1
-                if item not in shown:
+                row = self._row(item)
+                # Else its value was lost meanwhile: it ends again.
+                if item not in shown and row.state in (TrainingState.DONE, TrainingState.FAILED):
                     shown.add(item)
-                    yield self._row(item)
+                    yield row
             if self._run.is_over and seen == len(ended):
                 self._finish()
                 return
@@ -136,7 +137,7 @@ class ManyTrainings:
                 f"item {item!r} is {row.state.value} after {row.attempts} attempts{reason}"
             )
         if self._results is not None:
-            return _unpickled(item, self._stored(self._results, item))
+            return _value_of(item, self._stored(self._results, item))
         data = self._run.values.get(number)
         if data is None:
             raise MapTrainError(
@@ -146,7 +147,7 @@ class ManyTrainings:
                 else f"the value of item {item!r} arrives when its slot ends: wait() first, or "
                 "give map_train a results_dir"
             )
-        return _unpickled(item, data)
+        return _value_of(item, data)
 
     def values(self) -> dict[str, Any]:
         """Return the values of all items that are done, by name, after the end of the run."""
@@ -261,11 +262,5 @@ def _has_more(ended: Sequence[int], seen: int) -> bool:
     return len(ended) > seen
 
 
-def _unpickled(item: str, data: bytes) -> Any:
-    try:
-        return cloudpickle.loads(data)
-    except Exception as error:
-        raise MapTrainError(
-            f"the value of item {item!r} cannot be read here: {type(error).__name__}: {error}. A "
-            "package that made it may be missing at the driver; return plain data"
-        ) from error
+def _value_of(item: str, data: bytes) -> Any:
+    return unpickle_value(data, f"item {item!r}", MapTrainError)

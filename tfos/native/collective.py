@@ -19,18 +19,20 @@ from tfos.native.at_import import at_import
 
 _CONTEXT = "tensorflow.python.eager.context"
 _ERRORS = "tensorflow.python.framework.errors_impl"
+_TRAINING = ("chief", "master", "worker")
+"""Jobs of TF_CONFIG whose tasks wait for each other."""
 
 
-def before_collective(tell: Callable[[], object]) -> None:
+def before_collective(tell: Callable[[int], object]) -> None:
     """Have `tell` called before TensorFlow in this process joins others in collective calls.
 
     Args:
-        tell: called each time a strategy of several processes is built.
+        tell: called with the number of workers each time a strategy of several is built.
     """
     at_import(_CONTEXT, lambda module: _tell_first(module, tell))
 
 
-def _tell_first(module: ModuleType, tell: Callable[[], object]) -> None:
+def _tell_first(module: ModuleType, tell: Callable[[int], object]) -> None:
     plain = getattr(module.Context, "enable_collective_ops", None)
     if plain is None:  # another TensorFlow: the workers count as independent
         return
@@ -38,8 +40,9 @@ def _tell_first(module: ModuleType, tell: Callable[[], object]) -> None:
     @functools.wraps(plain)
     def enable_collective_ops(self: Any, server_def: Any) -> Any:
         jobs = server_def.cluster.job if server_def else ()
-        if sum(len(job.tasks) for job in jobs) > 1:
-            tell()
+        num_workers = sum(len(job.tasks) for job in jobs if job.name in _TRAINING)
+        if num_workers > 1:
+            tell(num_workers)
         return plain(self, server_def)
 
     module.Context.enable_collective_ops = enable_collective_ops

@@ -27,7 +27,8 @@ from tfos.node import failure, whole_files
 from tfos.node.child_link import ChildLink
 from tfos.node.process_exit import forks_end
 from tfos.runner import ranks
-from tfos.runner.rank_process import RankWork, pickled
+from tfos.runner.rank_process import RankWork
+from tfos.spark.pickling import pickle_value
 
 _LAST_ANSWERS_S = 5.0
 _RAISED_EXIT_S = 1.0
@@ -127,7 +128,7 @@ def _value(spec: LocalRank, work: RankWork, group: RankGroup) -> bytes:
     with ranks.entered(group, spec.rank):
         with forks_end():
             value = work()
-        return pickled(value, spec.rank)
+        return pickle_value(value, f"rank {spec.rank}")
 
 
 def _peers(spec: LocalRank, endpoint: Endpoint) -> dict[int, RankPeer]:

@@ -30,7 +30,7 @@ from tfos.node import bootstrap, whole_files
 from tfos.node.child_link import ChildLink
 from tfos.node.failure import Exit, describe_exit
 from tfos.runner.local_process import LocalRank, RankAddresses, RankListening, RankOutcome
-from tfos.runner.spark_run import checked_work, late_ranks, unpickled
+from tfos.runner.spark_run import checked_work, late_ranks, rank_value
 
 START_S = 120.0
 """Until a process listens: the imports of the program's modules."""
@@ -93,7 +93,7 @@ def run_local(
         if failures:
             raise NodeFailedError(failures)
         outcomes = [each.outcome() for each in ranks]
-    return [unpickled(each.value if each else b"", rank) for rank, each in enumerate(outcomes)]
+    return [rank_value(each.value if each else b"", rank) for rank, each in enumerate(outcomes)]
 
 
 def _start(stack: contextlib.ExitStack, spec: tuple[int, int, str, bytes, str, bytes]) -> _Running:

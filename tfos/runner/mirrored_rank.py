@@ -29,7 +29,8 @@ from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.native.at_import import at_import
 from tfos.runner import ranks
 from tfos.runner.dataset_order import check_order
-from tfos.runner.rank_process import RankWork, pickled
+from tfos.runner.rank_process import RankWork
+from tfos.spark.pickling import pickle_value
 
 if TYPE_CHECKING:
     from tfos.worker.context import NodeContext
@@ -71,7 +72,8 @@ def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
             "with another. Train by fit of a Keras model that train_fn builds and compiles; "
             "tfos.run(fn, num_proc=N) runs functions that exchange arrays themselves, or nothing"
         )
-    ctx.hand_over(pickled(value if group.rank == 0 else None, group.rank))
+    own = value if group.rank == 0 else None
+    ctx.hand_over(pickle_value(own, f"rank {group.rank}"))
 
 
 def _refuse_fits_in(module: ModuleType, size: int) -> None:
@@ -255,7 +257,8 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
         size: number of ranks.
 
     Raises:
-        SettingsError: it has no order, or batches with fewer rows than ranks.
+        SettingsError: it has no order, or its batches have fewer rows than ranks. Where only the
+            batches themselves show that, reading the first one raises InvalidArgumentError.
     """
     import keras
     import tensorflow as tf
@@ -265,21 +268,27 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
     if known.rank and known[0] is not None:
         _check_rows("batches", known[0], size)
 
-    def part(*batch: Any) -> Any:
+    def part(number: Any, batch: Any) -> Any:
         rows = tf.shape(keras.tree.flatten(batch)[0])[0]
+        # Batches without a number of rows of their own show it here; later ones may be the last.
+        is_shared = tf.logical_or(number > 0, rows >= size)
+        tf.debugging.Assert(is_shared, [tf.strings.format(_too_few("batches", "{}", size), [rows])])
         start, stop = rows * rank // size, rows * (rank + 1) // size
-        own = keras.tree.map_structure(lambda each: each[start:stop], batch)
-        return own if len(batch) > 1 else own[0]
+        return keras.tree.map_structure(lambda each: each[start:stop], batch)
 
     def has_rows(*batch: Any) -> Any:
         return tf.shape(keras.tree.flatten(batch)[0])[0] > 0
 
-    return dataset.map(part).filter(has_rows).prefetch(2)
+    return dataset.enumerate().map(part).filter(has_rows).prefetch(2)
 
 
 def _check_rows(what: str, count: int, size: int) -> None:
     if count < size:
-        raise SettingsError(
-            f"{what} of {count} for {size} slots: each batch is shared by all of them, so it needs "
-            f"at least {size} rows. Use larger batches, or fewer slots"
-        )
+        raise SettingsError(_too_few(what, str(count), size))
+
+
+def _too_few(what: str, count: str, size: int) -> str:
+    return (
+        f"{what} of {count} for {size} slots: each batch is shared by all of them, so it needs "
+        f"at least {size} rows. Use larger batches, or fewer slots"
+    )

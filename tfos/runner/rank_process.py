@@ -1,6 +1,6 @@
 """One rank: calls the user's function, and hands its value over as bytes.
 
-Covers: the main_fun of every rank on Spark, the pickling of what the function returned.
+Covers: the main_fun of every rank on Spark.
 Does not: start processes, unpickle (tfos.runner.spark_run).
 Runs in: a worker's process.
 """
@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
-from tfos.errors import NotPicklable
 from tfos.runner import ranks
+from tfos.spark.pickling import pickle_value
 
 if TYPE_CHECKING:
     from tfos.worker.context import NodeContext
@@ -44,25 +42,4 @@ def run_rank(work: RankWork, ctx: NodeContext) -> None:
     group = ctx.rank_group()
     with ranks.entered(group, ctx.local_rank):
         value = work()
-    ctx.hand_over(pickled(value, group.rank))
-
-
-def pickled(value: Any, rank: int) -> bytes:
-    """Return a rank's value as bytes.
-
-    Args:
-        value: what the function returned.
-        rank: whose.
-
-    Raises:
-        NotPicklable: names the rank and the type.
-    """
-    try:
-        data: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        first_line = str(error).partition("\n")[0]
-        raise NotPicklable(
-            f"rank {rank} returned a {type(value).__qualname__} that cannot be pickled: "
-            f"{first_line}. Return plain data, such as model.get_weights()"
-        ) from error
-    return data
+    ctx.hand_over(pickle_value(value, f"rank {group.rank}"))

@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from tfos.cluster import TFCluster
 from tfos.config import ClusterConfig
 from tfos.driver.preflight import check_timeout
@@ -111,7 +109,7 @@ def run_work(  # noqa: PLR0913 - what the runners have, by keyword
             f"ranks {', '.join(map(str, missing))} of {count} ended without a value: fn called "
             "sys.exit(0), or their Spark task was killed after they had ended"
         )
-    return [unpickled(values[rank], rank) for rank in range(count)]
+    return [rank_value(values[rank], rank) for rank in range(count)]
 
 
 def checked_work(fn: object, args: object, kwargs: object) -> RankWork:
@@ -160,23 +158,17 @@ def late_ranks(ranks: str, timeout_s: float | None) -> ShutdownTimeout:
     )
 
 
-def unpickled(data: bytes, rank: int) -> Any:
-    """Return a rank's value.
+def rank_value(data: bytes, rank: int) -> Any:
+    """Return what the function returned on a rank.
 
     Args:
-        data: of rank_process.pickled.
+        data: its pickle.
         rank: whose.
 
     Raises:
         NoResultError: the driver cannot read it.
     """
-    try:
-        return cloudpickle.loads(data)
-    except Exception as error:
-        raise NoResultError(
-            f"the value of rank {rank} cannot be read here: {type(error).__name__}: {error}. A "
-            "package that made it may be missing at the driver; return plain data"
-        ) from error
+    return pickling.unpickle_value(data, f"rank {rank}", NoResultError)
 
 
 def _count(num_proc: object, context: Any) -> int:

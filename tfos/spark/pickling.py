@@ -1,7 +1,8 @@
-"""Pickling of the user's function and arguments, with an error that names the object.
+"""Pickling of the user's function, its arguments and what it returns, with errors that say whose.
 
-Covers: cloudpickle on the driver, and the search for the culprit when it refuses.
-Does not: unpickle; only the worker's own process does that (tfos.worker.process).
+Covers: the function on the driver, and the search for the culprit when it cannot travel; what it
+returned, in its own process, and at the driver, for the user.
+Does not: unpickle functions; only the worker's own process does that (tfos.worker.process).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from tfos.errors import NotPicklable
+from tfos.errors import NotPicklable, TFOSError
 
 _MAX_DEPTH = 5
 
@@ -35,6 +36,44 @@ def pickle_main_fun(main_fun: Any, args: Any, *, called: str = "main_fun") -> by
         return pickled
     except Exception as error:
         raise NotPicklable(_explain(main_fun, args, error, called)) from error
+
+
+def pickle_value(value: Any, whose: str) -> bytes:
+    """Return what a function has returned as bytes.
+
+    Args:
+        value: it.
+        whose: who returned it, for the error.
+
+    Raises:
+        NotPicklable: names that and the type.
+    """
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+        return pickled
+    except Exception as error:
+        raise NotPicklable(
+            f"{whose} returned a {type(value).__qualname__} that cannot be pickled: "
+            f"{_first_line(error)}. Return plain data: numbers, arrays, model.get_weights() or a "
+            "saved model's path"
+        ) from error
+
+
+def unpickle_value(data: bytes, whose: str, kind: type[TFOSError]) -> Any:
+    """Return what a function has returned.
+
+    Args:
+        data: of `pickle_value`.
+        whose: value it is, for the error.
+        kind: the class of the error where the driver cannot read it.
+    """
+    try:
+        return cloudpickle.loads(data)
+    except Exception as error:
+        raise kind(
+            f"the value of {whose} cannot be read here: {type(error).__name__}: {error}. A "
+            "package that made it may be missing at the driver; return plain data"
+        ) from error
 
 
 def _explain(main_fun: Any, args: Any, error: Exception, called: str) -> str:
@@ -147,4 +186,8 @@ def _fails(value: Any) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__qualname__).splitlines()[0]
+    try:
+        text = str(error).strip()
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
+        text = ""
+    return (text or type(error).__qualname__).splitlines()[0]

@@ -130,7 +130,9 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
     steps = gap / plan.every
     # A number of steps may be off by what the times themselves are rounded to.
     rounded = 0.0 if at.dtype.kind == "i" else 4 * np.spacing(np.abs(at).max()) / plan.every
-    off = np.concatenate([[False], same & (np.abs(steps - np.rint(steps)) > 1e-6 + rounded)])
+    whole = np.rint(steps)
+    is_whole = np.abs(steps - whole) <= 1e-6 + rounded
+    off = np.concatenate([[False], same & ~is_whole])
     text = "a time, {time}, that is no multiple of every= after the one before"
     if pa.types.is_timestamp(rows[TIME].type) and rows[TIME].type.tz:
         text += (
@@ -138,7 +140,10 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
             "or timestamps without a zone"
         )
     _refuse(rows, plan, off, text)
-    follows: np.ndarray = same & (np.rint(steps) == 1)
+    almost_equal = np.concatenate([[False], same & (whole == 0)])
+    text = "two rows with the time {time}, but for less than a millionth of every=; round the times"
+    _refuse(rows, plan, almost_equal, text)
+    follows: np.ndarray = same & (whole == 1)
     return follows
 
 

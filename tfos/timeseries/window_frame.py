@@ -95,6 +95,8 @@ class WindowTask:
             yield from table.to_batches(_MAX_ROWS)
 
 
+_COLLATED = " collate "
+"""In Spark's name of the type of texts that are not compared byte by byte."""
 _NESTED = ("array", "struct", "map", "variant")
 
 
@@ -116,6 +118,13 @@ def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> s
             raise SettingsError(
                 f"id column {name!r} must be of texts, numbers or times, it is {kinds[name]}; "
                 "name its parts, or a text made of them"
+            )
+        if _COLLATED in kinds[name]:
+            # Spark would sort "A" and "a" as one series, and their texts tell two apart.
+            raise SettingsError(
+                f"id column {name!r} is a {kinds[name]}, for which different texts may be equal: "
+                f"pass df.withColumn({name!r}, col({name!r}).cast('string')), of lower(...) if "
+                "they are one series"
             )
     if kinds[value] not in _NUMBERS and not kinds[value].startswith("decimal"):
         raise SettingsError(f"value column {value!r} must be of numbers, it is {kinds[value]}")

@@ -218,11 +218,11 @@ class WorkerProcess:
         self._link.send(messages.ServesShard())
         self._saves.begin_late(context)
 
-    def _joins_collective(self) -> None:
-        """TensorFlow here will wait for every other worker from now on."""
+    def _joins_collective(self, num_workers: int) -> None:
+        """TensorFlow here will wait for all workers of its strategy from now on."""
         if not self._in_collective:
             self._in_collective = True
-            self._link.send(messages.InCollective())
+            self._link.send(messages.InCollective(num_workers))
 
     def _call(self, user_code: Callable[[], Any]) -> Any:
         self._in_user_code = True

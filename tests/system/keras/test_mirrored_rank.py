@@ -42,6 +42,16 @@ def test_the_parts_of_all_slots_are_the_batches_of_one_process(size):
         np.testing.assert_array_equal(np.concatenate([each[0]["a"] for each in found]), x[rows])
 
 
+def test_batches_of_fewer_rows_than_slots_are_refused_though_only_reading_shows_them():
+    rows = tf.data.Dataset.range(8)
+    for batches in (rows.batch(1), rows.map(lambda row: {"a": row}).batch(1)):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"batches of 1 for 2 slots: .* at least 2 rows"
+        ):
+            list(part_of_batches(batches, 0, 2))
+    assert len(list(part_of_batches(rows.batch(7), 0, 2))) == 1  # the last one has a row for slot 1
+
+
 def one(row):
     return tf.data.Dataset.from_tensors(row)
 
@@ -99,9 +109,10 @@ def test_a_dataset_whose_functions_cannot_be_read_is_parted_with_a_warning(
     rows = tf.data.Dataset.range(32).flat_map(one)
     monkeypatch.setattr(tf.data.Dataset, "_as_serialized_graph", written)
     assert len(list(part_of_batches(rows.batch(8), 0, 2))) == 4
-    (told,) = (each.getMessage() for each in caplog.records if each.name == dataset_order.__name__)
-    assert "deterministic=False" in told
-    assert "flat_map" in told
+    told = [each.getMessage() for each in caplog.records if each.name == dataset_order.__name__]
+    assert len(told) == 1
+    assert "deterministic=False" in told[0]
+    assert "flat_map" in told[0]
 
 
 def test_datasets_with_an_order_are_parted_whatever_computes_them_at_once():

@@ -68,7 +68,7 @@ def _event(kind: type, of: NodeId) -> messages.Event:
         messages.Evaluated: messages.Evaluated(3, {"val_loss": 0.5}),
         messages.PhaseChanged: messages.PhaseChanged("main_fun"),
         messages.ServesShard: messages.ServesShard(),
-        messages.InCollective: messages.InCollective(),
+        messages.InCollective: messages.InCollective(2),
         messages.Failed: messages.Failed(failure),
         messages.Restarted: messages.Restarted(failure, 1, 2),
         messages.UpdatesLost: messages.UpdatesLost("lost"),

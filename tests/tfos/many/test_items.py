@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import os
 import pickle
 import random
@@ -12,6 +14,7 @@ import threading
 import types
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from pyspark import Broadcast
@@ -57,6 +60,16 @@ def test_long_names_that_begin_alike_differ():
     assert {len(name) for name in names} == {120}
 
 
+def test_names_that_are_no_unicode_travel_and_differ():
+    names = items_of(
+        {b"bad\xff.csv".decode(errors="surrogateescape"): 1, "bad\\udcff.csv": 2}
+    ).names
+    assert names[0].startswith("bad\\udcff.csv~")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(names)) == [*names]
+    work = listed_work(items_of(["bad\udcff.csv"]), with_digests=True)
+    assert work.names == names[:1]
+
+
 def test_a_table_of_pandas_is_told_how_its_rows_or_groups_become_items():
     frame = pytest.importorskip("pandas").DataFrame({"rate": [0.1, 0.2]})
     for given in (frame, frame["rate"]):
@@ -79,6 +92,13 @@ def test_other_items_have_another_digest():
     assert len({work(given).digest for given in ([1, 2], [2, 1], [1], {"1": 1, "2": 3})}) == 4
     before, after = work([{"a": 1}, {"a": 2}]).digests, work([{"a": 9}, {"a": 2}]).digests
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
+    shared = "jfk airport"
+    one, other = (
+        {"in": shared, "out": shared},
+        json.loads('{"in": "jfk airport", "out": "jfk airport"}'),
+    )
+    assert work([one]).digests == work([other]).digests
+    assert work(["x"]).digests != work([b"x"]).digests
 
 
 def made(text):
@@ -148,6 +168,9 @@ def test_the_digest_changes_with_code_defaults_closure_and_called_functions():
         "def g(lock, n): return n\nh = functools.partial(g, threading.Lock(), {n})\n"
         "def f(x): return h()",
         "PATTERN = re.compile('{n}')\ndef f(x): return PATTERN",
+        "def g(y): return y\nh = functools.update_wrapper(functools.partial(g, {n}), g)\n"
+        "def f(x): return h()",
+        "def f(x): return f.n\nf.n = {n}",
         "TABLE = pyarrow.table({{'a': [{n}]}})\ndef f(x): return TABLE",
     ],
 )
@@ -159,6 +182,26 @@ def test_the_digest_changes_with_all_that_the_function_reaches(text):
         for n in (1, 1, 2)
     )
     assert before == same != after
+
+
+class Retries:
+    """A wrapper of another module than the program's."""
+
+    def __init__(self, function, times):
+        functools.update_wrapper(self, function)
+        self.times, self.around = times, self
+
+    def __call__(self, item):
+        return item
+
+
+def test_a_foreign_wrapper_counts_with_what_it_wraps_and_what_it_holds():
+    wrapped = [made(f"def f(x): return {code}\n") for code in (1, 2)]
+    digests = [
+        function_digest(Retries(each, times)) for each, times in itertools.product(wrapped, (3, 5))
+    ]
+    assert len(set(digests)) == 4
+    assert function_digest(Retries(wrapped[0], 3)) == digests[0]
 
 
 def test_a_module_of_many_functions_counts_to_the_last():
@@ -390,7 +433,7 @@ def test_an_items_generator_of_random_numbers_counts_by_its_state():
 
 
 FRAMEWORKS = """
-import numba, keras, tensorflow as tf
+import numba, keras, tensorflow as tf, tf_keras
 from tfos.many.digests import function_digest
 
 DRAWN = [keras.initializers.HeNormal(), keras.random.SeedGenerator(), RATE]
@@ -405,7 +448,21 @@ SEEDED, DROP = keras.initializers.HeNormal(seed=int(RATE * 100)), keras.layers.D
 class Own(keras.initializers.Initializer):
     def __init__(self, rate): self.rate = rate
 
+class Scale(keras.layers.Layer):
+    def call(self, x): return RATE * x
+
+def error(true, guess): return RATE * (true - guess)
+def bend(x): return RATE * x
+
+def sequence(keras, *layers, loss="mse"):
+    made = keras.Sequential([keras.layers.Input((2,)), *layers])
+    made.compile("adam", loss)
+    return made
+
 OWN = Own(RATE)
+SCALED, FAILS = sequence(keras, Scale()), sequence(keras, loss=error)
+BENT = sequence(keras, keras.layers.Dense(1, activation=bend, kernel_initializer="ones"))
+OLD = sequence(tf_keras, tf_keras.layers.Dense(1, activation=bend, kernel_initializer="ones"))
 
 @tf.function
 def traced(x): return RATE * x
@@ -423,8 +480,14 @@ def seeded(item): return SEEDED
 def drop(item): return DROP
 def own(item): return OWN
 def gen(item): return GEN
+def scaled(item): return SCALED
+def fails(item): return FAILS
+def bent(item): return BENT
+def old(item): return OLD
 
-for each in (loss, model, graph, compiled, first, drawn, seeded, drop, own, gen):
+for each in (
+    loss, model, graph, compiled, first, drawn, seeded, drop, own, gen, scaled, fails, bent, old
+):
     print(function_digest(each))
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.fake_spark import FakeSpark
 from tfos.console.console import Console
-from tfos.errors import MapTrainError, NotEnoughSlots, SettingsError
+from tfos.errors import ControlError, MapTrainError, NotEnoughSlots, SettingsError
 from tfos.many import launch
 from tfos.many.items import items_of
 from tfos.many.launch import (
@@ -22,7 +23,7 @@ from tfos.many.launch import (
     start,
 )
 from tfos.many.queue import TrainingQueue, TrainingState
-from tfos.many.results import ResultHead, ResultsDirectory
+from tfos.many.results import ClaimedResults, ResultHead, ResultsDirectory
 from tfos.many.run import MapRun
 from tfos.many.trainings import ManyTrainings
 from tfos.spark.facts import SparkFacts
@@ -99,6 +100,17 @@ def test_a_start_that_fails_leaves_no_server_and_no_broadcast():
         assert not thread.is_alive()
 
 
+def test_the_driver_listens_for_slots_where_the_environment_says(monkeypatch):
+    work = listed_work(items_of([1, 2]), with_digests=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("TFOS_SERVER_PORT", str(port))
+        with pytest.raises(ControlError, match=f"cannot listen on .*:{port} .*TFOS_SERVER_PORT"):
+            start(place(FakeSpark()), work, RunOptions(2, 0, None, b""), 2, None)
+
+
 def test_slots_are_asked_of_a_spark_that_makes_executors_for_jobs_alone():
     spark = FakeSpark(slots=0)
     dynamic = {"spark.dynamicAllocation.enabled": "true"}
@@ -114,14 +126,14 @@ def test_items_that_have_changed_are_not_taken_as_done(tmp_path):
     write(results, work_of([{"a": 1}, {"a": 2}]), "item 0", "item 1")
     work = work_of([{"a": 1}, {"a": 9}])
     assert restored(results, work) == ([0], [1])
-    results.has_other_items = True
     with pytest.raises(SettingsError, match=r"that of 'item 1' is of another value.*delete only"):
-        restored(results, work)
+        restored(results, work, has_same_items=False)
 
 
-def restored(results, work):
+def restored(results, work, *, has_same_items=True):
     queue = TrainingQueue(work.names, retries=0, is_durable=True)
-    found, changed = _restore(queue, results, work, Console(enabled=False))
+    claimed = ClaimedResults(results, has_same_items)
+    found, changed = _restore(queue, claimed, work, Console(enabled=False))
     return found, list(changed)
 
 
@@ -129,15 +141,15 @@ def test_a_run_with_more_items_keeps_the_results_of_those_that_were_there(tmp_pa
     results = ResultsDirectory(f"file://{tmp_path}")
     for given, count in (({"b": 1, "c": 2}, 0), ({"a": 0, "b": 1, "c": 2}, 2)):
         work = work_of(given)
-        results.claim("f", "1", work.digest)
+        claimed = ClaimedResults(results, results.claim("f", "1", work.digest))
         queue = TrainingQueue(work.names, retries=0, is_durable=True)
-        found, _ = _restore(queue, results, work, Console())
+        found, _ = _restore(queue, claimed, work, Console())
         assert [work.names[item] for item in found] == list("bc")[:count]
         assert queue.count(TrainingState.DONE) == count
         write(results, work, *given)
     assert "map_train: 2 of 3 items are done" in capsys.readouterr().err
     (tmp_path / "run.json").unlink()
-    results.claim("f", "2", "")
+    assert results.claim("f", "2", "")
     assert restored(results, work_of({"0": 3, "a": 0, "b": 5, "c": 2})) == ([1, 3], [2])
 
 
@@ -145,7 +157,7 @@ def test_a_value_that_is_gone_or_replaced_is_told_with_its_path(tmp_path):
     results, work = ResultsDirectory(f"file://{tmp_path}"), work_of({"a": 1})
     write(results, work, "a")
     queue = TrainingQueue(work.names, retries=0, is_durable=True)
-    _restore(queue, results, work, Console(enabled=False))
+    _restore(queue, ClaimedResults(results, True), work, Console(enabled=False))
     run = MapRun(queue, Console(enabled=False))
     trainings = ManyTrainings(run, {"a": work.digests[0]}, results, None)
     group = ManyTrainings(run, {"a": ""}, results, None)
@@ -174,5 +186,7 @@ def test_a_start_that_finds_no_result_lets_spark_forget_the_groups(tmp_path):
     groups: Any = Groups()
     work = RunWork(("a",), "", None, groups, ("",))
     with pytest.raises(SettingsError, match="no result of map_train"):
-        start(place(FakeSpark()), work, RunOptions(1, 0, None, b""), 1, results)
+        start(
+            place(FakeSpark()), work, RunOptions(1, 0, None, b""), 1, ClaimedResults(results, True)
+        )
     assert released == [groups]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tfos.errors import SettingsError
+from tfos.many import results as module
 from tfos.many.results import ResultHead, ResultsDirectory
 
 
@@ -38,18 +41,16 @@ def test_the_name_of_an_item_is_that_of_its_file_whatever_it_has(results, tmp_pa
 
 
 def test_the_same_run_goes_on_and_another_is_refused(results):
-    results.claim("train", "f1", "i1")
-    assert not results.has_other_items
+    assert results.claim("train", "f1", "i1")
     with pytest.raises(SettingsError, match=r"another version of it \(train\).*delete only .*run"):
         results.claim("train", "f2", "i1")
-    results.claim("train", "f1", "i2")
-    assert results.has_other_items
+    assert not results.claim("train", "f1", "i2")
 
 
 def test_results_in_another_format_cannot_be_kept(results, tmp_path):
     mark = tmp_path / "results" / "run.json"
-    mark.write_text(mark.read_text().replace('"format":3', '"format":2'))
-    with pytest.raises(SettingsError, match=r"in format 2, .* has format 3.*or delete that one\.$"):
+    mark.write_text(mark.read_text().replace('"format":4', '"format":3'))
+    with pytest.raises(SettingsError, match=r"in format 3, .* has format 4.*or delete that one\.$"):
         results.claim("train", "f1", "i1")
 
 
@@ -63,6 +64,33 @@ def test_files_that_are_no_results_are_named(results, tmp_path):
     (directory / "run.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"run.json is no mark of map_train"):
         results.claim("train", "f1", "i1")
+
+
+def test_whoever_needs_no_more_results_waits_for_no_more_to_be_read(results, monkeypatch):
+    names = [f"item {number}" for number in range(100)]
+    for name in names:
+        results.write(ResultHead(item=name, seconds=1.0, metrics={}), b"")
+    is_closing, opened = threading.Event(), []
+    read = results._read_head
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait=True, *, cancel_futures=False):
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            is_closing.set()
+            super().shutdown(wait)
+
+    def reads_the_first_one_at_once(path):
+        opened.append(path)
+        if len(opened) > 1:
+            is_closing.wait(10)
+        return read(path)
+
+    monkeypatch.setattr(results, "_read_head", reads_the_first_one_at_once)
+    monkeypatch.setattr(module, "ThreadPoolExecutor", Pool)
+    found = results.done(names)
+    next(found)
+    found.close()
+    assert len(opened) < len(names)
 
 
 def test_numbers_of_a_training_that_diverged_do_not_stop_the_next_run(results):

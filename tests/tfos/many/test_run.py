@@ -25,13 +25,21 @@ class NoServer:
 
 
 class Bed:
-    """One run over three items."""
+    """One run, over three items if no others are named."""
 
     def __init__(
-        self, slot, *, num_slots=2, wait_s=WAIT_S, offer=lambda: "", check=None, **options
+        self,
+        slot,
+        *,
+        names="abc",
+        num_slots=2,
+        wait_s=WAIT_S,
+        offer=lambda: "",
+        check=None,
+        **options,
     ):
         self.spark = FakeSpark()
-        self.queue = TrainingQueue(["a", "b", "c"], **{"retries": 1, **options})
+        self.queue = TrainingQueue(list(names), **{"retries": 1, **options})
         self.slot = slot
         self.text = io.StringIO()
         jobs = SlotJobs(
@@ -43,7 +51,7 @@ class Bed:
             offer=offer,
         )
         self.run = MapRun(self.queue, Console(stream=self.text), check)
-        self.trainings = ManyTrainings(self.run, dict.fromkeys("abc", ""), None, None)
+        self.trainings = ManyTrainings(self.run, dict.fromkeys(names, ""), None, None)
         self.run.start(NoServer(), jobs)
 
     def _act(self, slot, attempt):
@@ -67,11 +75,11 @@ def beds():
         bed.spark.close()
 
 
-def trains_all(bed, slot, attempt):
+def trains_all(bed, slot, attempt, order=None):
     values: list[tuple[int, bytes]] = []
     ended: tuple[Ended, ...] = ()
     while True:
-        order = bed.draw(slot, attempt, ended, [each.item for each in ended])
+        order = order or bed.draw(slot, attempt, ended, [each.item for each in ended])
         ended = ()
         if isinstance(order, Train):
             ended = (
@@ -80,6 +88,7 @@ def trains_all(bed, slot, attempt):
             values.append((order.item, b"\x80\x04K" + bytes([order.item]) + b"."))
         elif not isinstance(order, WaitForItem):
             return values
+        order = None
 
 
 def test_a_run_ends_with_a_row_and_a_value_for_each_item(beds):
@@ -183,6 +192,7 @@ def test_a_slot_that_hands_its_values_over_is_not_silent(beds, monkeypatch):
 
     def slow_values(bed, slot, attempt):
         values = trains_all(bed, slot, attempt)
+        bed.run.on_beat(SlotBeat(slot, attempt, is_leaving=True))
         monkeypatch.setattr(run, "_SILENT_S", 0.0)
         handed_over.wait(WAIT_S)
         return values
@@ -214,6 +224,90 @@ def test_the_job_of_a_silent_slot_is_started_again(beds, monkeypatch):
     assert bed.trainings.table()[0].error == "slot 0 was silent for 0 s"
 
 
+def test_slots_that_fall_silent_at_once_end_no_others(beds, monkeypatch):
+    monkeypatch.setattr(run, "_SILENT_S", 0.1)
+    cancelled: list[str] = []
+
+    def freezes(bed, slot, attempt):
+        bed.spark.cancelJobsWithTag = cancelled.append
+        order = bed.draw(slot, attempt)
+        if slot < 4 and not attempt:
+            while f"tfos-many-r-{slot}-0" not in cancelled:
+                bed.run.wait(None, 0.01)
+            raise RuntimeError("Job 1 cancelled")
+        while (
+            sum(bed.run._starts.values()) < 12 and not bed.run.on_beat(SlotBeat(slot, attempt)).stop
+        ):
+            bed.run.wait(None, 0.01)
+        monkeypatch.setattr(run, "_SILENT_S", WAIT_S)
+        return trains_all(bed, slot, attempt, order)
+
+    bed = beds(freezes, num_slots=8, names="abcdefgh")
+    bed.run.wait(None, WAIT_S)
+    assert bed.run.error is None
+    assert bed.trainings.values() == {name: at for at, name in enumerate("abcdefgh")}
+
+
+def test_slots_that_are_lost_with_their_executor_end_no_others(beds):
+    lost = threading.Barrier(4)
+
+    def is_lost_once(bed, slot, attempt):
+        if not attempt:
+            bed.draw(slot, attempt)
+            lost.wait(WAIT_S)
+            raise RuntimeError("executor lost")
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(is_lost_once, num_slots=4, names="abcd")
+    bed.run.wait(None, WAIT_S)
+    assert bed.run.error is None
+    assert bed.trainings.values() == {name: at for at, name in enumerate("abcd")}
+
+
+def test_a_pause_of_the_driver_is_no_silence_of_its_slots(beds):
+    paused = threading.Event()
+
+    def trains_on(bed, slot, attempt):
+        order = bed.draw(slot, attempt)
+        paused.wait(WAIT_S)
+        return trains_all(bed, slot, attempt, order)
+
+    bed = beds(trains_on, num_slots=1)
+    while not bed.run._seen_s:
+        bed.run.wait(None, 0.01)
+    with bed.run._changed:  # all that it has seen is as long ago as after a pause
+        bed.run._looked_s -= 2 * WAIT_S
+        bed.run._any_seen_s -= 2 * WAIT_S
+        bed.run._seen_s[0] -= 2 * WAIT_S
+        before_s = bed.run._looked_s
+    while bed.run._looked_s == before_s:
+        bed.run.wait(None, 0.01)
+    paused.set()
+    bed.run.wait(None, WAIT_S)
+    assert bed.run.error is None
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    assert [row.error for row in bed.trainings.table()] == ["", "", ""]
+
+
+def test_a_slot_that_freezes_after_its_last_item_is_started_again(beds, monkeypatch):
+    cancelled = threading.Event()
+
+    def freezes_once(bed, slot, attempt):
+        bed.spark.cancelJobsWithTag = lambda tag: cancelled.set()
+        values = trains_all(bed, slot, attempt)
+        if not attempt:
+            monkeypatch.setattr(run, "_SILENT_S", 0.1)
+            cancelled.wait(WAIT_S)
+            monkeypatch.setattr(run, "_SILENT_S", WAIT_S)
+            raise RuntimeError("Job 1 cancelled")
+        return values
+
+    bed = beds(freezes_once, num_slots=1)
+    assert bed.trainings.wait(WAIT_S)
+    assert [row.attempts for row in bed.trainings.table()] == [2, 2, 2]
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+
+
 def test_a_run_whose_values_cannot_be_stored_ends_after_a_few(beds):
     def trains_in_vain(bed, slot, attempt):
         while isinstance(order := bed.draw(slot, attempt), Train):
@@ -239,9 +333,35 @@ def test_an_item_that_is_trained_again_after_its_value_was_lost_is_yielded_once(
         return values
 
     bed = beds(loses_its_values_once, num_slots=1)
-    assert [row.item for row in bed.trainings.as_ended()] == ["a", "b", "c"]
+    assert sorted(row.item for row in bed.trainings.as_ended()) == ["a", "b", "c"]
     assert [row.attempts for row in bed.trainings.table()] == [2, 2, 2]
     assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+
+
+def test_an_item_whose_value_was_lost_before_it_was_read_is_yielded_once_it_is_done(
+    beds, monkeypatch
+):
+    read = threading.Event()
+
+    def loses_its_values_once(bed, slot, attempt):
+        if attempt:
+            read.wait(WAIT_S)
+            return trains_all(bed, slot, attempt)
+        trains_all(bed, slot, attempt)
+        raise RuntimeError("executor lost")
+
+    bed = beds(loses_its_values_once, num_slots=1)
+    while not bed.queue.most_losses:
+        bed.run.wait(None, 0.01)
+    wait = bed.trainings._wait
+
+    def waits_for_more(*args):
+        read.set()
+        return wait(*args)
+
+    monkeypatch.setattr(bed.trainings, "_wait", waits_for_more)
+    rows = list(bed.trainings.as_ended())
+    assert [(row.item, row.state) for row in rows] == [(name, "done") for name in "abc"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.short_calls import VALUE, file, short_calls
-from tfos.many.messages import Ended, Ending, Train
+from tfos.errors import ControlUnavailable
+from tfos.many.messages import Draw, Ended, Ending, EndSlot, SlotBeat, Train
 from tfos.many.slot import process
 from tfos.many.slot.process import Slot
 from tfos.many.slot.specs import RunSettings, SlotSpec
@@ -108,6 +109,25 @@ def test_an_attempt_that_has_begun_is_held_though_the_one_before_is_confirmed_la
     slot._answered((), Train(3, 2))  # the driver had the report already
     slot._answered(reported, None)
     assert slot._take_ready() == ((), (3,))
+
+
+def test_the_last_that_the_driver_hears_of_a_slot_is_that_it_leaves(slot, monkeypatch):
+    told = []
+
+    class Client:
+        def draw(self, draw):
+            told.append(draw)
+            return EndSlot()
+
+        def beat(self, beat):
+            told.append(beat)
+            if len(told) < 3:
+                raise ControlUnavailable("no answer")
+
+    monkeypatch.setattr(slot, "_client", Client())
+    monkeypatch.setattr(slot, "_watch", lambda: None)
+    slot.run()
+    assert told == [Draw(0, 0), *2 * [SlotBeat(0, 0, is_leaving=True)]]
 
 
 def test_a_slot_that_ends_at_once_says_why_unless_nobody_reads_it(monkeypatch):

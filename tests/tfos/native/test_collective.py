@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -27,25 +28,30 @@ def context(tmp_path, monkeypatch):
     monkeypatch.setattr(collective, "_CONTEXT", MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / f"{MODULE}.py").write_text(SOURCE)
-    told: list[int] = []
+    told: list[tuple[int, int]] = []
     made: list = []
-    collective.before_collective(lambda: told.append(made[0].joined if made else 0))
+    collective.before_collective(lambda num: told.append((num, made[0].joined if made else 0)))
     made.append(importlib.import_module(MODULE).Context())
     yield made[0], told
     del sys.modules[MODULE]
 
 
 def server_def(*tasks):
-    jobs = [SimpleNamespace(tasks=dict.fromkeys(range(count), "h:1")) for count in tasks]
+    jobs = [
+        SimpleNamespace(name=name, tasks=dict.fromkeys(range(count), "h:1"))
+        for name, count in zip(("worker", "chief", "evaluator"), tasks, strict=False)
+    ]
     return SimpleNamespace(cluster=SimpleNamespace(job=jobs))
 
 
-@pytest.mark.parametrize(("tasks", "is_told"), [((1,), False), ((2,), True), ((1, 1), True)])
-def test_it_tells_before_it_joins_several(context, tasks, is_told):
+@pytest.mark.parametrize(
+    ("tasks", "num_workers"), [((1,), 0), ((2,), 2), ((1, 1), 2), ((2, 1, 1), 3)]
+)
+def test_it_tells_before_it_joins_several(context, tasks, num_workers):
     tensorflow, told = context
     tensorflow.enable_collective_ops(server_def(*tasks))
     assert tensorflow.joined == 1
-    assert told == ([0] if is_told else [])
+    assert told == ([(num_workers, 0)] if num_workers else [])
 
 
 def test_what_it_refuses_stays_refused(context):
@@ -71,7 +77,7 @@ def test_a_module_that_is_there_already_is_changed_at_once_and_others_wait(monke
 
 def test_a_tensorflow_without_that_method_stays_as_it_is():
     bare = SimpleNamespace(Context=type("Context", (), {}))
-    collective._tell_first(bare, lambda: None)  # type: ignore[arg-type]
+    collective._tell_first(cast(Any, bare), lambda num_workers: None)
     assert not hasattr(bare.Context, "enable_collective_ops")
 
 

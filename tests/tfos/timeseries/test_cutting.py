@@ -118,6 +118,9 @@ def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
     with pytest.raises(DataError, match=r"series='a' has a time, 2.5, that is no multiple"):
         windows_of(off, plan_of(every=1.0), batch_rows)
     missing = rows_of(("a", math.nan, 1.0), ("a", 2.5, 1.0))
+    almost = batch_of("a" * 6, pa.array([0, 1, 1.0000000001, 2, 3, 4]), [1.0] * 6)
+    with pytest.raises(DataError, match=r"'a' has two rows with the time 1.0000000001, but for"):
+        windows_of(almost, plan_of(every=1.0), batch_rows)
     with pytest.raises(DataError, match="a row without a time"):
         windows_of(missing, plan_of(), batch_rows)
 

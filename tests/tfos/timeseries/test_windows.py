@@ -18,6 +18,7 @@ class Frame:
         ("past", "string"),
         ("parts", "array<string>"),
         ("_TFOS_time", "string"),
+        ("shop", "string collate UTF8_LCASE"),
     )
 
 
@@ -33,6 +34,7 @@ WRONG = [
     ({"id": ["plane", "past"]}, "column 'past' is also one of the result"),
     ({"id": "_TFOS_time"}, "column '_TFOS_time' is also one of the result"),
     ({"id": "parts"}, "id column 'parts' must be of texts, numbers or times, it is array<string>"),
+    ({"id": "shop"}, r"id column 'shop' is a string collate UTF8_LCASE, .*cast\('string'\)"),
     ({"id": ()}, "must be different columns"),
     ({"every": 60}, "every must be a positive timedelta"),
     ({"every": datetime.timedelta(0)}, "every must be a positive timedelta"),

@@ -233,7 +233,7 @@ def test_a_stop_asks_every_worker_once(bed, monkeypatch):
 
 
 def test_workers_that_tensorflow_ties_together_are_not_stopped(bed):
-    bed.coordinator.on_event(node_id("worker:1"), messages.InCollective())
+    bed.coordinator.on_event(node_id("worker:1"), messages.InCollective(2))
     outcome = bed.job.stop()
     assert not outcome.is_done
     assert "its workers end together or not at all" in outcome.text

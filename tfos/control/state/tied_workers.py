@@ -28,13 +28,16 @@ _EQUAL_STEPS = (
 def never_joins(cluster: ClusterView) -> NodeFailure | None:
     """Return the failure of a worker that has returned without the strategy that others build.
 
-    The strategy's constructor waits for all workers, so nobody has got beyond it. None: there is no
-    such worker.
+    The strategy's constructor waits for all of its workers, so nobody has got beyond it. None:
+    there is no such worker, or enough others may still join.
 
     Args:
         cluster: the members.
     """
-    waiting = [each for each in cluster.training() if each.in_collective]
+    joining = [each for each in cluster.workers if each.done is None or each.in_collective]
+    waiting = [
+        each for each in cluster.training() if each.in_collective and each.num_tied > len(joining)
+    ]
     absent = [each for each in cluster.workers if each.done is not None and not each.in_collective]
     if not waiting or not absent:
         return None

@@ -109,6 +109,18 @@ class Slot:
         while self._holding:  # the watch may have a report under way
             self._draw()
             time.sleep(_AGAIN_S)
+        self._say_leaving()
+
+    def _say_leaving(self) -> None:
+        """Let the driver know that the silence from here on is that of a slot which has ended."""
+        beat = SlotBeat(self._spec.slot, self._spec.attempt, is_leaving=True)
+        while True:
+            try:
+                self._client.beat(beat)
+            except ControlError:  # the watch ends this process when that lasts
+                time.sleep(_AGAIN_S)
+            else:
+                return
 
     def _train_from(self, item: int) -> None:
         """Train an item, and those that the driver gives ahead meanwhile."""
@@ -174,8 +186,7 @@ class Slot:
             try:
                 order = self._client.draw(draw)
             except ControlError:
-                with self._lock:
-                    self._ready += ended
+                self._put_ready(ended)
                 if is_ahead:
                     return WaitForItem()
                 time.sleep(_AGAIN_S)

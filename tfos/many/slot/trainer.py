@@ -7,7 +7,6 @@ Runs in: a child of the slot's process; the function runs in the main thread.
 
 from __future__ import annotations
 
-import io
 import pickle
 import socket
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from tfos.errors import LinkError
+from tfos.errors import LinkError, NotPicklable
 from tfos.many.messages import Returned, TrainerReady, TrainingRaised, TrainItem
 from tfos.many.slot.specs import TrainerSpec
 from tfos.node import whole_files
@@ -28,6 +27,7 @@ from tfos.node.child_link import ChildLink
 from tfos.node.child_log import start_log
 from tfos.node.failure import text_of, user_traceback
 from tfos.node.process_exit import forks_end, leave
+from tfos.spark.pickling import pickle_value
 from tfos.worker import spark_files
 from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
 
@@ -113,12 +113,10 @@ class Trainer:
             item = pickle.loads(data)  # noqa: S301 - from Spark, of the user
             value = self._call(function, item)
             seconds = time.monotonic() - started_s
-            return Returned(seconds, metrics_of(value), _write(value, order.values_fd))
+            return _delivered(value, seconds, order.values_fd)
         except SystemExit as end:
             text = f"it called sys.exit({end.code!r}); let the function return a value in its place"
             return TrainingRaised(time.monotonic() - started_s, f"{_text_of(end)}\n{text}")
-        except _Unpicklable as error:
-            return TrainingRaised(time.monotonic() - started_s, str(error), is_unpicklable=True)
         except Exception as error:  # noqa: BLE001 - whatever user code raises
             return TrainingRaised(time.monotonic() - started_s, _text_of(error))
 
@@ -133,23 +131,14 @@ class Trainer:
             return function(*arguments)
 
 
-class _Unpicklable(TypeError):
-    """A value cannot be pickled."""
-
-
-def _write(value: Any, values_fd: int) -> int:
-    """Write a pickled value from the file's beginning; return its length."""
-    buffer = io.BytesIO()
+def _delivered(value: Any, seconds: float, values_fd: int) -> Returned | TrainingRaised:
+    """Write a pickled value from the file's beginning; return how the training ended."""
     try:
-        cloudpickle.dump(value, buffer)
-    except Exception as error:
-        raise _Unpicklable(
-            f"it returned a {type(value).__qualname__} that cannot be pickled: {text_of(error)}. "
-            "Return numbers, arrays or a saved model's path"
-        ) from error
-    data = buffer.getbuffer()
-    whole_files.replace(values_fd, data)
-    return len(data)
+        pickled = pickle_value(value, "it")
+    except NotPicklable as error:
+        return TrainingRaised(seconds, text_of(error), is_unpicklable=True)
+    whole_files.replace(values_fd, pickled)
+    return Returned(seconds, metrics_of(value), len(pickled))
 
 
 def _text_of(error: BaseException) -> str:

@@ -189,12 +189,12 @@ def test_a_worker_that_tensorflow_waits_for_fails_the_cluster_with_it(
 ):
     state = _running(3 + num_ps, num_ps, restarts=Restarts(workers=restarts))
     if is_told_first:
-        state.on_event(_id("worker:0"), messages.InCollective(), NOW)
+        state.on_event(_id("worker:0"), messages.InCollective(2), NOW)
         stopped = _orders(_killed(state, "worker:1"), messages.Stop)
     else:  # it was lost before the others built their strategy
         _killed(state, "worker:1")
         assert state.fatal == []
-        actions = state.on_event(_id("worker:2"), messages.InCollective(), NOW)
+        actions = state.on_event(_id("worker:2"), messages.InCollective(2), NOW)
         stopped = _orders(actions, messages.Stop)
     assert {"worker:0", "worker:2"} <= stopped
     (headline,) = state.fatal
@@ -210,7 +210,7 @@ def test_a_new_attempt_does_not_help_workers_that_know_the_old_ones_address():
     _register(state, "worker:1", attempt=100)
     _listen(state, "worker:1", attempt=100)
     assert state.fatal == []
-    state.on_event(_id("worker:0"), messages.InCollective(), NOW)
+    state.on_event(_id("worker:0"), messages.InCollective(2), NOW)
     assert len(state.fatal) == 1
     (headline,) = state.fatal
     assert headline.message.startswith("worker:1 killed by SIGKILL. MultiWorkerMirroredStrategy")
@@ -594,7 +594,7 @@ def test_a_strategy_that_waits_for_a_worker_that_has_returned_fails_the_cluster(
     state = _mirrored()
     told: dict[str, messages.Event] = {
         "worker:1": messages.Done(),
-        "worker:0": messages.InCollective(),
+        "worker:0": messages.InCollective(2),
     }
     actions: list[Action] = []
     for name in sorted(told, reverse=returns_first):
@@ -610,12 +610,23 @@ def test_a_strategy_that_waits_for_a_worker_that_has_returned_fails_the_cluster(
     assert "take equally many steps" in headline.message
 
 
+def test_a_worker_outside_the_strategy_of_the_others_may_return():
+    state = _mirrored(3)
+    for name, event in (
+        ("worker:0", messages.InCollective(2)),
+        ("worker:2", messages.Done()),
+        ("worker:1", messages.InCollective(2)),
+    ):
+        state.on_event(_id(name), event, NOW)
+        assert state.fatal == []
+
+
 def test_a_notice_of_a_strategy_that_comes_late_fails_nobody():
     """Reports of two nodes overtake each other."""
     state = _mirrored()
-    for event in (messages.InCollective(), messages.Done()):
+    for event in (messages.InCollective(2), messages.Done()):
         state.on_event(_id("worker:1"), event, NOW)
-    assert state.on_event(_id("worker:0"), messages.InCollective(), NOW) == []
+    assert state.on_event(_id("worker:0"), messages.InCollective(2), NOW) == []
     _fail(state, "worker:1", error_type=EXECUTOR_LOST, message="executor 5 is lost")
     assert state.fatal == []
 
@@ -627,7 +638,7 @@ def test_the_error_of_a_step_without_a_worker_that_returned_says_so(error, is_ex
     """TensorFlow's own text calls it unhealthy and crashed."""
     state = _mirrored()
     for name in state.members:
-        state.on_event(_id(name), messages.InCollective(), NOW)
+        state.on_event(_id(name), messages.InCollective(2), NOW)
     state.on_event(_id("worker:1"), messages.Done(), NOW)
     _fail(state, "worker:0", error_type=error, message="Collective ops is aborted", traceback="t")
     (headline,) = state.fatal
@@ -649,7 +660,7 @@ def _beats(state: ClusterState, now_s: float, **steps: int) -> list[Action]:
 def test_workers_that_stand_still_after_another_one_returned_are_warned_of_once():
     state = _mirrored(3)
     for name in state.members:
-        state.on_event(_id(name), messages.InCollective(), NOW)
+        state.on_event(_id(name), messages.InCollective(2), NOW)
     told = [each for second in range(100) for each in _beats(state, NOW + second)]
     assert told == []  # nobody has returned
     state.on_event(_id("worker:1"), messages.Done(), NOW + 100)
@@ -667,7 +678,7 @@ def test_workers_that_stand_still_after_another_one_returned_are_warned_of_once(
 def test_a_worker_that_goes_on_or_is_alone_is_not_said_to_stand_still():
     state = _mirrored(3)
     for name in state.members:
-        state.on_event(_id(name), messages.InCollective(), NOW)
+        state.on_event(_id(name), messages.InCollective(2), NOW)
     state.on_event(_id("worker:1"), messages.Done(), NOW)
     told = [e for s in range(300) for e in _beats(state, NOW + s, worker0=s // 50, worker2=s)]
     assert told == []
