@@ -140,7 +140,7 @@ def test_a_cluster_that_can_take_no_batch_refuses_it_at_the_call(
 @pytest.mark.fault("F08")
 def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     fed: list[int] = []
-    answers = iter([BatchReport("input", 1, True, {}, {}, error="ps:1 lost it", is_lost=True)])
+    answers = iter([BatchReport("input", 1, True, {}, error="ps:1 lost it", is_lost=True)])
 
     def feed(request: FeedRequest, batch: Any) -> EpochReport:
         fed.append(batch.batch_id)
@@ -149,7 +149,7 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     streams = calls()._streams
     streams._checkpoints = SimpleNamespace(every_batches=1)  # type: ignore[assignment]
     streams._feed_service.train_batch = feed  # type: ignore[method-assign]
-    done = BatchReport("input", 2, True, {}, {})
+    done = BatchReport("input", 2, True, {})
     streams._answer = lambda *_: next(answers, done)  # type: ignore[method-assign]
     streams._await_answer = lambda *_: done  # type: ignore[method-assign]
     state = QueryState("q", last_id=6, is_known=True)
@@ -172,7 +172,7 @@ def saving(error: str, *, is_lost: bool) -> Streams:
     """Return streams whose chief answers so to an order to save."""
     streams = calls()._streams
     streams._checkpoints = SimpleNamespace(every_batches=9)  # type: ignore[assignment]
-    answer = BatchReport("input", 1, True, {}, {}, error=error, is_lost=is_lost)
+    answer = BatchReport("input", 1, True, {}, error=error, is_lost=is_lost)
     streams._await_answer = lambda *_: answer  # type: ignore[method-assign]
     return streams
 

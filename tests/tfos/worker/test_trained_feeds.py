@@ -457,7 +457,7 @@ class Run:
         )
 
     def train(self, epoch: int, place: FitPlace) -> None:
-        self.batches.count("input", epoch)
+        self.batches.count("input", epoch, epoch + 1)
         self.batches.trained("input", epoch, place)
 
     @property
@@ -541,6 +541,22 @@ def test_a_run_whose_fit_has_stopped_itself_goes_on_with_the_next_fit():
     run.batches.stopped("input", 0)
     assert run.noted == {"input": FedEpochs(1, 0, FitPlace(1, -1), run.run)}
     assert Run(run.client.metadata).said[0].epochs == {"input": 1}
+
+
+def test_what_a_stream_has_trained_of_a_feed_is_no_epoch_of_train():
+    run = Run({})
+    for epoch in range(3):
+        run.batches.expect(TrainBatch("input", epoch, epoch, "q", epoch, holds=True, saves=False))
+        run.batches.count("input", epoch, 0)
+        run.batches.trained("input", epoch, PLACE)
+    assert run.noted == {}
+    run.batches.count("input", 3, 1)
+    run.batches.count("input", 4, 2)  # it is fed while the chief validates the one before
+    run.batches.trained("input", 3, FitPlace(0, 4))
+    assert run.noted["input"].count == 1
+    run.batches.count("input", 4, 0)  # it failed
+    run.batches.trained("input", 4, FitPlace(0, 5))
+    assert run.noted["input"].count == 1
 
 
 def test_a_run_that_ends_as_it_should_leaves_no_record():
