@@ -163,7 +163,7 @@ class FlushReached(msgspec.Struct, frozen=True, tag=True):
 
 
 class BatchReport(msgspec.Struct, frozen=True, tag=True):
-    """How far the chief is with the micro-batches of streams; see worker.trained_feeds."""
+    """How far the chief is with the micro-batches of streams; see worker.trained.feeds."""
 
     feed: str
     """Of the order that this answers; empty: none, the chief has begun."""

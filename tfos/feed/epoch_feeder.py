@@ -31,7 +31,7 @@ from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import NodeFailedError
 from tfos.feed.epoch import EpochFeed, targets_of
 from tfos.feed.ledger import num_rows
-from tfos.feed.micro_batch import MicroBatch
+from tfos.feed.micro_batch import BatchKnown, MicroBatch
 from tfos.feed.request import FeedCall, FeedRequest
 from tfos.feed.sources import FeedSource
 from tfos.feed.suspects import Rows
@@ -113,8 +113,12 @@ class EpochFeeder:
             progress: the console's live line.
             validation: what is to validate this epoch.
         """
-        feed, batch, stall_s = call.feed, request.batch, request.feed_timeout_s
-        targets = self._await_targets(call, progress, stall_s)
+        feed, batch = call.feed, request.batch
+        targets = self._await_targets(call, progress, request.feed_timeout_s)
+        # The chief may save meanwhile, or restore, for as long as its plan allows.
+        plan, stall_s = self._config.checkpoints, request.feed_timeout_s
+        if plan is not None:
+            stall_s = max(stall_s, plan.limit_s)
         if not targets:
             return None
         call.check_wanted()
@@ -128,7 +132,11 @@ class EpochFeeder:
             is_empty = self._run(run, batch, checked_by)
         if batch is not None and not is_empty:
             self._watch.until(
-                lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s
+                lambda state: batch.is_over(state, feed),
+                call,
+                progress,
+                stall_s=stall_s,
+                of_chief=True,
             )
         seconds = time.monotonic() - started_s
         return self._coordinator.read(lambda state: run.report(state, seconds=seconds))
@@ -204,15 +212,26 @@ class EpochFeeder:
     def _begin(
         self, batch: MicroBatch, call: FeedCall, progress: TrainingProgress, stall_s: float
     ) -> None:
-        """Announce a micro-batch to the chief; return once its rows may be fed."""
+        """Announce a micro-batch to the chief; return once its rows may be fed.
+
+        Raises:
+            BatchKnown: they were trained before.
+        """
         feed, act = call.feed, self._coordinator.act
         act(lambda state: batch.begin(state, feed, call.epoch))
         try:
             self._watch.until(
-                lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s
+                lambda state: batch.may_begin(state, feed),
+                call,
+                progress,
+                stall_s=stall_s,
+                of_chief=True,
             )
+            if self._coordinator.read(lambda state: batch.is_known(state, feed)):
+                raise BatchKnown
         except BaseException:
             act(lambda state: batch.leave(state, feed, in_part=False))
+            call.epochs.give_back(call.epoch)
             raise
 
     def _end(self, run: EpochFeed) -> None:

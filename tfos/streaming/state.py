@@ -77,6 +77,17 @@ class QueryState:
         self.last_id = self.trained_id = self.trained_id - 1
         self.num_unsaved -= 1
 
+    def know_trained(self, batch_id: int) -> None:
+        """A batch whose end nobody here waited for is in the parameters, perhaps in no save.
+
+        Args:
+            batch_id: Spark's number of the micro-batch.
+        """
+        if not self.num_unsaved:
+            self.first_unsaved_id = batch_id
+        self.num_unsaved += 1
+        self.last_id = self.trained_id = batch_id
+
     @property
     def unsaved(self) -> str:
         """The names of the batches trained since the last save; empty ones may be among them."""

@@ -2,7 +2,7 @@
 
 Covers: TFCluster's calls for streams, the function of foreachBatch, batches that are repeated or
 missing, saves after batches.
-Does not: feed (tfos.feed.epoch_feeder), note or save (tfos.worker.trained_feeds in the chief's
+Does not: feed (tfos.feed.epoch_feeder), note or save (tfos.worker.trained.feeds in the chief's
 process), watch or stop a query (tfos.streaming.handle).
 Runs in: the driver.
 Threads: Spark calls `train_batch` on a thread of each query; the rest comes from the user's.
@@ -25,7 +25,7 @@ from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedJobError, PhaseError, SettingsError, TFOSError
 from tfos.feed.entry import FeedService
-from tfos.feed.micro_batch import MicroBatch, answer_to, chief_trains
+from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to, chief_trains
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import InterruptibleCall
@@ -42,7 +42,7 @@ _RUN_ID = "spark.jobGroup.id"
 """On the thread of a query this is the id of its run."""
 _FEED_TIMEOUT_S = 600.0
 _ANSWER_S = 600.0
-"""Seconds for the chief to restore a checkpoint or to save; as long as a start may take."""
+"""Seconds for the chief to begin without checkpoints; as long as a start may take."""
 
 _START_AGAIN = "Spark does not mark the batch as done: start the query again with another cluster"
 
@@ -173,8 +173,11 @@ class Streams:
                 raise self._untrained(batch_id)
             state.know(begun.trained.get(state.query, -1))
         if batch_id > state.last_id:
-            self._train(state, request, batch_id)
-            return
+            try:
+                self._train(state, request, batch_id)
+                return
+            except BatchKnown:
+                state.know_trained(batch_id)
         self._console.line(f"batch {batch_id} is in the parameters already: skipped")
         if self._save_every:
             self._save(state, batch_id)
@@ -318,11 +321,15 @@ class Streams:
             )
 
         self._ending.raise_failure()
-        came = self._coordinator.wait(is_over, _ANSWER_S)
+        plan = self._checkpoints
+        limit_s = max(_ANSWER_S, plan.limit_s if plan is not None else 0.0)
+        came = self._coordinator.wait(is_over, limit_s)
         self._ending.raise_failure()
         if not came:
+            doing = "has not saved" if number else "has not begun, or has not restored a checkpoint"
             raise FeedJobError(
-                f"the chief takes no batch of the stream: it is silent for {_ANSWER_S:.0f} s"
+                f"the chief {doing} within {limit_s:.0f} s: look at the log of worker:0. Where "
+                "saves or a restore take that long, raise Checkpoints(timeout_s=...)"
             )
         return self._answer(feed, number)
 

@@ -25,7 +25,7 @@ from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
 from tfos.feed.epoch_feeder import EpochFeeder
-from tfos.feed.micro_batch import MicroBatch
+from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to
 from tfos.feed.request import FeedRequest
 from tfos.feed.sources import source_of
 from tfos.feed.watch import FeedWatch
@@ -176,6 +176,28 @@ def test_a_micro_batch_whose_lost_rows_cannot_be_fed_again_is_revoked_before_its
     assert isinstance(begun, messages.TrainBatch)
     assert left == messages.LeaveBatch("input", 1, in_part=True)
     assert (first_end.rounds, last_end.rounds) == (0, 1)
+
+
+def test_a_micro_batch_that_the_chief_knows_as_trained_is_not_fed():
+    played = Played()
+    played.happens.append(("worker:0", messages.BatchReport("input", 1, False, {"q": 7})))
+    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
+    made = jobs(played, fed)
+    with pytest.raises(BatchKnown):
+        made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
+    assert played.batch_orders[1:] == [messages.LeaveBatch("input", 1, in_part=False)]
+    with made._calls.enter("input", lambda: False) as call:
+        assert call.epochs.take() == 0, "no rows came and no end, so the epoch is still to be fed"
+
+
+def test_the_answers_of_the_chief_to_two_orders_do_not_replace_each_other():
+    state = Played().state
+    for number in (2, 1):
+        state.on_event(node("worker:0"), messages.BatchReport("input", number, True, {}), 0.0)
+    for number in (1, 2):
+        answer = answer_to(state, "input", number)
+        assert answer is not None
+        assert answer.number == number
 
 
 def test_epochs_count_to_those_that_train_has_fed_whole():

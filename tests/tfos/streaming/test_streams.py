@@ -12,8 +12,10 @@ import pytest
 from tests.support.fake_spark import FakeSpark
 from tests.support.watched_job import WatchedJob, node_id
 from tfos import InputMode, TFCluster
-from tfos.control.messages import BatchReport, Done
+from tfos.config import Checkpoints
+from tfos.control.messages import BatchReport, Done, SaveBatches
 from tfos.errors import FeedJobError, PhaseError, SettingsError
+from tfos.feed.micro_batch import BatchKnown
 from tfos.feed.request import FeedRequest
 from tfos.monitor.reports import EpochReport
 from tfos.streaming import streaming
@@ -160,6 +162,35 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     assert (fed, state.last_id, state.num_unsaved) == ([7, 7], 7, 0)
 
 
+def test_a_batch_whose_end_nobody_waited_for_is_saved_and_not_trained_again():
+    orders: list[Any] = []
+
+    def feed(request: FeedRequest, batch: Any) -> EpochReport:
+        raise BatchKnown
+
+    streams = calls()._streams
+    streams._checkpoints = SimpleNamespace(every_batches=1)  # type: ignore[assignment]
+    streams._feed_service.train_batch = feed  # type: ignore[method-assign]
+    view = SimpleNamespace(workers=[SimpleNamespace(node=node_id("worker:0"))])
+    streams._coordinator.act = lambda decide: orders.extend(decide(view))  # type: ignore[method-assign]
+    streams._await_answer = lambda *_: BatchReport("input", 2, True, {})  # type: ignore[method-assign]
+    state = QueryState("q", last_id=6, is_known=True)
+    streams._train_once(state, FeedRequest(data=None, feed="input", feed_timeout_s=1.0), 7)
+    assert [each.order for each in orders] == [SaveBatches("input", 2)]
+    assert (state.last_id, state.num_unsaved) == (7, 0)
+
+
+def test_an_answer_is_waited_for_as_long_as_a_save_may_take():
+    waited: list[float] = []
+    streams = calls()._streams
+    streams._checkpoints = Checkpoints(directory="/runs/7", timeout_s=7200.0)
+    streams._ending.raise_failure = lambda: None  # type: ignore[method-assign]
+    streams._coordinator.wait = lambda _, timeout_s: waited.append(timeout_s)  # type: ignore[method-assign,assignment,func-returns-value,return-value]
+    with pytest.raises(FeedJobError, match=r"has not saved within .*Checkpoints\(timeout_s="):
+        streams._await_answer("input", 1)
+    assert waited[0] > 7200
+
+
 def trained(*batches: tuple[int, int]) -> QueryState:
     """Return a query with these batches (id, rows) since its last save."""
     state = QueryState("q", feed="input", is_known=True)
@@ -271,6 +302,6 @@ def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again():
     bed.coordinator.on_event(node_id("worker:0"), Done(()))
     streams._coordinator = bed.coordinator
     streams._ending = SimpleNamespace(raise_failure=lambda: None)  # type: ignore[assignment]
-    streams._checkpoints = SimpleNamespace(every_batches=5)  # type: ignore[assignment]
+    streams._checkpoints = Checkpoints(directory="/runs/7", every_batches=5)
     streams._save(QueryState("q", feed="input", last_id=6, num_unsaved=2))
     bed.coordinator.close()
