@@ -198,9 +198,9 @@ class FeedWatch:
 
 def _silent(call: FeedCall, stall_s: float) -> FeedTimeout:
     return FeedTimeout(
-        f"{call.title} waits for the chief, which has told nothing for {stall_s:.0f} s: it restores"
-        " a checkpoint, validates or saves. Look at the log of worker:0. If validation is that slow "
-        "raise feed_timeout; if a restore or a save is, Checkpoints(timeout_s=...)"
+        f"{call.title} waits for the chief, which told nothing for {stall_s:.0f} s: it restores"
+        " a checkpoint, validates or saves. Look at the log of worker:0. If validation is that "
+        "slow raise feed_timeout; if a restore or a save is, Checkpoints(timeout_s=...)"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -171,7 +172,7 @@ def test_a_batch_whose_end_nobody_waited_for_is_saved_and_not_trained_again():
     streams = calls()._streams
     streams._checkpoints = SimpleNamespace(every_batches=1)  # type: ignore[assignment]
     streams._feed_service.train_batch = feed  # type: ignore[method-assign]
-    view = SimpleNamespace(workers=[SimpleNamespace(node=node_id("worker:0"))])
+    view: Any = SimpleNamespace(workers=[SimpleNamespace(node=node_id("worker:0"))])
     streams._coordinator.act = lambda decide: orders.extend(decide(view))  # type: ignore[method-assign]
     streams._await_answer = lambda *_: BatchReport("input", 2, True, {})  # type: ignore[method-assign]
     state = QueryState("q", last_id=6, is_known=True)
@@ -185,10 +186,44 @@ def test_an_answer_is_waited_for_as_long_as_a_save_may_take():
     streams = calls()._streams
     streams._checkpoints = Checkpoints(directory="/runs/7", timeout_s=7200.0)
     streams._ending.raise_failure = lambda: None  # type: ignore[method-assign]
-    streams._coordinator.wait = lambda _, timeout_s: waited.append(timeout_s)  # type: ignore[method-assign,assignment,func-returns-value,return-value]
+    streams._coordinator.wait = lambda _, timeout_s: waited.append(timeout_s)  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(FeedJobError, match=r"has not saved within .*Checkpoints\(timeout_s="):
         streams._await_answer("input", 1)
     assert waited[0] > 7200
+
+
+def ended_query(number: int, query_id: str, error: BaseException | None = None) -> Any:
+    query = SimpleNamespace(id=query_id, runId=f"r{number}", isActive=False)
+    query.exception, query.awaitTermination = (lambda: error), (lambda: None)
+    return query
+
+
+def test_a_query_that_was_started_again_is_forgotten_with_its_error_and_ended_ones_are_too():
+    cluster = calls()
+    streams = cluster._streams
+    cluster.stream(ended_query(0, "q", ValueError("the source was away")))
+    for number in range(1, 20):
+        training = cluster.stream(ended_query(number, "q" if number < 10 else f"q{number}"))
+        assert training._ended.wait(20)
+    assert len(streams._trainings) == 1
+    with streams.stopped(1.0):
+        pass
+
+
+def test_the_end_of_a_cluster_has_one_deadline_for_all_of_its_streams():
+    given: list[float] = []
+
+    def end(timeout_s: float) -> None:
+        given.append(timeout_s)
+        began_s = time.monotonic()
+        while time.monotonic() == began_s:
+            pass
+
+    streams = calls()._streams
+    streams._trainings = [SimpleNamespace(end=end)] * 3  # type: ignore[list-item]
+    with streams.stopped(30.0):
+        pass
+    assert 30.0 >= given[0] > given[1] > given[2] > 0.0
 
 
 def trained(*batches: tuple[int, int]) -> QueryState:

@@ -275,14 +275,19 @@ def test_the_driver_waits_for_as_long_as_the_tries_of_a_save_and_a_server_that_r
     assert plan.limit_s >= 2 * save_s + feeds._RETURN_S - 2 * periodic_saver._RETRY_S
 
 
-def test_an_order_to_save_behind_main_fun_is_answered_by_the_last_save():
+def test_orders_to_save_around_the_end_of_main_fun_are_answered_by_the_last_save():
     bed = Bed()
-    bed.batches.end()
-    bed.saver.error = "the client is closed"
-    bed.batches.save(SaveBatches("input", 2))
+
+    def closed_meanwhile() -> str:
+        bed.batches.end()
+        return "the client is closed"
+
+    bed.saver.save_now = closed_meanwhile  # type: ignore[method-assign]
+    for number in (2, 3):
+        bed.batches.save(SaveBatches("input", number))
     assert [said.number for said in bed.said] == [0]
-    bed.batches.closed("")
-    assert (bed.said[-1].number, bed.said[-1].error) == (2, "")
+    bed.batches.closed("no disk")
+    assert [(said.number, said.error) for said in bed.said[1:]] == [(2, "no disk"), (3, "no disk")]
 
 
 @pytest.mark.fault("F08")
