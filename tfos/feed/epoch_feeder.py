@@ -147,13 +147,13 @@ class EpochFeeder:
         try:
             results = self._feed(run, run.task)
             run.ledger.add(results)
-            num_rows = run.progress.rows_per_epoch = sum(result.rows for result in results)
+            count = run.progress.rows_per_epoch = sum(result.rows for result in results)
             self._ways.tell(feed, results)
             self._feed_lost(run)
         except BaseException:
             self._fail(run, batch, checked_by)
             raise
-        if batch is not None and not num_rows:
+        if batch is not None and not count:
             self._coordinator.act(lambda state: batch.leave(state, feed, in_part=False))
             run.call.epochs.give_back(epoch)
             return True
