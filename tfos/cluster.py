@@ -365,9 +365,10 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 calls `feed.terminate()` or returns, or for `timeout`; then it is stopped
                 gracefully. Its SparkContext stays.
             grace_secs: seconds between the return of main_fun and the stop of the nodes.
-            timeout: seconds that a stream may go on, and seconds that main_fun may run after the
-                end of the feeds, then nodes are stopped by force; None: without limit; -1: three
-                days, as at the end of the `with` block.
+            timeout: seconds that a stream may go on, that all running micro-batches have to end and
+                be saved, and that main_fun may run after the end of the feeds, then nodes are
+                stopped by force; None: without limit; -1: three days, as at the end of the `with`
+                block.
 
         Raises:
             NodeFailedError: a node failed and no call has raised that yet.
