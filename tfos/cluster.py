@@ -365,9 +365,10 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 calls `feed.terminate()` or returns, or for `timeout`; then it is stopped
                 gracefully. Its SparkContext stays.
             grace_secs: seconds between the return of main_fun and the stop of the nodes.
-            timeout: seconds that a stream may go on, and seconds that main_fun may run after the
-                end of the feeds, then nodes are stopped by force; None: without limit; -1: three
-                days, as at the end of the `with` block.
+            timeout: seconds that a stream may go on, that all running micro-batches have to end and
+                be saved, and that main_fun may run after the end of the feeds, then nodes are
+                stopped by force; None: without limit; -1: three days, as at the end of the `with`
+                block.
 
         Raises:
             NodeFailedError: a node failed and no call has raised that yet.
@@ -386,7 +387,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 failure = finish_stream(
                     ssc, self._coordinator, self._reserved.console, timeout_s=timeout_s
                 )
-            with self._streams.stopped():
+            with self._streams.stopped(timeout_s):
                 self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
             if failure is not None:
                 raise failure

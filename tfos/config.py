@@ -63,7 +63,8 @@ class Checkpoints:
     """One save in this many is complete; the others hold changes since the one before."""
     timeout_s: float = 600.0
     """Seconds for one save, and for the restore of a run that resumes. A save that takes longer is
-    a failed one. Raise it where the servers' tables need longer to be written."""
+    a failed one. Raise it where the servers' tables need longer to be written. The driver waits for
+    the chief accordingly, whatever `feed_timeout` is."""
     resume: bool = False
     """Resume from the newest complete checkpoint in the directory, if there is one. False: a
     directory with checkpoints of another run is refused."""
@@ -88,6 +89,15 @@ class Checkpoints:
         self._check_best()
         least = {"every_steps": 0, "every_batches": 0, "keep": 1, "full_every": 1}
         _check_counts(self, least)
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds in which the chief has restored or saved; after them it is silent.
+
+        A save that is asked for is tried four times, seconds apart. Behind it a server that is
+        away has 300 s to come back, and a save whose micro-batch it lost is made once more.
+        """
+        return 8 * self.timeout_s + 330.0
 
     @property
     def resumes_epochs(self) -> bool:

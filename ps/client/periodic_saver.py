@@ -75,6 +75,12 @@ class PeriodicSaver:
         self._attached: PSClient | None = None
         self._saved_step = -1
         self._saved_clock = 0
+        self._last_error = ""
+        self.num_begun = 0
+        """Saves that have begun so far, failed ones too."""
+        self.on_saved: Callable[[int, int], object] | None = None
+        """Called behind each save, before the next may begin: its number among those that have
+        begun, and its step."""
         self._num_failed = 0
         """Saves, since the last that succeeded."""
         self._due_s = 0.0
@@ -139,12 +145,17 @@ class PeriodicSaver:
         """Step of the last save; -1: there was none."""
         return self._saved_step
 
-    def close(self, *, last: bool = True) -> None:
-        """End, after a `last` save of what was trained since the one before. Idempotent."""
+    def close(self, *, last: bool = True) -> str:
+        """End, after a `last` save of what was trained since the one before. Idempotent.
+
+        Returns:
+            Why that save failed; empty if it did not, or there was nothing to save.
+        """
         self._saves_last = last
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
+        return self._last_error
 
     def _run(self) -> None:
         if not self._wait_seeded():
@@ -156,7 +167,7 @@ class PeriodicSaver:
             self._save_due(is_due=time.monotonic() >= self._due_s)
         if self._saves_last:
             with self._lock:
-                self._save()
+                self._last_error = self._save()
 
     def _save_due(self, *, is_due: bool) -> None:
         with self._lock:
@@ -217,6 +228,7 @@ class PeriodicSaver:
         failed = ""
         period = self._period
         clock: int | None = None
+        self.num_begun += 1
         try:
             clock = self._clock()
             client = self._client()
@@ -226,6 +238,8 @@ class PeriodicSaver:
             step = step_of(path.rpartition("/")[2])
             self._saved_step = -1 if step is None else step
             self._saved_clock = clock
+            if self.on_saved is not None:
+                self.on_saved(self.num_begun, self._saved_step)
             self._num_failed = 0
             wait_s = period.every_s
         except Exception as error:  # noqa: BLE001 - see _EXPECTED

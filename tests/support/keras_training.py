@@ -26,7 +26,7 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from tfos.fit_place import FitPlace
 from tfos.worker.reports.epoch_reports import EpochReports
 from tfos.worker.reports.seen_progress import SeenProgress
-from tfos.worker.trained_feeds import TrainedFeeds
+from tfos.worker.trained.feeds import TrainedFeeds
 
 DEADLINE_S = 60.0
 _names = itertools.count()

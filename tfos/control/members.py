@@ -41,6 +41,8 @@ class NodeStatus(enum.Enum):
 
 WINDOW_BEATS = 16
 """Heartbeats of half a minute, the window of status()."""
+_KEPT_ANSWERS = 64
+"""Of the chief, per feed; who waits for one looks at once."""
 LIVE = frozenset({NodeStatus.REGISTERED, NodeStatus.READY, NodeStatus.RUNNING, NodeStatus.DONE})
 """Whether its supervisor runs and takes orders."""
 
@@ -83,8 +85,8 @@ class Member:
     """Last counts and numbers of a worker whose main_fun has returned, and what it returned."""
     last_feeds: tuple[FeedSnapshot, ...] = ()
     """Counts that its supervisor has read after its end."""
-    batches: dict[str, BatchReport] = field(default_factory=dict)
-    """The chief's last report by feed."""
+    batches: dict[str, dict[int, BatchReport]] = field(default_factory=dict)
+    """The chief's last answers by feed and by number of the order; "" and 0: it has begun."""
     restarts: RestartBudget = field(default_factory=lambda: RestartBudget(0))
     """Of all its attempts."""
 
@@ -156,8 +158,11 @@ class Member:
                 if known is None or epoch >= known.epoch:
                     self.flushes[feed] = event
                     self.moved_s = now_s
-            case BatchReport(feed):
-                self.batches[feed] = event
+            case BatchReport(feed, number):
+                answers = self.batches.setdefault(feed, {})
+                answers[number] = event  # each waits for its own, and they may overtake each other
+                while len(answers) > _KEPT_ANSWERS:
+                    del answers[min(answers)]
 
     def take(self, register: Register, now_s: float) -> None:
         """Become the attempt that registers.

@@ -163,7 +163,7 @@ class FlushReached(msgspec.Struct, frozen=True, tag=True):
 
 
 class BatchReport(msgspec.Struct, frozen=True, tag=True):
-    """How far the chief is with the micro-batches of streams; see worker.trained_feeds."""
+    """How far the chief is with the micro-batches of streams; see worker.trained.feeds."""
 
     feed: str
     """Of the order that this answers; empty: none, the chief has begun."""
@@ -173,8 +173,6 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
     """True: the order was carried out. False: a batch's rows may be fed now."""
     trained: dict[str, int]
     """By query, the last batch id that the parameters contain."""
-    saved: dict[str, int]
-    """The same, of the newest checkpoint."""
     is_noted: bool = True
     """Whether main_fun reports trained batches, so that `trained` and `saved` include them."""
     error: str = ""
@@ -414,8 +412,9 @@ class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     rounds: int = 0
     """Rounds in which lost rows were fed again; an order that a newer round superseded is
     ignored."""
-    counts: bool = True
-    """Whether a run that resumes this one leaves the epoch out: it is not of a stream."""
+    num_fed: int = 0
+    """Epochs that train() of this run has fed whole once this one is trained: a run that resumes
+    leaves as many out. 0: this one is none of them, as it is of a stream or has failed."""
 
 
 class TrainBatch(msgspec.Struct, frozen=True, tag=True):

@@ -21,7 +21,7 @@ from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import FeedJobError, FeedTimeout
 from tfos.feed.epoch import final_line, targets_of
 from tfos.feed.epoch_feeder import EpochFeeder, feed_config
-from tfos.feed.micro_batch import MicroBatch
+from tfos.feed.micro_batch import MicroBatch, answer_to
 from tfos.feed.request import FeedCall, FeedCalls, FeedRequest
 from tfos.feed.sources import answers_of, source_of
 from tfos.feed.validation import ValidationPlan, validating
@@ -129,10 +129,11 @@ class ClusterFeeder:
             return 0
 
         def is_known(state: ClusterView) -> bool:
-            return "" in state.workers[0].batches or not state.awaited()
+            return answer_to(state, "", 0) is not None or not state.awaited()
 
-        self._watch.until(is_known, call, progress, stall_s=request.feed_timeout_s)
-        begun = self._coordinator.read(lambda state: state.workers[0].batches.get(""))
+        stall_s = max(request.feed_timeout_s, plan.limit_s)
+        self._watch.until(is_known, call, progress, stall_s=stall_s, of_chief=True)
+        begun = self._coordinator.read(lambda state: answer_to(state, "", 0))
         first = call.epochs.leave_out(begun.epochs.get(feed, 0) if begun else 0, num_epochs)
         if first:
             self._console.line(

@@ -36,7 +36,7 @@ class EpochFeed:
         task: feeds a partition.
         call: of the user, which may be interrupted.
         progress: the console's live line.
-        counts: whether a run that resumes this one leaves the epoch out.
+        counts: whether a run that resumes this one leaves the epoch out, if it is fed whole.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class EpochFeed:
         self.task = task
         self.call = call
         self.progress = progress
-        self.counts = counts
+        self.num_fed = call.epochs.num_fed + 1 if counts else 0
+        """Epochs of train() that are fed whole once this one is; 0: it is none of them."""
         self.ledger = EpochLedger(task.feed, task.epoch)
         self.rounds = 0
         """Rounds of feeding lost rows again that have begun."""
@@ -69,7 +70,7 @@ class EpochFeed:
             checked_by: the feed and epoch that validate it; None: none.
         """
         task = self.task
-        return state.flush(task.feed, task.epoch, checked_by, self.rounds, counts=self.counts)
+        return state.flush(task.feed, task.epoch, checked_by, self.rounds, self.num_fed)
 
     def next_round(self, targets: tuple[FeedTarget, ...], rows: Rows) -> FeedTask:
         """Return the task that feeds lost rows again to these workers.

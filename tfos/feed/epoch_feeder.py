@@ -31,7 +31,7 @@ from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import NodeFailedError
 from tfos.feed.epoch import EpochFeed, targets_of
 from tfos.feed.ledger import num_rows
-from tfos.feed.micro_batch import MicroBatch
+from tfos.feed.micro_batch import BatchKnown, MicroBatch
 from tfos.feed.request import FeedCall, FeedRequest
 from tfos.feed.sources import FeedSource
 from tfos.feed.suspects import Rows
@@ -113,8 +113,12 @@ class EpochFeeder:
             progress: the console's live line.
             validation: what is to validate this epoch.
         """
-        feed, batch, stall_s = call.feed, request.batch, request.feed_timeout_s
-        targets = self._await_targets(call, progress, stall_s)
+        feed, batch = call.feed, request.batch
+        targets = self._await_targets(call, progress, request.feed_timeout_s)
+        # The chief may save meanwhile, or restore, for as long as its plan allows.
+        plan, stall_s = self._config.checkpoints, request.feed_timeout_s
+        if plan is not None:
+            stall_s = max(stall_s, plan.limit_s)
         if not targets:
             return None
         call.check_wanted()
@@ -122,13 +126,17 @@ class EpochFeeder:
         if batch is not None:
             self._begin(batch, call, progress, stall_s)
         started_s = time.monotonic()
-        task, counts = self._task(call, request, targets), batch is None and not request.is_interval
-        run = EpochFeed(source, task, call, progress, counts=counts)
+        counts = batch is None and not request.is_interval
+        run = EpochFeed(source, self._task(call, request, targets), call, progress, counts=counts)
         with self._blaming(run):
             is_empty = self._run(run, batch, checked_by)
         if batch is not None and not is_empty:
             self._watch.until(
-                lambda state: batch.is_over(state, feed), call, progress, stall_s=stall_s
+                lambda state: batch.is_over(state, feed),
+                call,
+                progress,
+                stall_s=stall_s,
+                of_chief=True,
             )
         seconds = time.monotonic() - started_s
         return self._coordinator.read(lambda state: run.report(state, seconds=seconds))
@@ -136,27 +144,46 @@ class EpochFeeder:
     def _run(self, run: EpochFeed, batch: MicroBatch | None, checked_by: FeedEpoch | None) -> bool:
         """Feed an epoch until every worker has trained it; return whether a batch had no rows."""
         feed, epoch = run.task.feed, run.task.epoch
-        is_empty = is_fed = False
         try:
             results = self._feed(run, run.task)
             run.ledger.add(results)
-            run.progress.rows_per_epoch = sum(result.rows for result in results)
+            count = run.progress.rows_per_epoch = sum(result.rows for result in results)
             self._ways.tell(feed, results)
             self._feed_lost(run)
-            is_empty = batch is not None and not any(result.rows for result in results)
-            is_fed = not is_empty
-        finally:
-            if batch is not None and not is_fed:
-                self._coordinator.act(lambda state: batch.leave(state, feed, in_part=not is_empty))
-            # Also if it failed: the rows of a later call wait behind the end of this epoch.
-            if is_empty:
-                run.call.epochs.give_back(epoch)
-            else:
-                self._coordinator.act(lambda state: run.end(state, checked_by))
-        if not is_empty:
+        except BaseException:
+            self._fail(run, batch, checked_by)
+            raise
+        if batch is not None and not count:
+            self._coordinator.act(lambda state: batch.leave(state, feed, in_part=False))
+            run.call.epochs.give_back(epoch)
+            return True
+        self._coordinator.act(lambda state: run.end(state, checked_by))
+        try:
             self._end(run)
-            self._coordinator.act(lambda state: state.come_to(feed, epoch + 1))
-        return is_empty
+        except BaseException:
+            self._fail(run, batch)
+            raise
+        run.call.epochs.num_fed = run.num_fed or run.call.epochs.num_fed
+        self._coordinator.act(lambda state: state.come_to(feed, epoch + 1))
+        return False
+
+    def _fail(
+        self, run: EpochFeed, batch: MicroBatch | None, checked_by: FeedEpoch | None = None
+    ) -> None:
+        """End an epoch that failed: the chief records neither it nor its batch.
+
+        Rows of a later call wait behind its end, also where a round has revoked the order for it.
+
+        Args:
+            run: the epoch.
+            batch: that it is; None: none.
+            checked_by: the feed and epoch that validate it; None: none, or it was told before.
+        """
+        if batch is not None:  # before the end: behind it the chief would record the batch
+            feed = run.task.feed
+            self._coordinator.act(lambda state: batch.leave(state, feed, in_part=True))
+        run.num_fed = 0
+        self._coordinator.act(lambda state: run.end(state, checked_by))
 
     @contextlib.contextmanager
     def _blaming(self, run: EpochFeed) -> Iterator[None]:
@@ -185,15 +212,26 @@ class EpochFeeder:
     def _begin(
         self, batch: MicroBatch, call: FeedCall, progress: TrainingProgress, stall_s: float
     ) -> None:
-        """Announce a micro-batch to the chief; return once its rows may be fed."""
+        """Announce a micro-batch to the chief; return once its rows may be fed.
+
+        Raises:
+            BatchKnown: they were trained before.
+        """
         feed, act = call.feed, self._coordinator.act
         act(lambda state: batch.begin(state, feed, call.epoch))
         try:
             self._watch.until(
-                lambda state: batch.may_begin(state, feed), call, progress, stall_s=stall_s
+                lambda state: batch.may_begin(state, feed),
+                call,
+                progress,
+                stall_s=stall_s,
+                of_chief=True,
             )
+            if self._coordinator.read(lambda state: batch.is_known(state, feed)):
+                raise BatchKnown
         except BaseException:
             act(lambda state: batch.leave(state, feed, in_part=False))
+            call.epochs.give_back(call.epoch)
             raise
 
     def _end(self, run: EpochFeed) -> None:
@@ -206,13 +244,7 @@ class EpochFeeder:
                 run.progress,
                 stall_s=run.task.config.feed_timeout_s,
             )
-            try:
-                is_open = self._feed_lost(run)
-            except BaseException:
-                # A round may have revoked the order: rows of later epochs would never be read.
-                self._coordinator.act(run.end)
-                raise
-            if is_open:
+            if self._feed_lost(run):
                 self._coordinator.act(run.end)
             elif not self._coordinator.read(lambda state: state.unflushed(feed, epoch)):
                 return

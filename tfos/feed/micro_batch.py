@@ -2,7 +2,7 @@
 
 Covers: the orders to the chief, the meaning of its reports.      Pure.
 Does not: feed (tfos.feed.epoch_feeder), count or skip batches (tfos.streaming), record or save
-batch ids (tfos.worker.trained_feeds).
+batch ids (tfos.worker.trained.feeds).
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from tfos.control.members import NodeStatus
 from tfos.control.messages import BatchReport, LeaveBatch, TrainBatch
 from tfos.control.state.actions import Action, Send
 from tfos.control.state.cluster_view import ClusterView
+
+
+class BatchKnown(Exception):
+    """The parameters contain the batch: its driver had stopped waiting before the chief told so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,16 @@ class MicroBatch:
         """
         return answer_to(state, feed, self.number) is not None or not chief_trains(state)
 
+    def is_known(self, state: ClusterView, feed: str) -> bool:
+        """Whether the chief, which admits its rows, says that the parameters contain it already.
+
+        Args:
+            state: of the cluster.
+            feed: name of the feed.
+        """
+        found = answer_to(state, feed, self.number)
+        return found is not None and found.trained.get(self.query, -1) >= self.batch_id
+
     def is_over(self, state: ClusterView, feed: str) -> bool:
         """Whether the chief has reported it as trained, and saved if due, or never will.
 
@@ -73,15 +87,14 @@ class MicroBatch:
 
 
 def answer_to(state: ClusterView, feed: str, number: int) -> BatchReport | None:
-    """Return the chief's answer to this order about a feed, or to a later one.
+    """Return the chief's answer to this order about a feed.
 
     Args:
         state: of the cluster.
         feed: name of the feed.
         number: of the order.
     """
-    found = state.workers[0].batches.get(feed)
-    return found if found is not None and found.number >= number else None
+    return state.workers[0].batches.get(feed, {}).get(number)
 
 
 def chief_trains(state: ClusterView) -> bool:

@@ -25,6 +25,8 @@ class EpochNumbers:
 
     before: int | None = None
     """Those that the interrupted run had trained which this one resumes; None: not known yet."""
+    num_fed: int = 0
+    """Those that train() of this run has fed whole."""
     _next: int = 0
     _left_out: int = 0
     """Of those before, how many the calls of this run have not fed again."""

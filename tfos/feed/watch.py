@@ -64,6 +64,7 @@ class FeedWatch:
         *,
         job: SparkJob[Any] | None = None,
         stall_s: float,
+        of_chief: bool = False,
     ) -> None:
         """Wait until `done`, showing progress.
 
@@ -73,6 +74,7 @@ class FeedWatch:
             progress: counters that the console shows.
             job: the Spark job that feeds; None: none runs.
             stall_s: seconds without any movement until FeedTimeout.
+            of_chief: the chief is to do something that is not to train rows.
 
         Raises:
             NodeFailedError, PhaseError: the cluster failed, or was stopped.
@@ -102,7 +104,7 @@ class FeedWatch:
                 # While feed tasks run, they watch the workers themselves.
                 last, moved_s = mark, now_s
             elif now_s - moved_s > stall_s:
-                raise self._stalled(call, stall_s, tasks)
+                raise _silent(call, stall_s) if of_chief else self._stalled(call, stall_s, tasks)
 
     def sees(self, happened: Callable[[ClusterView], bool]) -> bool:
         """Wait a moment for what follows from an end that feed tasks have seen; False: it does not.
@@ -192,6 +194,14 @@ class FeedWatch:
         found = [server_counters(member.heartbeat) for member in members]
         waits = [str(each) for stats in found if stats for each in stats.open_rendezvous]
         return f"; {'; '.join(waits)}: {_BEGINS_TOGETHER}" if waits else ""
+
+
+def _silent(call: FeedCall, stall_s: float) -> FeedTimeout:
+    return FeedTimeout(
+        f"{call.title} waits for the chief, which told nothing for {stall_s:.0f} s: it restores"
+        " a checkpoint, validates or saves. Look at the log of worker:0. If validation is that "
+        "slow raise feed_timeout; if a restore or a save is, Checkpoints(timeout_s=...)"
+    )
 
 
 def _has_ended(state: ClusterView) -> bool:

@@ -67,7 +67,7 @@ class WorkerContext(ProgressReports, Protocol):
 
     @property
     def trained_feeds(self) -> Any:
-        """The `tfos.worker.trained_feeds.TrainedFeeds` of this process."""
+        """The `tfos.worker.trained.feeds.TrainedFeeds` of this process."""
 
     @property
     def epochs(self) -> Any:

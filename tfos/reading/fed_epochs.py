@@ -67,16 +67,16 @@ class FedEpochRecord:
             self._write()
         self.before = {feed: found.before for feed, found in self._feeds.items()}
 
-    def note(self, feed: str, epoch: int, place: FitPlace) -> None:
+    def note(self, feed: str, num_fed: int, place: FitPlace) -> None:
         """Record an epoch that every worker has trained.
 
         Args:
             feed: name of the feed.
-            epoch: number that this run's driver gave it, from 0.
+            num_fed: epochs that this run has trained of it, by its driver's count.
             place: where `fit` goes on after it.
         """
         before = self.before.get(feed, 0)
-        self._feeds[feed] = FedEpochs(before + epoch + 1, before, place, self._run)
+        self._feeds[feed] = FedEpochs(before + num_fed, before, place, self._run)
         self._write()
 
     def stopped(self, feed: str, number: int) -> None:

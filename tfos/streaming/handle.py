@@ -10,6 +10,7 @@ own (tfos.spark.interruptible), so that Ctrl-C finds the user's thread waiting.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from tfos.errors import FeedJobError, TFOSError
 from tfos.monitor.history import History, history_of
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
-from tfos.streaming.state import QueryState, StreamLag, StreamRun
+from tfos.streaming.state import QueryState, RunPhase, StreamLag, StreamRun
 
 DEFAULT_STOP_S = 600.0
 """Seconds without progress of a batch until its feed fails."""
@@ -50,7 +51,7 @@ class StreamTraining:
         run: the batches of this run of the query.
         coordinator: of the cluster.
         ending: raises the cluster's failure.
-        save: saves the parameters behind the last batch.
+        save: saves the parameters behind the last batch, within so many seconds.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class StreamTraining:
         run: StreamRun,
         coordinator: Coordinator,
         ending: Shutdown,
-        save: Callable[[], None],
+        save: Callable[[float], None],
     ) -> None:
         self.query = query
         self._state = state
@@ -68,7 +69,7 @@ class StreamTraining:
         self._coordinator = coordinator
         self._ending = ending
         self._save = save
-        self._is_seen = False
+        self._is_raised = self._is_read = False
         self._stopping = threading.Lock()
         self._stop_error: TFOSError | None = None
         """Of a stop that somebody else asked for."""
@@ -130,6 +131,27 @@ class StreamTraining:
     @property
     def error(self) -> BaseException | None:
         """Why the query ended; None while it runs, and after an ordered stop."""
+        found = self._error
+        self._is_read = self._is_read or found is not None
+        return found
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the query has ended, with nothing unsaved and no error that nobody has seen."""
+        if not self._ended.is_set() or self._state.num_unsaved:
+            return False
+        return self._is_seen or self._error is None
+
+    def is_newest(self, query: Any) -> bool:
+        """Whether this is no older run of a query that has just been started."""
+        return self.query is query or str(self.query.id) != str(query.id)
+
+    @property
+    def _is_seen(self) -> bool:
+        return self._is_raised or self._is_read
+
+    @property
+    def _error(self) -> BaseException | None:
         known = self._run.error or self._stop_error
         if known is not None:
             return known
@@ -175,24 +197,22 @@ class StreamTraining:
         limit_s = preflight.check_timeout("timeout_s", timeout_s)
 
         def stop() -> None:
-            if self.query.isActive:
-                self._stop(limit_s)
-            elif self._run.error is None and not self._coordinator.read(_has_ended):
-                is_unsaved = self._state.num_unsaved > 0
-                self._save()  # it ended without stop(), or an earlier stop() could not save
-                if is_unsaved:
-                    self._stop_error = None  # what is lost stays one
+            self._stop(limit_s, saves_again=not self.query.isActive)
 
         InterruptibleCall("tfos-stop()", stop).result()
         self._raise_error()
 
-    def end(self) -> BaseException | None:
-        """Stop before the cluster's end; return an error that the user has not seen."""
+    def end(self, timeout_s: float = math.inf) -> BaseException | None:
+        """Stop before the cluster's end; return an error that the user has not seen.
+
+        Args:
+            timeout_s: for the running batch, and for the save behind it.
+        """
         try:
-            self._stop(DEFAULT_STOP_S)
+            self._stop(min(timeout_s, DEFAULT_STOP_S), save_s=timeout_s)
         except Exception as error:  # noqa: BLE001  # the cluster has to end all the same
             return error
-        return None if self._is_seen else self.error
+        return None if self._is_seen else self._error
 
     def __enter__(self) -> StreamTraining:
         return self
@@ -213,30 +233,41 @@ class StreamTraining:
         return ", ".join(parts)
 
     def _raise_error(self) -> None:
-        error = self.error
-        if error is not None and not self._is_seen:
-            self._is_seen = True
+        error = self._error
+        if error is not None and not self._is_raised:
+            self._is_raised = True
             with self._ending.raising():
                 raise error
 
-    def _stop(self, timeout_s: float, *, is_asked: bool = False) -> None:
+    def _stop(
+        self,
+        timeout_s: float,
+        *,
+        save_s: float = math.inf,
+        is_asked: bool = False,
+        saves_again: bool = False,
+    ) -> None:
         """End the query, as one thread at a time does; another one finds it ended and saved.
 
         Args:
             timeout_s: for the running batch.
+            save_s: for the save behind it.
             is_asked: somebody else asked for it; who uses the handle sees the error.
+            saves_again: the query had ended by then, perhaps with something unsaved.
         """
         deadline_s = time.monotonic() + timeout_s
         is_free = self._stopping.acquire(timeout=timeout_s)
         try:
             if is_free and not self.query.isActive:
+                if saves_again:
+                    self._save_again()
                 return
             if not is_free or not self._run.stop(max(0.0, deadline_s - time.monotonic())):
                 raise FeedJobError(
                     f"the running micro-batch did not end within {timeout_s:.0f} s; call stop() "
                     "again, or end the cluster with abort()"
                 )
-            self._stop_query()
+            self._stop_query(save_s)
             self._stop_error = None
         except TFOSError as error:
             if is_asked:
@@ -246,7 +277,16 @@ class StreamTraining:
             if is_free:
                 self._stopping.release()
 
-    def _stop_query(self) -> None:
+    def _save_again(self) -> None:
+        """Save behind a query that ended without stop(), or whose stop() could not save."""
+        if self._run.error is not None or self._coordinator.read(_has_ended):
+            return
+        is_unsaved = self._state.num_unsaved > 0
+        self._save(math.inf)
+        if is_unsaved:
+            self._stop_error = None  # what is lost stays one
+
+    def _stop_query(self, save_s: float) -> None:
         self._await_commit()
         # On a thread of its own: it returns when the query has ended, which a batch that is held
         # back prevents; and that one may end only after Spark knows of the stop.
@@ -260,7 +300,7 @@ class StreamTraining:
         stopping.join(_END_S)
         if self._run.error is None:
             self._await_metrics()
-            self._save()
+            self._save(save_s)
         if self.query.isActive:
             raise FeedJobError(
                 f"query {self.query.id} is still active {time.monotonic() - began_s:.0f} s after "
@@ -282,7 +322,9 @@ class StreamTraining:
         deadline_s = time.monotonic() + _COMMIT_S
         while last_id >= 0 and self.query.isActive and time.monotonic() < deadline_s:
             progress = self.last_progress
-            if self._run.is_held or (progress is not None and progress.batchId >= last_id):
+            if self._run.phase is RunPhase.HELD or (
+                progress is not None and progress.batchId >= last_id
+            ):
                 return
             self._run.let_go.wait(_POLL_S)
 
@@ -301,13 +343,13 @@ class StreamTraining:
 
     def _end_idle(self) -> None:
         """End a query that waits for data, with the cluster's error; a batch fails by itself."""
-        if self._run.is_stopping or self._run.is_busy or self._run.error is not None:
-            return
+        failure: TFOSError | None = None
         try:
             self._ending.raise_failure()
         except TFOSError as error:
-            self._run.error = error
-        self.query.stop()
+            failure = error
+        if self._run.end_idle(failure):
+            self.query.stop()
 
 
 def _has_ended(state: ClusterView) -> bool:

@@ -2,7 +2,7 @@
 
 Covers: which batches are repeated or missing, holding a batch back while the query stops.
 Does not: call Spark or the cluster (tfos.streaming.streaming, tfos.streaming.handle).
-Runs in: the driver.      Threads: any; each run's condition guards its flags.
+Runs in: the driver.      Threads: any; each run's condition guards its phase.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from rpc.field_texts import with_field_texts
@@ -77,6 +78,17 @@ class QueryState:
         self.last_id = self.trained_id = self.trained_id - 1
         self.num_unsaved -= 1
 
+    def know_trained(self, batch_id: int) -> None:
+        """A batch whose end nobody here waited for is in the parameters, perhaps in no save.
+
+        Args:
+            batch_id: Spark's number of the micro-batch.
+        """
+        if not self.num_unsaved:
+            self.first_unsaved_id = batch_id
+        self.num_unsaved += 1
+        self.last_id = self.trained_id = batch_id
+
     @property
     def unsaved(self) -> str:
         """The names of the batches trained since the last save; empty ones may be among them."""
@@ -106,22 +118,38 @@ class QueryState:
         self.last_id = batch_id  # last: a reader that sees it also sees the numbers of this batch
 
 
+class RunPhase(Enum):
+    """What one run of a query does."""
+
+    IDLE = auto()
+    TRAINING = auto()
+    STOPPING = auto()
+    """No batch is trained any more."""
+    HELD = auto()
+    """As STOPPING, and Spark waits for a batch that is not to be trained, or only was in part."""
+
+
 @dataclass
 class StreamRun:
     """One run of a query, from its start to its end."""
 
+    run: str = ""
+    """Spark's id of it."""
     error: BaseException | None = None
-    """Why train_batch failed."""
+    """Why train_batch failed, or the query was ended without a batch."""
     has_handle: bool = False
     """A StreamTraining ends the query in order."""
-    is_stopping: bool = False
-    is_held: bool = False
-    """Spark waits for a batch that the stopped query must not train, or has trained in part."""
+    phase: RunPhase = RunPhase.IDLE
     let_go: threading.Event = field(default_factory=threading.Event)
     """The query has the order to stop: batches that are held back may end."""
-    is_busy: bool = False
-    """A batch is being trained."""
+    _num_stops: int = 0
+    """Calls of `stop` that wait for the end of the running batch."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no batch is trained any more."""
+        return self.phase in (RunPhase.STOPPING, RunPhase.HELD)
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -130,30 +158,52 @@ class StreamRun:
         Raises:
             StreamStopped: it is not to be trained, or not to its end; raised once Spark knows why.
         """
-        with self._changed:
-            self.is_held = self.is_stopping
-            self.is_busy = not self.is_held
-        if not self.is_held:
+        if self._begin_batch():
             try:
                 yield
             except BaseException as error:
-                self.is_held = self.is_stopping and isinstance(error, BatchStopped)
-                if not self.is_held:
-                    self.error = error
+                if not self._end_batch(error):
                     raise
-            finally:
-                with self._changed:
-                    self.is_busy = False
-                    self._changed.notify_all()
-        if self.is_held:
-            self.let_go.wait(_HELD_S)
-            raise StreamStopped(_INTERRUPTED)
+            else:
+                self._end_batch(None)
+                return
+        self.let_go.wait(_HELD_S)
+        raise StreamStopped(_INTERRUPTED)
 
     def stop(self, timeout_s: float) -> bool:
-        """Prevent further batches; return whether the running one ended in time."""
+        """Prevent further batches; False, and they go on: the running one did not end in time."""
         with self._changed:
-            self.is_stopping = True
-            return self._changed.wait_for(lambda: not self.is_busy, timeout_s)
+            self._num_stops += 1
+            is_over = self._changed.wait_for(lambda: self.phase is not RunPhase.TRAINING, timeout_s)
+            self._num_stops -= 1
+            if self.phase is RunPhase.IDLE:
+                self.phase = RunPhase.STOPPING
+            return is_over
+
+    def end_idle(self, error: BaseException | None) -> bool:
+        """Note why the query ends without a batch; False: a batch runs, or an end is known."""
+        with self._changed:
+            if self.phase is not RunPhase.IDLE or self.error is not None:
+                return False
+            self.error = error
+            return True
+
+    def _begin_batch(self) -> bool:
+        with self._changed:
+            self.phase = RunPhase.HELD if self.is_stopping else RunPhase.TRAINING
+            return self.phase is RunPhase.TRAINING
+
+    def _end_batch(self, error: BaseException | None) -> bool:
+        """Note the end of a batch; return whether it is held because it ended in part."""
+        with self._changed:
+            is_held = self._num_stops > 0 and isinstance(error, BatchStopped)
+            if is_held:
+                self.phase = RunPhase.HELD
+            else:
+                self.phase = RunPhase.STOPPING if self._num_stops else RunPhase.IDLE
+                self.error = self.error or error
+            self._changed.notify_all()
+            return is_held
 
 
 @with_field_texts

@@ -2,7 +2,7 @@
 
 Covers: TFCluster's calls for streams, the function of foreachBatch, batches that are repeated or
 missing, saves after batches.
-Does not: feed (tfos.feed.epoch_feeder), note or save (tfos.worker.trained_feeds in the chief's
+Does not: feed (tfos.feed.epoch_feeder), note or save (tfos.worker.trained.feeds in the chief's
 process), watch or stop a query (tfos.streaming.handle).
 Runs in: the driver.
 Threads: Spark calls `train_batch` on a thread of each query; the rest comes from the user's.
@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedJobError, PhaseError, SettingsError, TFOSError
 from tfos.feed.entry import FeedService
-from tfos.feed.micro_batch import MicroBatch, answer_to, chief_trains
+from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to, chief_trains
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import InterruptibleCall
@@ -42,7 +44,7 @@ _RUN_ID = "spark.jobGroup.id"
 """On the thread of a query this is the id of its run."""
 _FEED_TIMEOUT_S = 600.0
 _ANSWER_S = 600.0
-"""Seconds for the chief to restore a checkpoint or to save; as long as a start may take."""
+"""Seconds for the chief to begin without checkpoints; as long as a start may take."""
 
 _START_AGAIN = "Spark does not mark the batch as done: start the query again with another cluster"
 
@@ -66,6 +68,7 @@ class Streams:
         self._lock = threading.Lock()
         self._queries: dict[str, QueryState] = {}
         self._runs: dict[str, StreamRun] = {}
+        """By query, its newest run."""
         self._numbers = 0
         self._trainings: list[StreamTraining] = []
 
@@ -98,10 +101,14 @@ class Streams:
             query = writer.foreachBatch(functools.partial(self.train_batch, request)).start()
         state, run = self._state_of(str(query.id), str(query.runId))
         run.has_handle = True
-        training = StreamTraining(
-            query, state, run, self._coordinator, self._ending, functools.partial(self._save, state)
-        )
+        save = functools.partial(self._save, state, None)
+        training = StreamTraining(query, state, run, self._coordinator, self._ending, save)
         with self._lock:
+            before = list(self._trainings)
+        # An older run of the same query is the new handle's business, its unsaved batches too.
+        over = {id(each) for each in before if not each.is_newest(query) or each.is_settled}
+        with self._lock:
+            self._trainings = [each for each in self._trainings if id(each) not in over]
             self._trainings.append(training)
         return training
 
@@ -128,11 +135,17 @@ class Streams:
             raise StreamFailed(f"{type(error).__qualname__}: {error}") from None
 
     @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stop every query in order before the block; raise after it what nobody has seen."""
+    def stopped(self, timeout_s: float) -> Iterator[None]:
+        """Stop every query in order before the block; raise after it what nobody has seen.
+
+        Args:
+            timeout_s: for all of them; may be infinite.
+        """
+        deadline_s = time.monotonic() + timeout_s
         with self._lock:
             trainings = list(self._trainings)
-        unseen = [error for training in trainings if (error := training.end()) is not None]
+        ends = (each.end(max(0.0, deadline_s - time.monotonic())) for each in trainings)
+        unseen = [error for error in ends if error is not None]
         yield
         if unseen:
             raise unseen[0]
@@ -155,9 +168,10 @@ class Streams:
 
     def _state_of(self, query: str, run: str) -> tuple[QueryState, StreamRun]:
         with self._lock:
-            return self._queries.setdefault(query, QueryState(query)), self._runs.setdefault(
-                run, StreamRun()
-            )
+            found = self._runs.get(query)
+            if found is None or found.run != run:  # Spark runs a query once at a time
+                found = self._runs[query] = StreamRun(run)
+            return self._queries.setdefault(query, QueryState(query)), found
 
     def _next_number(self) -> int:
         with self._lock:
@@ -173,8 +187,11 @@ class Streams:
                 raise self._untrained(batch_id)
             state.know(begun.trained.get(state.query, -1))
         if batch_id > state.last_id:
-            self._train(state, request, batch_id)
-            return
+            try:
+                self._train(state, request, batch_id)
+                return
+            except BatchKnown:
+                state.know_trained(batch_id)
         self._console.line(f"batch {batch_id} is in the parameters already: skipped")
         if self._save_every:
             self._save(state, batch_id)
@@ -228,12 +245,15 @@ class Streams:
             "with fit(epochs=ctx.all_epochs)"
         )
 
-    def _save(self, state: QueryState, awaited_id: int | None = None) -> None:
+    def _save(
+        self, state: QueryState, awaited_id: int | None = None, limit_s: float = math.inf
+    ) -> None:
         """Save what was trained since the last save.
 
         Args:
             state: of the query.
             awaited_id: the batch that Spark waits for; None: it has marked all as done.
+            limit_s: seconds to wait at most, if the plan allows more.
 
         Raises:
             FeedJobError: it was not saved; the text says why.
@@ -242,7 +262,7 @@ class Streams:
             return
         order = SaveBatches(state.feed, self._next_number())
         self._coordinator.act(lambda cluster: [Send(cluster.workers[0].node, order)])
-        answer = self._await_answer(state.feed, order.number)
+        answer = self._await_answer(state.feed, order.number, limit_s)
         if answer is None and self._coordinator.read(_chief_has_returned):
             return  # the chief saves behind main_fun, before it says that it has returned
         self._check_saved(state, answer, awaited_id)
@@ -295,12 +315,13 @@ class Streams:
     def _answer(self, feed: str, number: int) -> BatchReport | None:
         return self._coordinator.read(lambda cluster: answer_to(cluster, feed, number))
 
-    def _await_answer(self, feed: str, number: int) -> BatchReport | None:
+    def _await_answer(self, feed: str, number: int, most_s: float = math.inf) -> BatchReport | None:
         """Wait until the chief has carried out an order; number 0: until main_fun begins.
 
         Args:
             feed: name of the feed; empty for number 0.
             number: of the order.
+            most_s: seconds to wait at most, if the plan allows more.
 
         Returns:
             None: the chief takes no orders any more.
@@ -318,11 +339,15 @@ class Streams:
             )
 
         self._ending.raise_failure()
-        came = self._coordinator.wait(is_over, _ANSWER_S)
+        plan = self._checkpoints
+        limit_s = min(most_s, max(_ANSWER_S, plan.limit_s if plan is not None else 0.0))
+        came = self._coordinator.wait(is_over, limit_s)
         self._ending.raise_failure()
         if not came:
+            doing = "has not saved" if number else "has not begun, or has not restored a checkpoint"
             raise FeedJobError(
-                f"the chief takes no batch of the stream: it is silent for {_ANSWER_S:.0f} s"
+                f"the chief {doing} within {limit_s:.0f} s: look at the log of worker:0. Where "
+                "saves or a restore take that long, raise Checkpoints(timeout_s=...)"
             )
         return self._answer(feed, number)
 

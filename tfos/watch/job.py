@@ -109,7 +109,11 @@ class Job:
         self.coordinator.wait(is_over, timeout_s)
         saved = self.coordinator.read(lambda state: state.epochs.saved)
         if saved is None or saved.number < number:
-            return Outcome(False, f"the chief has not said within {timeout_s:.0f} s that it saved")
+            return Outcome(
+                False,
+                f"the chief has not said within {timeout_s:.0f} s that it saved; it may still be "
+                "at it: `tfos status` shows the last save",
+            )
         if saved.error:
             return Outcome(False, f"nothing was saved: {saved.error}")
         return Outcome(True, f"the parameters are saved in {saved.path}")

@@ -3,7 +3,7 @@
 Covers: the DataFeed of a feed that the cluster has; the orders about epochs and micro-batches; the
 counts of rows for the driver.
 Does not: receive or batch rows (feeding.receiver), record what is trained
-(tfos.worker.trained_feeds).
+(tfos.worker.trained.feeds).
 Runs in: the worker's process.
 Threads: orders come from `tfos-orders`, and those that wait are carried out on a short-lived thread
 each; the rest from any.
@@ -26,7 +26,7 @@ from tfos.node.spec import ChildSpec
 from tfos.node.supervisor.row_marks import RowMarks
 from tfos.worker.evaluator import check_trains
 from tfos.worker.reports.progress_meter import ProgressMeter
-from tfos.worker.trained_feeds import TrainedFeeds
+from tfos.worker.trained.feeds import TrainedFeeds
 
 if TYPE_CHECKING:
     from feeding.receiver.data_feed import DataFeed
@@ -142,8 +142,7 @@ class WorkerFeeds:
     def _flush(self, order: messages.Flush) -> None:
         """End an epoch after the rows that were accepted."""
         feed, epoch = order.feed, order.epoch
-        if order.counts:  # before its rows end
-            self.trained.count(feed, epoch)
+        self.trained.count(feed, epoch, order.num_fed)  # before its rows end
         self.channel.flush(feed, epoch, order.validation, order.rounds)
         aside(self._await_flush, feed, epoch)
 

@@ -2,7 +2,7 @@
 
 Covers: beginning with main_fun, or once the workers serve the parameters themselves; the best
 checkpoint; an order to save now.
-Does not: save (tfos.worker.saver), save micro-batches (tfos.worker.trained_feeds).
+Does not: save (tfos.worker.saver), save micro-batches (tfos.worker.trained.feeds).
 Runs in: the worker's process; on workers that do not save it does nothing.
 Threads: `save_now` on a short-lived thread per order; the rest from main_fun's.
 """
@@ -17,7 +17,7 @@ from tfos.console.printable import visible
 from tfos.control import messages
 from tfos.node.spec import NodeSettings
 from tfos.worker.reports.epoch_reports import EpochReports
-from tfos.worker.trained_feeds import TrainedFeeds
+from tfos.worker.trained.feeds import TrainedFeeds
 
 if TYPE_CHECKING:
     from tfos.worker.context import NodeContext

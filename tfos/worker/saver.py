@@ -168,10 +168,25 @@ class ChiefSaver:
             return None
         return best(storage, metric, higher_is_better=higher_is_better, up_to=up_to)
 
-    def close(self) -> None:
-        """Save changes since the last save, and end. Idempotent."""
-        self._saver.close()
+    @property
+    def num_begun(self) -> int:
+        """Saves that have begun so far, failed ones too."""
+        return self._saver.num_begun
+
+    def watch(self, saved: Callable[[int, int, tuple[int, ...]], object]) -> None:
+        """Call this behind each save, ordered or not, before the next one may begin.
+
+        Args:
+            saved: takes which one it is of all that have begun, its step, and for each server which
+                start of it the save holds.
+        """
+        self._saver.on_saved = lambda number, step: saved(number, step, self.saved_generations)
+
+    def close(self) -> str:
+        """Save changes since the last save, and end; return why that save failed. Idempotent."""
+        error = self._saver.close()
         self._client.close()
+        return error
 
 
 def _check_writable(storage: Storage) -> None:

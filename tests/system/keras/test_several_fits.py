@@ -187,11 +187,11 @@ def test_a_run_that_resumes_begins_in_the_epoch_that_was_interrupted():
         left = {"input": FedEpochs(4, 0, FitPlace(1, 1), run="the one before")}
         context.client.set_metadata(METADATA_NAME, msgspec.to_builtins(left))
         saver: Any = SimpleNamespace(
-            restored_metadata=context.client.metadata, release=lambda: None
+            restored_metadata=context.client.metadata, watch=lambda _: None, num_begun=0
         )
         context.trained_feeds.begin(saver, lambda: context.client, resumes=True)
         for epoch in range(2):
-            context.trained_feeds.count("input", epoch)
+            context.trained_feeds.count("input", epoch, epoch + 1)
         feed_epochs(context.feed_channel, [rows] * 2, finish=False)
 
         def fed() -> FeedDataset:
@@ -297,9 +297,9 @@ def test_a_run_that_resumes_does_not_go_on_in_a_fit_that_a_callback_had_stopped(
         context, model = cluster.contexts[0], make_model(cluster, "sync")
         x, y, weights = data(2)
         rows = [(ids, label, weight) for ids, label, weight in zip(x, y, weights, strict=True)]
-        saver: Any = SimpleNamespace(restored_metadata=dict, release=lambda: None)
+        saver: Any = SimpleNamespace(restored_metadata=dict, watch=lambda _: None, num_begun=0)
         context.trained_feeds.begin(saver, lambda: context.client, resumes=True)
-        context.trained_feeds.count("input", 0)
+        context.trained_feeds.count("input", 0, 1)
         feed_epochs(context.feed_channel, [rows], finish=not stops)
 
         def stop(epoch: int, logs: Any) -> None:

@@ -59,7 +59,7 @@ def _event(kind: type, of: NodeId) -> messages.Event:
     made: dict[type, messages.Event] = {
         messages.Listening: messages.Listening(Endpoint("h", 2)),
         messages.FlushReached: messages.FlushReached("input", 0),
-        messages.BatchReport: messages.BatchReport("input", 1, True, {}, {}),
+        messages.BatchReport: messages.BatchReport("input", 1, True, {}),
         messages.TensorBoardUp: messages.TensorBoardUp("http://h:6006"),
         messages.FitReading: messages.FitReading("input"),
         messages.EpochTrained: messages.EpochTrained(1, 0, {"loss": 0.5}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
 from tfos.feed.epoch_feeder import EpochFeeder
-from tfos.feed.micro_batch import MicroBatch
+from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to
 from tfos.feed.request import FeedRequest
 from tfos.feed.sources import source_of
 from tfos.feed.watch import FeedWatch
@@ -57,8 +58,12 @@ class Played:
         self.happens: list[tuple[str, messages.Event]] = []
         self.flushed: list[tuple[str, int]] = []
         """Who was told to end the epoch, after how many rounds of feeding again."""
+        self.counts: list[int] = []
+        """What the chief was told that each such end counts to."""
         self.warned: list[str] = []
         """Who was told that lost rows are fed again."""
+        self.batch_orders: list[Any] = []
+        """About micro-batches, and the ends of epochs at the chief."""
 
     @property
     def phase(self) -> ClusterPhase:
@@ -74,6 +79,13 @@ class Played:
         for action in decide(self.state):
             if isinstance(action, Send) and isinstance(action.order, messages.Flush):
                 self.flushed.append((action.node.name, action.order.rounds))
+                if action.node.name == "worker:0":
+                    self.counts.append(action.order.num_fed)
+                    self.batch_orders.append(action.order)
+            if isinstance(action, Send) and isinstance(
+                action.order, messages.TrainBatch | messages.LeaveBatch
+            ):
+                self.batch_orders.append(action.order)
             if isinstance(action, Send) and action.order == messages.FeedAgain("input", 0):
                 self.warned.append(action.node.name)
 
@@ -143,6 +155,84 @@ def test_feeding_again_that_fails_or_is_interrupted_leaves_no_epoch_open():
         jobs(played, fails).train(REQUEST)
     everybody = [("worker:0", 0), ("worker:1", 0), ("worker:2", 0)]
     assert played.flushed == [*everybody, ("worker:0", 1), ("worker:1", 1)]
+    assert played.counts == [1, 0], "a run that resumes would leave the failed epoch out"
+
+
+@pytest.mark.fault("F01")
+def test_a_micro_batch_whose_lost_rows_cannot_be_fed_again_is_revoked_before_its_epoch_ends():
+    def fails(task: FeedTask) -> list[FeedReport]:
+        if task.again is not None:
+            raise FeedJobError("the source file is gone")
+        return fed(task)
+
+    played = Played()
+    played.happens.append(("worker:0", messages.BatchReport("input", 1, False, {})))
+    played.lose("worker:2")
+    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
+    with pytest.raises(FeedJobError, match="is gone"):
+        jobs(played, fails).train_batch(
+            dataclasses.replace(REQUEST, batch=batch), batch, lambda: False
+        )
+    left = messages.LeaveBatch("input", 1, in_part=True)
+    ends = [messages.Flush("input", 0, rounds=number) for number in (0, 1)]
+    assert played.batch_orders[1:] == [ends[0], left, ends[1]]
+
+
+def test_a_micro_batch_that_the_chief_knows_as_trained_is_not_fed():
+    played = Played()
+    played.happens.append(("worker:0", messages.BatchReport("input", 1, False, {"q": 7})))
+    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
+    tasks: list[FeedTask] = []
+
+    def feed(task: FeedTask) -> list[FeedReport]:
+        tasks.append(task)
+        raise FeedJobError("it was to be skipped")
+
+    made = jobs(played, feed)
+    with contextlib.suppress(BatchKnown, FeedJobError):
+        made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
+    assert tasks == []
+    assert played.batch_orders[1:] == [messages.LeaveBatch("input", 1, in_part=False)]
+    with made._calls.enter("input", lambda: False) as call:
+        assert call.epochs.take() == 0, "no rows came and no end, so the epoch is still to be fed"
+
+
+def test_the_answers_of_the_chief_to_two_orders_do_not_replace_each_other():
+    state = Played().state
+    for number in (2, 1):
+        state.on_event(node("worker:0"), messages.BatchReport("input", number, True, {}), 0.0)
+    for number in (1, 2):
+        answer = answer_to(state, "input", number)
+        assert answer is not None
+        assert answer.number == number
+
+
+def test_epochs_count_to_those_that_train_has_fed_whole():
+    """Not a failed one, and none of a stream, though they have numbers of the feed too."""
+
+    class GoesOn(Played):
+        def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
+            for worker in self.state.workers:
+                ended = messages.FlushReached("input", len(self.counts) - 1)
+                self.state.on_event(worker.node, ended, 0.0)
+            answer = messages.BatchReport("input", 1, True, {})
+            self.state.on_event(node("worker:0"), answer, 0.0)
+            return done(self.state)
+
+    def feed(task: FeedTask) -> list[FeedReport]:
+        if task.epoch == 2:
+            raise FeedJobError("interrupted")
+        return ten_each(task)
+
+    played = GoesOn()
+    made = jobs(played, feed)
+    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
+    made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
+    made.train(REQUEST)
+    with pytest.raises(FeedJobError):
+        made.train(REQUEST)
+    made.train(dataclasses.replace(REQUEST, num_epochs=2))
+    assert played.counts == [0, 1, 0, 2, 3]
 
 
 @pytest.mark.fault("F01")
@@ -421,7 +511,7 @@ def test_rows_after_a_stop_that_was_asked_for_are_no_warning():
 )
 def test_rows_of_a_micro_batch_that_nobody_trained_are_told(stop, said):
     played = Played()
-    chief_takes_it = messages.BatchReport("input", 1, False, {}, {})
+    chief_takes_it = messages.BatchReport("input", 1, False, {})
     played.happens.append(("worker:0", chief_takes_it))
     for rank in range(3):
         played.happens.append((f"worker:{rank}", messages.Done(())))
@@ -737,7 +827,7 @@ def test_a_failure_at_the_end_of_the_last_epoch_is_raised_by_train():
 def resuming(epochs: dict[str, int]) -> tuple[Played, list[FeedTask], Any]:
     """A run that resumes an interrupted one, which had trained so many epochs of feeds."""
     played, tasks = read_by_fit(), []
-    begun = messages.BatchReport("", 0, True, {}, {}, epochs=epochs)
+    begun = messages.BatchReport("", 0, True, {}, epochs=epochs)
     played.happens.insert(0, ("worker:0", begun))
     played.happens.append(("worker:0", TRAINED))
 

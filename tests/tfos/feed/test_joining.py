@@ -16,6 +16,7 @@ from tfos.control import messages
 from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.epoch import EpochFeed, targets_of
+from tfos.feed.request import EpochNumbers, FeedCall
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -43,7 +44,8 @@ def test_the_attempts_of_a_worker_count_apart():
     for index in range(2):
         comes(state, worker(index))
     task: Any = SimpleNamespace(feed="input", epoch=0)
-    run = EpochFeed(None, task, None, None, counts=True)  # type: ignore[arg-type]
+    call = FeedCall("input", 0.0, lambda: False, EpochNumbers())
+    run = EpochFeed(None, task, call, None, counts=True)  # type: ignore[arg-type]
     run.ledger.add([FeedReport(0, rows=30, accepted={0: packed(0, 10), FIRST: packed(10, 20)})])
     state.on_event(worker(1), counted(5), 0.0)
     assert run.new_losses(state) == []

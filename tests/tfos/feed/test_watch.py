@@ -18,13 +18,14 @@ from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
+from tfos.console.progress import TrainingProgress
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
 from tfos.control.state.actions import Action
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
-from tfos.errors import FeedJobError, NodeFailedError, PhaseError
+from tfos.errors import FeedJobError, FeedTimeout, NodeFailedError, PhaseError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
 from tfos.feed.epoch_feeder import EpochFeeder
@@ -182,6 +183,15 @@ def test_a_feed_that_nobody_takes_names_for_whom_the_others_wait(
     found = failure_of(cluster, RuntimeError(reason))
     assert isinstance(found, FeedJobError)
     assert re.search(text, str(found)), str(found)
+
+
+def test_a_chief_that_is_silent_is_not_told_as_rows_that_nobody_takes(cluster, monkeypatch):
+    monkeypatch.setattr("tfos.feed.watch._LOOK_S", 0.01)
+    watch = FeedWatch(cluster.coordinator, cluster.config, cluster.console)
+    progress = TrainingProgress(1)
+    with pytest.raises(FeedTimeout, match="epoch 1 of 'input' waits for the chief") as told:
+        watch.until(lambda _: False, CALL, progress, stall_s=0.02, of_chief=True)
+    assert "Checkpoints(timeout_s=...)" in str(told.value)
 
 
 def test_an_epoch_that_stalls_names_for_whom_workers_wait(cluster):

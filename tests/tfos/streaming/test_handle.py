@@ -18,7 +18,7 @@ from tfos.monitor.reports import EpochReport
 from tfos.phases import ClusterPhase
 from tfos.streaming import handle
 from tfos.streaming.handle import StreamTraining
-from tfos.streaming.state import QueryState, StreamRun
+from tfos.streaming.state import QueryState, RunPhase, StreamRun
 from tfos.watch.job import STOP_REASON
 
 
@@ -31,7 +31,7 @@ def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_aft
     )
     saves: list[str] = []
 
-    def save() -> None:
+    def save(limit_s: float) -> None:
         saves.append("full" if not saves else "saved")
         if len(saves) == 1:
             raise FeedJobError("the disk is full")
@@ -44,6 +44,32 @@ def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_aft
     training.stop()  # behind the cluster's end, which saves by itself
     assert training.end() is None
     assert len(saves) == 2
+
+
+def test_an_error_that_was_read_is_no_news_at_the_clusters_end():
+    query = types.SimpleNamespace(isActive=False, exception=lambda: ValueError("the source"))
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    training = StreamTraining(query, QueryState("q"), StreamRun(), None, ending, lambda _: None)  # type: ignore[arg-type]
+    assert training._ended.wait(20)
+    settled = [training.is_settled]
+    assert str(training.error) == "the source"
+    settled.append(training.is_settled)
+    assert settled == [False, True]
+    assert training.end() is None
+    with pytest.raises(ValueError, match="the source"):
+        training.await_end(20)
+
+
+def test_the_clusters_end_waits_for_a_batch_no_longer_than_it_may():
+    bed, run = WatchedJob(), StreamRun()
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ending, lambda _: None)
+    with run.batch():
+        assert "did not end within 0 s" in str(training.end(0.01))
+    query.isActive = False
+    assert training._ended.wait(20)
+    bed.coordinator.close()
 
 
 def trained(fed_epoch: int, loss: float, feed: str = "input") -> EpochTrained:
@@ -71,10 +97,10 @@ def test_the_history_of_a_stream_has_its_own_batches_and_its_stop_waits_for_the_
     query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
     query.stop = lambda: setattr(query, "isActive", False)
     run = StreamRun()
-    run.is_held = True  # Spark has brought the next batch, so it has marked the last one
+    run.phase = RunPhase.HELD  # Spark has brought the next batch, so it has marked the last one
     coordinator: Any = types.SimpleNamespace(read=lambda look: look(cluster), wait=wait)
     ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
-    training = StreamTraining(query, state, run, coordinator, ending, lambda: None)
+    training = StreamTraining(query, state, run, coordinator, ending, lambda _: None)
     assert training.history["loss"] == [0.5]
     training.stop()
     ended.set()
@@ -95,7 +121,7 @@ def asked_to_stop(
 
 def test_a_stop_that_was_asked_for_ends_a_stream_without_data_in_order():
     bed, saves, run = WatchedJob(), list[str](), StreamRun()
-    training = asked_to_stop(bed, lambda: saves.append("saved"), run)
+    training = asked_to_stop(bed, lambda _: saves.append("saved"), run)
     assert training.await_end(20.0)
     assert (training.is_active, training.error, saves) == (False, None, ["saved"])
     assert run.is_stopping  # so Spark's next batch would be held back
@@ -108,7 +134,7 @@ def test_a_save_that_fails_behind_a_stop_that_was_asked_for_is_told_and_can_be_r
 
     state = QueryState("q", num_unsaved=1)
 
-    def save() -> None:
+    def save(limit_s: float) -> None:
         saves.append("full" if not saves else "saved")
         if len(saves) == 1:
             raise FeedJobError("the disk is full")
@@ -125,7 +151,7 @@ def test_a_save_that_fails_behind_a_stop_that_was_asked_for_is_told_and_can_be_r
 def test_what_a_stop_that_was_asked_for_has_lost_is_told_by_a_later_stop():
     bed, lost = WatchedJob(), iter([FeedJobError("batch 3 is lost")])
 
-    def save() -> None:
+    def save(limit_s: float) -> None:
         for error in lost:
             raise error
 
@@ -164,7 +190,7 @@ def test_a_stop_that_waits_for_one_that_was_asked_for_tells_what_that_one_has_lo
         may_save.wait(20)
         query.isActive = False
 
-    def save() -> None:
+    def save(limit_s: float) -> None:
         raise FeedJobError("batch 3 is lost")
 
     def stop() -> None:
@@ -193,7 +219,7 @@ def test_the_clusters_end_waits_for_a_stop_that_was_asked_for():
     bed, saving, may_save = WatchedJob(), threading.Event(), threading.Event()
     saves: list[str] = []
 
-    def save() -> None:
+    def save(limit_s: float) -> None:
         saving.set()
         may_save.wait(20)
         saves.append("saved")
@@ -225,7 +251,7 @@ def test_a_stop_says_that_the_query_has_not_ended(monkeypatch):
     ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
     saves: list[str] = []
     training = StreamTraining(
-        query, QueryState("q"), StreamRun(), coordinator, ending, lambda: saves.append("saved")
+        query, QueryState("q"), StreamRun(), coordinator, ending, lambda _: saves.append("saved")
     )
     with pytest.raises(FeedJobError, match=r"query q-1 is still active .* call query\.stop\(\)"):
         training.stop()

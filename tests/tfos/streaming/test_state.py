@@ -10,7 +10,14 @@ import pytest
 
 from tests.support.feed import eventually
 from tfos.monitor.reports import EpochReport
-from tfos.streaming.state import BatchStopped, QueryState, StreamLag, StreamRun, StreamStopped
+from tfos.streaming.state import (
+    BatchStopped,
+    QueryState,
+    RunPhase,
+    StreamLag,
+    StreamRun,
+    StreamStopped,
+)
 
 
 def report(rows: int) -> EpochReport:
@@ -54,19 +61,32 @@ def test_a_stop_waits_for_the_running_batch_and_holds_the_next_one_back():
 
     first = threading.Thread(target=train, args=("first",))
     first.start()
-    eventually(lambda: run.is_busy, "the first batch")
-    assert run.stop(0.01) is False
+    eventually(lambda: run.phase is RunPhase.TRAINING, "the first batch")
+    stopped: list[bool] = []
+    stop = threading.Thread(target=lambda: stopped.append(run.stop(20.0)))
+    stop.start()
+    eventually(lambda: run._num_stops, "the stop")
     may_end.set()
-    assert run.stop(20.0) is True
+    stop.join(20)
+    assert stopped == [True]
     second = threading.Thread(target=train, args=("second",))
     second.start()
-    eventually(lambda: run.is_held, "the second batch")
+    eventually(lambda: run.phase is RunPhase.HELD, "the second batch")
     run.let_go.set()
     for thread in (first, second):
         thread.join(20)
     assert log[0] == "first"
     assert "java.lang.InterruptedException" in log[1]
     assert run.error is None
+
+
+def test_batches_go_on_behind_a_stop_that_did_not_wait_long_enough():
+    run = StreamRun()
+    with run.batch():
+        assert run.stop(0.01) is False
+    with run.batch():  # Spark has brought it: nobody has told it to stop
+        pass
+    assert (run.phase, run.error) == (RunPhase.IDLE, None)
 
 
 def test_an_error_of_a_batch_is_kept_and_frees_the_run():
@@ -86,12 +106,12 @@ def test_a_batch_that_ends_in_part_because_of_a_stop_is_an_error_only_if_nobody_
 
     def train() -> None:
         with run.batch():
-            run.is_stopping = is_stopping
+            run._num_stops = int(is_stopping)
             raise BatchStopped("batch 7 was not trained to its end")
 
     with pytest.raises(StreamStopped if is_stopping else BatchStopped):
         train()
-    assert (run.is_held, run.error is None) == (is_stopping, is_stopping)
+    assert (run.phase is RunPhase.HELD, run.error is None) == (is_stopping, is_stopping)
     assert run.stop(0.01)
 
 

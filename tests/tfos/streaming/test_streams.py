@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from tests.support.fake_spark import FakeSpark
 from tests.support.watched_job import WatchedJob, node_id
 from tfos import InputMode, TFCluster
-from tfos.control.messages import BatchReport, Done
+from tfos.config import Checkpoints
+from tfos.control.messages import BatchReport, Done, SaveBatches
 from tfos.errors import FeedJobError, PhaseError, SettingsError
+from tfos.feed.micro_batch import BatchKnown
 from tfos.feed.request import FeedRequest
 from tfos.monitor.reports import EpochReport
 from tfos.streaming import streaming
@@ -140,7 +143,7 @@ def test_a_cluster_that_can_take_no_batch_refuses_it_at_the_call(
 @pytest.mark.fault("F08")
 def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     fed: list[int] = []
-    answers = iter([BatchReport("input", 1, True, {}, {}, error="ps:1 lost it", is_lost=True)])
+    answers = iter([BatchReport("input", 1, True, {}, error="ps:1 lost it", is_lost=True)])
 
     def feed(request: FeedRequest, batch: Any) -> EpochReport:
         fed.append(batch.batch_id)
@@ -149,7 +152,7 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     streams = calls()._streams
     streams._checkpoints = SimpleNamespace(every_batches=1)  # type: ignore[assignment]
     streams._feed_service.train_batch = feed  # type: ignore[method-assign]
-    done = BatchReport("input", 2, True, {}, {})
+    done = BatchReport("input", 2, True, {})
     streams._answer = lambda *_: next(answers, done)  # type: ignore[method-assign]
     streams._await_answer = lambda *_: done  # type: ignore[method-assign]
     state = QueryState("q", last_id=6, is_known=True)
@@ -158,6 +161,69 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
         streams._train_once(state, request, 7)
     streams._train_once(state, request, 7)
     assert (fed, state.last_id, state.num_unsaved) == ([7, 7], 7, 0)
+
+
+def test_a_batch_whose_end_nobody_waited_for_is_saved_and_not_trained_again():
+    orders: list[Any] = []
+
+    def feed(request: FeedRequest, batch: Any) -> EpochReport:
+        raise BatchKnown
+
+    streams = calls()._streams
+    streams._checkpoints = SimpleNamespace(every_batches=1)  # type: ignore[assignment]
+    streams._feed_service.train_batch = feed  # type: ignore[method-assign]
+    view: Any = SimpleNamespace(workers=[SimpleNamespace(node=node_id("worker:0"))])
+    streams._coordinator.act = lambda decide: orders.extend(decide(view))  # type: ignore[method-assign]
+    streams._await_answer = lambda *_: BatchReport("input", 2, True, {})  # type: ignore[method-assign]
+    state = QueryState("q", last_id=6, is_known=True)
+    streams._train_once(state, FeedRequest(data=None, feed="input", feed_timeout_s=1.0), 7)
+    assert [each.order for each in orders] == [SaveBatches("input", 2)]
+    assert (state.last_id, state.num_unsaved) == (7, 0)
+
+
+def test_an_answer_is_waited_for_as_long_as_a_save_may_take():
+    waited: list[float] = []
+    streams = calls()._streams
+    streams._checkpoints = Checkpoints(directory="/runs/7", timeout_s=7200.0)
+    streams._ending.raise_failure = lambda: None  # type: ignore[method-assign]
+    streams._coordinator.wait = lambda _, timeout_s: waited.append(timeout_s)  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(FeedJobError, match=r"has not saved within .*Checkpoints\(timeout_s="):
+        streams._await_answer("input", 1)
+    assert waited[0] > 7200
+
+
+def ended_query(number: int, query_id: str, error: BaseException | None = None) -> Any:
+    query = SimpleNamespace(id=query_id, runId=f"r{number}", isActive=False)
+    query.exception, query.awaitTermination = (lambda: error), (lambda: None)
+    return query
+
+
+def test_a_query_that_was_started_again_is_forgotten_with_its_error_and_ended_ones_are_too():
+    cluster = calls()
+    streams = cluster._streams
+    cluster.stream(ended_query(0, "q", ValueError("the source was away")))
+    for number in range(1, 20):
+        training = cluster.stream(ended_query(number, "q" if number < 10 else f"q{number}"))
+        assert training._ended.wait(20)
+    assert len(streams._trainings) == 1
+    with streams.stopped(1.0):
+        pass
+
+
+def test_the_end_of_a_cluster_has_one_deadline_for_all_of_its_streams():
+    given: list[float] = []
+
+    def end(timeout_s: float) -> None:
+        given.append(timeout_s)
+        began_s = time.monotonic()
+        while time.monotonic() == began_s:
+            pass
+
+    streams = calls()._streams
+    streams._trainings = [SimpleNamespace(end=end)] * 3  # type: ignore[list-item]
+    with streams.stopped(30.0):
+        pass
+    assert 30.0 >= given[0] > given[1] > given[2] > 0.0
 
 
 def trained(*batches: tuple[int, int]) -> QueryState:
@@ -172,7 +238,7 @@ def saving(error: str, *, is_lost: bool) -> Streams:
     """Return streams whose chief answers so to an order to save."""
     streams = calls()._streams
     streams._checkpoints = SimpleNamespace(every_batches=9)  # type: ignore[assignment]
-    answer = BatchReport("input", 1, True, {}, {}, error=error, is_lost=is_lost)
+    answer = BatchReport("input", 1, True, {}, error=error, is_lost=is_lost)
     streams._await_answer = lambda *_: answer  # type: ignore[method-assign]
     return streams
 
@@ -271,6 +337,6 @@ def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again():
     bed.coordinator.on_event(node_id("worker:0"), Done(()))
     streams._coordinator = bed.coordinator
     streams._ending = SimpleNamespace(raise_failure=lambda: None)  # type: ignore[assignment]
-    streams._checkpoints = SimpleNamespace(every_batches=5)  # type: ignore[assignment]
+    streams._checkpoints = Checkpoints(directory="/runs/7", every_batches=5)
     streams._save(QueryState("q", feed="input", last_id=6, num_unsaved=2))
     bed.coordinator.close()

@@ -29,7 +29,7 @@ from tfos.errors import SettingsError
 from tfos.files.paths import OutputPlace, output_directory
 from tfos.fit_place import FitPlace
 from tfos.worker.saver import ChiefSaver
-from tfos.worker.trained_feeds import TrainedFeeds
+from tfos.worker.trained.feeds import TrainedFeeds
 
 pytestmark = pytest.mark.socket
 
@@ -345,9 +345,9 @@ def test_a_batch_is_lost_by_a_restart_before_its_save_alone(tmp_path: Path, rest
         values = set(bed.pulled(client)["trainable"])
         saver.close()
     if restarts == "after its save":
-        assert (last.error, last.is_lost, last.saved, values) == ("", False, {"q": 5}, {1.0})
+        assert (last.error, last.is_lost, last.trained, values) == ("", False, {"q": 5}, {1.0})
     else:
-        assert (last.is_lost, last.saved, values) == (True, {}, {0.0, 1.0})
+        assert (last.is_lost, last.trained, values) == (True, {}, {0.0, 1.0})
 
 
 def test_a_run_goes_on_from_an_earlier_one(tmp_path: Path):

@@ -51,8 +51,7 @@ class ClusterOrders(ClusterView):
         epoch: int,
         checked_by: FeedEpoch | None = None,
         rounds: int = 0,
-        *,
-        counts: bool = True,
+        num_fed: int = 0,
     ) -> list[Action]:
         """End an epoch of a feed at every worker that still trains, after so many rounds.
 
@@ -61,9 +60,9 @@ class ClusterOrders(ClusterView):
             epoch: number of the epoch, from 0.
             checked_by: the feed and epoch that validate this one; None: none.
             rounds: rounds in which rows were fed.
-            counts: whether a run that resumes this one leaves the epoch out.
+            num_fed: what the epoch counts to for a run that resumes this one; 0: it does not.
         """
-        order = messages.Flush(feed, epoch, checked_by, rounds, counts)
+        order = messages.Flush(feed, epoch, checked_by, rounds, num_fed)
         self.open_epochs.note(order)
         return [Send(each.node, order) for each in self.training()]
 

@@ -109,7 +109,7 @@ def test_the_end_of_a_server_of_tensorflow_means(
 @pytest.mark.parametrize("how", [KILLED, EXECUTOR, CRASHED])
 def test_no_attempt_takes_the_place_of_what_only_the_lost_process_had(how: dict[str, Any]):
     chief_of_stream = member(
-        "worker:0", batches={"input": BatchReport("input", 1, is_done=True, trained={}, saved={})}
+        "worker:0", batches={"input": {1: BatchReport("input", 1, is_done=True, trained={})}}
     )
     assert ends(chief_of_stream, how, around()) is Meaning.FATAL
     assert ends(member("worker:1", serves_shard=True), how, around()) is Meaning.FATAL

@@ -350,7 +350,7 @@ def test_a_server_that_cannot_go_on_fails_the_cluster(config, fields):
 
 def test_the_chief_of_a_stream_is_not_started_again():
     state = running(workers=3)
-    report = messages.BatchReport("input", 1, True, {"query": 4}, {"query": 4})
+    report = messages.BatchReport("input", 1, True, {"query": 4})
     state.on_event(node("worker:0"), report, NOW)
     dies(state, "worker:0")
     assert state.phase is ClusterPhase.FAILED

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from ps.client import periodic_saver
 from ps.errors import ServerGone, ServerPhaseError
+from tfos.config import Checkpoints
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
 from tfos.fit_place import METADATA_NAME as FED_EPOCHS
 from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
-from tfos.worker.trained_feeds import METADATA_NAME, TrainedFeeds
+from tfos.worker.trained import feeds
+from tfos.worker.trained.feeds import METADATA_NAME, TrainedFeeds
 
 PLACE = FitPlace(0, 1)
 _numbers = itertools.count()
@@ -39,13 +42,16 @@ class Saver:
         self.log: list[Any] = []
         self.holders: set[TrainBatch] = set()
         self.starts: tuple[int, ...] = (0, 0)
-        self.saved_generations: tuple[int, ...] = ()
         self.restored_at: tuple[int, ...] = (-1, -1)
         self.saved_step = 0
         self.restarts_at_save = False
         self.restores_after_save: int | None = None
         self.num_away = 0
         self.asked = threading.Semaphore(0)
+        self.num_begun = 0
+
+    def watch(self, saved: Callable[[int, int, tuple[int, ...]], None]) -> None:
+        self.saved = saved
 
     def restored_metadata(self) -> dict[str, Any]:
         return self.restored
@@ -61,19 +67,20 @@ class Saver:
 
     def save_now(self) -> str:
         self.log.append(dict(self.client.metadata.get(METADATA_NAME, {})))
+        self.num_begun += 1
         if self.restarts_at_save:  # the first try fails, the next one finds the restored server
-            self._restart(self.saved_step)
+            self.restart(self.saved_step)
             self.restarts_at_save = False
         if self.error:
             return self.error
-        self.saved_generations = self.starts
         self.saved_step += 1
+        self.saved(self.num_begun, self.saved_step, self.starts)
         if self.restores_after_save is not None:  # 0: the step of this save
-            self._restart(self.saved_step + self.restores_after_save)
+            self.restart(self.saved_step + self.restores_after_save)
             self.restores_after_save = None
         return ""
 
-    def _restart(self, step: int) -> None:
+    def restart(self, step: int) -> None:
         self.starts, self.restored_at = (0, self.starts[1] + 1), (-1, step)
 
     def restored_steps(self) -> tuple[int, ...]:
@@ -115,7 +122,7 @@ class Bed:
 def test_it_begins_with_the_restored_batch_ids():
     (begun,) = Bed(q=7, r=2).said
     assert (begun.feed, begun.number, begun.is_done) == ("", 0, True)
-    assert begun.trained == begun.saved == {"q": 7, "r": 2}
+    assert begun.trained == {"q": 7, "r": 2}
     assert Bed().said[0].trained == {}
 
 
@@ -131,7 +138,7 @@ def test_a_batch_is_noted_then_saved_then_reported_and_no_save_begins_meanwhile(
     assert bed.saver.log == ["hold", {"q": 4}, "release"]
     last = bed.said[-1]
     assert (last.number, last.is_done, last.is_noted, last.error) == (1, True, True, "")
-    assert (last.trained, last.saved) == ({"q": 4}, {"q": 4})
+    assert last.trained == {"q": 4}
 
 
 def test_an_epoch_that_ended_before_the_batch_does_not_count_for_it():
@@ -152,6 +159,7 @@ def test_a_batch_without_rows_gives_its_epoch_to_the_next_one():
     bed = Bed()
     bed.batches.follow("input")
     bed.batches.expect(bed.order(1, 0, 0))
+    bed.leave(LeaveBatch("input", 1, in_part=False))
     bed.batches.expect(bed.order(2, 0, 1))
     bed.batches.trained("input", 0, PLACE)
     assert bed.client.metadata == {METADATA_NAME: {"q": 1}}
@@ -165,11 +173,11 @@ def test_a_save_that_fails_is_reported_and_can_be_asked_for_again():
     bed.batches.expect(bed.order(1, 0, 0))
     bed.batches.trained("input", 0, PLACE)
     last = bed.said[-1]
-    assert (last.error, last.trained, last.saved) == ("OSError: No space left", {"q": 0}, {})
+    assert (last.error, last.trained) == ("OSError: No space left", {"q": 0})
     bed.saver.error = ""
     bed.batches.save(SaveBatches("input", 2))
     last = bed.said[-1]
-    assert (last.number, last.error, last.saved) == (2, "", {"q": 0})
+    assert (last.number, last.error, last.trained) == (2, "", {"q": 0})
 
 
 LOST = "a parameter server was restarted while batch 5 was trained or saved"
@@ -185,14 +193,14 @@ def test_a_batch_that_a_server_lost_during_its_save_is_not_reported_as_saved():
     last = bed.said[-1]
     assert LOST in last.error
     assert last.is_lost
-    assert (last.trained, last.saved) == ({"q": 4}, {"q": 4})
+    assert last.trained == {"q": 4}
     assert bed.client.metadata == {METADATA_NAME: {"q": 4}}
     assert bed.saver.log == ["hold", {"q": 5}, {"q": 4}], "a save with 5 may be there"
     bed.batches.expect(bed.order(2, 1, 5))
     bed.batches.trained("input", 1, PLACE)
     assert bed.saver.log[-2:] == [{"q": 5}, "release"]
     last = bed.said[-1]
-    assert (last.error, last.trained, last.saved) == ("", {"q": 5}, {"q": 5})
+    assert (last.error, last.trained) == ("", {"q": 5})
 
 
 @pytest.mark.fault("F08")
@@ -203,7 +211,7 @@ def test_a_batch_whose_save_a_restarted_server_goes_on_from_is_saved():
     bed.batches.expect(bed.order(1, 0, 5))
     bed.batches.trained("input", 0, PLACE)
     last = bed.said[-1]
-    assert (last.error, last.is_lost, last.saved) == ("", False, {"q": 5})
+    assert (last.error, last.is_lost, last.trained) == ("", False, {"q": 5})
     assert bed.saver.log == ["hold", {"q": 5}, "release"]
 
 
@@ -216,6 +224,70 @@ def test_a_batch_whose_save_was_committed_too_late_for_a_restarted_server_is_los
     bed.batches.trained("input", 0, PLACE)
     assert bed.said[-1].is_lost
     assert bed.client.metadata == {METADATA_NAME: {"q": 4}}
+
+
+@pytest.mark.fault("F08")
+def test_a_batch_that_a_save_by_time_has_is_not_lost_by_a_server_that_goes_on_from_that_save():
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 41, holds=False, saves=False))
+    bed.batches.trained("input", 0, PLACE)
+    bed.saver.save_now()  # by time
+    bed.saver.restart(bed.saver.saved_step)
+    bed.batches.save(SaveBatches("input", 2))
+    last = bed.said[-1]
+    assert (last.error, last.is_lost, last.trained) == ("", False, {"q": 41})
+
+
+@pytest.mark.fault("F08")
+def test_a_save_that_had_begun_before_a_batch_was_trained_does_not_have_it():
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 41, holds=False, saves=False))
+    bed.saver.num_begun += 1  # by time, and it is under way
+    bed.batches.trained("input", 0, PLACE)
+    bed.saver.saved(bed.saver.num_begun, 1, bed.saver.starts)
+    bed.saver.restart(1)
+    bed.batches.save(SaveBatches("input", 2))
+    assert bed.said[-1].is_lost
+
+
+def test_a_batch_waits_for_the_end_of_the_one_before_it_whose_driver_waits_no_more():
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 6))
+    again = threading.Thread(target=bed.batches.expect, args=(bed.order(2, 1, 6),), daemon=True)
+    again.start()
+    for _ in range(3):  # of two that wait it has asked for the second time by now
+        assert bed.saver.asked.acquire(timeout=20.0)
+    assert [said.number for said in bed.said] == [0, 1]
+    bed.batches.trained("input", 0, PLACE)
+    again.join(20.0)
+    answer = bed.said[-1]
+    assert (answer.number, answer.is_done, answer.trained) == (2, False, {"q": 6})
+    assert bed.saver.holders == {bed.order(2, 1, 6)}
+
+
+def test_the_driver_waits_for_as_long_as_the_tries_of_a_save_and_a_server_that_returns_take():
+    plan = Checkpoints(directory="/runs/7", timeout_s=1.0)
+    pauses_s = periodic_saver._RETRY_S * 2**periodic_saver._ASKED_TRIES
+    save_s = periodic_saver._ASKED_TRIES * plan.timeout_s + pauses_s
+    assert plan.limit_s >= 2 * save_s + feeds._RETURN_S - 2 * periodic_saver._RETRY_S
+
+
+def test_orders_to_save_around_the_end_of_main_fun_are_answered_by_the_last_save():
+    bed = Bed()
+
+    def closed_meanwhile() -> str:
+        bed.batches.end()
+        return "the client is closed"
+
+    bed.saver.save_now = closed_meanwhile  # type: ignore[method-assign]
+    for number in (2, 3):
+        bed.batches.save(SaveBatches("input", number))
+    assert [said.number for said in bed.said] == [0]
+    bed.batches.closed("no disk")
+    assert [(said.number, said.error) for said in bed.said[1:]] == [(2, "no disk"), (3, "no disk")]
 
 
 @pytest.mark.fault("F08")
@@ -234,7 +306,7 @@ def test_a_save_of_a_server_that_had_lost_the_batch_does_not_bring_it_back():
 def test_a_server_that_does_not_return_after_a_save_leaves_open_whether_the_batch_is_there(
     monkeypatch: pytest.MonkeyPatch, restored: int
 ):
-    monkeypatch.setattr("tfos.worker.trained_feeds._RETURN_S", 0.0)
+    monkeypatch.setattr("tfos.worker.trained.feeds._RETURN_S", 0.0)
     bed = Bed(q=4)
     bed.batches.follow("input")
     bed.batches.expect(bed.order(1, 0, 5))
@@ -249,13 +321,13 @@ def test_a_server_that_does_not_return_after_a_save_leaves_open_whether_the_batc
     bed.batches.trained("input", 0, PLACE)
     last = bed.said[-1]
     assert "step 1 has batch 5, and a parameter server has been away since then" in last.error
-    assert (last.is_lost, last.trained, last.saved) == (False, {"q": 5}, {"q": 4})
+    assert (last.is_lost, last.trained) == (False, {"q": 5})
     bed.saver.save_now = save_now  # type: ignore[method-assign]
     bed.saver.starts, bed.saver.restored_at = (0, 1), (-1, restored)
     bed.batches.save(SaveBatches("input", 2))
     last = bed.said[-1]
     assert last.is_lost == (restored < 1)
-    assert last.trained == last.saved == {"q": 5 if restored else 4}
+    assert last.trained == {"q": 5 if restored else 4}
     assert bed.client.metadata == {METADATA_NAME: {"q": 5 if restored else 4}}
 
 
@@ -292,7 +364,7 @@ def test_rows_wait_for_a_server_that_is_away_as_the_batch_begins():
     assert (bed.said[-1].number, bed.said[-1].is_done) == (1, False)
     bed.batches.trained("input", 0, PLACE)
     last = bed.said[-1]
-    assert (last.error, last.is_lost, last.saved) == ("", False, {"q": 5})
+    assert (last.error, last.is_lost, last.trained) == ("", False, {"q": 5})
 
 
 @pytest.mark.fault("F08")
@@ -342,7 +414,7 @@ def test_a_batch_that_a_server_lost_after_a_save_that_failed_is_not_reported_as_
     bed.batches.save(SaveBatches("input", 2))
     last = bed.said[-1]
     assert LOST in last.error
-    assert (last.trained, last.saved) == ({}, {})
+    assert last.trained == {}
     assert bed.client.metadata == {METADATA_NAME: {}}
 
 
@@ -457,7 +529,7 @@ class Run:
         )
 
     def train(self, epoch: int, place: FitPlace) -> None:
-        self.batches.count("input", epoch)
+        self.batches.count("input", epoch, epoch + 1)
         self.batches.trained("input", epoch, place)
 
     @property
@@ -541,6 +613,22 @@ def test_a_run_whose_fit_has_stopped_itself_goes_on_with_the_next_fit():
     run.batches.stopped("input", 0)
     assert run.noted == {"input": FedEpochs(1, 0, FitPlace(1, -1), run.run)}
     assert Run(run.client.metadata).said[0].epochs == {"input": 1}
+
+
+def test_what_a_stream_has_trained_of_a_feed_is_no_epoch_of_train():
+    run = Run({})
+    for epoch in range(3):
+        run.batches.expect(TrainBatch("input", epoch, epoch, "q", epoch, holds=True, saves=False))
+        run.batches.count("input", epoch, 0)
+        run.batches.trained("input", epoch, PLACE)
+    assert run.noted == {}
+    run.batches.count("input", 3, 1)
+    run.batches.count("input", 4, 2)  # it is fed while the chief validates the one before
+    run.batches.trained("input", 3, FitPlace(0, 4))
+    assert run.noted["input"].count == 1
+    run.batches.count("input", 4, 0)  # it failed
+    run.batches.trained("input", 4, FitPlace(0, 5))
+    assert run.noted["input"].count == 1
 
 
 def test_a_run_that_ends_as_it_should_leaves_no_record():

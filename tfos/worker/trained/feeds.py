@@ -4,22 +4,24 @@ Covers: micro-batches of streams: the order that an epoch is one, its id once ev
 trained its rows, the save after it, the reports to the driver. Other epochs: which are to be
 recorded for a run that resumes this one.
 Does not: feed (feeding), detect that rows were trained (tfos.keras.fit.epoch_agreement), save
-(tfos.worker.saver), keep the record of epochs (tfos.reading.fed_epochs).
+(tfos.worker.saver), keep the record of epochs (tfos.reading.fed_epochs), decide what an order or
+the end of an epoch changes (tfos.worker.trained.feed).
 Runs in: the chief's process.
 Threads: orders come from `tfos-orders` and are carried out on short-lived threads; `trained` comes
-from the thread that runs `fit`; `_lock` guards the tables, not the servers' calls.
+from the thread that runs `fit`; `_lock` guards the states, not the servers' calls.
 
-    TrainBatch ─► no save begins ─► "its rows may come" ─► every worker trained them ─► kept ─► save
-               ─► "done"
+    TrainBatch ─► no save begins, the batch before is over ─► "its rows may come"
+               ─► every worker trained them ─► kept ─► save ─► "done"
 The id is set while no worker trains: all are past the rendezvous at the end of the epoch, and
 none begins the next one before the chief. So a checkpoint holds a whole batch and its id, or
 neither. The driver revokes a batch whose feed failed (LeaveBatch) before its epoch ends, so its
-id is never recorded.
+id is never recorded. A driver that has stopped waiting for the end of a batch sees by the next
+answer whether the parameters contain it: that batch is over by then.
 
 A server that is restarted goes back to its last save. If one was since a batch was expected, that
 batch is not whole in the parameters, though a save after it succeeds: it is answered with an error
-and its id is taken back, so that Spark brings it again. Not if it went back to the batch's own
-save. So no rows come before each server has said which start of it is at work.
+and its id is taken back, so that Spark brings it again. Not if it went back to a save that has the
+batch. So no rows come before each server has said which start of it is at work.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBat
 from tfos.errors import SettingsError
 from tfos.fit_place import FitPlace
 from tfos.reading.fed_epochs import FedEpochRecord
+from tfos.worker.trained.feed import TrainedFeed, Unsaved
 
 if TYPE_CHECKING:
     from ps.client.client import PSClient
@@ -48,19 +51,6 @@ _LOOK_S = 0.2
 """How often to ask again a server that is away."""
 _RETURN_S = 300.0
 """For a server that is away after a save: to be started again and to restore that save."""
-
-
-class _Expected(NamedTuple):
-    """A batch that is in no save yet, or that a server may have lost since."""
-
-    query: str
-    batch_id: int
-    before: int | None
-    """The id that was recorded for its query before; None: there was none."""
-    generations: tuple[int, ...]
-    """The servers' when its rows were let in."""
-    saved_step: int = -1
-    """Of the save that has it, while it is unknown whether the servers still do; -1: none."""
 
 
 class _Outcome(NamedTuple):
@@ -90,19 +80,13 @@ class TrainedFeeds:
         self._client: Callable[[], PSClient] | None = None
         self._lock = threading.Lock()
         self._saver: ChiefSaver | None = None
-        self._due: dict[str, TrainBatch] = {}
-        self._left: dict[str, int] = {}
-        """By feed, the last order that was revoked."""
-        self._in_part: dict[str, TrainBatch] = {}
-        """By feed, a failed batch: the parameters may contain a part of it, so it holds saves."""
-        self._expected: dict[str, _Expected] = {}
-        """By feed, the newest batch."""
-        self._followed: set[str] = set()
+        self._feeds: dict[str, TrainedFeed] = {}
         self._trained: dict[str, int] = {}
-        self._saved: dict[str, int] = {}
-        self._counted: dict[str, int] = {}
-        """By feed, the newest epoch whose end was ordered and that is of no stream."""
         self._fed = FedEpochRecord()
+        self._late: list[SaveBatches] = []
+        """Orders that came behind the end of main_fun: the last save answers them."""
+        self._last_error: str | None = None
+        """Why the last save failed, or an empty string; None: it has yet to be made."""
 
     def begin(
         self,
@@ -122,10 +106,10 @@ class TrainedFeeds:
         """
         self._saver, self._client = saver, client
         if saver is not None:
+            saver.watch(self._note_save)
             metadata = saver.restored_metadata()
             found = metadata.get(METADATA_NAME, {})
             self._trained = {str(query): int(batch) for query, batch in found.items()}
-            self._saved = dict(self._trained)
             self._fed.begin(metadata, client, run=run, resumes=resumes)
         self._answer("", 0, epochs=self._fed.before)
 
@@ -140,7 +124,8 @@ class TrainedFeeds:
             SettingsError: a stream trains this cluster, or the run that it resumes.
         """
         with self._lock:
-            is_streamed = bool(self._due or self._left or self._trained)
+            is_streamed = any(each.is_streamed for each in self._feeds.values())
+            is_streamed = is_streamed or bool(self._trained)
         if is_streamed or saver.restored_metadata().get(METADATA_NAME):
             raise SettingsError(
                 "Checkpoints and a stream with num_ps=0: the servers are to hold the ids of its "
@@ -148,29 +133,35 @@ class TrainedFeeds:
                 "use num_ps >= 1"
             )
         self._saver, self._client = saver, client
+        saver.watch(self._note_save)
 
     def end(self) -> None:
         """main_fun has returned: a run that resumes this one feeds all of its epochs."""
         self._is_ended = True
         self._fed.end()
 
+    def closed(self, error: str) -> None:
+        """The saver has ended with a last save, which answers orders to save from now on.
+
+        Args:
+            error: why it failed, or an empty string.
+        """
+        with self._lock:
+            self._last_error = error
+            late, self._late = self._late, []
+        for order in late:
+            self._answer(order.feed, order.number, error=error)
+
     def expect(self, order: TrainBatch) -> None:
         """Carry out an order: admit its rows once no running save could contain a part of them.
 
-        And once each server has said which start of it is at work. The driver revokes the order of
-        a batch whose rows may not come for `feed_timeout`, which ends the wait.
+        And once the batch before it is over, and each server has said which start of it is at work.
+        The driver revokes the order of a batch whose rows may not come for `feed_timeout`, which
+        ends the wait.
         """
         if self._saver is not None and order.holds:
             self._saver.hold(order)
-        generations = self._await_generations(order)
-        with self._lock:
-            is_admitted = generations is not None and not self._is_revoked(order)
-            if generations is not None and is_admitted:
-                self._due[order.feed] = order
-                before = self._trained.get(order.query)
-                expected = _Expected(order.query, order.batch_id, before, generations)
-                self._expected[order.feed] = expected
-        if is_admitted:
+        if self._admits(order):
             self._answer(order.feed, order.number, is_done=False)
         else:
             self.release(order)
@@ -178,39 +169,44 @@ class TrainedFeeds:
     def leave(self, order: LeaveBatch) -> TrainBatch | None:
         """Carry out an order to revoke a batch; return the batch for which no save waits any more.
 
-        For one that failed saves wait until a later epoch is trained: the repeated batch, or other
-        data that the user feeds.
+        Args:
+            order: to revoke it.
         """
+        state = self._state(order.feed)
         with self._lock:
-            self._left[order.feed] = order.number
-            due = self._due.get(order.feed)
-            if due is None or due.number > order.number:
-                return None
-            del self._due[order.feed]
-            return self._holds_on(due) if order.in_part else due
+            return state.leave(order)
 
-    def release(self, order: TrainBatch) -> None:
+    def release(self, order: TrainBatch | None) -> None:
         """Allow saves by time and steps again, as far as this batch is concerned."""
-        if self._saver is not None:
+        if self._saver is not None and order is not None and order.holds:
             self._saver.release(order)
 
     def save(self, order: SaveBatches) -> None:
-        """Carry out an order to save the trained batches."""
-        self._answer(order.feed, order.number, **self._save(order.feed)._asdict())
+        """Carry out an order to save the trained batches, between two batches of the feed."""
+        outcome = self._save_between(order.feed)
+        if outcome is None:  # main_fun has returned: the last save is what counts
+            with self._lock:
+                if self._last_error is None:
+                    self._late.append(order)
+                    return
+            outcome = _Outcome(self._last_error)
+        self._answer(order.feed, order.number, **outcome._asdict())
 
-    def count(self, feed: str, epoch: int) -> None:
+    def count(self, feed: str, epoch: int, num_fed: int) -> None:
         """Record this epoch once it is trained, for a run that resumes this one.
 
         Args:
             feed: name of the feed.
             epoch: number of the epoch, from 0.
+            num_fed: what it counts to, as the driver says; 0: it does not.
         """
-        self._counted[feed] = epoch
+        state = self._state(feed)
+        with self._lock:
+            state.count(epoch, num_fed)
 
     def follow(self, feed: str) -> None:
         """`fit` reads this feed and reports its trained epochs."""
-        with self._lock:
-            self._followed.add(feed)
+        self._state(feed).is_followed = True
 
     def trained(self, feed: str, epoch: int, place: FitPlace) -> None:
         """Every worker's rows of this and earlier epochs are in the servers' parameters.
@@ -220,11 +216,14 @@ class TrainedFeeds:
             epoch: number of the epoch, from 0.
             place: where `fit` goes on.
         """
-        order = self._take(feed, epoch)
+        state = self._state(feed)
+        with self._lock:
+            num_fed = state.counted(epoch)
+        if num_fed:
+            self._fed.note(feed, num_fed, place)
+        order = self._end_of(feed, epoch)
         if order is None:
-            self._go_on(feed, epoch)
-            if feed in self._counted and epoch <= self._counted[feed]:
-                self._fed.note(feed, epoch, place)
+            self._pass(feed, epoch)
             return
         outcome = self._lost_before_save(feed) if order.saves else _SAVED
         if not outcome.is_lost:
@@ -234,9 +233,8 @@ class TrainedFeeds:
             self._finish(order, **outcome._asdict())
             return
         with self._lock:
-            before = self._holds_on(order)
-        if before is not None:
-            self.release(before)
+            before = state.fail()
+        self.release(before)
         self._answer(feed, order.number, **outcome._asdict())
 
     def stopped(self, feed: str, number: int) -> None:
@@ -255,41 +253,33 @@ class TrainedFeeds:
             feed: name of the feed.
             epoch: number of the epoch, from 0.
         """
-        with self._lock:
-            is_followed = feed in self._followed
-        if is_followed:
+        if self._state(feed).is_followed:
             return
-        order = self._take(feed, epoch)
+        order = self._end_of(feed, epoch)
         if order is None:
-            self._go_on(feed, epoch)
+            self._pass(feed, epoch)
         else:
             self._finish(order, is_noted=False)
 
+    def _end_of(self, feed: str, epoch: int) -> TrainBatch | None:
+        state, num_begun = self._state(feed), 0 if self._saver is None else self._saver.num_begun
+        with self._lock:
+            return state.end_of(epoch, num_begun)
+
+    def _pass(self, feed: str, epoch: int) -> None:
+        """Release the saves that wait because of a failed batch, if this epoch came after it."""
+        state = self._state(feed)
+        with self._lock:
+            failed = state.passed(epoch)
+        self.release(failed)
+
     def _finish(self, order: TrainBatch, **changes: Any) -> None:
-        self._go_on(order.feed, order.epoch)
+        state = self._state(order.feed)
+        with self._lock:
+            state.done()
+        self._pass(order.feed, order.epoch)
         self.release(order)
         self._answer(order.feed, order.number, **changes)
-
-    def _holds_on(self, order: TrainBatch) -> TrainBatch | None:
-        """Note that a batch has failed; return the one that it holds saves in the place of."""
-        before = self._in_part.get(order.feed)
-        self._in_part[order.feed] = order
-        return before
-
-    def _go_on(self, feed: str, epoch: int) -> None:
-        """Release the saves that wait because of a failed batch, if this epoch came after it."""
-        with self._lock:
-            failed = self._in_part.get(feed)
-            is_behind = failed is not None and failed.epoch < epoch
-            if is_behind:
-                del self._in_part[feed]
-        if failed is not None and is_behind:
-            self.release(failed)
-
-    def _take(self, feed: str, epoch: int) -> TrainBatch | None:
-        with self._lock:
-            order = self._due.get(feed)
-            return self._due.pop(feed) if order is not None and order.epoch <= epoch else None
 
     def _note(self, order: TrainBatch) -> None:
         with self._lock:
@@ -313,60 +303,88 @@ class TrainedFeeds:
         """
         if self._saver is None:
             return _SAVED
-        with self._lock:
-            trained, expected = dict(self._trained), self._expected.get(feed)
-        was_saved = expected is not None and expected.saved_step >= 0
+        state = self._state(feed)
+        was_saved = state.unsaved is not None and state.unsaved.saved_step >= 0
         if not was_saved and (error := self._saver.save_now()):
             return _Outcome(error)
-        outcome = _SAVED if expected is None else self._kept(self._saver, feed, expected)
-        if outcome.is_lost and expected is not None:
-            return self._save_without(self._saver, feed, expected, outcome.error)
+        unsaved = state.unsaved  # the save has told its step by now
+        outcome = _SAVED if unsaved is None else self._kept(self._saver, unsaved)
+        if outcome.is_lost and unsaved is not None:
+            return self._save_without(self._saver, feed, unsaved, outcome.error)
         if outcome.error:
             return outcome
         if was_saved and (error := self._saver.save_now()):
             return _Outcome(error)
-        with self._lock:
-            self._saved = trained
-            self._expected.pop(feed, None)
+        self._forget(feed)
         return _SAVED
+
+    def _save_between(self, feed: str) -> _Outcome | None:
+        """Save between two batches of a feed; None: main_fun has returned, which ends the saver."""
+        state = self._state(feed)
+        while not self._is_over():
+            with self._lock:
+                is_begun = state.begin_save()
+            if not is_begun:
+                self._stopped.wait(_LOOK_S)
+                continue
+            try:
+                outcome = self._save(feed)
+            finally:
+                state.is_saving = False
+            return None if outcome.error and self._is_ended else outcome
+        return None
+
+    def _forget(self, feed: str) -> None:
+        """The newest batch of a feed is saved, or lost."""
+        state = self._state(feed)
+        with self._lock:
+            state.unsaved = None
+
+    def _state(self, feed: str) -> TrainedFeed:
+        with self._lock:
+            return self._feeds.setdefault(feed, TrainedFeed())
+
+    def _note_save(self, number: int, step: int, generations: tuple[int, ...]) -> None:
+        """Take a save, also one by time or steps.
+
+        Args:
+            number: which one of all that have begun.
+            step: of the checkpoint.
+            generations: which start of each server it holds.
+        """
+        with self._lock:
+            for state in self._feeds.values():
+                state.note_save(number, step, generations)
 
     def _lost_before_save(self, feed: str) -> _Outcome:
         """Return whether the newest batch of a feed is not whole in the parameters any more."""
-        with self._lock:
-            expected = self._expected.get(feed)
-        if self._saver is None or expected is None:
+        unsaved = self._state(feed).unsaved
+        if self._saver is None or unsaved is None:
             return _SAVED
-        if self._generations(self._saver) == expected.generations:
+        if self._generations(self._saver) == unsaved.generations:
             return _SAVED
-        with self._lock:
-            self._expected.pop(feed, None)
-        return _lost(expected)
+        self._forget(feed)
+        return _Outcome(unsaved.loss, is_lost=True)
 
-    def _kept(self, saver: ChiefSaver, feed: str, expected: _Expected) -> _Outcome:
-        """Return whether its save, or the one just made, has the batch, and the servers do now.
+    def _kept(self, saver: ChiefSaver, unsaved: Unsaved) -> _Outcome:
+        """Return whether a save has the batch, and the servers do now.
 
         Args:
-            saver: has made the save.
-            feed: of the batch.
-            expected: the batch.
+            saver: has made the saves.
+            unsaved: the batch.
         """
-        step, deadline_s = expected.saved_step, time.monotonic() + _RETURN_S
+        step, deadline_s = unsaved.saved_step, time.monotonic() + _RETURN_S
         if step < 0:
-            # The save's own starts: a server restarted twice may hold a save that lacks the batch.
-            if saver.saved_generations != expected.generations:
-                return _lost(expected)
-            step = saver.saved_step
+            return _Outcome(unsaved.loss, is_lost=True)
         while True:
-            is_kept = self._is_held_since(saver, step, expected.generations)
+            is_kept = self._is_held_since(saver, step, unsaved.generations)
             if is_kept is not None:
-                return _SAVED if is_kept else _lost(expected)
+                return _SAVED if is_kept else _Outcome(unsaved.loss, is_lost=True)
             if time.monotonic() >= deadline_s or self._is_over():
                 break
             self._stopped.wait(_LOOK_S)
-        with self._lock:
-            self._expected[feed] = expected._replace(saved_step=step)
         return _Outcome(
-            f"the save of step {step} has batch {expected.batch_id}, and a parameter server has "
+            f"the save of step {step} has batch {unsaved.batch_id}, and a parameter server has "
             "been away since then: whether it goes on from that save is unknown"
         )
 
@@ -392,20 +410,17 @@ class TrainedFeeds:
         starts = zip(found, generations, restored, strict=True)
         return all(now == then or at >= step for now, then, at in starts)
 
-    def _save_without(
-        self, saver: ChiefSaver, feed: str, expected: _Expected, error: str
-    ) -> _Outcome:
+    def _save_without(self, saver: ChiefSaver, feed: str, lost: Unsaved, error: str) -> _Outcome:
         """Take back the id of a lost batch, also on disk: a run that resumes would skip the batch.
 
         Args:
             saver: has made a save that names the batch.
             feed: of the batch.
-            expected: the batch.
+            lost: the batch.
             error: why it is lost.
         """
-        with self._lock:
-            self._expected.pop(feed, None)
-        self._take_back(expected)
+        self._forget(feed)
+        self._take_back(lost)
         failed = saver.save_now()
         if failed:
             error = (
@@ -414,34 +429,31 @@ class TrainedFeeds:
             )
         return _Outcome(error, is_lost=True)
 
-    def _take_back(self, expected: _Expected) -> None:
+    def _take_back(self, lost: Unsaved) -> None:
         """Record the batch no more."""
         with self._lock:
-            self._trained.pop(expected.query, None)
-            if expected.before is not None:
-                self._trained[expected.query] = expected.before
+            self._trained.pop(lost.query, None)
+            if lost.before is not None:
+                self._trained[lost.query] = lost.before
         self._record()
 
     def _is_over(self) -> bool:
         return self._is_ended or self._stopped.is_set()
 
-    def _is_revoked(self, order: TrainBatch) -> bool:
-        return order.number <= self._left.get(order.feed, -1)
-
-    def _await_generations(self, order: TrainBatch) -> tuple[int, ...] | None:
-        """Return the servers' starts; None: the order was revoked, or this worker ends.
+    def _admits(self, order: TrainBatch) -> bool:
+        """Wait until the rows of a batch may come; False: it was revoked, or this worker ends.
 
         Args:
             order: whose rows wait.
         """
-        if self._saver is None:
-            return ()
-        while not self._is_over() and not self._is_revoked(order):
-            found = self._generations(self._saver)
-            if found is not None:
-                return found
+        state = self._state(order.feed)
+        while not self._is_over() and not state.is_revoked(order):
+            generations = () if self._saver is None else self._generations(self._saver)
+            with self._lock:
+                if state.admit(order, self._trained.get(order.query), generations):
+                    return True
             self._stopped.wait(_LOOK_S)
-        return None
+        return False
 
     @staticmethod
     def _generations(saver: ChiefSaver) -> tuple[int, ...] | None:
@@ -462,16 +474,6 @@ class TrainedFeeds:
                 number,
                 changes.pop("is_done", True),
                 dict(self._trained),
-                dict(self._saved),
                 **changes,
             )
         self._report(report)
-
-
-def _lost(expected: _Expected) -> _Outcome:
-    """Return what is said of a batch that is not whole in the parameters any more."""
-    error = (
-        f"a parameter server was restarted while batch {expected.batch_id} was trained or saved, "
-        "and went back to the save before it: the batch is not whole in the parameters"
-    )
-    return _Outcome(error, is_lost=True)

@@ -1,0 +1,1 @@
+"""Feeds at the chief: what of them the servers' parameters contain."""
