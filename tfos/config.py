@@ -92,12 +92,12 @@ class Checkpoints:
 
     @property
     def limit_s(self) -> float:
-        """Seconds in which the chief has restored or saved; after them it is silent.
+        """Seconds after which the driver takes a chief that restores or saves for a silent one.
 
-        A save that is asked for is tried four times, seconds apart. Behind it a server that is
-        away has 300 s to come back, and a save whose micro-batch it lost is made once more.
+        A save that takes its whole limit and the one behind it, and 300 s for a server that is
+        away. Later answers are heard all the same: a batch that they tell is not trained again.
         """
-        return 8 * self.timeout_s + 330.0
+        return 2 * self.timeout_s + 330.0
 
     @property
     def resumes_epochs(self) -> bool:
