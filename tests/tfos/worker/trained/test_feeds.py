@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ps.client import periodic_saver
 from ps.errors import ServerGone, ServerPhaseError
 from tfos.config import Checkpoints
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
@@ -268,11 +267,9 @@ def test_a_batch_waits_for_the_end_of_the_one_before_it_whose_driver_waits_no_mo
     assert bed.saver.holders == {bed.order(2, 1, 6)}
 
 
-def test_the_driver_waits_for_as_long_as_the_tries_of_a_save_and_a_server_that_returns_take():
-    plan = Checkpoints(directory="/runs/7", timeout_s=1.0)
-    pauses_s = periodic_saver._RETRY_S * 2**periodic_saver._ASKED_TRIES
-    save_s = periodic_saver._ASKED_TRIES * plan.timeout_s + pauses_s
-    assert plan.limit_s >= 2 * save_s + feeds._RETURN_S - 2 * periodic_saver._RETRY_S
+def test_the_driver_waits_for_a_save_the_one_before_it_and_a_server_that_returns():
+    plan = Checkpoints(directory="/runs/7", timeout_s=7200.0)
+    assert plan.limit_s > 2 * plan.timeout_s + feeds._RETURN_S
 
 
 def test_orders_to_save_around_the_end_of_main_fun_are_answered_by_the_last_save():
