@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -302,11 +303,13 @@ def output_names(model: Any) -> list[str]:
         return [str(model.layers[-1].name)]
     if isinstance(model.output, dict):
         return sorted(model.output)
-    seen: dict[str, int] = {}
-    unique = []
-    for name in names:
-        count = seen[name] = seen.get(name, -1) + 1
-        unique.append(f"{name}_{count}" if count else str(name))
+    taken = {str(name) for name in names}  # also those that come later: they keep their names
+    unique: list[str] = []
+    for name in map(str, names):
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        free = next(each for each in numbered if each not in taken) if name in unique else name
+        taken.add(free)
+        unique.append(free)
     return unique
 
 

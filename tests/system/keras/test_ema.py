@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from ps.client.saver import SaveOptions
 from tests.support.keras_training import blobs, feed_epochs, rows_of, serving, together
 from tfos.errors import FeedEndedWarning
 from tfos.keras.data.feed_dataset import FeedDataset
@@ -136,3 +137,27 @@ def test_a_feed_that_ends_early_ends_with_the_averages():
             model.fit(dataset, epochs=3, verbose=0, callbacks=[seen])
         assert_same(copies(model.weights), seen.averages[-1])
         assert not np.array_equal(seen.weights[-1][0], seen.averages[-1][0])
+
+
+@pytest.mark.filterwarnings("ignore:.*epochs.*:UserWarning")
+def test_a_fit_whose_epochs_are_all_trained_ends_with_the_averages(tmp_path):
+    """As that of a resumed program which was stopped behind its last epoch."""
+    keras.backend.clear_session()
+    with serving() as cluster:
+        model = distribute(model_with(ema_momentum=0.9), cluster.contexts[0], consistency="sync")
+        seen, directory = Seen(), str(tmp_path / "saves")
+        save = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_: model._tfos_trainer.client.save(
+                directory, None, options=SaveOptions()
+            )
+        )
+        model.fit(X, Y, BATCH, epochs=1, verbose=0, callbacks=[save, seen])
+    keras.backend.clear_session()  # the same names, as in another process
+    with serving() as cluster:
+        cluster.contexts[0].client.restore(directory)
+        model = distribute(model_with(ema_momentum=0.9), cluster.contexts[0], consistency="sync")
+        assert_same(copies(model.weights), seen.weights[-1])
+        model.fit(X, Y, BATCH, initial_epoch=1, epochs=1, verbose=0)
+        assert_same(copies(model.weights), seen.averages[-1])
+        held = cluster.values()
+        assert_same([held[weight.path] for weight in model.weights], seen.averages[-1])

@@ -369,6 +369,9 @@ class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
             target, online = self.layers[0].kernel, self.layers[1].kernel
             target.assign(0.9 * target + 0.1 * tf.reduce_mean(online))
             self.optimizer.apply_gradients(pairs)
+        elif self.how == "part":
+            self.layers[0].kernel.value[:2].assign(tf.zeros((2, 20)))
+            self.optimizer.apply_gradients(pairs)
         elif self.how == "double":
             self.optimizer.apply_gradients(pairs + pairs[:1])
         elif self.how == "twice":
@@ -390,6 +393,7 @@ class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
             "momentum",
             "writes '.*frozen/kernel', which does not train.*use_ema=True.*self.add_weight",
         ),
+        ("part", "writes '.*frozen/kernel', which does not train"),
         ("double", "'.*kernel' twice in one apply"),
         ("twice", "more than once"),
         ("nested", "inside a tf.function"),

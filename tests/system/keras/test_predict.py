@@ -314,6 +314,18 @@ def test_several_inputs_of_all_kinds_and_several_outputs(tmp_path):
     }
 
 
+def test_an_output_has_a_name_that_no_layer_has(tmp_path):
+    """One layer makes two outputs, and another is called as the second of them would be."""
+    a, b = keras.Input((), name="a"), keras.Input((), name="b")
+    tens = keras.layers.Rescaling(10.0, name="dense")
+    ones = keras.layers.Rescaling(1.0, name="dense_1")
+    model = keras.Model([a, b], [tens(a), tens(b), ones(b)])
+    signature = loading.read_signature(ModelSource(path=save(model, tmp_path / "m.keras")))
+    batch = pa.RecordBatch.from_pydict({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    found = predicted(signature, batch, batch_size=2).to_pydict()
+    assert found == {"dense": [10, 20], "dense_2": [30, 40], "dense_1": [3, 4]}
+
+
 def test_lists_of_another_length_go_into_the_next_batch(tmp_path):
     class Total(tf.Module):  # type: ignore[misc]  # TensorFlow is not checked
         @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32, name="x")])

@@ -20,6 +20,7 @@ from typing import Any
 
 from tfos.keras.compiled_call import CompiledCall, leaves_of
 from tfos.keras.embedding import row_flow
+from tfos.keras.variable_writes import is_write
 
 logger = logging.getLogger(__name__)
 
@@ -183,8 +184,7 @@ def _changed(graph: Any, trained: Sequence[Any]) -> set[Any]:
     handles = {id(variable.value.handle) for variable in trained}
     changed = set()
     for outer, inner in graph.captures:
-        writes = any("Assign" in op.type or "Apply" in op.type for op in inner.consumers())
-        if id(outer) in handles or writes:
+        if id(outer) in handles or any(is_write(op.type) for op in inner.consumers()):
             changed.add(inner.op)
     return changed
 

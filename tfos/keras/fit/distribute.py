@@ -266,7 +266,7 @@ def _save_as_new(optimizer: Any) -> None:
     def save_own_variables(store: Any) -> None:
         for number, variable in enumerate(inner.variables):
             value = variable.numpy()
-            store[str(number)] = value * 0 if variable is inner.iterations else value
+            store[str(number)] = value * 0 if variable is inner._iterations else value
         if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             logger.info(
                 "the file's optimizer has made 0 updates, without the servers' slots; a training "

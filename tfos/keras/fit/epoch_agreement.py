@@ -331,7 +331,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         """End with the same parameters everywhere, restored best weights included."""
         self._trainer.is_between_epochs = False
         self._trainer.workers.leave()
-        if self._has_run:
+        if self._has_run or self._data.is_trained(self.params["epochs"]):
             self._trainer.finalize()
         self._kept_rate.end()
         self._follow(f"{self._name}/end")

@@ -68,6 +68,14 @@ class FitData:
         files = () if self._trained is None else self._trained.files
         return summed_up(files) if files else None
 
+    def is_trained(self, epochs: int) -> bool:
+        """Return whether no epoch is left, as in a run that is resumed behind its last one.
+
+        Args:
+            epochs: of Keras' own fit.
+        """
+        return self._first >= epochs > 0
+
     def beginning(self) -> Beginning:
         """Return what the others compare with their own."""
         return Beginning(self._first, self._end, self._state(self._files))

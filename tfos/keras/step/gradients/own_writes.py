@@ -14,8 +14,7 @@ import numpy as np
 
 from tfos.errors import UnsupportedModel
 from tfos.keras.step.variables import MOVING_COPY, Variables, raw_bytes
-
-_WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+from tfos.keras.variable_writes import is_write
 
 
 class OwnWrites:
@@ -91,7 +90,7 @@ class _Bodies:
 
     def _writes(self, kind: str, node: Any, at: int, num_inputs: int) -> bool:
         """Return whether an operation writes the variable that is its input number `at`."""
-        if kind.startswith(_WRITES):
+        if is_write(kind):
             return True
         return any(
             self._body_writes(name, at - num_inputs)
