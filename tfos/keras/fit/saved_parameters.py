@@ -68,6 +68,7 @@ class SavedParameters:
             CheckpointError: there is none.
             UnsupportedModel: it is of another model; the text says where they differ.
         """
+        self.close()  # tables may take most of the memory: the older ones go first
         server = LocalServer(self._open_storage)
         try:
             step = server.client.restore(self.directory)
@@ -75,7 +76,6 @@ class SavedParameters:
         except BaseException:
             server.close()
             raise
-        self.close()
         self._server = server
         return step
 
