@@ -88,9 +88,11 @@ def write_fit(model_dir: str, number: int, content: bytes, servers: int | None) 
         content: of a `.keras` file.
         servers: number of the directory with the servers' state; None: no server had a part.
     """
-    step = None if servers is None else _newest_step(model_dir, servers)
-    record = json.dumps({"servers": servers, "step": step}).encode()
-    write_model(_record(model_dir, number), record)
+    found: dict[str, int | None] = {"servers": servers}
+    if servers is not None:
+        with contextlib.suppress(CheckpointError):  # not to be read now: unknown
+            found["step"] = _newest_step(model_dir, servers)
+    write_model(_record(model_dir, number), json.dumps(found).encode())
     write_model(fit_file(model_dir, number), content)
 
 
@@ -114,23 +116,27 @@ def newest_state(model_dir: str) -> SavedFit:
     try:
         found = json.loads(read_model(record))
         servers = found["servers"]
-        is_known = servers is not None and "step" in found  # older versions wrote none
+        is_known = servers is not None and "step" in found
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{record} is no record of a fit: {error}. load({fit_file(model_dir, model)!r}) takes "
             "the model without the servers' state"
         ) from error
-    newest = _newest_step(model_dir, servers) if is_known else None
+    newest = None
+    if is_known:
+        with contextlib.suppress(CheckpointError):
+            newest = _newest_step(model_dir, servers)
     return SavedFit(model, servers, is_behind=newest not in (None, found.get("step")))
 
 
 def _newest_step(model_dir: str, servers: int) -> int | None:
-    """Return the step that a fit would go on from; None: nothing there can be read."""
-    try:
-        storage = Storages()(servers_dir(model_dir, servers))
-        chain = next(complete_chains(storage, is_told=False), None)
-    except CheckpointError:
-        return None
+    """Return the step that a fit would go on from; None: there is none.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    storage = Storages()(servers_dir(model_dir, servers))
+    chain = next(complete_chains(storage, is_told=False), None)
     return None if chain is None else chain[0].step
 
 

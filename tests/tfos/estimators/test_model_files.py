@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ps.errors import CheckpointError
 from ps.manifest.manifest import SGD, TableSpec
 from tests.support.saved_tables import SavedTables
 from tfos.errors import SettingsError
@@ -113,6 +114,23 @@ def test_a_state_that_is_in_no_model_yet_answers_nothing(tmp_path, fits):
     estimator.fit(made)
     assert [each.resume for _, each in fits] == [True]
     estimator.save(str(tmp_path / "m.keras"))
+
+
+def test_a_state_that_cannot_be_read_for_a_moment_is_not_one_of_a_fit_that_did_not_end(
+    tmp_path, fits, monkeypatch
+):
+    settings = FitSettings(cluster_size=3)
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1).save(tmp_path / "servers-00001", 40)
+
+    def refused(*_: object) -> int:
+        raise CheckpointError("the directory cannot be listed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_files, "_newest_step", refused)
+        estimator.fit(made)
+    estimator.load_latest_checkpoint()
+    assert estimator._trained().content == b"model 1"
 
 
 @pytest.mark.parametrize("is_saved", [True, False], ids=["saved", "not saved"])
