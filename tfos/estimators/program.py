@@ -62,6 +62,10 @@ class FedData:
             given |= {"map_fn": fit, "dtypes": (None,)}  # x has its dtypes
         return ctx.dataset(self.batch_size, feed=self.feed, **given)
 
+    def held(self, ctx: Any, model: Any) -> Any:
+        """Return what validates: fed rows, whose metrics the workers add up; as `dataset`."""
+        return self.dataset(ctx, model)
+
 
 @dataclass(frozen=True, slots=True)
 class MadeData:
@@ -90,9 +94,18 @@ class MadeData:
             ctx: the node's context.
             model: any.
         """
-        del model
-        made = self.make()
+        made = self.held(ctx, model)
         return made.shard(ctx.num_workers, ctx.rank) if ctx.num_workers > 1 else made
+
+    def held(self, ctx: Any, model: Any) -> Any:
+        """Return all of it: each worker validates the same rows, as it does with arrays.
+
+        Args:
+            ctx: any.
+            model: any.
+        """
+        del ctx, model
+        return self.make()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +146,7 @@ class FitProgram:
         model.fit(
             data.dataset(ctx, model),
             epochs=self.epochs,
-            validation_data=validation and validation.dataset(ctx, model),
+            validation_data=validation and validation.held(ctx, model),
             callbacks=[*ctx.callbacks(), *watching, *made],
             class_weight=dict(self.class_weight) if self.class_weight else None,
             verbose=0,

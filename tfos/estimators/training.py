@@ -225,7 +225,7 @@ def fit_made(
         recipe: the model.
         settings: how it trains; `batch_size` is the function's own affair. `make` runs under one
             seed in all workers, so that its shuffles agree.
-        validation: returns the one that validates each epoch.
+        validation: returns the one that validates each epoch; each worker validates all of it.
 
     Raises:
         SettingsError: settings that cannot work.

@@ -163,7 +163,8 @@ class Estimator:
             batch_size: rows of one step of all workers together.
             feature_cols: columns of the features; of a DataFrame or path.
             label_cols: columns of the labels.
-            validation_data: of the same kind as data; validates each epoch.
+            validation_data: of the same kind as data; validates each epoch. Each worker validates
+                all that a function returns.
             callbacks: of Keras' fit, in every worker.
             class_weight: by class, as of Keras' fit.
 

@@ -28,17 +28,24 @@ from tfos.predict.signature import ModelSource
 
 NUM_ROWS, EPOCHS = 64, 2
 SEEN: list[list[int]] = [[] for _ in range(EPOCHS)]
+VALIDATED: list[list[int]] = []
 DENSE = pytest.param(functools.partial(keras.layers.Embedding, 5), marks=pytest.mark.long)
+
+
+def rows_of(dataset):
+    """Return the rows of all batches."""
+    return [int(row) for batch in dataset.as_numpy_iterator() for row in batch]
 
 
 @keras.saving.register_keras_serializable("tests")
 class Recording(keras.Sequential):  # type: ignore[misc]  # keras is not checked
     """A model whose fit only reads."""
 
-    def fit(self, x, **_):
-        """Keep the rows of each epoch."""
+    def fit(self, x, validation_data=None, **_):
+        """Keep the rows of each epoch, and those that validate."""
         for epoch in SEEN:
-            epoch += [int(row) for batch in x.as_numpy_iterator() for row in batch]
+            epoch.extend(rows_of(x))
+        VALIDATED.append(rows_of(validation_data))
 
 
 def recording():
@@ -70,7 +77,7 @@ def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
     program = FitProgram(
         recipe=ModelRecipe(model_fn=recording),
         data=MadeData(shuffled),
-        validation=None,
+        validation=MadeData(lambda: tf.data.Dataset.range(6).batch(4)),
         epochs=EPOCHS,
         consistency="async",
         seed=5,
@@ -79,6 +86,8 @@ def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
         program(None, context(rank))
     assert [sorted(epoch) for epoch in SEEN] == [list(range(NUM_ROWS))] * EPOCHS
     assert SEEN[0] not in (SEEN[1], sorted(SEEN[0]))
+    # Their metrics are taken for those of the same rows.
+    assert [list(range(6))] * 2 == VALIDATED
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
