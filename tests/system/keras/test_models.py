@@ -356,27 +356,27 @@ class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
                 variable.assign_sub(0.1 * gradient)
             return loss
 
-        if self.how == "assigns":
-            assign()
-            self.optimizer.apply_gradients(pairs)
-        elif self.how == "assigns in a branch":
-            tf.function(lambda: tf.cond(loss > 0, assign, lambda: loss), autograph=False)()
-            self.optimizer.apply_gradients(pairs)
-        elif self.how == "assigns in a loop":
-            tf.while_loop(lambda last: last < 0, lambda _: [assign()], [tf.constant(-1.0)])
-            self.optimizer.apply_gradients(pairs)
-        elif self.how == "momentum":
+        def average():
             target, online = self.layers[0].kernel, self.layers[1].kernel
             target.assign(0.9 * target + 0.1 * tf.reduce_mean(online))
-            self.optimizer.apply_gradients(pairs)
-        elif self.how == "part":
-            self.layers[0].kernel.value[:2].assign(tf.zeros((2, 20)))
+
+        branch = tf.function(lambda: tf.cond(loss > 0, assign, lambda: loss), autograph=False)
+        one_round = lambda: tf.while_loop(  # noqa: E731
+            lambda last: last < 0, lambda _: [assign()], [tf.constant(-1.0)]
+        )
+        own_writes = {
+            "assigns": assign,
+            "assigns in a branch": branch,
+            "assigns in a loop": one_round,
+            "momentum": average,
+            "part": lambda: self.layers[0].kernel.value[:2].assign(tf.zeros((2, 20))),
+            "twice": lambda: self.optimizer.apply_gradients(pairs),
+        }
+        if self.how in own_writes:
+            own_writes[self.how]()
             self.optimizer.apply_gradients(pairs)
         elif self.how == "double":
             self.optimizer.apply_gradients(pairs + pairs[:1])
-        elif self.how == "twice":
-            self.optimizer.apply_gradients(pairs)
-            self.optimizer.apply_gradients(pairs)
         elif self.how == "nested":
             tf.function(lambda: self.optimizer.apply_gradients(pairs), autograph=False)()
         return {"loss": loss}
