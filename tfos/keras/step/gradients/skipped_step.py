@@ -48,7 +48,9 @@ class MetricsBefore:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._states = StatesBefore(model.metrics_variables)
+        known = model.metrics_variables
+        self._states = StatesBefore(known)
+        self._known = {id(each) for each in known}
 
     def restored_unless(self, finite: Any, logs: Any) -> Any:
         """Take the metrics back where the step's gradient is not finite; return the step's logs.
@@ -57,7 +59,13 @@ class MetricsBefore:
             finite: scalar bool tensor.
             logs: what `train_step` returned; values that are not the metrics' stay as they are.
         """
+        import tensorflow as tf
+
         self._states.restored_unless(finite)
+        if tf.executing_eagerly() and not finite:  # a traced step is traced again with them
+            for metric in self._model.metrics:
+                if not self._known.issuperset(map(id, metric.variables)):
+                    metric.reset_state()  # the step has made its variables
         found = self._model.get_metrics_result()
         if isinstance(logs, dict) and logs.keys() == found.keys():
             return found
