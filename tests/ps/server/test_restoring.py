@@ -344,7 +344,7 @@ def test_a_restore_without_end_is_waited_for_with_a_bound(
     bed: Cluster, held: Callable[[], HeldRestore]
 ):
     held()
-    client = bed.client(timeout_s=0.3, reconnect_s=0.3)
+    client = bed.client(timeout_s=0.8, reconnect_s=0.8)
     client._servers.times.restore_s = 1.0
     client._adopt(MANIFEST)
     began_s = time.monotonic()
