@@ -126,7 +126,7 @@ class EpochFeeder:
         if batch is not None:
             self._begin(batch, call, progress, stall_s)
         started_s = time.monotonic()
-        counts = batch is None and not request.is_interval
+        counts = batch is None and not request.is_interval and not request.is_validation
         run = EpochFeed(source, self._task(call, request, targets), call, progress, counts=counts)
         with self._blaming(run):
             is_empty = self._run(run, batch, checked_by)

@@ -147,3 +147,5 @@ class FeedRequest:
     """Of a stream: the data is one of its micro-batches."""
     is_interval: bool = False
     """The data is an interval of a DStream."""
+    is_validation: bool = False
+    """The data validates the epochs of another call."""

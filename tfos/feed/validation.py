@@ -74,6 +74,7 @@ def validating(
         validation=None,
         seed=None,
         batch=None,
+        is_validation=True,
     )
     with calls.enter(VALIDATION_FEED, is_abandoned) as call:
         yield ValidationPlan(

@@ -637,10 +637,12 @@ def test_rows_that_a_fit_leaves_within_an_epoch_stay_a_warning(last, untrained):
 
 def test_an_epoch_that_came_after_the_end_of_the_fit_is_not_validated():
     """Nobody would read its rows, so their feeding would never end."""
-    fit = EndingFit(Played(), last=2, untrained=ALL)
+    played = Played()
+    fit = EndingFit(played, last=2, untrained=ALL)
     report = fit.train(validation=REQUEST.data)
     assert (fit.epochs, fit.validated) == ([0, 1, 2], [0, 1])
     assert len(report.validation) == 2
+    assert played.counts == [1, 0, 2, 0, 3], "what validates is no epoch that was trained"
 
 
 @pytest.mark.parametrize("untrained", [(), ALL])
