@@ -150,14 +150,14 @@ class TrainedFeeds:
             self._last_error = error
             late, self._late = self._late, []
         for order in late:
-            self._answer(order.feed, order.number, error=error)
+            self._answer_last(order, error)
 
     def expect(self, order: TrainBatch) -> None:
         """Carry out an order: admit its rows once no running save could contain a part of them.
 
         And once the batch before it is over, and each server has said which start of it is at work.
-        The driver revokes the order of a batch whose rows may not come for `feed_timeout`, which
-        ends the wait.
+        The driver revokes the order of a batch whose rows may not come for too long, which ends
+        the wait.
         """
         if self._saver is not None and order.holds:
             self._saver.hold(order)
@@ -186,10 +186,24 @@ class TrainedFeeds:
         outcome = self._save_between(order.feed)
         if outcome is None:  # main_fun has returned: the last save is what counts
             with self._lock:
-                if self._last_error is None:
+                error = self._last_error
+                if error is None:
                     self._late.append(order)
                     return
-            outcome = _Outcome(self._last_error)
+            self._answer_last(order, error)
+            return
+        self._answer(order.feed, order.number, **outcome._asdict())
+
+    def _answer_last(self, order: SaveBatches, error: str) -> None:
+        """Say what the last save means for an order that came behind it.
+
+        Args:
+            order: to save.
+            error: why the last save failed, or an empty string.
+        """
+        unsaved, outcome = self._state(order.feed).unsaved, _Outcome(error)
+        if not error and unsaved is not None and unsaved.saved_step < 0:
+            outcome = _Outcome(unsaved.loss, is_lost=True)
         self._answer(order.feed, order.number, **outcome._asdict())
 
     def count(self, feed: str, epoch: int, num_fed: int) -> None:

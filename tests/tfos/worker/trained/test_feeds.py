@@ -267,6 +267,32 @@ def test_a_batch_waits_for_the_end_of_the_one_before_it_whose_driver_waits_no_mo
     assert bed.saver.holders == {bed.order(2, 1, 6)}
 
 
+def test_who_gives_up_a_batch_that_waits_revokes_that_one_alone():
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 6))
+    again = threading.Thread(target=bed.batches.expect, args=(bed.order(2, 1, 6),), daemon=True)
+    again.start()
+    for _ in range(3):  # of two that wait it has asked for the second time by now
+        assert bed.saver.asked.acquire(timeout=20.0)
+    assert not bed.leave(LeaveBatch("input", 2, in_part=False))
+    again.join(20.0)
+    assert bed.saver.holders == {bed.order(1, 0, 6)}
+    bed.batches.trained("input", 0, PLACE)
+    assert bed.client.metadata[METADATA_NAME] == {"q": 6}
+
+
+def test_the_last_save_says_which_batch_it_lacks():
+    bed = Bed()
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 0, 6, saves=False))
+    bed.batches.trained("input", 0, PLACE)
+    bed.batches.end()
+    bed.batches.save(SaveBatches("input", 2))
+    bed.batches.closed("")  # its servers had gone back: the save is not one of the batch
+    assert (bed.said[-1].number, bed.said[-1].is_lost) == (2, True)
+
+
 def test_the_driver_waits_for_a_save_the_one_before_it_and_a_server_that_returns():
     plan = Checkpoints(directory="/runs/7", timeout_s=7200.0)
     assert plan.limit_s > 2 * plan.timeout_s + feeds._RETURN_S
