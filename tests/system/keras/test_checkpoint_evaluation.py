@@ -118,6 +118,7 @@ def test_what_was_saved_last_is_evaluated_after_the_training(tmp_path):
         assert list(evaluating.run().values()) == [expected]
 
 
+@pytest.mark.long
 def test_rows_of_files_and_metrics_with_many_values_are_evaluated(tmp_path):
     write(tmp_path / "rows", range(40))
     rows = rows_of(tmp_path / "rows", 0, 1)
@@ -190,6 +191,7 @@ def failing_to_list(evaluating: Any, monkeypatch: Any, times: int) -> list[str]:
     return looks
 
 
+@pytest.mark.long
 def test_a_directory_that_cannot_be_listed_for_a_moment_is_looked_at_again(tmp_path, monkeypatch):
     with serving() as servers:
         training = Training(servers, tmp_path / "saves")
@@ -200,6 +202,7 @@ def test_a_directory_that_cannot_be_listed_for_a_moment_is_looked_at_again(tmp_p
         assert list(evaluating.run().values()) == [expected]
 
 
+@pytest.mark.long
 def test_a_directory_that_stays_unreadable_does_not_hold_up_the_end(tmp_path, monkeypatch):
     with serving() as servers:
         training = Training(servers, tmp_path / "saves")

@@ -272,6 +272,7 @@ for size, name in ((1, "fit"), (2, "fit"), (2, "train_on_batch")):
 """
 
 
+@pytest.mark.long
 def test_keras_2_is_refused_by_the_first_fit_of_several_slots():
     if importlib.util.find_spec("tf_keras") is None:
         pytest.skip("tf-keras is not installed")

@@ -234,6 +234,7 @@ def rows_of(wanted: Recommender, model: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=4, derandomize=True, phases=[Phase.generate])  # an example takes 1.5 s
 @given(recommenders(), st.integers(0, 9))
 def test_random_models_have_the_numbers_of_dense_keras(wanted: Recommender, seed: int) -> None:

@@ -76,6 +76,7 @@ def test_rows_keep_their_columns_and_order_and_get_results(sql, cluster):
     assert sum(1 / row.prediction[1] for row in rows) < NUM_ROWS / 40 + 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_arrow_udf", [True, False])
 def test_several_result_columns_by_name_and_by_place(sql, cluster, monkeypatch, has_arrow_udf):
     if not has_arrow_udf:  # as with Spark 4.0

@@ -566,6 +566,7 @@ def failing(config, batch_size):
     raise ValueError(f"no rows of {batch_size}")
 
 
+@pytest.mark.long
 def test_a_function_that_fails_in_a_worker_is_the_error(spark):
     from tfos.errors import NodeFailedError
     from tfos.orca import Estimator

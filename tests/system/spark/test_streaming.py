@@ -186,6 +186,7 @@ def ask_to_stop(cluster: TFCluster) -> None:
         assert operator.ask(messages.Ask("stop"))["is_done"]
 
 
+@pytest.mark.long
 def test_a_stop_that_was_asked_for_ends_a_stream_in_order(spark, tmp_path, capfd):
     bed = Bed(spark, tmp_path)
     with bed.cluster() as cluster:

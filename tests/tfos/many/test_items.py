@@ -492,6 +492,7 @@ for each in (
 """
 
 
+@pytest.mark.long
 @pytest.mark.tf
 @pytest.mark.slow
 def test_objects_of_keras_and_compiled_functions_count_by_what_they_compute():
