@@ -140,7 +140,6 @@ def test_one_feed_task_keeps_two_sync_workers_in_step(spark, tmp_path):
     assert told[0]["weights"] == told[1]["weights"]
 
 
-@pytest.mark.long
 @pytest.mark.fault("F08")
 @pytest.mark.fault("F12")
 def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_the_training(
