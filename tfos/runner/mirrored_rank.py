@@ -257,8 +257,7 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
         size: number of ranks.
 
     Raises:
-        SettingsError: it has no order, or its batches have fewer rows than ranks. Where only the
-            batches themselves show that, reading the first one raises InvalidArgumentError.
+        SettingsError: it has no order, or batches with fewer rows than ranks.
     """
     import keras
     import tensorflow as tf
@@ -268,27 +267,21 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
     if known.rank and known[0] is not None:
         _check_rows("batches", known[0], size)
 
-    def part(number: Any, batch: Any) -> Any:
+    def part(*batch: Any) -> Any:
         rows = tf.shape(keras.tree.flatten(batch)[0])[0]
-        # Batches without a number of rows of their own show it here; later ones may be the last.
-        is_shared = tf.logical_or(number > 0, rows >= size)
-        tf.debugging.Assert(is_shared, [tf.strings.format(_too_few("batches", "{}", size), [rows])])
         start, stop = rows * rank // size, rows * (rank + 1) // size
-        return keras.tree.map_structure(lambda each: each[start:stop], batch)
+        own = keras.tree.map_structure(lambda each: each[start:stop], batch)
+        return own if len(batch) > 1 else own[0]
 
     def has_rows(*batch: Any) -> Any:
         return tf.shape(keras.tree.flatten(batch)[0])[0] > 0
 
-    return dataset.enumerate().map(part).filter(has_rows).prefetch(2)
+    return dataset.map(part).filter(has_rows).prefetch(2)
 
 
 def _check_rows(what: str, count: int, size: int) -> None:
     if count < size:
-        raise SettingsError(_too_few(what, str(count), size))
-
-
-def _too_few(what: str, count: str, size: int) -> str:
-    return (
-        f"{what} of {count} for {size} slots: each batch is shared by all of them, so it needs "
-        f"at least {size} rows. Use larger batches, or fewer slots"
-    )
+        raise SettingsError(
+            f"{what} of {count} for {size} slots: each batch is shared by all of them, so it needs "
+            f"at least {size} rows. Use larger batches, or fewer slots"
+        )

@@ -42,16 +42,6 @@ def test_the_parts_of_all_slots_are_the_batches_of_one_process(size):
         np.testing.assert_array_equal(np.concatenate([each[0]["a"] for each in found]), x[rows])
 
 
-def test_batches_of_fewer_rows_than_slots_are_refused_though_only_reading_shows_them():
-    rows = tf.data.Dataset.range(8)
-    for batches in (rows.batch(1), rows.map(lambda row: {"a": row}).batch(1)):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"batches of 1 for 2 slots: .* at least 2 rows"
-        ):
-            list(part_of_batches(batches, 0, 2))
-    assert len(list(part_of_batches(rows.batch(7), 0, 2))) == 1  # the last one has a row for slot 1
-
-
 def one(row):
     return tf.data.Dataset.from_tensors(row)
 
