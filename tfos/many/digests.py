@@ -202,12 +202,12 @@ class _Walk:
         defaults = (*(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items()))
         cells = tuple(_content(cell) for cell in value.__closure__ or ())
         self.put(*map(self.state, (*cells, *defaults)))
-        self._put_named(
-            (name, vars(value)[name]) for name in sorted(vars(value).keys() - {"__wrapped__"})
-        )
         known = value.__globals__
-        # What a wrapper of another module names is that module's, whatever name it has taken over.
+        # What a wrapper of another module names or keeps is that module's, whatever name it has
+        # taken over: a count of calls, say.
         if {value.__module__, known.get("__name__", value.__module__)} <= self._modules:
+            own = sorted(vars(value).keys() - {"__wrapped__"})
+            self._put_named((name, vars(value)[name]) for name in own)
             names = dict.fromkeys(_names_in(value.__code__))
             self._put_named((name, known[name]) for name in names if name in known)
 
