@@ -128,7 +128,7 @@ class EstimatorReader(_ReaderOf):
             custom_objects=_functions(metadata["custom"]),
             inputs=_inputs(metadata["inputs"]),
             outputs=tuple(metadata["outputs"]),
-            has_trained=metadata["has_trained"],
+            has_trained=metadata.get("has_trained", False),
         )
         made = self._cls(
             model_fn=_nothing,
@@ -140,6 +140,8 @@ class EstimatorReader(_ReaderOf):
 
 
 def _inputs(saved: list[Any]) -> dict[str, TensorInfo]:
+    if any(isinstance(each, str) for each in saved):
+        return {}  # an older version saved names alone: unknown
     return {name: TensorInfo(**{**info, "shape": tuple(info["shape"])}) for name, info in saved}
 
 
