@@ -336,9 +336,14 @@ def log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:
     logger.warning("checkpoint step %d in %s is skipped: %s", step, storage.where(), error)
 
 
-def latest(root: Root) -> int | None:
-    """Return the newest complete step, or None."""
-    chain = next(complete_chains(storage_at(root)), None)
+def latest(root: Root, *, is_told: bool = True) -> int | None:
+    """Return the newest complete step, or None.
+
+    Args:
+        root: the checkpoint root.
+        is_told: as of `complete_chains`.
+    """
+    chain = next(complete_chains(storage_at(root), is_told=is_told), None)
     return None if chain is None else chain[0].step
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
-from ps.checkpoint.reader import complete_chains
+from ps.checkpoint.reader import latest
 from ps.errors import CheckpointError
 from tfos.errors import SettingsError
 from tfos.files.checkpoint_storage import Storages
@@ -135,9 +135,7 @@ def _newest_step(model_dir: str, servers: int) -> int | None:
     Raises:
         CheckpointError: the directory cannot be read.
     """
-    storage = Storages()(servers_dir(model_dir, servers))
-    chain = next(complete_chains(storage, is_told=False), None)
-    return None if chain is None else chain[0].step
+    return latest(Storages()(servers_dir(model_dir, servers)), is_told=False)
 
 
 def write_model(path: str, content: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps.checkpoint.reader import complete_chains
+from ps.checkpoint.reader import latest
 from ps.checkpoint.storage import OpenStorage
 from ps.manifest.manifest import Manifest
 from tfos.errors import SettingsError, UnsupportedModel
@@ -59,9 +59,7 @@ class SavedParameters:
         Raises:
             OSError: the directory cannot be read.
         """
-        storage = self._open_storage(self.directory)
-        chain = next(complete_chains(storage, is_told=False), None)  # `load` tells, once
-        return None if chain is None else chain[0].step
+        return latest(self._open_storage(self.directory), is_told=False)  # `load` tells, once
 
     def load(self) -> int:
         """Take the newest checkpoint that is whole; returns its step.
