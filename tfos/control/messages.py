@@ -174,7 +174,7 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
     trained: dict[str, int]
     """By query, the last batch id that the parameters contain."""
     is_noted: bool = True
-    """Whether main_fun reports trained batches, so that `trained` and `saved` include them."""
+    """Whether main_fun reports trained batches, so that `trained` includes them."""
     error: str = ""
     """Why it could not be saved."""
     is_lost: bool = False

@@ -142,7 +142,8 @@ class WorkerFeeds:
     def _flush(self, order: messages.Flush) -> None:
         """End an epoch after the rows that were accepted."""
         feed, epoch = order.feed, order.epoch
-        self.trained.count(feed, epoch, order.num_fed)  # before its rows end
+        if self._node.is_chief:  # which alone records it; before its rows end
+            self.trained.count(feed, epoch, order.num_fed)
         self.channel.flush(feed, epoch, order.validation, order.rounds)
         aside(self._await_flush, feed, epoch)
 
