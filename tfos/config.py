@@ -326,6 +326,16 @@ class ClusterConfig:
             )
 
 
+def chief_limit_s(plan: Checkpoints | None, least_s: float) -> float:
+    """Return the seconds for which the driver waits for a chief that may restore or save.
+
+    Args:
+        plan: of the cluster; None: it saves nothing.
+        least_s: of what the chief does besides.
+    """
+    return least_s if plan is None else max(least_s, plan.limit_s)
+
+
 def _check_counts(record: object, least: Mapping[str, int]) -> None:
     """Refuse fields that are no whole numbers, or below their least."""
     for name, at_least in least.items():

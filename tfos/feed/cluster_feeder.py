@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from feeding.sender.task import InferenceTask
-from tfos.config import ClusterConfig
+from tfos.config import ClusterConfig, chief_limit_s
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
@@ -131,7 +131,7 @@ class ClusterFeeder:
         def is_known(state: ClusterView) -> bool:
             return answer_to(state, "", 0) is not None or not state.awaited()
 
-        stall_s = max(request.feed_timeout_s, plan.limit_s)
+        stall_s = chief_limit_s(plan, request.feed_timeout_s)
         self._watch.until(is_known, call, progress, stall_s=stall_s, of_chief=True)
         begun = self._coordinator.read(lambda state: answer_to(state, "", 0))
         first = call.epochs.leave_out(begun.epochs.get(feed, 0) if begun else 0, num_epochs)

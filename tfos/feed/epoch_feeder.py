@@ -22,7 +22,7 @@ from feeding.errors import NoWorkerLeft
 from feeding.sender.shuffle import WINDOW_ROWS, Shuffle
 from feeding.sender.task import FeedReport, FeedTarget, FeedTask
 from rpc.auth.handshake import Credentials
-from tfos.config import ClusterConfig
+from tfos.config import ClusterConfig, chief_limit_s
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
@@ -115,14 +115,11 @@ class EpochFeeder:
         """
         feed, batch = call.feed, request.batch
         targets = self._await_targets(call, progress, request.feed_timeout_s)
-        # The chief may save meanwhile, or restore, for as long as its plan allows.
-        plan, stall_s = self._config.checkpoints, request.feed_timeout_s
-        if plan is not None:
-            stall_s = max(stall_s, plan.limit_s)
         if not targets:
             return None
         call.check_wanted()
         checked_by = validation.feed_epoch if validation is not None else None
+        stall_s = chief_limit_s(self._config.checkpoints, request.feed_timeout_s)
         if batch is not None:
             self._begin(batch, call, progress, stall_s)
         started_s = time.monotonic()

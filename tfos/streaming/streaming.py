@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfos.config import chief_limit_s
 from tfos.control.members import NodeStatus
 from tfos.control.messages import BatchReport, SaveBatches
 from tfos.control.state.actions import Send
@@ -339,8 +340,7 @@ class Streams:
             )
 
         self._ending.raise_failure()
-        plan = self._checkpoints
-        limit_s = min(most_s, max(_ANSWER_S, plan.limit_s if plan is not None else 0.0))
+        limit_s = min(most_s, chief_limit_s(self._checkpoints, _ANSWER_S))
         came = self._coordinator.wait(is_over, limit_s)
         self._ending.raise_failure()
         if not came:
