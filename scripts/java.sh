@@ -77,7 +77,7 @@ tfos_hadoop() {
 tfos_spark_classes() {
   local made="$SPARK_HOME/classes.new"
   JAVA_TOOL_OPTIONS="$TFOS_QUICK_JVM -XX:ArchiveClassesAtExit=$made -Xlog:disable" \
-    timeout 120 "$PY" - 2>/dev/null <<'PY' && mv "$made" "$SPARK_HOME/classes.jsa"
+    timeout 300 "$PY" - 2>/dev/null <<'PY' && mv "$made" "$SPARK_HOME/classes.jsa"
 from pyspark.sql import SparkSession
 
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
