@@ -232,6 +232,7 @@ def test_a_restart_that_breaks_a_promise_is_found(name: str, monkeypatch: pytest
         run(seeds)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_bound_that_is_one_too_wide_is_found(monkeypatch: pytest.MonkeyPatch):
     made = SSP.__init__

@@ -52,7 +52,7 @@ def make_model() -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("weight_col", [None, "weight"])
+@pytest.mark.parametrize("weight_col", [pytest.param(None, marks=pytest.mark.long), "weight"])
 def test_text_and_weights_train_as_they_do_without_a_feed(weight_col):
     plain = make_model()
     weights = WEIGHT.astype("float32") if weight_col else None

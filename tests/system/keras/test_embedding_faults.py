@@ -431,7 +431,14 @@ def test_an_id_that_the_table_does_not_take_names_value_position_and_feature(
 
 
 @pytest.mark.fault("F49")
-@pytest.mark.parametrize("shape", ["array", "dict", "list", "ragged", "sequential"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "array",
+        "ragged",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("dict", "list", "sequential")),
+    ],
+)
 def test_floats_that_keras_would_round_to_ids_are_refused(shape: str):
     numbers = np.ones((BATCH, 1), "float32")
     given = keras.Input((None,) if shape == "ragged" else (3,), dtype="int64", name="user")

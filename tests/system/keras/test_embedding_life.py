@@ -161,7 +161,7 @@ class SomeLayers(keras.Model):  # type: ignore[misc]  # Keras has no types
         return self.out(found)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONLY_HYBRID)
 @pytest.mark.filterwarnings("ignore:.build.*it looks like it has unbuilt state")
 def test_layers_that_some_batches_or_no_batches_call(mode):
     x, y = data(4 * BATCH)

@@ -147,7 +147,13 @@ def dict_of_outputs():
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-@pytest.mark.parametrize("make", [shared_score, named_losses, dict_of_outputs])
+@pytest.mark.parametrize(
+    "make",
+    [
+        dict_of_outputs,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (shared_score, named_losses)),
+    ],
+)
 def test_each_label_column_goes_to_the_output_of_its_place(make):
     """Both outputs answer 0: their losses are those of 3 and of -5."""
     columns = {

@@ -113,7 +113,9 @@ def test_compile_options(cluster, options):
     assert len(steps) == (6 if "steps_per_execution" in options else 16)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long), "float64"]
+)
 def test_precision_policies_keep_masters_on_the_servers(cluster, policy, tmp_path):
     keras.config.set_dtype_policy(policy)
     model = distribute(compiled(small()), cluster.contexts[0], consistency="sync")
@@ -157,7 +159,14 @@ def test_non_finite_gradient_is_an_error_before_anything_is_sent(cluster):
 
 @pytest.mark.fault("F48")
 @pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.parametrize("row", [0, 40, 255], ids=["first", "second", "last"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(0, id="first"),
+        pytest.param(40, marks=pytest.mark.long, id="second"),
+        pytest.param(255, marks=pytest.mark.long, id="last"),
+    ],
+)
 def test_a_non_finite_gradient_can_be_skipped_and_its_batch_is_in_no_metric(cluster, row, eagerly):
     model = small()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -80,6 +80,7 @@ def test_the_class_of_an_output_that_is_not_a_number_is_none(tmp_path):
     assert str(found) == "[1.0, nan, nan, 0.0]"
 
 
+@pytest.mark.long
 def test_models_that_are_not_kept_are_freed(tmp_path, monkeypatch):
     """In a Python worker of Spark, which takes what is kept out of the collector's sight."""
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda _: TaskContext()))

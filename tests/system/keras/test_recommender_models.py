@@ -49,6 +49,7 @@ def test_any_range_of_made_up_rows_is_the_same_rows(example):
     assert 0.15 < every["label"].mean() < 0.35
 
 
+@pytest.mark.long
 def test_made_up_clicks_are_learned_with_rows_in_this_process(example):
     program, made, recommender = map(example, ("criteo_synth", "criteo_rows", "recommender"))
     columns = made.CriteoRows(num_ids=2600, seed=3).rows(0, 30_000)

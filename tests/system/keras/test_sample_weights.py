@@ -118,6 +118,7 @@ def test_weighted_rows_train_and_validate_as_in_plain_keras_bit_for_bit(consiste
     assert history["val_weighted"] != history["val_accuracy"], "the weights are heeded"
 
 
+@pytest.mark.long
 def test_class_weights_beside_sample_weights_train_as_their_product_in_plain_keras():
     """Keras refuses the two together; tests/tfos/keras/data has its own numbers for one alone."""
     x, y, weight = PLAIN

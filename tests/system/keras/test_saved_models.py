@@ -23,6 +23,7 @@ def linear(tmp_path):
     return read_signature(ModelSource(path=str(tmp_path / "m")))
 
 
+@pytest.mark.long
 def test_a_sequential_model_has_the_names_of_its_layers(linear):
     assert linear.inputs == {"dense_input": TensorInfo("float32", (2,))}
     assert linear.outputs == {"dense": TensorInfo("float32", (1,))}

@@ -103,7 +103,7 @@ def test_a_fit_of_arrays_that_is_stopped_and_a_second_one(mode: str):
         check(model, (x[done], weights[done]), (x, by_class(y, SECOND)))
 
 
-@pytest.mark.parametrize("consistency", ["async", "sync"])
+@pytest.mark.parametrize("consistency", [pytest.param("async", marks=pytest.mark.long), "sync"])
 def test_only_the_chiefs_callbacks_end_an_epoch_in_its_middle(consistency: Any, caplog):
     """Another worker that stopped there would begin the next epoch out of step."""
     x, y, weights = data(4)
@@ -267,7 +267,9 @@ def test_a_rate_that_came_back_to_the_programs_own_is_the_one_that_is_resumed():
         assert seen == [[1.0, 0.5, 1.0], [1.0, 0.5], [0.5, 1.0], [1.0]]
 
 
-@pytest.mark.parametrize(("program", "taken"), [(0.5, 0.5), (0.125, 0.0625)])
+@pytest.mark.parametrize(
+    ("program", "taken"), [pytest.param(0.5, 0.5, marks=pytest.mark.long), (0.125, 0.0625)]
+)
 def test_a_later_fit_of_a_run_that_resumes_follows_the_program(
     program: float, taken: float, caplog
 ):

@@ -20,7 +20,7 @@ def test_strings_have_the_hash_of_tensorflow():
 def test_random_bytes_of_any_length_have_the_hash_of_tensorflow():
     """Most are no UTF-8; also zeros, and one as long as no id."""
     random = np.random.default_rng(0)
-    texts = [random.bytes(length) for length in range(301) for _ in range(40)]
+    texts = [random.bytes(length) for length in range(301) for _ in range(10)]
     texts += [b"\0" * length for length in range(301)] + [random.bytes(100_000)]
     random.shuffle(texts)
     expected = tf.strings.to_hash_bucket_fast(tf.constant(texts), 2**63 - 1).numpy()

@@ -14,6 +14,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_groups_have_their_places_by_name_whatever_the_order_of_rows(spark):
     """An executor that is lost takes rows along; those computed again come in another order."""
     session = SparkSession(spark).newSession()

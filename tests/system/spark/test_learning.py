@@ -95,6 +95,7 @@ def push_for_ever(args, ctx):
         Path(args["out"], f"stepped-{ctx.task_index}").touch()
 
 
+@pytest.mark.long
 def test_every_step_is_a_push_and_the_export_is_what_the_server_holds(spark, tmp_path):
     images = np.random.default_rng(1).integers(0, 256, (NUM_ROWS, 784), np.uint8)
     digits = [(image, number % 10) for number, image in enumerate(images)]

@@ -89,6 +89,7 @@ def test_groups_of_a_dataframe_are_trained_where_their_rows_are(spark):
         tfos.map_train(frame.groupBy("series"), lambda rows: rows)
 
 
+@pytest.mark.long
 def test_groups_whose_rows_have_changed_are_trained_again(spark, tmp_path, capsys):
     session = SparkSession(spark).newSession()
     session.conf.set("spark.sql.shuffle.partitions", "2")
@@ -136,6 +137,7 @@ def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path, capsys):
         tfos.map_train({"2": 3}, slow_later, **where)
 
 
+@pytest.mark.long
 def test_windows_of_many_series_are_those_of_each_alone(spark):
     session = SparkSession(spark).newSession()
     session.conf.set("spark.sql.shuffle.partitions", "2")

@@ -100,6 +100,7 @@ def test_odd_data_is_fed_whole_or_refused_by_row_and_the_cluster_goes_on(spark, 
     assert lines.count("'x'") == 10
 
 
+@pytest.mark.long
 def test_shutdown_waits_until_every_batch_of_a_stream_is_trained(spark, tmp_path, capfd):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "DStream is deprecated", FutureWarning)

@@ -64,6 +64,7 @@ def test_a_bad_row_names_its_partition_row_and_column(sql, saved):
     assert "partition 1, row 20, column 'features': null; F.coalesce" in str(caught.value)
 
 
+@pytest.mark.long
 def test_what_no_model_can_answer_is_refused_at_once(saved, monkeypatch):
     for asked, text in (
         ({"inputs": "z"}, r"inputs \['z'\] are named, the model .* has x float32\[3\]"),

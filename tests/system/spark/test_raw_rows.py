@@ -51,7 +51,7 @@ def test_an_rdd_of_text_lines_is_fed_as_rows(spark, tmp_path):
     "rows",
     [
         [([index % 7, 400], 2.5 * index) for index in range(200)],
-        [f"line {index}" for index in range(200)],
+        pytest.param([f"line {index}" for index in range(200)], marks=pytest.mark.long),
         [(float(index), b"x" * (index % 5)) for index in range(200)],
     ],
     ids=["numbers", "strings", "bytes"],

@@ -31,6 +31,7 @@ def large_value():
     return bytes(4 << 20) if runner.rank() else b""
 
 
+@pytest.mark.long
 def test_values_above_sparks_limit_end_with_its_name(spark):
     conf = spark._jsc.sc().conf()
     conf.set(LIMIT, "1m")
@@ -52,6 +53,7 @@ def waits_without_end():
     threading.Event().wait()
 
 
+@pytest.mark.long
 def test_a_function_takes_as_long_as_it_takes_or_as_its_caller_says(spark, monkeypatch):
     monkeypatch.setattr(tfos.TFCluster.shutdown, "__defaults__", (None, 0, 0.5))
     assert tfos.run(takes_a_second, num_proc=2, sc=spark) == [0, 1]

@@ -201,6 +201,7 @@ def test_records_as_they_are(session, tmp_path):
     assert copy.read_bytes() == (tmp_path / "in").read_bytes()
 
 
+@pytest.mark.long
 def test_a_large_file_is_read_by_several_tasks_and_every_record_once(session, tmp_path):
     write_file(tmp_path / "part-0", *({"n": n, "pad": b"x" * (n % 50)} for n in range(4000)))
     df = read(session, tmp_path, maxPartitionBytes=20_000)
