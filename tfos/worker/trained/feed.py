@@ -59,6 +59,8 @@ class TrainedFeed:
     """What becomes `unsaved` once the batch under way is trained."""
     _failed: TrainBatch | None = None
     """The parameters may contain a part of it."""
+    _save_waits: bool = False
+    """An ordered save waits for the end of the batch under way, and comes before the next one."""
     _left: int = -1
     """The last order that was revoked."""
     _counts: dict[int, int] = field(default_factory=dict)
@@ -75,8 +77,9 @@ class TrainedFeed:
         return self.due is not None or self._left >= 0
 
     def begin_save(self) -> bool:
-        """Begin an ordered save; False: not now."""
-        if not self.is_free:
+        """Begin an ordered save; False: not now, but before the next batch."""
+        self._save_waits = not self.is_free
+        if self._save_waits:
             return False
         self.is_saving = True
         return True
@@ -95,7 +98,7 @@ class TrainedFeed:
             before: the id that is recorded for its query.
             generations: which start of each server is at work; None: one is away.
         """
-        if generations is None or not self.is_free or self.is_revoked(order):
+        if generations is None or not self.is_free or self._save_waits or self.is_revoked(order):
             return False
         self.due = order
         self._begun = Unsaved(order.query, order.batch_id, before, generations)

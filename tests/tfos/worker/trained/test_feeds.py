@@ -267,6 +267,36 @@ def test_a_batch_waits_for_the_end_of_the_one_before_it_whose_driver_waits_no_mo
     assert bed.saver.holders == {bed.order(2, 1, 6)}
 
 
+def test_a_save_that_waits_for_a_batch_comes_before_the_next_one():
+    """A stream without a pause: each batch is there by the time that the one before it is over."""
+    bed, looks = Bed(), threading.Semaphore(0)
+    bed.batches.follow("input")
+    state = bed.batches._state("input")
+    begin_save = state.begin_save
+
+    def look() -> bool:
+        begun = begin_save()
+        looks.release()
+        return begun
+
+    state.begin_save = look  # type: ignore[method-assign]
+    bed.batches.expect(bed.order(1, 0, 6, saves=False))
+    saving = threading.Thread(target=bed.batches.save, args=(SaveBatches("input", 2),), daemon=True)
+    saving.start()
+    assert looks.acquire(timeout=20.0)
+    bed.batches.trained("input", 0, PLACE)
+    bed.batches.expect(bed.order(3, 1, 7, saves=False))
+    assert [(said.number, said.is_done) for said in bed.said[2:]] == [
+        (1, True),
+        (2, True),
+        (3, False),
+    ]
+    saving.join(20.0)
+    bed.batches.trained("input", 1, PLACE)
+    bed.batches.expect(bed.order(4, 2, 8))
+    assert (bed.said[-1].number, bed.said[-1].is_done) == (4, False), "no save waits any more"
+
+
 def test_who_gives_up_a_batch_that_waits_revokes_that_one_alone():
     bed = Bed()
     bed.batches.follow("input")
