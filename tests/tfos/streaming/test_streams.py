@@ -344,7 +344,7 @@ def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again():
 
 def test_a_save_that_shutdown_cuts_short_names_the_timeout_of_shutdown():
     streams = saving("", is_lost=False)
-    del streams._await_answer  # type: ignore[attr-defined]
+    del streams._await_answer
     plan = Checkpoints(directory="/runs/7", timeout_s=7200.0, every_batches=9)
     streams._checkpoints = plan
     streams._ending.raise_failure = lambda: None  # type: ignore[method-assign]

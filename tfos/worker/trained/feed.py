@@ -47,6 +47,8 @@ class TrainedFeed:
 
     due: TrainBatch | None = None
     """The batch whose rows may come, until it is over."""
+    come_to: int = 0
+    """Of the epochs before this one the driver says that all rows are trained or dropped."""
     is_saving: bool = False
     """A save that was ordered runs: no batch begins in it."""
     is_followed: bool = False
@@ -168,6 +170,17 @@ class TrainedFeed:
         # A server that was restarted twice may hold a save that lacks the batch.
         if generations == found.generations:
             self.unsaved = found._replace(saved_step=step)
+
+    def awaits_driver(self, epoch: int) -> bool:
+        """Whether the end of an epoch records something that may lack rows of a lost worker.
+
+        Args:
+            epoch: that every worker has trained which is left, as well as those before it.
+        """
+        recorded = [each for each in self._counts if each <= epoch]
+        if self.due is not None and self.due.epoch <= epoch:
+            recorded.append(self.due.epoch)
+        return max(recorded, default=-1) >= self.come_to
 
     def count(self, epoch: int, num_fed: int) -> None:
         """Take what an epoch counts to whose end is ordered.
