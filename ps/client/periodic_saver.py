@@ -24,6 +24,7 @@ from ps.checkpoint.format import step_of
 from ps.checkpoint.score import Score
 from ps.client.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions
 from ps.errors import ManifestMismatch, PSError, PSSettingsError, ServerUnavailable
+from ps.protocol.permissions import ServerPhase
 from rpc.errors import RpcError
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class PeriodicSaver:
         """End, after a `last` save of what was trained since the one before. Idempotent.
 
         Returns:
-            Why that save failed; empty if it did not, or there was nothing to save.
+            Why that save failed, or was never possible; empty if it did not, or there was nothing
+            to save.
         """
         self._saves_last = last
         self._ended.set()
@@ -175,17 +177,14 @@ class PeriodicSaver:
                 self._save()
 
     def _wait_seeded(self) -> bool:
-        """Wait until there is something to save; tried once more at the end, for the last save."""
+        """Wait until there is something to save; looked for once more at the end."""
         reported: str | None = None
-        has_ended = False
-        while not has_ended:
-            has_ended = self._ended.is_set()
-            if has_ended and not self._saves_last:
-                break
+        while not self._ended.is_set():
             try:
                 with self._lock:
                     self._attach(self._client(), timeout_s=_LOOK_S)
             except (ManifestMismatch, PSSettingsError) as error:
+                self._last_error = _text(error)
                 _logger.warning("nothing is saved: %s", error)
                 return False
             except Exception as error:
@@ -198,7 +197,27 @@ class PeriodicSaver:
                 self._ended.wait(_LOOK_S)
                 continue
             return True
-        return False
+        return self._saves_last and self._is_seeded_at_last()
+
+    def _is_seeded_at_last(self) -> bool:
+        """Whether there is something to save at the end; why that cannot be known is told."""
+        try:
+            with self._lock:
+                client = self._client()
+                if all(server.phase == ServerPhase.EMPTY for server in client.describe()):
+                    return False
+                self._attach(client)
+        except Exception as error:
+            self._last_error = _text(error)
+            _logger.warning(
+                "the parameters were not saved, also not at the end: %s; %s. Look at the logs of "
+                "the servers",
+                error,
+                self._newest,
+                exc_info=not isinstance(error, _EXPECTED),
+            )
+            return False
+        return True
 
     def _attach(self, client: PSClient, *, timeout_s: float | None = None) -> None:
         if client is not self._attached:
@@ -243,7 +262,7 @@ class PeriodicSaver:
             self._num_failed = 0
             wait_s = period.every_s
         except Exception as error:  # noqa: BLE001 - see _EXPECTED
-            failed = f"{type(error).__qualname__}: {error}"
+            failed = _text(error)
             self._tell(clock, error)
             wait_s = min(period.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
             self._num_failed += 1
@@ -252,11 +271,18 @@ class PeriodicSaver:
 
     def _tell(self, clock: int | None, error: Exception) -> None:
         moment = "" if clock is None else f" at clock {clock}"
-        newest = f"the last save is step {self._saved_step}" if self._saved_step >= 0 else "no save"
         _logger.warning(
             "the parameters%s were not saved: %s; training goes on, %s",
             moment,
             error,
-            newest,
+            self._newest,
             exc_info=not isinstance(error, _EXPECTED),
         )
+
+    @property
+    def _newest(self) -> str:
+        return f"the last save is step {self._saved_step}" if self._saved_step >= 0 else "no save"
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__qualname__}: {error}"

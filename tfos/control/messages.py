@@ -469,6 +469,13 @@ class FeedAgain(msgspec.Struct, frozen=True, tag=True):
     epoch: int
 
 
+class ComeTo(msgspec.Struct, frozen=True, tag=True):
+    """To the chief: the rows of all epochs before this one of the feed are trained or dropped."""
+
+    feed: str
+    epoch: int
+
+
 class FinishFeed(msgspec.Struct, frozen=True, tag=True):
     """The feed ends: no more rows will arrive."""
 
@@ -512,6 +519,7 @@ Order = (
     | SaveNow
     | StopTraining
     | FeedAgain
+    | ComeTo
     | FinishFeed
     | FenceWorker
     | WorkerDone

@@ -197,7 +197,7 @@ class StreamTraining:
         limit_s = preflight.check_timeout("timeout_s", timeout_s)
 
         def stop() -> None:
-            self._stop(limit_s, saves_again=not self.query.isActive)
+            self._stop(limit_s, saves_again=True)
 
         InterruptibleCall("tfos-stop()", stop).result()
         self._raise_error()
@@ -206,10 +206,10 @@ class StreamTraining:
         """Stop before the cluster's end; return an error that the user has not seen.
 
         Args:
-            timeout_s: for the running batch, and for the save behind it.
+            timeout_s: for the running batch and the save behind it together.
         """
         try:
-            self._stop(min(timeout_s, DEFAULT_STOP_S), save_s=timeout_s)
+            self._stop(min(timeout_s, DEFAULT_STOP_S), save_by_s=time.monotonic() + timeout_s)
         except Exception as error:  # noqa: BLE001  # the cluster has to end all the same
             return error
         return None if self._is_seen else self._error
@@ -243,7 +243,7 @@ class StreamTraining:
         self,
         timeout_s: float,
         *,
-        save_s: float = math.inf,
+        save_by_s: float = math.inf,
         is_asked: bool = False,
         saves_again: bool = False,
     ) -> None:
@@ -251,9 +251,9 @@ class StreamTraining:
 
         Args:
             timeout_s: for the running batch.
-            save_s: for the save behind it.
+            save_by_s: monotonic time until which the save behind it may take.
             is_asked: somebody else asked for it; who uses the handle sees the error.
-            saves_again: the query had ended by then, perhaps with something unsaved.
+            saves_again: save also behind a query that has ended, perhaps with something unsaved.
         """
         deadline_s = time.monotonic() + timeout_s
         is_free = self._stopping.acquire(timeout=timeout_s)
@@ -262,12 +262,18 @@ class StreamTraining:
                 if saves_again:
                     self._save_again()
                 return
-            if not is_free or not self._run.stop(max(0.0, deadline_s - time.monotonic())):
+            if not is_free:
+                raise FeedJobError(
+                    f"another stop() of this stream, which {self._run.stop_waits_for}, did not end "
+                    f"within {timeout_s:.4g} s; call stop() again with more seconds, or end the "
+                    "cluster with abort()"
+                )
+            if not self._run.stop(max(0.0, deadline_s - time.monotonic())):
                 raise FeedJobError(
                     f"the running micro-batch did not end within {timeout_s:.0f} s; call stop() "
                     "again, or end the cluster with abort()"
                 )
-            self._stop_query(save_s)
+            self._stop_query(save_by_s)
             self._stop_error = None
         except TFOSError as error:
             if is_asked:
@@ -286,7 +292,7 @@ class StreamTraining:
         if is_unsaved:
             self._stop_error = None  # what is lost stays one
 
-    def _stop_query(self, save_s: float) -> None:
+    def _stop_query(self, save_by_s: float) -> None:
         self._await_commit()
         # On a thread of its own: it returns when the query has ended, which a batch that is held
         # back prevents; and that one may end only after Spark knows of the stop.
@@ -300,7 +306,7 @@ class StreamTraining:
         stopping.join(_END_S)
         if self._run.error is None:
             self._await_metrics()
-            self._save(save_s)
+            self._save(max(0.0, save_by_s - time.monotonic()))
         if self.query.isActive:
             raise FeedJobError(
                 f"query {self.query.id} is still active {time.monotonic() - began_s:.0f} s after "

@@ -151,6 +151,13 @@ class StreamRun:
         """Whether no batch is trained any more."""
         return self.phase in (RunPhase.STOPPING, RunPhase.HELD)
 
+    @property
+    def stop_waits_for(self) -> str:
+        """What a stop that is under way does, for one beside it."""
+        if self.phase is RunPhase.TRAINING:
+            return "waits for the running micro-batch"
+        return "ends the query and saves what is not saved yet"
+
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
         """Train a batch inside.

@@ -340,9 +340,15 @@ class Streams:
             )
 
         self._ending.raise_failure()
-        limit_s = min(most_s, chief_limit_s(self._checkpoints, _ANSWER_S))
-        came = self._coordinator.wait(is_over, limit_s)
+        limit_s = chief_limit_s(self._checkpoints, _ANSWER_S)
+        came = self._coordinator.wait(is_over, min(most_s, limit_s))
         self._ending.raise_failure()
+        if not came and most_s < limit_s:
+            raise FeedJobError(
+                f"the chief has not saved within {most_s:.4g} s, which is what "
+                f"shutdown(timeout=...) left for it, of the {limit_s:.0f} s that a save may take: "
+                "call shutdown() with a longer timeout, or with None for no limit"
+            )
         if not came:
             doing = "has not saved" if number else "has not begun, or has not restored a checkpoint"
             raise FeedJobError(

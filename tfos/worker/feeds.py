@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FeedOrder: TypeAlias = (
     messages.Flush
     | messages.FeedAgain
+    | messages.ComeTo
     | messages.FinishFeed
     | messages.TrainBatch
     | messages.LeaveBatch
@@ -128,6 +129,8 @@ class WorkerFeeds:
                 self._flush(order)
             case messages.FeedAgain(feed=feed, epoch=epoch):
                 self.channel.feed_again(feed, epoch)
+            case messages.ComeTo(feed=feed, epoch=epoch):
+                self.trained.come_to(feed, epoch)
             case messages.FinishFeed(feed=feed):
                 self.channel.finish(feed)
             case messages.TrainBatch():

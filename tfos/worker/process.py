@@ -263,6 +263,8 @@ class WorkerProcess:
                 self._feeds.carry_out(order)
             case messages.TrainBatch() | messages.LeaveBatch() | messages.SaveBatches():
                 self._feeds.carry_out(order)
+            case messages.ComeTo():
+                self._feeds.carry_out(order)
             case messages.SaveNow():
                 aside(self._saves.save_now, order)
             case messages.StopTraining():

@@ -22,7 +22,7 @@ from ps.checkpoint.writer import write_shard
 from ps.client.client import PSClient
 from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.client.saver import SaveOptions
-from ps.errors import CheckpointError, ServerGone
+from ps.errors import CheckpointError, PSSettingsError, ServerGone
 from ps.manifest.manifest import SGD, Adagrad, Hyper, Manifest
 from ps.metadata import pushed
 from ps.server.server import PSServer
@@ -266,8 +266,42 @@ def test_a_saver_whose_servers_hold_nothing_ends_without_a_save(tmp_path: Path):
     with cluster() as bed:
         saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), bed.driver)
         saver.start()
-        saver.close()
+        assert saver.close() == "", "there was nothing to save"
         assert steps(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "error", [ServerGone("ps:1 is away"), PSSettingsError("ps:1 is of another cluster")]
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_a_saver_that_never_came_to_its_servers_says_so_at_the_end(
+    tmp_path: Path, error: Exception, last: bool, caplog: pytest.LogCaptureFixture
+):
+    tried = threading.Event()
+
+    def find() -> PSClient:
+        tried.set()
+        raise error
+
+    saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), find)
+    saver.start()
+    assert tried.wait(20.0)
+    told = saver.close(last=last)
+    is_wanted = last or isinstance(error, PSSettingsError)  # which ends all saves when it comes
+    assert told == (f"{type(error).__name__}: {error}" if is_wanted else "")
+    assert (str(error) in caplog.text) == is_wanted
+
+
+@pytest.mark.fault("F08")
+def test_a_saver_without_one_of_its_servers_says_at_the_end_that_nothing_is_saved(tmp_path: Path):
+    with cluster(num_servers=2) as bed:
+        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
+        push(client)
+        bed.servers[1].close()
+        saver = PeriodicSaver(Period(directory=str(tmp_path), every_s=3600.0), bed.driver)
+        saver.start()
+        assert "ps:1" in saver.close()
+    assert steps(tmp_path) == []
 
 
 def test_a_number_of_its_own_comes_after_those_that_users_gave(tmp_path: Path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from keras.callbacks import EarlyStopping
 
 from feeding.errors import FeedClosed
 from feeding.receiver.feed_queue import FeedStats
+from ps.errors import StaleGeneration
 from tests.support.keras_training import (
     Context,
     blobs,
@@ -19,7 +23,7 @@ from tests.support.keras_training import (
     together,
 )
 from tests.support.waiting import wait_until
-from tfos.control.messages import BatchReport, TrainBatch
+from tfos.control.messages import BatchReport, LeaveBatch, TrainBatch
 from tfos.errors import (
     FeedEndedWarning,
     NotDistributed,
@@ -519,3 +523,62 @@ def test_a_worker_that_waits_for_rows_holds_up_nobody_who_trains_lost_ones_again
             return 0
 
         assert together(work, 3) == [4, 4, 0]
+
+
+ENDS = (FeedClosed, StaleGeneration)
+"""How a worker ends that was lost while it read rows."""
+
+
+class Looks(threading.Event):
+    """Says whether somebody who waits for more than this event has looked at it."""
+
+    has_looked = False
+
+    def is_set(self):
+        self.has_looked = True
+        return super().is_set()
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("is_whole", [True, False], ids=["fed again", "revoked"])
+def test_a_micro_batch_is_not_noted_while_rows_of_a_lost_worker_are_left(is_whole):
+    """The chief waits for worker 1 alone, and its loss lets the chief go on at once."""
+    noted, told, stopped = list[int](), list[list[int]](), Looks()
+    with serving(num_workers=2) as cluster:
+        chief, other = cluster.contexts
+        feeds = chief.trained_feeds = TrainedFeeds(lambda _: None, stopped)
+        feeds.begin(None, chief.ps_client)
+        feeds.expect(TrainBatch("input", 1, 0, "q", 7, holds=True, saves=False))
+        stopped.has_looked = False
+        chief.client.set_metadata = lambda _, value: noted.append(value["q"])  # type: ignore[method-assign,assignment,misc]
+        feed_epochs(chief.feed_channel, [rows_of(X[:16], Y[:16])], finish=True)
+        offer(other.feed_channel, rows_of(X[:16], Y[:16]), epoch=0)
+
+        def work(rank):
+            if rank == 2:
+                drive()
+                return
+            context = cluster.contexts[rank]
+            model = distribute(make_model(), context)
+            ends = contextlib.nullcontext() if rank == 0 else pytest.raises(ENDS)
+            with ends:
+                model.fit(FeedDataset(context, BATCH), epochs=1, verbose=0)
+
+        def waits_for():
+            opened = cluster.servers[0].stats().open_rendezvous
+            return [each.missing for each in opened if each.key.endswith("/metrics")]
+
+        def drive():
+            wait_until(lambda: waits_for() == [(1,)], "the chief at the end of the epoch")
+            cluster.servers[0].worker_lost(1)
+            wait_until(lambda: bool(noted) or stopped.has_looked, "what the chief does then")
+            told.append([*noted])
+            if is_whole:
+                feeds.come_to("input", 1)
+            else:
+                feeds.leave(LeaveBatch("input", 1, in_part=True))
+            other.feed_channel.close()
+
+        together(work, 3)
+    assert told == [[]]
+    assert noted == [7] * is_whole

@@ -110,6 +110,46 @@ def test_a_killed_worker_is_started_again_and_every_row_is_trained(
     assert [failure.node.name for failure in cluster.failures] == [victim]
 
 
+def fit_and_die_last(args: dict[str, Any], ctx: Any) -> list[int]:
+    """Train a line; worker 1 is killed in epoch 1 once the chief waits for it alone."""
+    import os
+
+    seen: list[int] = []
+    model, notes = slow_training(args, ctx, seen)
+
+    def the_chief_waits() -> bool:
+        opened = ctx.ps_client().stats()[0].open_rendezvous
+        return any(each.key.endswith("/1/metrics") and each.missing == (1,) for each in opened)
+
+    def die(batch: int, logs: Any = None) -> None:
+        if (ctx.rank, ctx.attempt, seen[-1]) == (1, 0, 1):
+            wait_until(the_chief_waits, "the chief at the end of the epoch")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    import keras
+
+    dies = keras.callbacks.LambdaCallback(on_train_batch_end=die)
+    model.fit(ctx.dataset(batch_size=32), epochs=EPOCHS, callbacks=[notes, dies], verbose=0)
+    return seen
+
+
+@pytest.mark.long
+@pytest.mark.fault("F01")
+def test_rows_lost_when_the_chief_has_ended_the_epoch_are_trained_by_the_next_attempt(
+    spark: Any, tmp_path: Path
+) -> None:
+    numbers = [([float(i % 3), float(i % 5), 1.0, 0.5], float(i % 7)) for i in range(NUM_ROWS)]
+    rows = spark.parallelize(numbers, 4)
+    config = ClusterConfig(restarts=Restarts(workers=1))
+    args = {"out": str(tmp_path), "consistency": "async", "step_s": 0.01}
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
+        cluster.start(fit_and_die_last, args)
+        report = cluster.train(rows, num_epochs=EPOCHS)
+    assert report is not None
+    assert (report.trained_rows, report.dropped_rows) == (EPOCHS * NUM_ROWS, 0)
+    assert cluster.results() == [[0, 1, 2], [1, 2]]
+
+
 @pytest.mark.long
 @pytest.mark.fault("F01")
 @pytest.mark.parametrize("executor", [False, True], ids=["process", "executor"])

@@ -83,7 +83,7 @@ class Played:
                     self.counts.append(action.order.num_fed)
                     self.batch_orders.append(action.order)
             if isinstance(action, Send) and isinstance(
-                action.order, messages.TrainBatch | messages.LeaveBatch
+                action.order, messages.TrainBatch | messages.LeaveBatch | messages.ComeTo
             ):
                 self.batch_orders.append(action.order)
             if isinstance(action, Send) and action.order == messages.FeedAgain("input", 0):
@@ -176,6 +176,24 @@ def test_a_micro_batch_whose_lost_rows_cannot_be_fed_again_is_revoked_before_its
     left = messages.LeaveBatch("input", 1, in_part=True)
     ends = [messages.Flush("input", 0, rounds=number) for number in (0, 1)]
     assert played.batch_orders[1:] == [ends[0], left, ends[1]]
+
+
+@pytest.mark.fault("F01")
+def test_the_chief_hears_that_a_batch_is_over_once_its_lost_rows_are_trained():
+    played = Played()
+    played.happens.append(("worker:0", messages.BatchReport("input", 1, False, {})))
+    played.reach("worker:1", 10)
+    played.lose("worker:2")
+    played.reach("worker:0", 20)
+    played.happens.append(("worker:0", messages.BatchReport("input", 1, True, {"q": 7})))
+    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
+    report = jobs(played, fed).train_batch(
+        dataclasses.replace(REQUEST, batch=batch), batch, lambda: False
+    )
+    assert report is not None
+    assert (report.trained_rows, report.repeated_rows) == (ROWS, 10)
+    ends = [messages.Flush("input", 0, rounds=number) for number in (0, 1)]
+    assert played.batch_orders[1:] == [*ends, messages.ComeTo("input", 1)]
 
 
 def test_a_micro_batch_that_the_chief_knows_as_trained_is_not_fed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -258,3 +259,97 @@ def test_a_stop_says_that_the_query_has_not_ended(monkeypatch):
     assert saves == ["saved"]
     query.isActive = False
     ended.set()
+
+
+def test_a_stop_beside_one_that_saves_names_what_it_waits_for():
+    bed, saving, may_save = WatchedJob(), threading.Event(), threading.Event()
+
+    def save(limit_s: float) -> None:
+        saving.set()
+        may_save.wait(20)
+
+    training = asked_to_stop(bed, save)
+    assert saving.wait(20)
+    with pytest.raises(FeedJobError) as caught:
+        training.stop(0.01)
+    assert str(caught.value) == (
+        "another stop() of this stream, which ends the query and saves what is not saved yet, did "
+        "not end within 0.01 s; call stop() again with more seconds, or end the cluster with "
+        "abort()"
+    )
+    may_save.set()
+    assert training._ended.wait(20)
+    bed.coordinator.close()
+
+
+def test_a_stop_beside_one_that_waits_for_a_batch_names_the_batch():
+    bed, run, waits = WatchedJob(), StreamRun(), threading.Event()
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ending, lambda _: None)
+    stop = run.stop
+
+    def stop_run(timeout_s: float) -> bool:
+        waits.set()
+        return stop(timeout_s)
+
+    run.stop = stop_run  # type: ignore[method-assign]
+    query.stop = lambda: setattr(query, "isActive", False)
+    first = threading.Thread(target=training.stop)
+    with run.batch():
+        first.start()
+        assert waits.wait(20)
+        with pytest.raises(FeedJobError, match=r"which waits for the running micro-batch, did not"):
+            training.stop(0.01)
+    first.join(20)
+    assert training._ended.wait(20)
+    bed.coordinator.close()
+
+
+class EndsBefore:
+    """A lock before whose acquisition a query ends by itself."""
+
+    def __init__(self, lock: threading.Lock, query: Any) -> None:
+        self._lock, self._query = lock, query
+        self.release = lock.release
+
+    def acquire(self, timeout: float) -> bool:
+        self._query.isActive = False
+        return self._lock.acquire(timeout=timeout)
+
+
+def test_a_query_that_ends_by_itself_just_before_its_stop_is_saved():
+    bed, saves = WatchedJob(), list[str]()
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    state = QueryState("q", num_unsaved=1)
+    training = StreamTraining(
+        query, state, StreamRun(), bed.coordinator, ending, lambda _: saves.append("saved")
+    )
+    training._stopping = EndsBefore(training._stopping, query)  # type: ignore[assignment]
+    training.stop()
+    assert saves == ["saved"]
+    assert training._ended.wait(20)
+    bed.coordinator.close()
+
+
+def test_the_clusters_end_gives_the_save_what_the_batch_has_left_of_its_time():
+    bed, given = WatchedJob(), list[float]()
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    query.stop = lambda: setattr(query, "isActive", False)
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    training = StreamTraining(
+        query, QueryState("q"), StreamRun(), bed.coordinator, ending, given.append
+    )
+    began_s = time.monotonic()
+
+    def stop(timeout_s: float) -> bool:
+        while time.monotonic() == began_s:
+            pass
+        return True
+
+    training._run.stop = stop  # type: ignore[method-assign]
+    assert training.end(30.0) is None
+    assert given[0] < 30.0
+    assert training._ended.wait(20)
+    bed.coordinator.close()

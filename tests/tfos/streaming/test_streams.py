@@ -340,3 +340,19 @@ def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again():
     streams._checkpoints = Checkpoints(directory="/runs/7", every_batches=5)
     streams._save(QueryState("q", feed="input", last_id=6, num_unsaved=2))
     bed.coordinator.close()
+
+
+def test_a_save_that_shutdown_cuts_short_names_the_timeout_of_shutdown():
+    streams = saving("", is_lost=False)
+    del streams._await_answer
+    plan = Checkpoints(directory="/runs/7", timeout_s=7200.0, every_batches=9)
+    streams._checkpoints = plan
+    streams._ending.raise_failure = lambda: None  # type: ignore[method-assign]
+    streams._coordinator.wait = lambda *_: False  # type: ignore[method-assign]
+    with pytest.raises(FeedJobError) as caught:
+        streams._save(trained((3, 10)), None, 5.0)
+    assert str(caught.value) == (
+        "the chief has not saved within 5 s, which is what shutdown(timeout=...) left for it, of "
+        f"the {plan.limit_s:.0f} s that a save may take: call shutdown() with a longer timeout, "
+        "or with None for no limit"
+    )

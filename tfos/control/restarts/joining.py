@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tfos.control.epoch_log import EpochLog
-from tfos.control.messages import Flush, Joining
+from tfos.control.messages import FeedEpoch, Flush, Joining
 
 _KEPT_ORDERS = 64
 """Orders to end an epoch that are kept. The chief's `fit` is at most an epoch or two behind."""
@@ -27,14 +27,23 @@ class OpenEpochs:
     """By feed, the epoch that is fed now, or the one after the last."""
     _ends: deque[Flush] = field(default_factory=lambda: deque(maxlen=_KEPT_ORDERS))
 
-    def come_to(self, feed: str, epoch: int) -> None:
-        """Rows of this epoch are fed next; every worker has trained those of the epochs before.
+    @property
+    def begun(self) -> tuple[FeedEpoch, ...]:
+        """Of each feed the epoch that is fed now, or the one after the last."""
+        return tuple(self._next.items())
+
+    def come_to(self, feed: str, epoch: int) -> bool:
+        """Rows of this epoch are fed next: those of the epochs before are trained or dropped.
 
         Args:
             feed: its name.
             epoch: number of the epoch, from 0.
+
+        Returns:
+            Whether that is news, and there are epochs before.
         """
-        self._next[feed] = epoch
+        before, self._next[feed] = self._next.get(feed, 0), epoch
+        return before != epoch
 
     def note(self, order: Flush) -> None:
         """Keep the order that ends an epoch; the newest of an epoch counts."""

@@ -78,14 +78,16 @@ class ClusterOrders(ClusterView):
         return [Send(each.node, order) for each in self.training()]
 
     def come_to(self, feed: str, epoch: int) -> list[Action]:
-        """Note that the rows of this epoch of a feed are fed next: those before it are trained.
+        """Note that the rows of this epoch of a feed are fed next, and tell the chief.
 
         Args:
             feed: name of the feed.
-            epoch: number of the epoch, from 0.
+            epoch: number of the epoch, from 0; the rows of those before are trained or dropped.
         """
-        self.open_epochs.come_to(feed, epoch)
-        return []
+        if not self.open_epochs.come_to(feed, epoch):
+            return []
+        order = messages.ComeTo(feed, epoch)
+        return [Send(each.node, order) for each in self.training() if each.planned.is_chief]
 
     def finish(self, feeds: tuple[str, ...]) -> list[Action]:
         """End the feeds finally, also at workers whose main_fun has returned."""
@@ -173,10 +175,16 @@ class ClusterOrders(ClusterView):
         """
         return [Send(each.node, messages.StopTraining(reason)) for each in self.evaluating()]
 
-    def missed_by_worker(self) -> tuple[messages.Joining, list[messages.Order]]:
-        """Return where a worker begins that joins now, and the orders that it has missed."""
+    def missed_by_worker(self, member: Member) -> tuple[messages.Joining, list[messages.Order]]:
+        """Return where a worker begins that joins now, and the orders that it has missed.
+
+        Args:
+            member: the worker.
+        """
         joining, ends = self.open_epochs.joining(self.epochs)
         missed: list[messages.Order] = [*ends]
+        if member.planned.is_chief:
+            missed += [messages.ComeTo(*begun) for begun in self.open_epochs.begun]
         missed += [messages.FinishFeed(feed) for feed in self._finished_feeds]
         if self.training_stop:
             missed.append(messages.StopTraining(self.training_stop))

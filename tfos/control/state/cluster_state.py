@@ -298,7 +298,7 @@ class ClusterState(ClusterOrders):
             member.status = NodeStatus.READY
             return []
         member.status = NodeStatus.RUNNING
-        joining, missed = self.missed_by_worker()
+        joining, missed = self.missed_by_worker(member)
         for feed, first in joining.feeds:
             member.flushes[feed] = messages.FlushReached(feed, first - 1)
         return [

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -242,12 +242,14 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                     reason,
                 )
 
-    def _tell_trained(self, epoch: int, reports: Iterable[Report]) -> None:
+    def _tell_trained(self, epoch: int, reports: Sequence[Report]) -> None:
         """On the chief: no worker trains now, and these epochs are in the parameters."""
         ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
         if self._trainer.ctx.is_chief and self._feed and ended:
             following = FitPlace(self._number, epoch + 1)
-            self._trainer.ctx.trained_feeds.trained(self._feed, min(ended), following)
+            lacks = len(reports) < self._trainer.ctx.num_workers
+            feeds = self._trainer.ctx.trained_feeds
+            feeds.trained(self._feed, min(ended), following, lacks_worker=lacks)
 
 
 class JoinAtFirstBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

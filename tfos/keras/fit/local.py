@@ -37,7 +37,7 @@ class _NoReports:
     def follow(self, feed: str) -> None:
         """Nobody asks."""
 
-    def trained(self, feed: str, epoch: int, place: FitPlace) -> None:
+    def trained(self, feed: str, epoch: int, place: FitPlace, *, lacks_worker: bool) -> None:
         """Nobody asks."""
 
     def stopped(self, feed: str, number: int) -> None:

@@ -47,6 +47,8 @@ class TrainedFeed:
 
     due: TrainBatch | None = None
     """The batch whose rows may come, until it is over."""
+    come_to: int = 0
+    """Of the epochs before this one the driver says that all rows are trained or dropped."""
     is_saving: bool = False
     """A save that was ordered runs: no batch begins in it."""
     is_followed: bool = False
@@ -59,6 +61,8 @@ class TrainedFeed:
     """What becomes `unsaved` once the batch under way is trained."""
     _failed: TrainBatch | None = None
     """The parameters may contain a part of it."""
+    _save_waits: bool = False
+    """An ordered save waits for the end of the batch under way, and comes before the next one."""
     _left: int = -1
     """The last order that was revoked."""
     _counts: dict[int, int] = field(default_factory=dict)
@@ -75,8 +79,9 @@ class TrainedFeed:
         return self.due is not None or self._left >= 0
 
     def begin_save(self) -> bool:
-        """Begin an ordered save; False: not now."""
-        if not self.is_free:
+        """Begin an ordered save; False: not now, but before the next batch."""
+        self._save_waits = not self.is_free
+        if self._save_waits:
             return False
         self.is_saving = True
         return True
@@ -95,7 +100,7 @@ class TrainedFeed:
             before: the id that is recorded for its query.
             generations: which start of each server is at work; None: one is away.
         """
-        if generations is None or not self.is_free or self.is_revoked(order):
+        if generations is None or not self.is_free or self._save_waits or self.is_revoked(order):
             return False
         self.due = order
         self._begun = Unsaved(order.query, order.batch_id, before, generations)
@@ -165,6 +170,17 @@ class TrainedFeed:
         # A server that was restarted twice may hold a save that lacks the batch.
         if generations == found.generations:
             self.unsaved = found._replace(saved_step=step)
+
+    def awaits_driver(self, epoch: int) -> bool:
+        """Whether the end of an epoch records something that may lack rows of a lost worker.
+
+        Args:
+            epoch: that every worker has trained which is left, as well as those before it.
+        """
+        recorded = [each for each in self._counts if each <= epoch]
+        if self.due is not None and self.due.epoch <= epoch:
+            recorded.append(self.due.epoch)
+        return max(recorded, default=-1) >= self.come_to
 
     def count(self, epoch: int, num_fed: int) -> None:
         """Take what an epoch counts to whose end is ordered.

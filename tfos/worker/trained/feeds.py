@@ -14,9 +14,11 @@ from the thread that runs `fit`; `_lock` guards the states, not the servers' cal
                ─► every worker trained them ─► kept ─► save ─► "done"
 The id is set while no worker trains: all are past the rendezvous at the end of the epoch, and
 none begins the next one before the chief. So a checkpoint holds a whole batch and its id, or
-neither. The driver revokes a batch whose feed failed (LeaveBatch) before its epoch ends, so its
-id is never recorded. A driver that has stopped waiting for the end of a batch sees by the next
-answer whether the parameters contain it: that batch is over by then.
+neither. That rendezvous does not wait for a worker that was lost. Where one is missing, the chief
+waits for the driver, which has its rows fed again (then ComeTo) or revokes the batch. The driver
+revokes a batch whose feed failed (LeaveBatch) before its epoch ends, so its id is never recorded.
+A driver that has stopped waiting for the end of a batch sees by the next answer whether the
+parameters contain it: that batch is over by then.
 
 A server that is restarted goes back to its last save. If one was since a batch was expected, that
 batch is not whole in the parameters, though a save after it succeeds: it is answered with an error
@@ -79,6 +81,8 @@ class TrainedFeeds:
         self._is_ended = False
         self._client: Callable[[], PSClient] | None = None
         self._lock = threading.Lock()
+        self._heard = threading.Condition(self._lock)
+        """Notified of orders that may end the wait for the driver's word about an epoch."""
         self._saver: ChiefSaver | None = None
         self._feeds: dict[str, TrainedFeed] = {}
         self._trained: dict[str, int] = {}
@@ -173,7 +177,8 @@ class TrainedFeeds:
             order: to revoke it.
         """
         state = self._state(order.feed)
-        with self._lock:
+        with self._heard:
+            self._heard.notify_all()
             return state.leave(order)
 
     def release(self, order: TrainBatch | None) -> None:
@@ -215,22 +220,41 @@ class TrainedFeeds:
             num_fed: what it counts to, as the driver says; 0: it does not.
         """
         state = self._state(feed)
-        with self._lock:
+        with self._heard:
             state.count(epoch, num_fed)
+            self._heard.notify_all()
+
+    def come_to(self, feed: str, epoch: int) -> None:
+        """Take the driver's word that all rows of the epochs before are trained or dropped.
+
+        Args:
+            feed: name of the feed.
+            epoch: number of the epoch, from 0.
+        """
+        state = self._state(feed)
+        with self._heard:
+            state.come_to = epoch
+            self._heard.notify_all()
 
     def follow(self, feed: str) -> None:
         """`fit` reads this feed and reports its trained epochs."""
         self._state(feed).is_followed = True
 
-    def trained(self, feed: str, epoch: int, place: FitPlace) -> None:
+    def trained(
+        self, feed: str, epoch: int, place: FitPlace, *, lacks_worker: bool = False
+    ) -> None:
         """Every worker's rows of this and earlier epochs are in the servers' parameters.
 
         Args:
             feed: name of the feed.
             epoch: number of the epoch, from 0.
             place: where `fit` goes on.
+            lacks_worker: a worker did not say so, as it was lost or has returned: whether rows of
+                it are left, the driver knows.
         """
         state = self._state(feed)
+        if lacks_worker and not self._await_driver(state, epoch):
+            return
         with self._lock:
             num_fed = state.counted(epoch)
         if num_fed:
@@ -274,6 +298,20 @@ class TrainedFeeds:
             self._pass(feed, epoch)
         else:
             self._finish(order, is_noted=False)
+
+    def _await_driver(self, state: TrainedFeed, epoch: int) -> bool:
+        """Wait until the driver has decided on the rows of an epoch; False: this worker ends.
+
+        Args:
+            state: of the feed.
+            epoch: number of the epoch, from 0.
+        """
+        with self._heard:
+            while state.awaits_driver(epoch):
+                if self._is_over():
+                    return False
+                self._heard.wait(_LOOK_S)
+        return True
 
     def _end_of(self, feed: str, epoch: int) -> TrainBatch | None:
         state, num_begun = self._state(feed), 0 if self._saver is None else self._saver.num_begun

@@ -180,6 +180,19 @@ def test_a_new_attempt_learns_the_open_epochs_the_fit_and_what_it_has_missed():
     assert [each.name for each in state.unflushed("input", 1)] == ["worker:0"]
 
 
+def test_the_chief_alone_hears_which_epochs_are_over_and_its_new_attempt_hears_it_again():
+    state = running()
+    assert orders(state.come_to("input", 0)) == []
+    over = messages.ComeTo("input", 1)
+    assert orders(state.come_to("input", 1)) == [("worker:0", over)]
+    assert orders(state.come_to("input", 1)) == []
+    dies(state, "worker:0")
+    assert orders(state.come_to("input", 2)) == []
+    registers(state, "worker:0", 100)
+    told = [order for _, order in orders(serves(state, "worker:0", 100))]
+    assert told[1:] == [messages.ComeTo("input", 2)]
+
+
 def test_validation_rows_of_a_missed_epoch_begin_with_that_epoch():
     state = running()
     state.come_to("input", 4)

@@ -267,6 +267,107 @@ def test_a_batch_waits_for_the_end_of_the_one_before_it_whose_driver_waits_no_mo
     assert bed.saver.holders == {bed.order(2, 1, 6)}
 
 
+def test_a_save_that_waits_for_a_batch_comes_before_the_next_one():
+    """A stream without a pause: each batch is there by the time that the one before it is over."""
+    bed, looks = Bed(), threading.Semaphore(0)
+    bed.batches.follow("input")
+    state = bed.batches._state("input")
+    begin_save = state.begin_save
+
+    def look() -> bool:
+        begun = begin_save()
+        looks.release()
+        return begun
+
+    state.begin_save = look  # type: ignore[method-assign]
+    bed.batches.expect(bed.order(1, 0, 6, saves=False))
+    saving = threading.Thread(target=bed.batches.save, args=(SaveBatches("input", 2),), daemon=True)
+    saving.start()
+    assert looks.acquire(timeout=20.0)
+    bed.batches.trained("input", 0, PLACE)
+    bed.batches.expect(bed.order(3, 1, 7, saves=False))
+    assert [(said.number, said.is_done) for said in bed.said[2:]] == [
+        (1, True),
+        (2, True),
+        (3, False),
+    ]
+    saving.join(20.0)
+    bed.batches.trained("input", 1, PLACE)
+    bed.batches.expect(bed.order(4, 2, 8))
+    assert (bed.said[-1].number, bed.said[-1].is_done) == (4, False), "no save waits any more"
+
+
+class Looks(threading.Event):
+    """Says when somebody who waits for more than this event has looked at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = threading.Semaphore(0)
+
+    def is_set(self) -> bool:
+        self.looks.release()
+        return super().is_set()
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("end", ["whole", "revoked", "stopped"])
+def test_a_batch_that_may_lack_rows_of_a_lost_worker_waits_for_the_driver(end: str):
+    bed, stopped = Bed(), Looks()
+    bed.batches._stopped = stopped
+    bed.batches.follow("input")
+    bed.batches.expect(bed.order(1, 3, 6))
+    while stopped.looks.acquire(blocking=False):
+        pass
+    bed.batches.come_to("input", 3)  # the batch is not over by that
+    trained = threading.Thread(
+        target=lambda: bed.batches.trained("input", 3, PLACE, lacks_worker=True), daemon=True
+    )
+    trained.start()
+    for _ in range(2):
+        assert stopped.looks.acquire(timeout=20.0)
+    assert bed.client.metadata == {}
+    if end == "whole":
+        bed.batches.come_to("input", 4)
+    elif end == "revoked":
+        assert not bed.leave(LeaveBatch("input", 1, in_part=True))
+    else:
+        stopped.set()
+    trained.join(20.0)
+    assert not trained.is_alive()
+    assert bed.client.metadata.get(METADATA_NAME) == ({"q": 6} if end == "whole" else None)
+    assert bed.saver.log == (["hold", {"q": 6}, "release"] if end == "whole" else ["hold"])
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_epoch_that_may_lack_rows_of_a_lost_worker_waits_for_the_driver(is_whole: bool):
+    run, stopped = Run({}), Looks()
+    run.batches._stopped = stopped
+    run.batches.count("input", 0, 1)
+    args = ("input", 0, FitPlace(0, 1))
+    trained = threading.Thread(
+        target=lambda: run.batches.trained(*args, lacks_worker=True), daemon=True
+    )
+    trained.start()
+    assert stopped.looks.acquire(timeout=20.0)
+    assert run.noted == {}
+    if is_whole:
+        run.batches.come_to("input", 1)
+    else:
+        run.batches.count("input", 0, 0)  # its rows could not be fed again
+    trained.join(20.0)
+    assert not trained.is_alive()
+    assert (run.noted != {}) == is_whole
+
+
+def test_where_nothing_is_recorded_a_worker_that_is_missing_holds_up_nobody():
+    bed = Bed()
+    bed.batches.trained("input", 0, PLACE, lacks_worker=True)
+    bed.batches.expect(bed.order(1, 2, 6))
+    bed.batches.trained("input", 1, PLACE, lacks_worker=True)
+    assert bed.client.metadata == {}
+
+
 def test_who_gives_up_a_batch_that_waits_revokes_that_one_alone():
     bed = Bed()
     bed.batches.follow("input")
