@@ -125,7 +125,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Meet the others at the end of the epoch before, which they have reported.
 
         From here on they wait for this worker at the ends of epochs; in modes with waits, at steps
-        too, from its first batch on: see JoinAtFirstBatch.
+        too, from its first batch on.
         """
         if place.epoch == place.first:  # of which the others have told at the beginning alone
             told = {rank: each.data for rank, each in self._beginnings().items()}
@@ -248,32 +248,6 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if self._trainer.ctx.is_chief and self._feed and ended:
             following = FitPlace(self._number, epoch + 1)
             self._trainer.ctx.trained_feeds.trained(self._feed, min(ended), following)
-
-
-class JoinAtFirstBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Of a worker that joins others: these wait for its steps once it has rows to train.
-
-    Before that no row may come: the others' feeders would wait for their barrier, and it for rows.
-
-    Args:
-        trainer: of the model.
-    """
-
-    def __init__(self, trainer: PSTrainer) -> None:
-        super().__init__()
-        self._trainer = trainer
-        self._has_joined = False
-
-    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Join, once.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: Keras's, unused.
-        """
-        if not self._has_joined:
-            self._has_joined = True
-            self._trainer.workers.join()
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

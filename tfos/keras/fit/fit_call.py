@@ -26,7 +26,6 @@ from tfos.keras.fit.epoch_agreement import (
     AfterCallbacks,
     BeforeCallbacks,
     FeedEnded,
-    JoinAtFirstBatch,
     rendezvous_prefix,
 )
 from tfos.keras.fit.epoch_report import EpochReporter
@@ -166,8 +165,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         trainer.begin_validation = passes.begin
         before = BeforeCallbacks(trainer, arguments, passes, number, place)
         report = EpochReporter(trainer, before, dataset, arguments, number)
-        joining = [] if place is None else [JoinAtFirstBatch(trainer)]
-        after = [*joining, report, AfterCallbacks(trainer, name, kept_rate, before.data)]
+        after = [report, AfterCallbacks(trainer, name, kept_rate, before.data)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
         progress = ProgressReport(trainer.ctx)
         callbacks = _callback_list(model, arguments, before, progress, after)
