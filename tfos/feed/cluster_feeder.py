@@ -77,8 +77,7 @@ class ClusterFeeder:
         """
         request = self._with_saves(request)
         feed, num_epochs = request.feed, request.num_epochs
-        source = source_of(request)
-        progress = TrainingProgress(num_epochs)
+        source, progress = source_of(request), TrainingProgress(num_epochs)
         count = self._coordinator.read(lambda state: state.epochs.count)
         done: list[reports.EpochReport] = []
         with (
