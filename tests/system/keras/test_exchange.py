@@ -12,7 +12,7 @@ import pytest
 from ps.manifest.manifest import Hyper
 from tfos.errors import UnsupportedModel
 from tfos.keras.step import variables
-from tfos.keras.step.exchange import frozen_values
+from tfos.keras.step.exchange import held_weights
 from tfos.keras.step.exchange.exchange import ParameterExchange
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush, hyper_of
 from tfos.keras.step.exchange.pipeline import GRACE_S, PipelinedPush
@@ -119,7 +119,7 @@ def test_frozen_weights_are_compared_only_where_something_was_written(
         read.append(values)
         return variables.raw_bytes(values)
 
-    monkeypatch.setattr(frozen_values, "raw_bytes", noting)
+    monkeypatch.setattr(held_weights, "raw_bytes", noting)
     for _ in range(3):
         frozen_exchange.check_unchanged()
     assert not read, "the cost of predict does not grow with the weights"

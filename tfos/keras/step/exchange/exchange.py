@@ -16,7 +16,7 @@ from typing import Any
 from tfos.errors import UnsupportedModel
 from tfos.keras.step import optimizers
 from tfos.keras.step.exchange.averages import Averages
-from tfos.keras.step.exchange.frozen_values import FrozenValues
+from tfos.keras.step.exchange.held_weights import HeldWeights
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.exchange.pipeline import InFlight
 from tfos.keras.step.exchange.replica import Received, Replica
@@ -58,7 +58,7 @@ class ParameterExchange:
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
         self._rows_waiting = 0
-        self._frozen = FrozenValues(variables.frozen)
+        self._frozen = HeldWeights(variables.frozen)
         self.steps = 0
         self.rows = 0
         self.clock = 0

@@ -24,7 +24,7 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 _Pointers = ctypes.POINTER(ctypes.c_void_p)
 
 
-class FrozenValues:
+class HeldWeights:
     """The values of frozen variables as they were.
 
     Args:
