@@ -64,7 +64,8 @@ class Checkpoints:
     timeout_s: float = 600.0
     """Seconds for one save, and for the restore of a run that resumes. A save that takes longer is
     a failed one. Raise it where the servers' tables need longer to be written. The driver waits for
-    the chief accordingly, whatever `feed_timeout` is."""
+    the chief accordingly, whatever `feed_timeout` is, and for workers that wait for the chief: at
+    saves of `keep_best`, and at a restore with num_ps=0."""
     resume: bool = False
     """Resume from the newest complete checkpoint in the directory, if there is one. False: a
     directory with checkpoints of another run is refused."""
@@ -334,6 +335,22 @@ def chief_limit_s(plan: Checkpoints | None, least_s: float) -> float:
         least_s: of what the chief does besides.
     """
     return least_s if plan is None else max(least_s, plan.limit_s)
+
+
+def worker_limit_s(plan: Checkpoints | None, feed_timeout_s: float, *, has_servers: bool) -> float:
+    """Return the seconds for which workers that are fed may take no row.
+
+    They take none while the chief saves the best checkpoint, at the end of an epoch, and while it
+    restores their own shards, which it does within main_fun.
+
+    Args:
+        plan: of the cluster; None: it saves nothing.
+        feed_timeout_s: of the call that feeds.
+        has_servers: whether servers hold the parameters, restored before main_fun begins.
+    """
+    if plan is None or (plan.keep_best is None and (has_servers or not plan.resume)):
+        return feed_timeout_s
+    return chief_limit_s(plan, feed_timeout_s)
 
 
 def _check_counts(record: object, least: Mapping[str, int]) -> None:

@@ -9,11 +9,12 @@ Threads: several calls may run at once, for different feeds; each feed has one c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from feeding.sender.task import InferenceTask
-from tfos.config import ClusterConfig, chief_limit_s
+from tfos.config import ClusterConfig, chief_limit_s, worker_limit_s
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
@@ -74,9 +75,9 @@ class ClusterFeeder:
             is_abandoned: whether the user's thread no longer waits for this call; wake the
                 coordinator once it changes.
         """
+        request = self._with_saves(request)
         feed, num_epochs = request.feed, request.num_epochs
-        source = source_of(request)
-        progress = TrainingProgress(num_epochs)
+        source, progress = source_of(request), TrainingProgress(num_epochs)
         count = self._coordinator.read(lambda state: state.epochs.count)
         done: list[reports.EpochReport] = []
         with (
@@ -123,16 +124,22 @@ class ClusterFeeder:
         )
 
     def _resume(self, call: FeedCall, request: FeedRequest, progress: TrainingProgress) -> int:
-        """Return how many epochs of this call the interrupted run had trained; tell of them."""
+        """Wait until the chief has restored; return how many epochs of this call are trained.
+
+        The interrupted run had trained them, which is told.
+        """
         plan, feed, num_epochs = self._config.checkpoints, request.feed, request.num_epochs
-        if plan is None or not plan.resumes_epochs or request.is_interval:
+        if plan is None or not plan.resume:
             return 0
 
         def is_known(state: ClusterView) -> bool:
             return answer_to(state, "", 0) is not None or not state.awaited()
 
         stall_s = chief_limit_s(plan, request.feed_timeout_s)
+        # Until then the chief restores. One whose workers have the parameters tells so at once.
         self._watch.until(is_known, call, progress, stall_s=stall_s, of_chief=True)
+        if not plan.resumes_epochs or request.is_interval:
+            return 0
         begun = self._coordinator.read(lambda state: answer_to(state, "", 0))
         first = call.epochs.leave_out(begun.epochs.get(feed, 0) if begun else 0, num_epochs)
         if first:
@@ -246,6 +253,7 @@ class ClusterFeeder:
             batch: the micro-batch and its state.
             is_abandoned: whether the user's call was interrupted.
         """
+        request = self._with_saves(request)
         progress = TrainingProgress(1, title=f"batch {batch.batch_id}")
         with self._calls.enter(request.feed, is_abandoned) as call:
             try:
@@ -275,6 +283,14 @@ class ClusterFeeder:
             config=feed_config(request, self._config),
         )
         return answers_of(request, task)
+
+    def _with_saves(self, request: FeedRequest) -> FeedRequest:
+        """Return a call that lets the workers stand still while the chief saves or restores."""
+        has_servers = self._coordinator.read(lambda state: bool(state.servers))
+        limit_s = worker_limit_s(
+            self._config.checkpoints, request.feed_timeout_s, has_servers=has_servers
+        )
+        return dataclasses.replace(request, feed_timeout_s=limit_s)
 
     def _begin_epoch(self, call: FeedCall) -> None:
         call.epoch = call.epochs.take()

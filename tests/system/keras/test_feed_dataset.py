@@ -23,7 +23,7 @@ from tests.support.keras_training import (
     together,
 )
 from tests.support.waiting import wait_until
-from tfos.control.messages import BatchReport, LeaveBatch, TrainBatch
+from tfos.control.messages import BatchReport, EpochTrained, LeaveBatch, TrainBatch
 from tfos.errors import (
     FeedEndedWarning,
     NotDistributed,
@@ -52,6 +52,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no ty
         self.ctx = ctx
         self.seen = []
         self.rows = []
+        self.metrics = {}
 
     def on_epoch_begin(self, epoch, logs=None):
         self.seen.append(0)
@@ -60,6 +61,8 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no ty
         self.seen[-1] = batch + 1
 
     def on_epoch_end(self, epoch, logs=None):
+        if logs is not None:
+            logs |= self.metrics
         if self.ctx is not None:
             self.rows.append(self.model._tfos_trainer.rows)
 
@@ -160,6 +163,94 @@ def test_a_fit_without_our_callbacks_reports_and_its_bar_has_this_epochs_steps(o
     assert steps[-2][2] == pytest.approx(history.history["loss"][1])  # told with the last batch
     assert ctx.numbers[-1]["epochs"] == 3
     assert [n["epoch"] for n in ctx.numbers] == sorted(n["epoch"] for n in ctx.numbers)
+
+
+class DecidesAll(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    """A fit of its own that decides what Keras' fit gets."""
+
+    own_callback = None
+    """That it adds to those that it was given."""
+    epochs_after = None
+    """Known behind Keras' fit."""
+
+    def fit(self, x, epochs=None, verbose=0, callbacks=None, **more):
+        history = super().fit(
+            x,
+            epochs=epochs or 2,
+            verbose=2,
+            callbacks=[*(callbacks or []), self.own_callback],
+            **more,
+        )
+        self.epochs_after = history.epoch
+        return history
+
+
+def deciding(ctx, own):
+    model = DecidesAll([keras.Input((20,)), keras.layers.Dense(2)])
+    model.compile("adam", LOSS)
+    model.own_callback = own
+    return distribute(model, ctx)
+
+
+def test_a_fit_of_the_class_decides_epochs_lines_and_callbacks_of_a_feed(capsys):
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(3, 6), finish=True)
+        watch = Epochs(ctx)
+        watch.metrics = {"mine": 1.0}
+        model = deciding(ctx, watch)
+        assert model.fit(FeedDataset(ctx, BATCH)).epoch == [0, 1] == model.epochs_after
+        assert watch.seen == [3, 6]
+        assert watch.params["steps"] is None, "as in each fit on a feed"
+        assert cluster.pushes == 9
+        told = [each.metrics.get("mine") for each in ctx.reported if isinstance(each, EpochTrained)]
+        assert told == [1.0, 1.0], "by a callback of tfos, behind that of the class"
+    printed = capsys.readouterr().out
+    assert "Epoch 2/2" in printed
+    assert [f"{n}/{n} " in printed for n in (3, 6)] == [True] * 2
+
+
+def test_a_fit_of_the_class_that_does_not_go_on_when_the_feed_has_ended_is_told():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
+        ended: list[dict[str, float]] = []
+        model = deciding(ctx, keras.callbacks.LambdaCallback(on_train_end=ended.append))
+        left_out = "inside of DecidesAll.fit, which does not go on behind its super"
+        with pytest.warns(FeedEndedWarning, match=left_out) as caught:
+            history = model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs())
+        assert len(caught) == 1
+        assert history.epoch == [0, 1]
+        assert model.epochs_after is None
+        assert [logs["loss"] for logs in ended] == [history.history["loss"][-1]]
+        with pytest.warns(FeedEndedWarning) as caught:
+            assert model.fit(FeedDataset(ctx, BATCH)).epoch == []
+        epochs, code = (str(each.message) for each in caught)
+        assert "after 0 epochs, fit(epochs=2) asked for more" in epochs
+        assert left_out in code
+
+
+def test_what_a_fit_of_the_class_adds_runs_between_the_workers_agreements():
+    with serving(num_workers=2) as cluster:
+        for rank, epochs in enumerate((batches(2, 2, 2), batches(3, 1, 1))):
+            feed_epochs(cluster.contexts[rank].feed_channel, epochs, finish=True)
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            losses: list[float] = []
+
+            def stop_in_the_second(epoch, logs):
+                losses.append(logs["loss"])
+                if ctx.is_chief:
+                    model.stop_training = epoch == 1
+
+            own = keras.callbacks.LambdaCallback(on_epoch_end=stop_in_the_second)
+            model = deciding(ctx, own)
+            return model.fit(FeedDataset(ctx, BATCH), epochs=3).epoch, losses
+
+        (chief, losses), (other, others_losses) = together(work, 2)
+        assert chief == other == [0, 1]
+        assert losses == others_losses, "those of all workers"
 
 
 @pytest.mark.parametrize("built", [True, False])

@@ -32,9 +32,14 @@ COLUMNS = {"x": Feature("float32", (1,)), "n": Feature("int64")}
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
+    return written(tmp_path / "rows")
+
+
+def written(directory: Path) -> Path:
+    directory.mkdir()
     for number in range(NUM_FILES):
-        write(tmp_path / f"part-{number}", range(number * ROWS, (number + 1) * ROWS))
-    return tmp_path
+        write(directory / f"part-{number}", range(number * ROWS, (number + 1) * ROWS))
+    return directory
 
 
 def write(path: Path, numbers: range) -> None:
@@ -152,16 +157,21 @@ def test_a_backup_of_each_worker_is_refused(tmp_path: Path):
             model.fit(x, x, verbose=0, callbacks=[backup])
 
 
-def test_workers_that_have_found_other_files_do_not_train(files: Path):
+@pytest.mark.parametrize("found_by", ["x", "validation_data"])
+def test_workers_that_have_found_other_files_do_not_train(files: Path, found_by: str):
+    same = written(files.parent / "same")
     with serving(num_workers=2) as cluster:
         models, data, errors = make_models(2), [data_of(cluster.contexts[0], files)], []
         write(files / "part-2b", range(1))
         data.append(data_of(cluster.contexts[1], files))
 
         def work(rank: int) -> None:
-            model = distribute(models[rank], cluster.contexts[rank])
-            with pytest.raises(SettingsError, match="trained twice or never") as caught:
-                model.fit(data[rank], verbose=0)
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx)
+            read = {"x": data_of(ctx, same), found_by: data[rank]}
+            what = "trained" if found_by == "x" else "validated"
+            with pytest.raises(SettingsError, match=f"{what} twice or never") as caught:
+                model.fit(**read, verbose=0)
             errors.append((rank, str(caught.value)))
 
         together(work, 2)
@@ -177,21 +187,33 @@ class Abandoned(Exception):
 class TwoWorkers:
     """Three fits of three epochs each, on files A, B and A; worker 1 is lost in one of them."""
 
-    def __init__(self, cluster: Servers, files: Path, lost_in: int, *, built: bool = True) -> None:
+    def __init__(
+        self,
+        cluster: Servers,
+        files: Path,
+        lost_in: int,
+        *,
+        built: bool = True,
+        validated: Path | None = None,
+    ) -> None:
         self._cluster = cluster
         self._files = files
+        self._validated = validated or files
         self._lost_in = lost_in
         self._holds, self._joined = threading.Event(), threading.Event()
         self.models = make_models(3, built=built)
         self.seen: dict[tuple[int, int], list[int]] = defaultdict(list)
         """By fit and epoch, the rows of both workers."""
         self.validated: dict[tuple[int, int], list[int]] = defaultdict(list)
-        self.late_file = self.trains_again = False
+        self.late_file: Path | None = None
+        self.trains_again = False
 
     def train(self, ctx: Context, model: keras.Model) -> None:
         """Be one process of one worker."""
         distribute(model, ctx)
-        one, other, validation = (data_of(ctx, self._files) for _ in range(3))
+        one, other, validation = (
+            data_of(ctx, path) for path in (self._files, self._files, self._validated)
+        )
         at = [0, 0]
         is_first = ctx.fit_place is None
 
@@ -241,8 +263,8 @@ class TwoWorkers:
             return self.train(self._cluster.contexts[0], self.models[0])
         with pytest.raises(Abandoned):
             self.train(self._cluster.contexts[1], self.models[1])
-        if self.late_file:
-            write(self._files / "part-2b", range(1))
+        if self.late_file is not None:
+            write(self.late_file, range(1))
         ctx = self.start_again()
         try:
             return self.train(ctx, self.models[2])
@@ -272,10 +294,14 @@ def test_a_worker_that_is_started_again_reads_all_files_in_the_others_epochs(
         assert {at: sorted(rows) for at, rows in uncut.items()} == dict.fromkeys(uncut, sorted(ALL))
 
 
-def test_a_worker_that_is_started_again_and_finds_one_more_file_does_not_train(files: Path):
+@pytest.mark.parametrize("late", ["rows", "validated"])
+def test_a_worker_that_is_started_again_and_finds_one_more_file_does_not_train(
+    files: Path, late: str
+):
+    validated = written(files.parent / "validated")
     with serving(num_workers=2) as cluster:
-        both = TwoWorkers(cluster, files, 0)
-        both.late_file = True
+        both = TwoWorkers(cluster, files, 0, validated=validated)
+        both.late_file = files.parent / late / "part-2b"
         with pytest.raises(
             SettingsError, match=r"worker 0 has found 6 files of .*, worker 1 7 files"
         ):

@@ -22,7 +22,7 @@ from tfos.control.state.actions import Action, Send
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.preflight import VALIDATION_FEED
-from tfos.errors import FeedJobError, NodeFailedError, PoisonRows, SettingsError
+from tfos.errors import FeedJobError, FeedTimeout, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
 from tfos.feed.epoch_feeder import EpochFeeder
@@ -47,9 +47,11 @@ def node(name: str) -> NodeId:
 class Played:
     """A coordinator of three workers and a server; something happens when a wait begins."""
 
-    def __init__(self, config: ClusterConfig | None = None, num_workers: int = 3) -> None:
+    def __init__(
+        self, config: ClusterConfig | None = None, num_workers: int = 3, num_servers: int = 1
+    ) -> None:
         self.config = config or ClusterConfig()
-        self.state = ClusterState(plan(num_workers + 1, 1), self.config)
+        self.state = ClusterState(plan(num_workers + num_servers, num_servers), self.config)
         self.state.move(ClusterPhase.RESERVED)
         for at, name in enumerate(self.state.members):
             self.state.on_register(messages.Register(node(name), "0", "host", 1000 + at), 0.0)
@@ -877,6 +879,94 @@ def test_epochs_that_an_interrupted_run_had_trained_are_not_fed_again():
         "'input': the run that this one resumes had trained 2 of 3 epochs; they are not fed again "
         "(they are with resume_epochs=False)",
     ]
+
+
+@pytest.mark.parametrize("why", ["epochs", "stream", "resume_epochs"])
+def test_no_row_is_fed_before_the_chief_has_restored(why):
+    played, _, made = resuming({"input": 1})
+    if why == "resume_epochs":
+        plan = dataclasses.replace(made._config.checkpoints, resume_epochs=False)
+        made._config = dataclasses.replace(made._config, checkpoints=plan)
+    has_begun: list[bool] = []
+
+    def fed(task: FeedTask) -> list[FeedReport]:
+        has_begun.append(answer_to(played.state, "", 0) is not None)
+        return ten_each(task)
+
+    made._epochs._feed = lambda run, task: fed(task)
+    num_epochs = 2 if why == "epochs" else 1
+    made.train(dataclasses.replace(REQUEST, num_epochs=num_epochs, is_interval=why == "stream"))
+    assert has_begun == [True]
+
+
+class StandingStill(Played):
+    """What happens comes after 100 waits of a second each."""
+
+    def __init__(
+        self, config: ClusterConfig, monkeypatch: pytest.MonkeyPatch, num_servers: int
+    ) -> None:
+        super().__init__(config, num_servers=num_servers)
+        self.clock_s = 0.0
+        self.still_s = 0
+        monkeypatch.setattr("tfos.feed.watch.time.monotonic", lambda: self.clock_s)
+
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
+        if self.still_s:
+            self.still_s -= 1
+            self.clock_s += 1.0
+            return done(self.state)
+        return super().wait(done, timeout_s)
+
+
+def standing_still(
+    monkeypatch: Any, late: str, num_servers: int = 1, **plan: Any
+) -> tuple[Any, list[float]]:
+    """A cluster whose chief saves or restores before this."""
+    config = ClusterConfig(checkpoints=Checkpoints(directory="/saves", **plan))
+    played = StandingStill(config, monkeypatch, num_servers)
+    played.happens.append(READS)
+    limits: list[float] = []
+
+    def fed(task: FeedTask) -> list[FeedReport]:
+        played.wait(lambda state: not played.happens, 1.0)
+        limits.append(task.config.feed_timeout_s)
+        for rank in range(3):
+            played.reach(f"worker:{rank}", 10)
+        played.happens.append(("worker:0", TRAINED))
+        if late == "rows":
+            played.still_s = 100
+        return ten_each(task)
+
+    made: Any = jobs(played, fed)
+    if late == "metrics":
+        made._warn_untrained = lambda *_: setattr(played, "still_s", 100)
+    return made, limits
+
+
+@pytest.mark.parametrize("late", ["metrics", "rows"])
+def test_a_chief_that_saves_the_best_checkpoint_may_take_its_time(late, monkeypatch):
+    made, limits = standing_still(monkeypatch, late, keep_best="val_loss")
+    report = made.train(REQUEST)
+    assert (report.trained_rows, dict(report.history).get("loss")) == (ROWS, [0.25])
+    assert limits == [made._config.checkpoints.limit_s], "the tasks that feed wait as long"
+
+
+def test_workers_that_serve_their_own_shards_may_restore_while_they_are_fed(monkeypatch):
+    made, limits = standing_still(monkeypatch, "rows", num_servers=0, resume=True)
+    begun = messages.BatchReport("", 0, True, {}, epochs={})  # before main_fun, that restores
+    made._watch._coordinator.happens.insert(0, ("worker:0", begun))
+    assert made.train(REQUEST).trained_rows == ROWS
+    assert limits == [made._config.checkpoints.limit_s]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_fed_worker_waits_for_no_other_save_or_restore(resume, monkeypatch):
+    made, limits = standing_still(monkeypatch, "rows", resume=resume)
+    begun = messages.BatchReport("", 0, True, {}, epochs={})
+    made._watch._coordinator.happens.insert(0, ("worker:0", begun))
+    with pytest.raises(FeedTimeout, match="no worker took a row or made a step for 5 s"):
+        made.train(REQUEST)
+    assert limits == [REQUEST.feed_timeout_s]
 
 
 @pytest.mark.parametrize("why", ["other feed", "stream", "resume", "resume_epochs"])

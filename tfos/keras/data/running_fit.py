@@ -1,4 +1,4 @@
-"""Running fit: the model that a running `fit` trains, its class weights, its epochs.
+"""Running fit: the model that a running `fit` trains, its class weights, epochs and callbacks.
 
 Covers: finding the call behind Keras' request for batches; whether a model trains alone.
 Does not: decide what to do about it (tfos.worker.context, class_weights).
@@ -28,6 +28,8 @@ class RunningFit:
     class_weight: Any
     initial_epoch: int
     epochs: int
+    callbacks: Any
+    """Keras' CallbackList from `on_train_begin` on; before that what the call was given."""
 
 
 def is_lone(model: keras.Model) -> bool:
@@ -52,6 +54,7 @@ def running_fit() -> RunningFit | None:
                 found["class_weight"],
                 found["initial_epoch"],
                 found["epochs"],
+                found["callbacks"],
             )
         frame = frame.f_back
     return None

@@ -29,6 +29,8 @@ import numpy as np
 
 from tfos.fit_place import FitPlace
 from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.data.epoch_length import EpochLength
+from tfos.keras.data.running_fit import running_fit
 from tfos.keras.fit.learning_rate import KeptRate, learning_rate
 from tfos.keras.fit.metric_states import VALIDATION, MetricStates, all_know, inexact
 from tfos.keras.fit.validation import ValidationPasses
@@ -78,6 +80,13 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         validation: the feed's validation passes.
         number: of the fit.
         place: where this worker joins others that train; None: all begin together.
+
+    Attributes:
+        last: callbacks whose place is behind all others, in their order.
+        rows: of all workers, in the epoch that has just ended.
+        steps: likewise.
+        epochs_run: in this fit.
+        epochs: that Keras' own fit was asked for, by the call or by a fit of the class.
     """
 
     def __init__(
@@ -100,14 +109,17 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._name = rendezvous_prefix(number)
         self._rows_before = self._steps_before = 0
         self._told: set[str] = set()
-        self.rows = self.steps = 0
-        """Of all workers, in the epoch that has just ended."""
-        self.epochs_run = 0
-        self.last_logs: Logs = None
+        self._last_logs: Logs = None
+        self._running: Any = None
+        """Keras' CallbackList."""
+        self.last: Sequence[Any] = ()
+        self.rows = self.steps = self.epochs_run = 0
+        self.epochs = arguments["epochs"]
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start all workers together, so that none trains what the others do not."""
         self._trainer.awaits_callbacks = False
+        self._take_places()
         if self._feed:
             self._trainer.ctx.trained_feeds.follow(self._feed)
         if self._place is not None:
@@ -115,6 +127,36 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         else:
             self._trainer.workers.join()
             self.data.begin(self._beginnings(), self._number)
+
+    def _take_places(self) -> None:
+        """Let what a fit of the class has added run between the callbacks of tfos, too.
+
+        Keras runs through the list of before: each callback begins once.
+        """
+        fit = running_fit()
+        if fit is None:  # a loop of the class's own
+            return
+        self.epochs, self._running = fit.epochs, fit.callbacks
+        places = {id(each): place for place, each in enumerate(self.last, 1)} | {id(self): -1}
+        given = fit.callbacks.callbacks
+        fit.callbacks.callbacks = sorted(given, key=lambda each: places.get(id(each), 0))
+        params = fit.callbacks.params or {}
+        if isinstance(params.get("steps"), EpochLength):
+            params["steps"] = None  # of all callbacks: the next epoch may have another number
+
+    def end_with_feed(self) -> Any:
+        """End the fit where no further epoch is fed, as Keras does behind its loop of epochs.
+
+        Returns:
+            The history.
+        """
+        model = self.model
+        if self.epochs_run:
+            self._trainer.pull()  # a callback may have swapped weights and averages
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+        if self._running is not None:
+            self._running.on_train_end(self._last_logs)
+        return model.history
 
     def _beginnings(self) -> dict[int, Beginning]:
         own = msgspec.msgpack.encode(self.data.beginning())
@@ -125,7 +167,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Meet the others at the end of the epoch before, which they have reported.
 
         From here on they wait for this worker at the ends of epochs; in modes with waits, at steps
-        too, from its first batch on: see JoinAtFirstBatch.
+        too, from its first batch on.
         """
         if place.epoch == place.first:  # of which the others have told at the beginning alone
             told = {rank: each.data for rank, each in self._beginnings().items()}
@@ -198,7 +240,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 del logs[name]  # Keras shows the metrics of no batch as 0
         reports = self._agree(epoch, {} if logs is None else logs, rows, val_rows)
         if logs is not None:
-            self.last_logs = dict(logs)
+            self._last_logs = dict(logs)
         self.rows, self.steps = sum(r.rows for r in reports), sum(r.steps for r in reports)
         self.epochs_run += 1
         trainer.pull()
@@ -250,32 +292,6 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             lacks = len(reports) < self._trainer.ctx.num_workers
             feeds = self._trainer.ctx.trained_feeds
             feeds.trained(self._feed, min(ended), following, lacks_worker=lacks)
-
-
-class JoinAtFirstBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Of a worker that joins others: these wait for its steps once it has rows to train.
-
-    Before that no row may come: the others' feeders would wait for their barrier, and it for rows.
-
-    Args:
-        trainer: of the model.
-    """
-
-    def __init__(self, trainer: PSTrainer) -> None:
-        super().__init__()
-        self._trainer = trainer
-        self._has_joined = False
-
-    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Join, once.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: Keras's, unused.
-        """
-        if not self._has_joined:
-            self._has_joined = True
-            self._trainer.workers.join()
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

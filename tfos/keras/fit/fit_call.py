@@ -26,7 +26,6 @@ from tfos.keras.fit.epoch_agreement import (
     AfterCallbacks,
     BeforeCallbacks,
     FeedEnded,
-    JoinAtFirstBatch,
     rendezvous_prefix,
 )
 from tfos.keras.fit.epoch_report import EpochReporter
@@ -166,23 +165,15 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         trainer.begin_validation = passes.begin
         before = BeforeCallbacks(trainer, arguments, passes, number, place)
         report = EpochReporter(trainer, before, dataset, arguments, number)
-        joining = [] if place is None else [JoinAtFirstBatch(trainer)]
-        after = [*joining, report, AfterCallbacks(trainer, name, kept_rate, before.data)]
+        before.last = [report, AfterCallbacks(trainer, name, kept_rate, before.data)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
-        progress = ProgressReport(trainer.ctx)
-        callbacks = _callback_list(model, arguments, before, progress, after)
-        arguments["callbacks"] = callbacks
+        arguments["callbacks"] = _callbacks(model, arguments, before, ProgressReport(trainer.ctx))
         try:
             with trainer.pipelining():
                 return given.call()
         except FeedEnded:
-            _warn_of_end(arguments["epochs"], before.epochs_run)
-            if before.epochs_run:
-                trainer.pull()  # a callback may have swapped weights and averages
-                # As Keras does when it leaves its loop of epochs:
-                model.optimizer.finalize_variable_values(model.trainable_weights)
-            callbacks.on_train_end(before.last_logs)
-            return model.history
+            _warn_of_end(model, before)
+            return before.end_with_feed()
         finally:
             trainer.end_fit()
             report.close()
@@ -199,12 +190,22 @@ def _follow_positions(
             _check_first_epoch(dataset, arguments)
 
 
-def _warn_of_end(epochs: int, num_run: int) -> None:
-    if not isinstance(epochs, AllEpochs):
+def _warn_of_end(model: Any, before: BeforeCallbacks) -> None:
+    """Tell of epochs that were not fed, and of code that does not run."""
+    if not isinstance(before.epochs, AllEpochs):
         warnings.warn(
-            f"the feed ended after {num_run} epochs, fit(epochs={epochs}) asked for more; feed as "
-            "many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
+            f"the feed ended after {before.epochs_run} epochs, fit(epochs={before.epochs}) asked "
+            "for more; feed as many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
             "fit(epochs=ctx.all_epochs)",
+            FeedEndedWarning,
+            stacklevel=3,
+        )
+    own = inspect.unwrap(type(model).fit)
+    if own is not inspect.unwrap(keras.Model.fit):
+        warnings.warn(
+            f"the feed ended inside of {own.__qualname__}, which does not go on behind its "
+            "super().fit(...) then: fit returns the history. Do what comes there behind the call "
+            "of fit, or in on_train_end of a callback",
             FeedEndedWarning,
             stacklevel=3,
         )
@@ -326,19 +327,15 @@ def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None
         )
 
 
-def _callback_list(
-    model: Any,
-    arguments: dict[str, Any],
-    before: BeforeCallbacks,
-    progress: ProgressReport,
-    after: list[Any],
+def _callbacks(
+    model: Any, arguments: dict[str, Any], before: BeforeCallbacks, progress: ProgressReport
 ) -> Any:
-    """Return the user's callbacks between those of tfos, as a list that this module can end."""
+    """Return the user's callbacks between those of tfos; a fit of the class may add its own."""
     given = arguments.get("callbacks")
     ready = given if isinstance(given, keras.callbacks.CallbackList) else None
     own = _as_list(given) if ready is None else list(ready.callbacks)
     reports = [] if any(isinstance(each, ProgressReport) for each in own) else [progress]
-    callbacks = [before, *reports, *own, *after]
+    callbacks = [before, *reports, *own, *before.last]
     if ready is not None:
         for callback in callbacks:
             if callback not in own:
@@ -346,20 +343,9 @@ def _callback_list(
                 callback.set_params(ready.params)
         ready.callbacks = callbacks
         return ready
-    if not isinstance(arguments.get("x"), BatchDataset):
-        return callbacks
-    verbose, steps = arguments.get("verbose", "auto"), arguments.get("steps_per_epoch")
-    if verbose != 0 and steps is None:
-        callbacks.append(EpochProgressBar())
-    return keras.callbacks.CallbackList(
-        callbacks,
-        add_history=True,
-        add_progbar=verbose != 0,
-        verbose=verbose,
-        epochs=arguments["epochs"],
-        steps=steps,
-        model=model,
-    )
+    if isinstance(arguments.get("x"), BatchDataset) and arguments.get("steps_per_epoch") is None:
+        callbacks.append(EpochProgressBar())  # as silent as Keras' fit is asked to be
+    return callbacks
 
 
 def _as_list(callbacks: Any) -> list[Any]:

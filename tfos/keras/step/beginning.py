@@ -1,7 +1,7 @@
 """Beginning of a fit: what all workers must have in common, and which rows come first.
 
-Covers: the epochs that each worker asks for; the files that its training data have found; the epoch
-of its data with which a worker goes on that was started again.
+Covers: the epochs that each worker asks for; the files that its training and validation data have
+found; the epoch of its data with which a worker goes on that was started again.
 Does not: exchange it (tfos.keras.fit.epoch_agreement), cut shares of files (feeding.reading).
 Threads: the thread that runs `fit`.
 """
@@ -31,6 +31,8 @@ class DataState(msgspec.Struct, frozen=True):
     """Of the training data, that comes next."""
     validation_epoch: int = 0
     """Of the validation data, that comes next."""
+    validation_files: FoundFiles | None = None
+    """Of the validation data; None: they are no files."""
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -64,9 +66,9 @@ class FitData:
         self._end = None if epochs is None else int(epochs)
 
     @functools.cached_property
-    def _files(self) -> FoundFiles | None:
-        files = () if self._trained is None else self._trained.files
-        return summed_up(files) if files else None
+    def _found(self) -> tuple[FoundFiles | None, FoundFiles | None]:
+        """What the training and the validation data have found."""
+        return _summary(self._trained), _summary(self._validated)
 
     def is_trained(self, epochs: int) -> bool:
         """Return whether no epoch is left, as in a run that is resumed behind its last one.
@@ -78,18 +80,20 @@ class FitData:
 
     def beginning(self) -> Beginning:
         """Return what the others compare with their own."""
-        return Beginning(self._first, self._end, self._state(self._files))
+        return Beginning(self._first, self._end, self._state(*self._found))
 
     def state(self) -> DataState:
         """Return what a worker compares that joins later; it names no file."""
-        files = self._files
-        return self._state(files and msgspec.structs.replace(files, digests=b""))
+        trained, validated = (
+            files and msgspec.structs.replace(files, digests=b"") for files in self._found
+        )
+        return self._state(trained, validated)
 
-    def _state(self, files: FoundFiles | None) -> DataState:
+    def _state(self, files: FoundFiles | None, validation_files: FoundFiles | None) -> DataState:
         trained, validated = (
             0 if data is None else data.next_epoch for data in (self._trained, self._validated)
         )
-        return DataState(files, trained, validated)
+        return DataState(files, trained, validated, validation_files)
 
     def begin(self, told: Mapping[int, Beginning], number: int) -> None:
         """Begin together with the others; a worker that was started again has their epochs of data.
@@ -128,14 +132,25 @@ class FitData:
         self._go_on(place.files_epoch, told)
 
     def _check_files(self, told: Mapping[int, DataState]) -> None:
-        if self._trained is None or not self._trained.files:
-            return
         found = {rank: each.files for rank, each in told.items()}
-        if differs := difference(self._trained.files, self._ctx.worker_rank, found):
+        self._check_same(self._trained, found, "fit on files", "trained")
+        found = {rank: each.validation_files for rank, each in told.items()}
+        self._check_same(self._validated, found, "fit(validation_data=...) of files", "validated")
+
+    def _check_same(
+        self,
+        own: BatchDataset | None,
+        found: Mapping[int, FoundFiles | None],
+        where: str,
+        used: str,
+    ) -> None:
+        if own is None or not own.files:
+            return
+        if differs := difference(own.files, self._ctx.worker_rank, found):
             raise SettingsError(
-                f"fit on files: {differs}. Each worker cuts its share from its own list, so rows "
-                "would be trained twice or never. Name the same files on every worker, which no "
-                "longer change"
+                f"{where}: {differs}. Each worker cuts its share from its own list, so rows would "
+                f"be {used} twice or never. Name the same files on every worker, which no longer "
+                "change"
             )
 
     def _go_on(self, epoch: int, told: Mapping[int, DataState]) -> None:
@@ -143,6 +158,10 @@ class FitData:
             self._trained.begin_at(epoch)
         if self._validated is not None:
             self._validated.begin_at(max((e.validation_epoch for e in told.values()), default=0))
+
+
+def _summary(data: BatchDataset | None) -> FoundFiles | None:
+    return summed_up(data.files) if data is not None and data.files else None
 
 
 def _rows(data: Any) -> BatchDataset | None:

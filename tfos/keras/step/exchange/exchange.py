@@ -10,19 +10,19 @@ Threads: the thread that trains; no locks. The pipeline's thread runs `_send` al
 from __future__ import annotations
 
 import functools
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
 from tfos.errors import UnsupportedModel
 from tfos.keras.step import optimizers
 from tfos.keras.step.exchange.averages import Averages
+from tfos.keras.step.exchange.held_weights import HeldWeights
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.exchange.pipeline import InFlight
 from tfos.keras.step.exchange.replica import Received, Replica
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.table_specs import naming_layers
-from tfos.keras.step.variables import MOVING_COPY, Variables, raw_bytes
+from tfos.keras.step.variables import MOVING_COPY, Variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ParameterExchange:
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
         self._rows_waiting = 0
-        self._frozen = self._frozen_now()
+        self._frozen = HeldWeights(variables.frozen)
         self.steps = 0
         self.rows = 0
         self.clock = 0
@@ -148,13 +148,12 @@ class ParameterExchange:
         Raises:
             UnsupportedModel: names a variable.
         """
-        if self._frozen != self._frozen_now():
+        if path := self._frozen.changed():
             raise UnsupportedModel(
-                "weights that do not train were changed after ctx.distribute(model) "
-                f"({self._variables.frozen[0].names[0]!r} or another one): the parameter servers, "
-                "their checkpoints and workers that start again keep those of before. Call "
-                "load_weights, set_weights or assign before ctx.distribute(model). "
-                f"{MOVING_COPY}"
+                f"weights that do not train were changed after ctx.distribute(model) ({path!r}): "
+                "the parameter servers, their checkpoints and workers that start again keep those "
+                "of before. Call load_weights, set_weights or assign before "
+                f"ctx.distribute(model). {MOVING_COPY}"
             )
         if path := self.changed_here():
             raise UnsupportedModel(
@@ -176,14 +175,6 @@ class ParameterExchange:
         """Put the model's present values on the servers, after all pushes."""
         self.drain()
         self._client.assign({group.name: group.values() for group in self._variables.groups})
-
-    def _frozen_now(self) -> int:
-        """Return a checksum of the weights that do not train."""
-        sum_ = 0
-        for group in self._variables.frozen:
-            for variable in group.variables:
-                sum_ = zlib.crc32(raw_bytes(variable.value.read_value()).data, sum_)
-        return sum_
 
     def _send(self, push: OutgoingPush, received: Received, *, rows: int, lag: int) -> AppliedPush:
         with naming_layers(self._variables.embeddings):
