@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import functools
 import itertools
 import json
@@ -20,6 +22,7 @@ import pytest
 from pyspark import Broadcast
 
 from tfos.errors import NotPicklable, SettingsError
+from tfos.many import digests
 from tfos.many.digests import function_digest
 from tfos.many.items import items_of, shown_name
 from tfos.many.launch import listed_work
@@ -92,13 +95,58 @@ def test_other_items_have_another_digest():
     assert len({work(given).digest for given in ([1, 2], [2, 1], [1], {"1": 1, "2": 3})}) == 4
     before, after = work([{"a": 1}, {"a": 2}]).digests, work([{"a": 9}, {"a": 2}]).digests
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
-    shared = "jfk airport"
-    one, other = (
-        {"in": shared, "out": shared},
-        json.loads('{"in": "jfk airport", "out": "jfk airport"}'),
-    )
-    assert work([one]).digests == work([other]).digests
     assert work(["x"]).digests != work([b"x"]).digests
+
+
+class Node:
+    def __init__(self, *others):
+        self.others = list(others)
+
+
+def diamonds():
+    """Return few objects that are very many where each is followed wherever it is."""
+    made = Node()
+    for _ in range(60):
+        made = Node(made, made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: datetime.date(2026, 1, 5),
+        lambda: datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC),
+        lambda: decimal.Decimal("0.5"),
+        lambda: tuple("ab"),
+        lambda: [0.5, (2, 3)],
+        lambda: {"rate": 0.5},
+        lambda: Node([]),
+        lambda: json.loads('"jfk airport"'),
+        lambda: np.arange(3),
+    ],
+)
+def test_equal_items_have_one_digest_whether_their_parts_are_one_object_or_equal_ones(make):
+    def digest(one, other):
+        (found,) = listed_work(items_of([{"in": one, "out": [other]}]), with_digests=True).digests
+        return found
+
+    shared = make()
+    assert digest(shared, shared) == digest(make(), make()) != digest(make(), None)
+
+
+def test_items_that_contain_themselves_or_are_a_graph_have_digests(monkeypatch):
+    def digest(item):
+        return listed_work(items_of([item]), with_digests=True).digest
+
+    def ring(*texts):
+        made = Node(*texts)
+        made.others.append({"ring": made})
+        return made
+
+    monkeypatch.setattr(digests, "_MAX_PARTS", 1000)
+    shared, equal = "jfk airport", json.loads('"jfk airport"')
+    assert digest(ring(shared, shared)) == digest(ring(shared, equal)) != digest(ring(shared, ""))
+    assert digest(diamonds()) == digest(diamonds()) != digest(Node(diamonds()))
 
 
 def made(text):
@@ -238,14 +286,17 @@ def test_what_plain_pickle_cannot_write_hides_no_change_beside_it(kind):
     assert one == same != other
 
 
-def test_an_item_that_cannot_be_compared_is_named():
+@pytest.mark.parametrize(
+    ("within", "kind"), [(lambda odd: odd, ".*Odd"), (lambda odd: {odd}, "set")]
+)
+def test_an_item_that_cannot_be_compared_is_named(monkeypatch, within, kind):
     class Odd:
         def __reduce__(self):
             return odd_reduction(self)
 
-    pickled = items_of({"a": 1, "b": Odd()})
-    odd_reductions.clear()
-    with pytest.raises(NotPicklable, match=r"results_dir: item 'b' \(.*Odd\) cannot be compared"):
+    pickled = items_of({"a": 1, "b": within(Odd())})
+    monkeypatch.setattr(sys.modules[__name__], "odd_reductions", [])
+    with pytest.raises(NotPicklable, match=rf"results_dir: item 'b' \({kind}\) cannot be compared"):
         listed_work(pickled, with_digests=True)
 
 
