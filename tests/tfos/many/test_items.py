@@ -252,6 +252,26 @@ def test_a_foreign_wrapper_counts_with_what_it_wraps_and_what_it_holds():
     assert function_digest(Retries(wrapped[0], 3)) == digests[0]
 
 
+def counted(function):
+    """Wrap a function as another module than the program's does: it goes on from where it was."""
+
+    @functools.wraps(function)
+    def counting(item):
+        counting.calls += 1  # type: ignore[attr-defined]
+        return function(item)
+
+    counting.calls = 0  # type: ignore[attr-defined]
+    return counting
+
+
+def test_what_a_foreign_wrapper_keeps_on_its_function_leaves_the_digest_as_it_was():
+    given, other = (counted(made(f"def f(x): return {code}")) for code in (1, 2))
+    before = function_digest(given)
+    given(1)
+    assert given.calls == 1
+    assert function_digest(given) == before != function_digest(other)
+
+
 def test_a_module_of_many_functions_counts_to_the_last():
     texts = [
         "".join(f"def g{i}(x): return g{i + 1}(x)\n" for i in range(300))
