@@ -99,16 +99,14 @@ class Slot:
     def run(self) -> None:
         """Train until the driver has nothing more."""
         threading.Thread(target=self._watch, name="tfos-watch", daemon=True).start()
-        while not isinstance(order := self._draw(), EndSlot):
+        while not isinstance(order := self._draw(), EndSlot) or self._holding:
             if isinstance(order, Train):
                 self._train_from(order.item)
+            elif isinstance(order, EndSlot):  # the watch has a report under way, for seconds
+                time.sleep(_AGAIN_S)
             self._keep()
-        self._keep()
         if self._trainer is not None:
             self._trainer.close(kill=False)
-        while self._holding:  # the watch may have a report under way
-            self._draw()
-            time.sleep(_AGAIN_S)
         self._say_leaving()
 
     def _say_leaving(self) -> None:
