@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,7 +23,7 @@ __all__ = ["file", "short_calls"]
 
 @pytest.fixture
 def slot(file):
-    executor = cast("Any", None)
+    executor = cast("Any", SimpleNamespace(host="h"))
     settings = RunSettings(
         run_id="r",
         driver_address="",
@@ -127,7 +128,7 @@ def test_the_last_that_the_driver_hears_of_a_slot_is_that_it_leaves(slot, monkey
     monkeypatch.setattr(slot, "_client", Client())
     monkeypatch.setattr(slot, "_watch", lambda: None)
     slot.run()
-    assert told == [Draw(0, 0), *2 * [SlotBeat(0, 0, is_leaving=True)]]
+    assert told == [Draw(0, 0, host="h"), *2 * [SlotBeat(0, 0, is_leaving=True)]]
 
 
 def test_a_slot_trains_what_comes_back_while_its_last_report_is_under_way(slot, monkeypatch):

@@ -180,7 +180,8 @@ class Slot:
         """Report and ask; the watch ends this process when the driver does not answer for long."""
         while True:
             ended, holding = self._take_ready()
-            draw = Draw(self._spec.slot, self._spec.attempt, ended, holding, is_ahead)
+            slot, attempt, host = self._spec.slot, self._spec.attempt, self._spec.executor.host
+            draw = Draw(slot, attempt, ended, holding, is_ahead, host)
             try:
                 order = self._client.draw(draw)
             except ControlError:
