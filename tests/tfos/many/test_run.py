@@ -220,6 +220,8 @@ def test_the_job_of_a_silent_slot_is_started_again(beds, monkeypatch):
         return trains_all(bed, slot, attempt)
 
     bed = beds(freezes_once, num_slots=1)
+    bed.run.wait(None, 2 * WAIT_S)
+    assert bed.run.error is None
     assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
     assert bed.trainings.table()[0].error == "slot 0 was silent for 0 s"
 
