@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import sys
 import types
@@ -35,6 +36,9 @@ _NO_CODE = {
     "__static_attributes__",
 }
 """Of a class: may change while what it does stays; pickling an object adds `__slotnames__`."""
+_MAX_PARTS = 1_000_000
+"""Of a value: parts that are followed wherever they are, about a second. A graph of a few objects
+may have more paths than anything could follow."""
 _RANDOM = ("random", "numpy.random", "tensorflow.python.ops.stateful_random_ops")
 """Modules whose objects are generators: without a seed they differ in each process."""
 
@@ -109,9 +113,20 @@ class _Walk:
         return self._found.digest()
 
     def pickled(self, value: Any) -> bytes:
-        """Return a digest of a value's pickle; the functions and classes that it has wait."""
+        """Return a digest of a value's pickle; the functions and classes that it has wait.
+
+        A part that stands in two places is the same as two equal parts, but in what contains
+        itself or has more than `_MAX_PARTS`.
+        """
+        try:
+            return self._pickled(value, has_memo=False)
+        except Exception:  # noqa: BLE001 - of what no pickle takes, the second attempt raises it
+            return self._pickled(value, has_memo=True)
+
+    def _pickled(self, value: Any, *, has_memo: bool) -> bytes:
         found = hashlib.sha256()
-        _DigestPickler(types.SimpleNamespace(write=found.update), self).dump(value)
+        file = types.SimpleNamespace(write=found.update)
+        _DigestPickler(file, self, has_memo=has_memo).dump(value)
         return found.digest()
 
     def state(self, value: Any) -> bytes:
@@ -177,16 +192,17 @@ class _Walk:
         if mark in self._open:
             return name, "again"
         self._open.add(mark)
-        found = []
-        for each in members:
-            if type(each) in _PLAIN:
-                found.append(repr(each))
-                continue
-            inner = _Walk(self._modules, has_generators=self.has_generators, outer=self)
-            inner.put(inner.pickled(each))
-            found.append(inner.finished().hex())
-        self._open.discard(mark)
-        return name, sorted(found)
+        try:
+            return name, sorted(map(self._of_member, members))
+        finally:
+            self._open.discard(mark)
+
+    def _of_member(self, value: Any) -> str:
+        if type(value) in _PLAIN:
+            return repr(value)
+        inner = _Walk(self._modules, has_generators=self.has_generators, outer=self)
+        inner.put(inner.pickled(value))
+        return inner.finished().hex()
 
     def is_own(self, value: Any) -> bool:
         """Whether the program has the class of this object."""
@@ -228,14 +244,25 @@ class _Walk:
 
 
 class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
-    """Writes what stands for anything that has other bytes in another process."""
+    """Writes what stands for anything that has other bytes in another process.
 
-    def __init__(self, file: Any, walk: _Walk) -> None:
+    Args:
+        file: takes the bytes.
+        walk: of the digest.
+        has_memo: an object that was met before is written as its number. Without, what contains
+            itself raises, as does what has more than `_MAX_PARTS`.
+    """
+
+    def __init__(self, file: Any, walk: _Walk, *, has_memo: bool) -> None:
         super().__init__(file, protocol=5)
         self._walk = walk
+        self.fast = not has_memo
+        self._parts = itertools.count() if not has_memo else itertools.repeat(0)
 
     def persistent_id(self, value: Any) -> Any:
         """Return what stands for a set, module, function or class; None: its own bytes."""
+        if next(self._parts) >= _MAX_PARTS:
+            raise OverflowError(f"more than {_MAX_PARTS} parts")
         if isinstance(value, str | bytes) and type(value) in _PLAIN:
             return _text_number(value)
         if type(value) in _PLAIN:

@@ -3,8 +3,8 @@
 Covers: Keras 3 and tf-keras: models, layers, losses, optimizers, initializers.
 Does not: import either.      Threads: any; pure.
 
-A configuration has the user's layers, losses and activations by their names alone, so their code is
-looked up in the layers themselves.
+A configuration has the user's layers, losses, activations and learning rates by their names alone,
+so their code is looked up in the objects themselves.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _KERAS = ("keras", "tf_keras")
 _OWN_CODE_IS_NAMED = (*_KERAS, "tensorflow")
 _BASES = {"KerasSaveable", "Layer", "_BaseOptimizer"}
 """Of Keras 3; of models, layers and optimizers of tf-keras."""
+_FROM_COMPILE = {"CompileLoss", "CompileMetrics", "LossesContainer", "MetricsContainer"}
+"""What `compile` makes, and changes with the first batch, of what it was given, which counts."""
 
 
 def keras_state(value: Any) -> dict[str, Any] | None:
@@ -41,32 +43,52 @@ def keras_state(value: Any) -> dict[str, Any] | None:
         return None
     if hasattr(value, "_compile_config"):  # as it was given: serialized, a loss is a name
         found["compiled"] = value._compile_config.config
-    if hasattr(value, "_flatten_layers"):
-        found["layers"] = [
-            (type(layer), list(_code_of(layer))) for layer in value._flatten_layers()
-        ]
+    parts = value._flatten_layers() if hasattr(value, "_flatten_layers") else [value]
+    found["code"] = [(type(each), list(_code_of(each))) for each in parts]
     if "Metric" in bases:
         return found  # its variables are what the last evaluation has left
     numbers = value.weights if hasattr(value, "weights") else value.variables
     return found | {"weights": [numpy.asarray(each) for each in numbers]}
 
 
-def _code_of(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield functions and objects that a layer calls and that no package of Keras has."""
-    for name, value in sorted(vars(layer).items()):
-        for each in _members(value):
-            # Layers inside it stand beside it.
-            if callable(each) and not hasattr(each, "_flatten_layers"):
-                code = code_behind(each)
-                home = getattr(code, "__globals__", {"__name__": code.__module__})["__name__"]
-                if _package(home) not in _OWN_CODE_IS_NAMED:
-                    yield name, each
+def _code_of(value: Any, met: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Yield functions and objects that an object of Keras calls and that no package of Keras has.
+
+    Also those that its losses, metrics, rates and optimizers call.
+
+    Args:
+        value: a layer, a metric, an optimizer, ...
+        met: ids of those that have it.
+    """
+    met |= {id(value)}
+    for name, parts in sorted(vars(value).items()):
+        for each in _members(parts):
+            if id(each) in met or not _is_called(each):
+                continue
+            code = code_behind(each)
+            home = getattr(code, "__globals__", {"__name__": code.__module__})["__name__"]
+            if _package(home) not in _OWN_CODE_IS_NAMED:
+                yield name, each
+            elif _package(type(each).__module__) in _KERAS and hasattr(each, "__dict__"):
+                yield from _code_of(each, met)
+
+
+def _is_called(value: Any) -> bool:
+    """Whether an object that an object of Keras has may lead to code that counts with it."""
+    if type(value).__name__ in _FROM_COMPILE:
+        return False
+    is_metric = hasattr(value, "update_state")
+    # Layers inside a layer stand beside it.
+    is_layer = hasattr(value, "_flatten_layers") and not is_metric
+    return (callable(value) and not is_layer) or hasattr(value, "apply_gradients")
 
 
 def _members(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else [value]
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return [value]
+    return [inner for each in value for inner in _members(each)]
 
 
 def _package(module: str) -> str:

@@ -56,6 +56,8 @@ class Draw(msgspec.Struct, frozen=True):
     own were in replies that have not arrived."""
     is_ahead: bool = False
     """It trains still, and will go on with this item without a pause."""
+    host: str = ""
+    """Where it runs."""
 
 
 class SlotBeat(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,6 +46,9 @@ _PAUSE_S = 2.0
 """A look that is later than this shows that the driver itself stood still."""
 _SILENT_S = 30.0
 """A slot without a call for this long is lost; longer than the slot's own lease of the driver."""
+_MAX_SILENCES = 4
+"""Times that a slot falls silent one after the other, without an item of it that ends in between:
+it is not started again. Each time costs its items an attempt."""
 _MAX_FAILURES = 4
 """Jobs that fail one after the other, each started after the last one's failure, without an item
 that ends in between."""
@@ -111,6 +115,10 @@ class MapRun:
         self._running: dict[int, SparkJob[list[tuple[int, bytes]]]] = {}
         self._starts: dict[int, int] = {}
         self._seen_s: dict[int, float] = {}
+        self._hosts: dict[int, str] = {}
+        """Where each slot was heard from."""
+        self._silences: Counter[int] = Counter()
+        """Of each slot, since an item of it has ended."""
         self._delivering: dict[int, SlotAttempt] = {}
         """Slots whose processes have left: their values are on the way, and nobody beats."""
         self._trained_on: set[int] = set()
@@ -192,6 +200,7 @@ class MapRun:
         if not self._is_seen_first(slot, draw.ended):
             return EndSlot()
         with self._changed:
+            self._hosts[slot.slot] = draw.host
             self._heard(slot, draw.ended)
             while True:
                 if self._stopping:
@@ -238,6 +247,7 @@ class MapRun:
         for each in ended:
             if self._queue.ended(slot, each):
                 self._failures = 0
+                self._silences.pop(slot.slot, None)
                 self._note(each.item)
                 self._count_kept(each)
         if ended:
@@ -354,10 +364,7 @@ class MapRun:
             self._forgive_pause(now_s)
             for slot, seen_s in list(self._seen_s.items()):
                 if now_s - seen_s > _SILENT_S and slot not in self._delivering:
-                    del self._seen_s[slot]
-                    self._queue.slot_lost(slot, f"slot {slot} was silent for {_SILENT_S:.0f} s")
-                    self._cancel_job(slot)
-                    self._changed.notify_all()
+                    self._fell_silent(slot)
             if self._queue.is_complete:
                 self._over_s = self._over_s or now_s
                 # What is left waits for a free slot of Spark, or is lost.
@@ -373,10 +380,41 @@ class MapRun:
                     )
                 )
                 return True
-            for slot in range(self._jobs.num_slots):
-                if slot not in self._running and self._queue.has_work(slot):
-                    self._submit(slot)
+            return self._submit_missing()
+
+    def _submit_missing(self) -> bool:
+        """Start the jobs that are missing; return whether nobody is left to train what waits."""
+        idle = set(range(self._jobs.num_slots)) - set(self._running)
+        missing = [slot for slot in sorted(idle) if self._queue.has_work(slot)]
+        for slot in missing:
+            if self._silences[slot] < _MAX_SILENCES:
+                self._submit(slot)
+        if not missing or self._running:
             return False
+        waiting = self._queue.count(TrainingState.WAITING)
+        why = f"{self._silence_of(missing[0])}; no other slot trains the {waiting} items that wait"
+        self._fail(MapTrainError(why))
+        return True
+
+    def _fell_silent(self, slot: int) -> None:
+        """Take a slot as lost, and end its job."""
+        del self._seen_s[slot]
+        self._silences[slot] += 1
+        if self._silences[slot] == _MAX_SILENCES:
+            self._console.warn(self._silence_of(slot), waits=False)
+        self._queue.slot_lost(slot, f"slot {slot} was silent for {_SILENT_S:.0f} s")
+        self._cancel_job(slot)
+        self._changed.notify_all()
+
+    def _silence_of(self, slot: int) -> str:
+        """Return why a slot is not started again, and what to do."""
+        host = self._hosts.get(slot, "an unknown host")
+        return (
+            f"slot {slot} of map_train fell silent {_MAX_SILENCES} times one after the other, the "
+            f"last time on {host}, for {_SILENT_S:.0f} s each, without an item that ended. It is "
+            "not started again: look there for a process that is stopped, swaps or waits for a "
+            "disk, and for calls to the driver that the network loses"
+        )
 
     def _forgive_pause(self, now_s: float) -> None:
         """Take the time in which the driver itself stood still, as after Ctrl-Z, off all silence.

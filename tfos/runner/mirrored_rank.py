@@ -27,7 +27,7 @@ import numpy as np
 
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.native.at_import import at_import
-from tfos.runner import ranks
+from tfos.runner import batch_rows, ranks
 from tfos.runner.dataset_order import check_order
 from tfos.runner.rank_process import RankWork
 from tfos.spark.pickling import pickle_value
@@ -154,7 +154,12 @@ def _sharing(distributed_fit: Any, rank: int, size: int) -> Any:
     def fit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         take_part(bound.arguments, rank, size)
-        return distributed_fit(*bound.args, **bound.kwargs)
+        try:
+            return distributed_fit(*bound.args, **bound.kwargs)
+        except Exception as error:
+            if (refusal := batch_rows.refusal_in(error)) is not None:
+                raise refusal from None
+            raise
 
     return fit
 
@@ -250,6 +255,7 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
 
     A last batch with fewer rows than ranks has none for some of them: their epoch ends before it.
     Within a dataset that repeats, they are one batch ahead from there; each row still counts once.
+    Reading it fails if no batch has as many rows as there are ranks (`batch_rows`).
 
     Args:
         dataset: of batches, [batch, ...].
@@ -266,6 +272,8 @@ def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
     known = keras.tree.flatten(dataset.element_spec)[0].shape
     if known.rank and known[0] is not None:
         _check_rows("batches", known[0], size)
+    else:
+        dataset = batch_rows.checked(dataset, size)
 
     def part(*batch: Any) -> Any:
         rows = tf.shape(keras.tree.flatten(batch)[0])[0]

@@ -17,6 +17,7 @@ from tests.support.keras_training import blobs, serving
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.keras.fit.distribute import distribute
 from tfos.runner import dataset_order
+from tfos.runner.batch_rows import refusal_in
 from tfos.runner.mirrored_rank import (
     distributed_fits,
     draw_apart,
@@ -40,6 +41,67 @@ def test_the_parts_of_all_slots_are_the_batches_of_one_process(size):
         rows = np.concatenate([each[1].numpy() for each in found])
         np.testing.assert_array_equal(rows, expected.numpy())
         np.testing.assert_array_equal(np.concatenate([each[0]["a"] for each in found]), x[rows])
+
+
+def rows_of_range(count, batch_size):
+    return tf.data.Dataset.range(count).batch(batch_size)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "size", "text"),
+    [
+        (rows_of_range(8, 1), 2, "the first 8 batches have at most 1 rows for 2 slots"),
+        (rows_of_range(8, 1).repeat(), 2, "the first 100 batches have at most 1 rows for 2 slots"),
+        (rows_of_range(9, 3).shuffle(4), 4, "the first 3 batches have at most 3 rows for 4 slots"),
+        (rows_of_range(1, 8), 2, "the first 1 batches have at most 1 rows for 2 slots"),
+    ],
+)
+def test_batches_without_a_row_for_the_first_slot_are_refused(dataset, size, text):
+    for rank in range(size):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text) as caught:
+            list(part_of_batches(dataset, rank, size))
+        assert str(refusal_in(caught.value)).endswith(
+            "train none. Use larger batches, or fewer slots"
+        )
+    assert refusal_in(ValueError("other")) is None
+
+
+def short_first():
+    rows = tf.data.Dataset.range(7)
+    return rows.filter(lambda row: row < 3).batch(1).concatenate(rows.batch(4))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        short_first,
+        lambda: rows_of_range(9, 2).repeat(2).shuffle(10, seed=3),
+        lambda: tf.data.Dataset.range(4).flat_map(lambda row: rows_of_range(row + 1, 2)),
+        lambda: rows_of_range(0, 2),
+    ],
+)
+def test_short_batches_anywhere_cost_no_row_while_the_first_slot_has_some(make):
+    def rows(dataset):
+        try:
+            return sorted(int(row) for batch in dataset for row in batch)
+        except tf.errors.InvalidArgumentError as error:
+            return [str(error)]
+
+    parts = [rows(part_of_batches(make(), rank, 2)) for rank in range(2)]
+    assert sorted(parts[0] + parts[1]) == rows(make())
+
+
+def test_parts_have_the_structure_of_the_batches():
+    ragged, texts = tf.ragged.constant([[1], [2, 3], []]), tf.constant(["a", "b", "c"])
+    for given in (
+        ({"a": ragged, "b": texts}, texts),
+        {"a": texts},
+        texts,
+        ((texts, ragged), {"y": texts}, texts),
+    ):
+        dataset = tf.data.Dataset.from_tensor_slices(given).batch(3)
+        assert part_of_batches(dataset, 1, 2).element_spec == dataset.element_spec
+        assert len(list(part_of_batches(dataset, 1, 2))) == 1
 
 
 def one(row):
@@ -208,6 +270,9 @@ def test_every_fit_is_distributed_and_what_trains_beside_it_is_refused():
             for _ in range(2):
                 model.fit(x, y, batch_size=16, epochs=2, verbose=0)
             assert models == [model]
+            one_each = tf.data.Dataset.from_tensor_slices((x, y)).batch(1)
+            with pytest.raises(SettingsError, match=r"^the first 64 batches have at most 1 rows"):
+                model.fit(one_each, shuffle=False, verbose=0)
         assert cluster.rows(0) == 2 * 2 * 32
         assert cluster.pushes == 2 * 2 * 4
     assert keras.Model.fit is plain_fit

@@ -58,7 +58,7 @@ class Bed:
         return self.slot(self, slot, attempt)
 
     def draw(self, slot, attempt, ended=(), holding=()):
-        return self.run.on_draw(Draw(slot, attempt, ended, holding))
+        return self.run.on_draw(Draw(slot, attempt, ended, holding, host=f"host-of-{slot}"))
 
 
 @pytest.fixture
@@ -220,6 +220,8 @@ def test_the_job_of_a_silent_slot_is_started_again(beds, monkeypatch):
         return trains_all(bed, slot, attempt)
 
     bed = beds(freezes_once, num_slots=1)
+    bed.run.wait(None, 2 * WAIT_S)
+    assert bed.run.error is None
     assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
     assert bed.trainings.table()[0].error == "slot 0 was silent for 0 s"
 
@@ -246,6 +248,65 @@ def test_slots_that_fall_silent_at_once_end_no_others(beds, monkeypatch):
     bed.run.wait(None, WAIT_S)
     assert bed.run.error is None
     assert bed.trainings.values() == {name: at for at, name in enumerate("abcdefgh")}
+
+
+def freezes_always(bed, slot, attempt):
+    cancelled: list[str] = []
+    bed.spark.cancelJobsWithTag = cancelled.append
+    bed.draw(slot, attempt)
+    while not cancelled:
+        bed.run.wait(None, 0.01)
+    raise RuntimeError("Job 1 cancelled")
+
+
+def is_stopped(bed, slot, attempt):
+    return bed.run.on_beat(SlotBeat(slot, attempt)).stop
+
+
+def test_a_slot_that_always_falls_silent_ends_the_run_with_its_host(beds, monkeypatch):
+    monkeypatch.setattr(run, "_SILENT_S", 0.05)
+    bed = beds(freezes_always, num_slots=1, names="abcdef", retries=9)
+    text = (
+        r"slot 0 of map_train fell silent 4 times .*, the last time on host-of-0.* look there for"
+        ".*; no other slot trains the 6 items that wait"
+    )
+    with pytest.raises(MapTrainError, match=text):
+        bed.trainings.wait(WAIT_S)
+    assert bed.run._starts == {0: 4}
+
+
+def test_the_others_go_on_without_a_slot_that_always_falls_silent(beds, monkeypatch):
+    monkeypatch.setattr(run, "_SILENT_S", 0.1)
+
+    def freezes(bed, slot, attempt):
+        if slot == 0:
+            return freezes_always(bed, slot, attempt)
+        order = bed.draw(slot, attempt)
+        while "slot 0" not in bed.text.getvalue() and not is_stopped(bed, slot, attempt):
+            bed.run.wait(None, 0.01)
+        return trains_all(bed, slot, attempt, order)
+
+    bed = beds(freezes, names="abcdefgh", retries=9)
+    assert bed.trainings.values() == {name: at for at, name in enumerate("abcdefgh")}
+    assert bed.run._starts == {0: 4, 1: 1}
+    assert bed.text.getvalue().count("WARNING: slot 0 of map_train fell silent 4 times") == 1
+
+
+def test_a_slot_that_ends_items_between_its_silences_is_started_again(beds, monkeypatch):
+    monkeypatch.setattr(run, "_SILENT_S", 0.1)
+
+    def trains_one(bed, slot, attempt):
+        order = bed.draw(slot, attempt)
+        ended = (Ended(order.item, Ending.RETURNED, 0.1, attempt=order.attempt),)
+        bed.run.on_beat(SlotBeat(slot, attempt, ended))
+        if order.item < 5:
+            return freezes_always(bed, slot, attempt)
+        return []
+
+    bed = beds(trains_one, num_slots=1, names="abcdef", retries=9, is_durable=True)
+    bed.run.wait(None, WAIT_S)
+    assert bed.run.error is None
+    assert bed.queue.count(TrainingState.DONE) == 6
 
 
 def test_slots_that_are_lost_with_their_executor_end_no_others(beds):

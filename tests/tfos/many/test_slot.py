@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,7 +23,7 @@ __all__ = ["file", "short_calls"]
 
 @pytest.fixture
 def slot(file):
-    executor = cast("Any", None)
+    executor = cast("Any", SimpleNamespace(host="h"))
     settings = RunSettings(
         run_id="r",
         driver_address="",
@@ -127,7 +128,35 @@ def test_the_last_that_the_driver_hears_of_a_slot_is_that_it_leaves(slot, monkey
     monkeypatch.setattr(slot, "_client", Client())
     monkeypatch.setattr(slot, "_watch", lambda: None)
     slot.run()
-    assert told == [Draw(0, 0), *2 * [SlotBeat(0, 0, is_leaving=True)]]
+    assert told == [Draw(0, 0, host="h"), *2 * [SlotBeat(0, 0, is_leaving=True)]]
+
+
+def test_a_slot_trains_what_comes_back_while_its_last_report_is_under_way(slot, monkeypatch):
+    """An item of another slot that was lost may wait again when this one has heard of the end."""
+    orders = [EndSlot(), Train(4, 2), EndSlot()]
+    told: list[int] = []
+    trained: list[int] = []
+
+    class Client:
+        def draw(self, draw):
+            told.extend(each.item for each in draw.ended)
+            assert orders, "it asks without end"
+            return orders.pop(0)
+
+        def beat(self, beat):
+            assert beat.is_leaving
+
+    def train(item):
+        slot._answered((Ended(3, Ending.RETURNED, 1.0, attempt=1),), None)  # the watch's report
+        trained.append(item)
+        slot._put_ended(Ended(item, Ending.RAISED, 0.1))
+
+    slot._holding[3] = 1
+    monkeypatch.setattr(slot, "_client", Client())
+    monkeypatch.setattr(slot, "_watch", lambda: None)
+    monkeypatch.setattr(slot, "_train_from", train)
+    slot.run()
+    assert trained == told == [4]
 
 
 def test_a_slot_that_ends_at_once_says_why_unless_nobody_reads_it(monkeypatch):

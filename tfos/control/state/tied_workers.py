@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tfos.control.members import Member
+from tfos.control.members import Member, NodeStatus
 from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
 
@@ -58,7 +58,7 @@ def explained(failure: NodeFailure, member: Member, cluster: ClusterView) -> Nod
         member: whose main_fun raised.
         cluster: the members.
     """
-    returned = [each.name for each in cluster.workers if each.done is not None]
+    returned = [each.name for each in _tied(cluster) if each.done is not None]
     if not (returned and member.in_collective and failure.error_type.startswith(_ERRORS)):
         return failure
     text = f"{failure.message}\nmain_fun of {returned[0]} had returned before: {_EQUAL_STEPS}"
@@ -72,17 +72,27 @@ def stand_still(cluster: ClusterView, now_s: float) -> str:
         cluster: the members.
         now_s: monotonic seconds.
     """
-    returned = [each for each in cluster.workers if each.done is not None]
+    tied = _tied(cluster)
+    returned = [each for each in tied if each.done is not None]
     if not returned:
         return ""
     first = min(returned, key=lambda each: each.moved_s)
     still = [
         each.name
-        for each in cluster.training()
-        if (each.in_collective or cluster.plan.is_mirrored)
+        for each in tied
+        if each.status is NodeStatus.RUNNING
         and now_s - max(each.moved_s, first.moved_s) >= STANDS_STILL_S
     ]
     return _still_text(first, still) if still else ""
+
+
+def _tied(cluster: ClusterView) -> list[Member]:
+    """Return the workers of the strategy: those that have told of it.
+
+    None has with a TensorFlow that gives no notice: all of a mirrored cluster then.
+    """
+    told = [each for each in cluster.workers if each.in_collective]
+    return told or (cluster.workers if cluster.plan.is_mirrored else [])
 
 
 def _still_text(first: Member, still: Sequence[str]) -> str:

@@ -99,16 +99,14 @@ class Slot:
     def run(self) -> None:
         """Train until the driver has nothing more."""
         threading.Thread(target=self._watch, name="tfos-watch", daemon=True).start()
-        while not isinstance(order := self._draw(), EndSlot):
+        while not isinstance(order := self._draw(), EndSlot) or self._holding:
             if isinstance(order, Train):
                 self._train_from(order.item)
+            elif isinstance(order, EndSlot):  # the watch has a report under way, for seconds
+                time.sleep(_AGAIN_S)
             self._keep()
-        self._keep()
         if self._trainer is not None:
             self._trainer.close(kill=False)
-        while self._holding:  # the watch may have a report under way
-            self._draw()
-            time.sleep(_AGAIN_S)
         self._say_leaving()
 
     def _say_leaving(self) -> None:
@@ -182,7 +180,8 @@ class Slot:
         """Report and ask; the watch ends this process when the driver does not answer for long."""
         while True:
             ended, holding = self._take_ready()
-            draw = Draw(self._spec.slot, self._spec.attempt, ended, holding, is_ahead)
+            slot, attempt, host = self._spec.slot, self._spec.attempt, self._spec.executor.host
+            draw = Draw(slot, attempt, ended, holding, is_ahead, host)
             try:
                 order = self._client.draw(draw)
             except ControlError:

@@ -689,6 +689,37 @@ def test_a_worker_that_goes_on_or_is_alone_is_not_said_to_stand_still():
         assert _beats(independent, NOW + second) == []
 
 
+def test_a_worker_outside_the_strategy_is_blamed_for_nothing_when_it_returns():
+    """Workers 0 and 1 have a TF_CONFIG of two tasks; worker 2 evaluates."""
+    state = _mirrored(3)
+    for name in ("worker:0", "worker:1"):
+        state.on_event(_id(name), messages.InCollective(2), NOW)
+    state.on_event(_id("worker:2"), messages.Done(), NOW)
+    assert [each for second in range(100) for each in _beats(state, NOW + second)] == []
+    error = f"{OF_TENSORFLOW}.UnavailableError"
+    _fail(state, "worker:0", error_type=error, message="Collective ops is aborted", traceback="t")
+    assert [each.message for each in state.fatal] == ["Collective ops is aborted"]
+
+
+def test_a_worker_outside_the_strategy_is_not_said_to_wait_for_one_of_it():
+    state = _mirrored(3)
+    for name in ("worker:0", "worker:1"):
+        state.on_event(_id(name), messages.InCollective(2), NOW)
+    state.on_event(_id("worker:0"), messages.Done(), NOW)
+    told = [each for s in range(300) for each in _beats(state, NOW + s, worker1=s)]
+    assert told == []
+
+
+def test_workers_that_cannot_tell_of_their_strategy_are_warned_of_all_the_same():
+    """Another version of TensorFlow has no notice of it."""
+    state = _mirrored(3)
+    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    told = [each for second in range(100) for each in _beats(state, NOW + second)]
+    assert ["worker:1 has returned" in each.text for each in told if isinstance(each, Warn)] == [
+        True
+    ]
+
+
 def _evaluated(**config: object) -> ClusterState:
     state = ClusterState(plan(4, 1, eval_node=True), ClusterConfig(**config))  # type: ignore[arg-type]
     state.move(ClusterPhase.RESERVED)
