@@ -8,9 +8,12 @@ Runs in: workers. Keras is imported in functions only.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
@@ -24,6 +27,7 @@ from tfos.estimators.recipe import (
     warn_of_predictions,
 )
 from tfos.feed.dataframe_columns import Leaf
+from tfos.keras.data.dataset_order import check_order
 
 MODEL_FEED = "model"
 """Rows are numbers of pieces."""
@@ -73,7 +77,8 @@ class MadeData:
 
     make: Callable[[], Any]
     seed: int = 0
-    """Of Keras, numpy and Python while it is made, the same in all workers."""
+    """Of Keras while it is made, of numpy and Python also where it is read first; the same in all
+    workers."""
 
     def begun(self) -> MadeData:
         """Make the dataset, before the worker has a seed of its own.
@@ -85,17 +90,25 @@ class MadeData:
 
         keras.utils.set_random_seed(self.seed)
         made = self.make()
-        return MadeData(lambda: made)
+        return MadeData(lambda: made, self.seed)
 
     def dataset(self, ctx: Any, model: Any) -> Any:
-        """Return this worker's share of it, batch by batch.
+        """Return this worker's share of it, batch by batch; it is read next.
 
         Args:
             ctx: the node's context.
-            model: any.
+            model: has its weights and layers: what they drew is this worker's own.
+
+        Raises:
+            SettingsError: it has no order, and several workers would take turns in its batches.
         """
         made = self.held(ctx, model)
-        return made.shard(ctx.num_workers, ctx.rank) if ctx.num_workers > 1 else made
+        if ctx.num_workers == 1:
+            return made
+        check_order(made)
+        random.seed(self.seed)  # a Python generator draws its order while it is read
+        np.random.seed(self.seed)
+        return made.shard(ctx.num_workers, ctx.rank)
 
     def held(self, ctx: Any, model: Any) -> Any:
         """Return all of it: each worker validates the same rows, as it does with arrays.

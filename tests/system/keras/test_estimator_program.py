@@ -20,6 +20,7 @@ from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, content_of, model_of, recipe_of
 from tfos.keras import Embedding
+from tfos.keras.data import dataset_order
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
@@ -74,20 +75,86 @@ def context(rank: int) -> SimpleNamespace:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
-    program = FitProgram(
+    seen = seen_by_two(of_two(shuffled))
+    assert [sorted(epoch) for epoch in seen] == [list(range(NUM_ROWS))] * EPOCHS
+    assert seen[0] not in (seen[1], sorted(seen[0]))
+    # Their metrics are taken for those of the same rows.
+    assert [list(range(6))] * 2 == VALIDATED
+
+
+def seen_by_two(program):
+    """Return the rows of each epoch that two workers have read."""
+    VALIDATED.clear()
+    for kept in SEEN:
+        kept.clear()
+    for rank in range(2):
+        program(None, context(rank))
+    return SEEN
+
+
+def of_two(make):
+    """Return the program of workers that take turns in the batches of a function."""
+    return FitProgram(
         recipe=ModelRecipe(model_fn=recording),
-        data=MadeData(shuffled),
+        data=MadeData(make),
         validation=MadeData(lambda: tf.data.Dataset.range(6).batch(4)),
         epochs=EPOCHS,
         consistency="async",
         seed=5,
     )
-    for rank in range(2):
-        program(None, context(rank))
+
+
+def permuted_by_numpy():
+    """Yield the rows in an order that is drawn when they are read."""
+    yield from np.random.permutation(NUM_ROWS)
+
+
+def permuted_by_python():
+    """Yield the rows in an order that Python draws."""
+    yield from random.sample(range(NUM_ROWS), NUM_ROWS)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("rows", [permuted_by_numpy, permuted_by_python])
+def test_workers_see_each_row_of_a_generator_that_shuffles_once_an_epoch(rows, caplog):
+    """It draws while it is read, after each worker has had a seed of its own."""
+    spec = tf.TensorSpec((), tf.int64)
+    program = of_two(lambda: tf.data.Dataset.from_generator(rows, output_signature=spec).batch(4))
+    seen = seen_by_two(program)
+    assert [sorted(epoch) for epoch in seen] == [list(range(NUM_ROWS))] * EPOCHS
+    assert seen[0] not in (seen[1], sorted(seen[0]))
+    told = [each.getMessage() for each in caplog.records if each.name == dataset_order.__name__]
+    assert len(told) == 2  # by each worker
+    assert "default_rng(seed)" in told[0]
+
+
+def unordered():
+    """Return rows in the order in which threads have them."""
+    options = tf.data.Options()
+    options.deterministic = False
+    return shuffled().with_options(options)
+
+
+def interleaved():
+    """Return rows of whichever part is ready first."""
+    return tf.data.Dataset.range(NUM_ROWS).interleave(
+        lambda row: tf.data.Dataset.from_tensors(row).batch(4),
+        num_parallel_calls=2,
+        deterministic=False,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("make", [unordered, interleaved])
+def test_a_dataset_without_an_order_is_no_data_of_several_workers(make):
+    with pytest.raises(SettingsError, match=r"deterministic=False .* trained twice or never"):
+        seen_by_two(of_two(make))
+    alone: Any = context(0)
+    alone.num_workers = 1
+    for kept in SEEN:
+        kept.clear()
+    of_two(make)(None, alone)
     assert [sorted(epoch) for epoch in SEEN] == [list(range(NUM_ROWS))] * EPOCHS
-    assert SEEN[0] not in (SEEN[1], sorted(SEEN[0]))
-    # Their metrics are taken for those of the same rows.
-    assert [list(range(6))] * 2 == VALIDATED
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
