@@ -76,6 +76,35 @@ def test_columns_that_are_refused_have_the_names_of_orcas_arguments():
             estimator.evaluate(frame, **given)
 
 
+def made(config: Any, batch_size: int) -> None:
+    """Stand for a function of data."""
+
+
+def test_data_of_another_kind_is_refused_by_its_own_name(monkeypatch):
+    """A function is data of fit and evaluate, and of nothing else."""
+    monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
+    estimator: Any = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    frame = frame_of(x=DoubleType(), y=DoubleType())
+    columns = {"feature_cols": "x", "label_cols": "y"}
+    for ask, text in (
+        (
+            lambda: estimator.fit(frame, validation_data=made, **columns),
+            "^validation_data must be a DataFrame or a path, as data is one; got function",
+        ),
+        (
+            lambda: estimator.fit(made, validation_data=frame),
+            r"^validation_data must be a function of \(config, batch_size\), as data is one; got",
+        ),
+        (lambda: estimator.predict(made, "x"), "^data must be a DataFrame or a path; got func"),
+        (
+            lambda: estimator.evaluate([1], **columns),
+            r"^data must be a DataFrame, a path or a function of \(config, batch_size\); got list",
+        ),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            ask()
+
+
 def frame_of(**columns: DataType) -> Any:
     """Return what is asked of a DataFrame before any of its rows is."""
     schema = StructType([StructField(name, kind) for name, kind in columns.items()])
