@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.finite_training import check_finite, finite_loss
@@ -32,6 +33,8 @@ from tfos.keras.data.dataset_order import check_order
 MODEL_FEED = "model"
 """Rows are numbers of pieces."""
 _FEEDS = ("input", "validation")
+_ENDING = ("_TakeDataset", "_TakeWhileDataset")
+"""TensorFlow's datasets that end one without an end, after a number that nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,8 @@ class MadeData:
             model: has its weights and layers: what they drew is this worker's own.
 
         Raises:
-            SettingsError: it has no order, and several workers would take turns in its batches.
+            SettingsError: it has no end; or no order, and several workers would take turns in its
+                batches.
         """
         made = self.held(ctx, model)
         if ctx.num_workers == 1:
@@ -116,9 +120,19 @@ class MadeData:
         Args:
             ctx: any.
             model: any.
+
+        Raises:
+            SettingsError: it has no end.
         """
         del ctx, model
-        return self.make()
+        made = self.make()
+        if _is_endless(made):
+            raise SettingsError(
+                f"the function of data returned a dataset without an end ({made!r}), of which one "
+                "epoch, or one evaluation, would never end: leave repeat() out, since epochs= "
+                "passes over the data again, or end it by take(number of batches)"
+            )
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +200,20 @@ class EvaluateProgram:
         model = self.recipe.build()
         found = model.evaluate(self.data.dataset(ctx, model), verbose=0, return_dict=True)
         return shown_metrics(found)
+
+
+def _is_endless(dataset: Any) -> bool:
+    """Say whether it is known to repeat for ever; filter() and the like only hide it."""
+    import tensorflow as tf
+
+    while isinstance(dataset, tf.data.Dataset):
+        count, inputs = int(dataset.cardinality()), dataset._inputs()
+        if count != tf.data.UNKNOWN_CARDINALITY:
+            return count == int(tf.data.INFINITE_CARDINALITY)
+        if len(inputs) != 1 or type(dataset).__name__ in _ENDING:
+            return False
+        (dataset,) = inputs
+    return False
 
 
 def _answer(ctx: Any, model: Any) -> None:

@@ -87,9 +87,8 @@ class FitSettings:
             SettingsError: names value and remedy.
         """
         check_batch_size(self.batch_size, self._word("batchSize"))
-        preflight.check_epochs(self.epochs)
-        if self.epochs < 1:
-            raise SettingsError(f"epochs={self.epochs}; a fit needs at least 1")
+        if type(self.epochs) is not int or self.epochs < 1:
+            raise SettingsError(f"epochs must be an int >= 1, got {self.epochs!r}")
         if not 0.0 <= self.validation_split < 1.0:
             raise SettingsError(
                 f"validationSplit={self.validation_split}; it is a share of the rows, from 0 to "

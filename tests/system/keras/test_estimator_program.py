@@ -73,6 +73,13 @@ def context(rank: int) -> SimpleNamespace:
     )
 
 
+def alone() -> SimpleNamespace:
+    """Return what it asks of the context of the only worker."""
+    only = context(0)
+    only.num_workers = 1
+    return only
+
+
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
     seen = seen_by_two(of_two(shuffled))
@@ -149,12 +156,52 @@ def interleaved():
 def test_a_dataset_without_an_order_is_no_data_of_several_workers(make):
     with pytest.raises(SettingsError, match=r"deterministic=False .* trained twice or never"):
         seen_by_two(of_two(make))
-    alone: Any = context(0)
-    alone.num_workers = 1
     for kept in SEEN:
         kept.clear()
-    of_two(make)(None, alone)
+    of_two(make)(None, alone())
     assert [sorted(epoch) for epoch in SEEN] == [list(range(NUM_ROWS))] * EPOCHS
+
+
+def every(dataset):
+    """Return all of it, of a number that TensorFlow does not know."""
+    return dataset.filter(lambda row: row[0] >= 0)
+
+
+def at_most(dataset, count):
+    """Return its first batches."""
+    return every(dataset).take(count)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows,
+        lambda rows: rows.shuffle(2).prefetch(1),
+        every,
+        lambda rows: every(rows).shuffle(2).unbatch().batch(3),
+        lambda rows: rows.flat_map(tf.data.Dataset.from_tensors).cache(),
+    ],
+)
+def test_a_dataset_without_an_end_is_refused_before_it_trains_for_ever(change):
+    """Keras takes an infinite number of batches for an unknown one."""
+    made = MadeData(lambda: change(tf.data.Dataset.range(4).batch(2).repeat()))
+    for read in (made.held, made.dataset):
+        with pytest.raises(SettingsError, match=r"without an end.*: leave repeat\(\) out"):
+            read(context(0), None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows.take(3),
+        lambda rows: at_most(rows, 3),
+        lambda rows: rows.take_while(lambda row: row[0] < 2),
+        lambda rows: tf.data.Dataset.zip(every(rows), tf.data.Dataset.range(3)),
+    ],
+)
+def test_a_part_of_a_dataset_without_an_end_is_data(change):
+    dataset = change(tf.data.Dataset.range(4).batch(2).repeat())
+    assert MadeData(lambda: dataset).held(context(0), None) is dataset
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -435,10 +482,8 @@ def test_a_training_without_servers_does_not_end_with_a_model_of_nan(bad, text):
     program = FitProgram(
         recipe=recipe, data=MadeData(made), validation=None, epochs=1, consistency=None
     )
-    alone: Any = context(0)
-    alone.num_workers = 1
     with pytest.raises(NonFiniteGradient, match=text):
-        program(None, alone)
+        program(None, alone())
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
@@ -529,7 +574,7 @@ def test_a_model_that_is_loaded_by_its_custom_objects_trains():
             recipe=recipe, data=MadeData(ones), validation=None, epochs=1, consistency=None, seed=3
         )
         FITS.clear()
-        program(None, context(0))
+        program(None, alone())
         assert len(FITS) == 1
         found.append(random.random())
     expected = [drawn(halved), drawn(scored_alone), drawn(own_loss)]

@@ -30,7 +30,10 @@ def test_several_workers_have_a_server_unless_told_otherwise():
     ("settings", "text"),
     [
         (FitSettings(batch_size=0), "batchSize must be an int >= 1"),
-        (FitSettings(epochs=0), "epochs=0"),
+        (FitSettings(epochs=0), "^epochs must be an int >= 1, got 0"),
+        (FitSettings(epochs=-1), "^epochs must be an int >= 1, got -1"),
+        (FitSettings(epochs=1.5), "^epochs must be an int >= 1, got 1.5"),  # type: ignore[arg-type]
+        (FitSettings(epochs=True), "^epochs must be an int >= 1, got True"),
         (FitSettings(validation_split=1.0), "validationSplit=1.0; it is a share"),
         (FitSettings(cluster_size=2, num_ps=0), "clusterSize=2 with numPS=0"),
         (FitSettings(cluster_size=2, num_ps=2), "leaves no worker"),
@@ -96,6 +99,47 @@ def test_functions_go_by_module_and_name():
     assert (reference_to("callbacks", None), function_of("")) == ("", None)
     with pytest.raises(SettingsError, match=r"model_fn .*lambda.* cannot be saved"):
         reference_to("model_fn", lambda: None)
+
+
+class Factory:
+    """Makes models of the state that it has."""
+
+    def make(self):
+        """Return nothing: it is not called."""
+
+    @classmethod
+    def of_class(cls):
+        """Return nothing: it is not called."""
+
+    @staticmethod
+    def of_none():
+        """Return nothing: it is not called."""
+
+
+def bound_anew():
+    """Return nothing: its name belongs to another function."""
+
+
+BEFORE, bound_anew = bound_anew, lambda: None
+
+
+def elsewhere():
+    """Return nothing: it names a module that is none."""
+
+
+elsewhere.__module__ = "tests.no_such_module"
+
+
+@pytest.mark.parametrize("function", [Factory().make, BEFORE, elsewhere])
+def test_what_its_name_does_not_give_back_is_not_saved(function):
+    """Of a bound method, a plain function would come back, whose call fails in a worker."""
+    with pytest.raises(SettingsError, match=r"custom .* cannot be saved: .*at top level"):
+        reference_to("custom", function)
+
+
+@pytest.mark.parametrize("function", [Factory, Factory.of_class, Factory.of_none, print])
+def test_functions_and_classes_come_back_as_they_were(function):
+    assert function_of(reference_to("custom", function)) == function
 
 
 @pytest.mark.parametrize(
