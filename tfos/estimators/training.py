@@ -374,6 +374,7 @@ def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
 
 def _check_settings(settings: FitSettings, recipe: ModelRecipe) -> None:
     settings.check()
+    recipe.check_compiled()
     if settings.learning_rate is not None and (schedule := recipe.schedule):
         raise SettingsError(
             f"learningRate={settings.learning_rate}: the model is compiled with the schedule "

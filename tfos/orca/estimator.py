@@ -172,6 +172,7 @@ class Estimator:
 
         Raises:
             SettingsError: data, columns or settings that cannot work; before any node starts.
+            NotCompiled: load() has read a model that was never compiled; before any node starts.
         """
         number = 0 if self._model_dir is None else model_files.take_number(self._model_dir)
         settings = self._of_fit(number, epochs, batch_size, callbacks, class_weight)
@@ -217,9 +218,11 @@ class Estimator:
 
         Raises:
             SettingsError: there is no trained model yet, or data or columns that cannot work.
+            NotCompiled: load() has read a model that was never compiled.
         """
         verbose, recipe = self._settings.verbose, self._trained()
         check_batch_size(batch_size)
+        recipe.check_compiled()
         if callable(data):
             make = self._maker(data, batch_size)
             return evaluate_made(active_context(), make, recipe, verbose=verbose)

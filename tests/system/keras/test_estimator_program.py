@@ -14,16 +14,18 @@ import pytest
 import tensorflow as tf
 
 from tests.support.keras_training import serving
-from tfos.errors import NonFiniteGradient, SettingsError, UnsupportedModel
+from tfos.errors import NonFiniteGradient, NotCompiled, SettingsError, UnsupportedModel
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, content_of, model_of, recipe_of
+from tfos.estimators.training import FitSettings
 from tfos.keras import Embedding
 from tfos.keras.data import dataset_order
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
+from tfos.orca import Estimator
 from tfos.predict import loading
 from tfos.predict.signature import ModelSource
 
@@ -612,3 +614,48 @@ def test_a_function_without_a_name_is_refused_at_the_driver():
         UnsupportedModel, match=r"a function without a name.*Lambda.*a name: @keras"
     ):
         recipe_of(lambdas(), None)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("num_ps", [0, 1])
+def test_a_file_of_a_model_that_was_never_compiled_is_no_fit_before_a_node_starts(
+    tmp_path, num_ps, monkeypatch
+):
+    """The workers would find it: one without an optimizer has no count of steps to look at."""
+    monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
+    keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
+    estimator = Estimator(ModelRecipe(), {}, FitSettings(cluster_size=1 + 2 * num_ps), None)
+    estimator.load(str(tmp_path / "m.keras"))
+    frame: Any = SimpleNamespace(sparkSession=None, mapInArrow=None, schema=None)
+    for ask in (
+        lambda: estimator.fit(made),
+        lambda: estimator.fit(frame, feature_cols="x", label_cols="y"),
+        lambda: estimator.evaluate(made),
+        lambda: estimator.evaluate(frame, feature_cols="x", label_cols="y"),
+    ):
+        with pytest.raises(NotCompiled, match=r"never compiled.*get_model\(\).*compile\(optimizer"):
+            ask()
+    assert not estimator.get_model().compiled
+
+
+def made(config, batch_size):
+    """Stand for a function of data."""
+
+
+class OwnCompile(keras.Sequential):  # type: ignore[misc]  # as above
+    """Keras cannot compile it again from its file."""
+
+    def compile(self, optimizer, loss, note):
+        """Take one argument more than Keras'."""
+        super().compile(optimizer, loss)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.compile... was not called as part of model loading")
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_a_model_that_is_not_compiled_again_from_its_file_is_told_in_the_worker(is_distributed):
+    model = OwnCompile([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", "note")
+    recipe = recipe_of(model, None, {"OwnCompile": OwnCompile})
+    with pytest.raises(NotCompiled, match=r"not compiled.*model_fn="):
+        recipe.build(is_distributed=is_distributed)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
-import zipfile
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 
+from tests.support.model_files import keras_file
 from tests.support.named_models import compiled
 from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
 from tfos.estimators import training
@@ -160,10 +158,7 @@ def test_functions_and_classes_come_back_as_they_were(function):
 )
 def test_a_learning_rate_over_a_schedule_is_refused_at_the_driver(optimizer, name, monkeypatch):
     """Keras refuses it in the worker, once all nodes have started."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("config.json", json.dumps({"compile_config": {"optimizer": optimizer}}))
-    recipe = ModelRecipe(content=file.getvalue())
+    recipe = ModelRecipe(content=keras_file({"optimizer": optimizer}))
     assert recipe.schedule == name
     trained = FitResult(b"trained", {})
     monkeypatch.setattr(training, "_trained", lambda *_: trained)
@@ -174,6 +169,19 @@ def test_a_learning_rate_over_a_schedule_is_refused_at_the_driver(optimizer, nam
         return
     with pytest.raises(SettingsError, match=f"learningRate=0.2: .* with the schedule {name}; "):
         training.fit_made(None, object, recipe, settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (keras_file(None), "a model that was never compiled: .*call compile"),
+        (b"of h5", r"the model's 5 bytes are no .keras file: .*save\('name.keras'\) writes one"),
+    ],
+)
+def test_a_file_that_cannot_be_trained_is_refused_at_the_driver(content, text, monkeypatch):
+    monkeypatch.setattr(training, "_trained", lambda *_: FitResult(b"trained", {}))
+    with pytest.raises(SettingsError, match=text):
+        training.fit_made(None, object, ModelRecipe(content=content), FitSettings())
 
 
 def test_a_recipe_without_a_file_has_no_schedule_that_is_known():

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
+from tests.support.model_files import keras_file
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.training import FitSettings
 from tfos.orca import Estimator
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
-ONE_INPUT = ModelRecipe(content=b"first", inputs={"x": TensorInfo("float32", (1,))}, outputs=("y",))
+COMPILED = keras_file({"loss": "mse"})
+ONE_INPUT = ModelRecipe(content=COMPILED, inputs={"x": TensorInfo("float32", (1,))}, outputs=("y",))
 
 
 def test_a_loaded_model_is_not_taken_for_the_one_before(tmp_path):
@@ -35,7 +37,7 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node(monkeypat
         outputs={"y": TensorInfo("float32", (1,))},
     )
     monkeypatch.setattr("tfos.orca.estimator.read_signature", lambda *_: signature)
-    recipe = ModelRecipe(content=b"m", has_trained=True)
+    recipe = ModelRecipe(content=COMPILED, has_trained=True)
     estimator = Estimator(recipe, {}, FitSettings(), None)
     frame = frame_of(x=DoubleType(), y=DoubleType())
     with pytest.raises(SettingsError, match=r"column x: double: the model takes ids of int64"):
