@@ -384,8 +384,8 @@ def _check_settings(settings: FitSettings, recipe: ModelRecipe) -> None:
         warnings.warn(
             "this model has trained before: its parameter servers begin with its weights and rows, "
             "and with a fresh state of the optimizer (momentum, step count). A fit without servers "
-            "goes on with that state, and so do servers that save: set checkpointDir and resume, "
-            "or model_dir in Orca's estimator",
+            "goes on with that state. With servers, one in another program does, by the "
+            "checkpointDir of the fit before and resume=True, and Orca's estimator by model_dir",
             stacklevel=4,
         )
 

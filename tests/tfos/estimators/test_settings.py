@@ -211,6 +211,8 @@ def test_servers_of_a_trained_model_say_that_its_optimizer_begins_anew(
     told = [str(each.message) for each in recwarn]
     assert len(told) == (begins_anew and has_trained)
     assert all("fresh state of the optimizer" in each for each in told)
+    # In the same program, a KerasEstimator refuses to go on in the directory of a fit.
+    assert all("in another program" in each for each in told)
 
 
 class Untold:
