@@ -42,6 +42,9 @@ SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
 LONGEST_PAUSE_S = 1.0
 
 _LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
+_chance = random.Random()
+"""Its own: the module's has the user's seed, often that of all workers, and is the user's to draw
+from."""
 
 
 def server_wait_s(left_s: float) -> float:
@@ -263,7 +266,7 @@ class Channel:
         By chance up to half as long: the clients of a server that comes back come one by one.
         """
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S)
-        self._next_attempt_s = time.monotonic() + self._pause_s * random.uniform(0.5, 1.0)
+        self._next_attempt_s = time.monotonic() + self._pause_s * _chance.uniform(0.5, 1.0)
 
     def answered(
         self, request: type[messages.Request], begun_s: float, *, is_refused: bool

@@ -7,6 +7,7 @@ Runs in: the driver and in workers.      Pure.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,6 +198,10 @@ def named(columns: str | Sequence[str] | None) -> tuple[str, ...]:
         return ()
     if isinstance(columns, str):
         return (columns,)
-    if isinstance(columns, Mapping) or not all(isinstance(each, str) for each in columns):
+    names: tuple[Any, ...] = (None,)
+    if not isinstance(columns, Mapping):
+        with contextlib.suppress(TypeError):  # a Column of Spark looks as if it had items
+            names = tuple(columns)
+    if not all(isinstance(each, str) for each in names):
         raise SettingsError(f"columns must be a name or a list of names, got {columns!r}")
-    return tuple(columns)
+    return names

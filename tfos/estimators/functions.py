@@ -20,17 +20,28 @@ def reference_to(what: str, function: Any) -> str:
         function: of the user.
 
     Raises:
-        SettingsError: it is in no module, or inside another function.
+        SettingsError: its module and name do not give it back: it is in no module, inside another
+            function, or a method of an object.
     """
     if function is None:
         return ""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    if module in ("", "__main__") or not name or "<" in name:
+    reference = f"{module}:{name}"
+    if module in ("", "__main__") or not name or "<" in name or not _leads_to(reference, function):
         raise SettingsError(
             f"{what} {name or function!r} of {module or 'no module'} cannot be saved: another "
-            "program could not import it. Define it in a module, at top level"
+            "program could not import it. Define it in a module, at top level; a method of an "
+            "object would lose the object"
         )
-    return f"{module}:{name}"
+    return reference
+
+
+def _leads_to(reference: str, function: Any) -> bool:
+    """Say whether it is found by its name: a method without its object is another function."""
+    try:
+        return bool(function_of(reference) == function)
+    except (ImportError, AttributeError):
+        return False
 
 
 def function_of(reference: str) -> Any:

@@ -17,6 +17,7 @@ import contextlib
 import json
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
@@ -65,7 +66,7 @@ def take_number(model_dir: str) -> int:
         SettingsError: the path is refused, or nothing can be written there.
     """
     try:
-        number = max(_numbers(model_dir, _MODEL, _SERVERS, _TAKEN))
+        number = max((0, *chain(*_numbers(model_dir, _MODEL, _SERVERS, _TAKEN))))
         while True:
             number += 1
             place = _child(model_dir, f"fit-{number:05d}")
@@ -99,18 +100,24 @@ def write_fit(model_dir: str, number: int, content: bytes, servers: int | None) 
 def newest_state(model_dir: str) -> SavedFit:
     """Return what a fit goes on from.
 
+    A directory in which no server has saved a whole checkpoint is passed over: its fit ended before
+    its first one.
+
     Raises:
         SettingsError: there is neither a model nor a checkpoint of servers.
     """
     try:
-        model, servers = _newest(model_dir)
+        models, all_servers = _numbers(model_dir, _MODEL, _SERVERS)
     except OSError as error:
         raise SettingsError(f"model_dir={model_dir} cannot be read: {error}") from error
-    if not model and not servers:
+    model = max(models, default=0)
+    newer = [number for number in all_servers if number > model]  # of fits that have not ended
+    for number in sorted(newer, reverse=True):
+        if _has_saved(model_dir, number):
+            return SavedFit(model, number, is_behind=True)
+    if not model:
         raise SettingsError(f"{model_dir} has no model and no checkpoint of a fit")
-    if servers > model:  # of a fit that has not ended
-        return SavedFit(model, servers, is_behind=True)
-    if not servers:
+    if len(newer) == len(all_servers):
         return SavedFit(model, None)
     record = _record(model_dir, model)
     try:
@@ -129,13 +136,21 @@ def newest_state(model_dir: str) -> SavedFit:
     return SavedFit(model, servers, is_behind=newest not in (None, found.get("step")))
 
 
-def _newest_step(model_dir: str, servers: int) -> int | None:
+def _has_saved(model_dir: str, servers: int) -> bool:
+    """Say whether a fit can go on from there, which is told of what is no whole checkpoint."""
+    try:
+        return _newest_step(model_dir, servers, is_told=True) is not None
+    except CheckpointError:  # not to be read now: the fit that goes on from there will say why
+        return True
+
+
+def _newest_step(model_dir: str, servers: int, *, is_told: bool = False) -> int | None:
     """Return the step that a fit would go on from; None: there is none.
 
     Raises:
         CheckpointError: the directory cannot be read.
     """
-    return latest(Storages()(servers_dir(model_dir, servers)), is_told=False)
+    return latest(Storages()(servers_dir(model_dir, servers)), is_told=is_told)
 
 
 def write_model(path: str, content: bytes) -> None:
@@ -181,23 +196,14 @@ def fit_file(model_dir: str, number: int) -> str:
     return _child(model_dir, f"model-{number:05d}.keras")
 
 
-def _newest(model_dir: str) -> tuple[int, int]:
-    """Return the numbers of the newest model and of the newest servers' directory; 0: none."""
-    model, servers = _numbers(model_dir, _MODEL, _SERVERS)
-    return model, servers
-
-
-def _numbers(model_dir: str, *kinds: re.Pattern[str]) -> list[int]:
-    """Return the highest number of each kind of name; 0: there is none."""
+def _numbers(model_dir: str, *kinds: re.Pattern[str]) -> list[list[int]]:
+    """Return the numbers of each kind of name."""
     place = str(_location(model_dir))
     try:
         names = [each.name for each in filesystem_for(place).entries(place)]
     except FileNotFoundError:
         names = []
-    return [
-        max((int(found[1]) for name in names if (found := kind.fullmatch(name))), default=0)
-        for kind in kinds
-    ]
+    return [[int(found[1]) for name in names if (found := kind.fullmatch(name))] for kind in kinds]
 
 
 def _record(model_dir: str, number: int) -> str:

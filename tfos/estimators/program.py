@@ -8,10 +8,14 @@ Runs in: workers. Keras is imported in functions only.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.finite_training import check_finite, finite_loss
@@ -24,10 +28,13 @@ from tfos.estimators.recipe import (
     warn_of_predictions,
 )
 from tfos.feed.dataframe_columns import Leaf
+from tfos.keras.data.dataset_order import check_order
 
 MODEL_FEED = "model"
 """Rows are numbers of pieces."""
 _FEEDS = ("input", "validation")
+_ENDING = ("_TakeDataset", "_TakeWhileDataset")
+"""TensorFlow's datasets that end one without an end, after a number that nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,8 @@ class MadeData:
 
     make: Callable[[], Any]
     seed: int = 0
-    """Of Keras, numpy and Python while it is made, the same in all workers."""
+    """Of Keras while it is made, of numpy and Python also where it is read first; the same in all
+    workers."""
 
     def begun(self) -> MadeData:
         """Make the dataset, before the worker has a seed of its own.
@@ -85,17 +93,26 @@ class MadeData:
 
         keras.utils.set_random_seed(self.seed)
         made = self.make()
-        return MadeData(lambda: made)
+        return MadeData(lambda: made, self.seed)
 
     def dataset(self, ctx: Any, model: Any) -> Any:
-        """Return this worker's share of it, batch by batch.
+        """Return this worker's share of it, batch by batch; it is read next.
 
         Args:
             ctx: the node's context.
-            model: any.
+            model: has its weights and layers: what they drew is this worker's own.
+
+        Raises:
+            SettingsError: it has no end; or no order, and several workers would take turns in its
+                batches.
         """
         made = self.held(ctx, model)
-        return made.shard(ctx.num_workers, ctx.rank) if ctx.num_workers > 1 else made
+        if ctx.num_workers == 1:
+            return made
+        check_order(made)
+        random.seed(self.seed)  # a Python generator draws its order while it is read
+        np.random.seed(self.seed)
+        return made.shard(ctx.num_workers, ctx.rank)
 
     def held(self, ctx: Any, model: Any) -> Any:
         """Return all of it: each worker validates the same rows, as it does with arrays.
@@ -103,9 +120,19 @@ class MadeData:
         Args:
             ctx: any.
             model: any.
+
+        Raises:
+            SettingsError: it has no end.
         """
         del ctx, model
-        return self.make()
+        made = self.make()
+        if _is_endless(made):
+            raise SettingsError(
+                f"the function of data returned a dataset without an end ({made!r}), of which one "
+                "epoch, or one evaluation, would never end: leave repeat() out, since epochs= "
+                "passes over the data again, or end it by take(number of batches)"
+            )
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +200,20 @@ class EvaluateProgram:
         model = self.recipe.build()
         found = model.evaluate(self.data.dataset(ctx, model), verbose=0, return_dict=True)
         return shown_metrics(found)
+
+
+def _is_endless(dataset: Any) -> bool:
+    """Say whether it is known to repeat for ever; filter() and the like only hide it."""
+    import tensorflow as tf
+
+    while isinstance(dataset, tf.data.Dataset):
+        count, inputs = int(dataset.cardinality()), dataset._inputs()
+        if count != tf.data.UNKNOWN_CARDINALITY:
+            return count == int(tf.data.INFINITE_CARDINALITY)
+        if len(inputs) != 1 or type(dataset).__name__ in _ENDING:
+            return False
+        (dataset,) = inputs
+    return False
 
 
 def _answer(ctx: Any, model: Any) -> None:

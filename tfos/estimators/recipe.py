@@ -53,8 +53,7 @@ class ModelRecipe:
         """Name of the schedule of the learning rate; empty: there is none, or model_fn knows it."""
         if not self.content:
             return ""
-        config = json.loads(_config_of(self.content)).get("compile_config") or {}
-        optimizer = config.get("optimizer")
+        optimizer = _compiled_with(self.content).get("optimizer")
         while isinstance(optimizer, dict):
             settings = optimizer.get("config") or {}
             rate = settings.get("learning_rate")
@@ -62,6 +61,20 @@ class ModelRecipe:
                 return str(rate.get("class_name"))
             optimizer = settings.get("inner_optimizer")  # of LossScaleOptimizer
         return ""
+
+    def check_compiled(self) -> None:
+        """Refuse a file without loss and optimizer, as load() may have read one.
+
+        Raises:
+            NotCompiled: neither a fit nor an evaluation has anything to go by.
+            SettingsError: the bytes are no `.keras` file.
+        """
+        if self.content and not _compiled_with(self.content):
+            raise NotCompiled(
+                "the file has a model that was never compiled: predict() takes it, fit() and "
+                "evaluate() do not. Take it by get_model(), call compile(optimizer, loss) and pass "
+                "it as model=, or compile it before it is saved"
+            )
 
     def build(self, *, is_distributed: bool = False) -> Any:
         """Return the compiled model.
@@ -72,12 +85,19 @@ class ModelRecipe:
 
         Raises:
             SettingsError: model_fn returned no compiled Keras model.
+            NotCompiled: Keras cannot compile a loaded one again.
         """
         if self.content:
             with warnings.catch_warnings():
                 # A model that has not trained has no slots yet: nothing that could be skipped.
                 warnings.filterwarnings("ignore", f"Skipping variable loading .*{_NO_SLOTS}")
                 model = model_of(self.content, self.custom_objects)
+            if getattr(model, "optimizer", None) is None:  # Keras calls it compiled even then
+                raise NotCompiled(
+                    f"a {type(model).__qualname__} is not compiled once it is loaded from its "
+                    "file: where compile() is overridden, override get_compile_config() and "
+                    "compile_from_config() as well, or pass model_fn= (Orca's model_creator=)"
+                )
             if is_distributed and int(model.optimizer.iterations) > 0:
                 model.optimizer = _fresh(model.optimizer, self.custom_objects)
             return model
@@ -199,8 +219,19 @@ def described(recipe: ModelRecipe, signature: ModelSignature) -> ModelRecipe:
 
 
 def _config_of(content: bytes) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return archive.read("config.json")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return archive.read("config.json")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise SettingsError(
+            f"the model's {len(content)} bytes are no .keras file: {error}. Keras 3's "
+            "model.save('name.keras') writes one"
+        ) from error
+
+
+def _compiled_with(content: bytes) -> dict[str, Any]:
+    """Return loss, optimizer and metrics as the file of a model names them; empty: it has none."""
+    return json.loads(_config_of(content)).get("compile_config") or {}
 
 
 def _has_unnamed_function(content: bytes) -> bool:

@@ -87,9 +87,8 @@ class FitSettings:
             SettingsError: names value and remedy.
         """
         check_batch_size(self.batch_size, self._word("batchSize"))
-        preflight.check_epochs(self.epochs)
-        if self.epochs < 1:
-            raise SettingsError(f"epochs={self.epochs}; a fit needs at least 1")
+        if type(self.epochs) is not int or self.epochs < 1:
+            raise SettingsError(f"epochs must be an int >= 1, got {self.epochs!r}")
         if not 0.0 <= self.validation_split < 1.0:
             raise SettingsError(
                 f"validationSplit={self.validation_split}; it is a share of the rows, from 0 to "
@@ -375,6 +374,7 @@ def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
 
 def _check_settings(settings: FitSettings, recipe: ModelRecipe) -> None:
     settings.check()
+    recipe.check_compiled()
     if settings.learning_rate is not None and (schedule := recipe.schedule):
         raise SettingsError(
             f"learningRate={settings.learning_rate}: the model is compiled with the schedule "
@@ -384,8 +384,8 @@ def _check_settings(settings: FitSettings, recipe: ModelRecipe) -> None:
         warnings.warn(
             "this model has trained before: its parameter servers begin with its weights and rows, "
             "and with a fresh state of the optimizer (momentum, step count). A fit without servers "
-            "goes on with that state, and so do servers that save: set checkpointDir and resume, "
-            "or model_dir in Orca's estimator",
+            "goes on with that state. With servers, one in another program does, by the "
+            "checkpointDir of the fit before and resume=True, and Orca's estimator by model_dir",
             stacklevel=4,
         )
 

@@ -201,7 +201,9 @@ def _alone_in(directory: str) -> Iterator[None]:
             raise SettingsError(
                 f"checkpointDir={directory!r}: a fit of this program {_directories[directory]} "
                 "there, and this one would go on from its weights. Name another directory; while "
-                "you tune, leave it empty: the fits of all folds would share it"
+                "you tune, name none: the fits of all folds would share it. A fit that is to go on "
+                "there, or in the directory once you have emptied it, has its place in another "
+                "program: in a notebook, restart its kernel"
             )
         _directories[directory] = "trains"
     try:

@@ -51,6 +51,8 @@ _WORDS = {
     "stalenessBound": "staleness_bound",
 }
 """Orca's names of arguments, by those of spark.ml."""
+_ROWS = "a DataFrame or a path"
+_FUNCTION = "a function of (config, batch_size)"
 
 
 class Estimator:
@@ -170,19 +172,23 @@ class Estimator:
 
         Raises:
             SettingsError: data, columns or settings that cannot work; before any node starts.
+            NotCompiled: load() has read a model that was never compiled; before any node starts.
         """
         number = 0 if self._model_dir is None else model_files.take_number(self._model_dir)
         settings = self._of_fit(number, epochs, batch_size, callbacks, class_weight)
         if callable(data):
             if validation_data is not None and not callable(validation_data):
-                raise SettingsError("validation_data must be a function too, as data is one")
+                raise _unknown("validation_data", f"{_FUNCTION}, as data is one", validation_data)
             make = self._maker(data, settings.batch_size)
             held = validation_data and self._maker(validation_data, settings.batch_size)
             found = fit_made(active_context(), make, self._recipe, settings, held)
         else:
             plan = _plan_of(feature_cols, label_cols)
-            validation = None if validation_data is None else _frame(validation_data)
-            found = fit(_frame(data), plan, self._recipe, settings, validation)
+            frame, validation = _frame(data), None
+            if validation_data is not None:
+                kinds = f"{_ROWS}, as data is one"
+                validation = _frame(validation_data, kinds, "validation_data")
+            found = fit(frame, plan, self._recipe, settings, validation)
         self._recipe = dataclasses.replace(
             self._recipe, content=found.content, model_fn=None, has_trained=True
         )
@@ -212,9 +218,11 @@ class Estimator:
 
         Raises:
             SettingsError: there is no trained model yet, or data or columns that cannot work.
+            NotCompiled: load() has read a model that was never compiled.
         """
         verbose, recipe = self._settings.verbose, self._trained()
         check_batch_size(batch_size)
+        recipe.check_compiled()
         if callable(data):
             make = self._maker(data, batch_size)
             return evaluate_made(active_context(), make, recipe, verbose=verbose)
@@ -240,7 +248,7 @@ class Estimator:
         Raises:
             SettingsError: there is no trained model yet, or columns that do not fit it.
         """
-        frame = _frame(data)
+        frame = _frame(data, _ROWS)
         columns = named(feature_cols)
         self._trained()
         signature = self._read(frame)
@@ -370,13 +378,25 @@ def _plan_of(
     return ColumnPlan(features=named(features), labels=named(labels), words=_WORDS)
 
 
-def _frame(data: Any) -> Any:
-    """Return data as a DataFrame."""
+def _frame(
+    data: Any, kinds: str = f"a DataFrame, a path or {_FUNCTION}", name: str = "data"
+) -> Any:
+    """Return data as a DataFrame.
+
+    Args:
+        data: of the user.
+        kinds: what they may be, for the error.
+        name: of the argument.
+
+    Raises:
+        SettingsError: they are something else.
+    """
     if isinstance(data, str):
         return active_session().read.load(data)
     if is_frame(data):
         return data
-    raise SettingsError(
-        f"data must be a DataFrame, a path or a function of (config, batch_size), got "
-        f"{type(data).__name__}"
-    )
+    raise _unknown(name, kinds, data)
+
+
+def _unknown(name: str, kinds: str, data: Any) -> SettingsError:
+    return SettingsError(f"{name} must be {kinds}; got {type(data).__name__}")

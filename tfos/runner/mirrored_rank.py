@@ -3,7 +3,7 @@
 Covers: `fit` of every Keras model in this process while train_fn runs, the slot's part of the data,
 what is not distributed.
 Does not: train (tfos.keras.fit.distribute, in mode sync), hold parameters (tfos.worker.own_shard),
-know whether data have an order (tfos.runner.dataset_order).
+know whether data have an order (tfos.keras.data.dataset_order).
 Runs in: a worker's process.      Threads: main_fun's.
 
 `fit` gets the batches of one process, and the slots part each of them: rank r of n computes rows
@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
+from tfos.keras.data.dataset_order import check_order
 from tfos.native.at_import import at_import
 from tfos.runner import batch_rows, ranks
-from tfos.runner.dataset_order import check_order
 from tfos.runner.rank_process import RankWork
 from tfos.spark.pickling import pickle_value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 import time
 from functools import partial
@@ -25,7 +26,9 @@ from ps.errors import (
 )
 from ps.manifest.manifest import Hyper
 from ps.protocol.messages import Ack
+from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Connection, PendingCall, connect
+from rpc.endpoint import Endpoint
 from rpc.transport.memfd import cannot_share
 from tests.support.channel_proxy import Fault
 from tests.support.held_gil import holding_gil_before
@@ -298,3 +301,13 @@ def test_a_deadline_that_no_server_takes_is_refused_when_it_is_assigned(timeout_
             client.timeout_s = timeout_s
         assert client.timeout_s == before_s
         client.describe()
+
+
+def test_a_pause_draws_none_of_the_random_numbers_of_the_user():
+    """All workers may read a generator by one seed: one that draws once more has another order."""
+    secret = Credentials("c", b"s" * 32)
+    link = channel.Channel(0, Endpoint("127.0.0.1", 1), secret, Identity(Role.WORKER, 0))
+    random.seed(3)
+    before = random.getstate()
+    link.pause_after_disconnect()
+    assert random.getstate() == before

@@ -14,15 +14,18 @@ import pytest
 import tensorflow as tf
 
 from tests.support.keras_training import serving
-from tfos.errors import NonFiniteGradient, SettingsError, UnsupportedModel
+from tfos.errors import NonFiniteGradient, NotCompiled, SettingsError, UnsupportedModel
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, content_of, model_of, recipe_of
+from tfos.estimators.training import FitSettings
 from tfos.keras import Embedding
+from tfos.keras.data import dataset_order
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
+from tfos.orca import Estimator
 from tfos.predict import loading
 from tfos.predict.signature import ModelSource
 
@@ -72,22 +75,135 @@ def context(rank: int) -> SimpleNamespace:
     )
 
 
+def alone() -> SimpleNamespace:
+    """Return what it asks of the context of the only worker."""
+    only = context(0)
+    only.num_workers = 1
+    return only
+
+
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
-    program = FitProgram(
+    seen = seen_by_two(of_two(shuffled))
+    assert [sorted(epoch) for epoch in seen] == [list(range(NUM_ROWS))] * EPOCHS
+    assert seen[0] not in (seen[1], sorted(seen[0]))
+    # Their metrics are taken for those of the same rows.
+    assert [list(range(6))] * 2 == VALIDATED
+
+
+def seen_by_two(program):
+    """Return the rows of each epoch that two workers have read."""
+    VALIDATED.clear()
+    for kept in SEEN:
+        kept.clear()
+    for rank in range(2):
+        program(None, context(rank))
+    return SEEN
+
+
+def of_two(make):
+    """Return the program of workers that take turns in the batches of a function."""
+    return FitProgram(
         recipe=ModelRecipe(model_fn=recording),
-        data=MadeData(shuffled),
+        data=MadeData(make),
         validation=MadeData(lambda: tf.data.Dataset.range(6).batch(4)),
         epochs=EPOCHS,
         consistency="async",
         seed=5,
     )
-    for rank in range(2):
-        program(None, context(rank))
+
+
+def permuted_by_numpy():
+    """Yield the rows in an order that is drawn when they are read."""
+    yield from np.random.permutation(NUM_ROWS)
+
+
+def permuted_by_python():
+    """Yield the rows in an order that Python draws."""
+    yield from random.sample(range(NUM_ROWS), NUM_ROWS)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("rows", [permuted_by_numpy, permuted_by_python])
+def test_workers_see_each_row_of_a_generator_that_shuffles_once_an_epoch(rows, caplog):
+    """It draws while it is read, after each worker has had a seed of its own."""
+    spec = tf.TensorSpec((), tf.int64)
+    program = of_two(lambda: tf.data.Dataset.from_generator(rows, output_signature=spec).batch(4))
+    seen = seen_by_two(program)
+    assert [sorted(epoch) for epoch in seen] == [list(range(NUM_ROWS))] * EPOCHS
+    assert seen[0] not in (seen[1], sorted(seen[0]))
+    told = [each.getMessage() for each in caplog.records if each.name == dataset_order.__name__]
+    assert len(told) == 2  # by each worker
+    assert "default_rng(seed)" in told[0]
+
+
+def unordered():
+    """Return rows in the order in which threads have them."""
+    options = tf.data.Options()
+    options.deterministic = False
+    return shuffled().with_options(options)
+
+
+def interleaved():
+    """Return rows of whichever part is ready first."""
+    return tf.data.Dataset.range(NUM_ROWS).interleave(
+        lambda row: tf.data.Dataset.from_tensors(row).batch(4),
+        num_parallel_calls=2,
+        deterministic=False,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("make", [unordered, interleaved])
+def test_a_dataset_without_an_order_is_no_data_of_several_workers(make):
+    with pytest.raises(SettingsError, match=r"deterministic=False .* trained twice or never"):
+        seen_by_two(of_two(make))
+    for kept in SEEN:
+        kept.clear()
+    of_two(make)(None, alone())
     assert [sorted(epoch) for epoch in SEEN] == [list(range(NUM_ROWS))] * EPOCHS
-    assert SEEN[0] not in (SEEN[1], sorted(SEEN[0]))
-    # Their metrics are taken for those of the same rows.
-    assert [list(range(6))] * 2 == VALIDATED
+
+
+def every(dataset):
+    """Return all of it, of a number that TensorFlow does not know."""
+    return dataset.filter(lambda row: row[0] >= 0)
+
+
+def at_most(dataset, count):
+    """Return its first batches."""
+    return every(dataset).take(count)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows,
+        lambda rows: rows.shuffle(2).prefetch(1),
+        every,
+        lambda rows: every(rows).shuffle(2).unbatch().batch(3),
+        lambda rows: rows.flat_map(tf.data.Dataset.from_tensors).cache(),
+    ],
+)
+def test_a_dataset_without_an_end_is_refused_before_it_trains_for_ever(change):
+    """Keras takes an infinite number of batches for an unknown one."""
+    made = MadeData(lambda: change(tf.data.Dataset.range(4).batch(2).repeat()))
+    for read in (made.held, made.dataset):
+        with pytest.raises(SettingsError, match=r"without an end.*: leave repeat\(\) out"):
+            read(context(0), None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows.take(3),
+        lambda rows: at_most(rows, 3),
+        lambda rows: rows.take_while(lambda row: row[0] < 2),
+        lambda rows: tf.data.Dataset.zip(every(rows), tf.data.Dataset.range(3)),
+    ],
+)
+def test_a_part_of_a_dataset_without_an_end_is_data(change):
+    dataset = change(tf.data.Dataset.range(4).batch(2).repeat())
+    assert MadeData(lambda: dataset).held(context(0), None) is dataset
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -374,10 +490,8 @@ def test_a_training_without_servers_does_not_end_with_a_model_of_nan(bad, text):
     program = FitProgram(
         recipe=recipe, data=MadeData(made), validation=None, epochs=1, consistency=None
     )
-    alone: Any = context(0)
-    alone.num_workers = 1
     with pytest.raises(NonFiniteGradient, match=text):
-        program(None, alone)
+        program(None, alone())
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
@@ -468,7 +582,7 @@ def test_a_model_that_is_loaded_by_its_custom_objects_trains():
             recipe=recipe, data=MadeData(ones), validation=None, epochs=1, consistency=None, seed=3
         )
         FITS.clear()
-        program(None, context(0))
+        program(None, alone())
         assert len(FITS) == 1
         found.append(random.random())
     expected = [drawn(halved), drawn(scored_alone), drawn(own_loss)]
@@ -506,3 +620,48 @@ def test_a_function_without_a_name_is_refused_at_the_driver():
         UnsupportedModel, match=r"a function without a name.*Lambda.*a name: @keras"
     ):
         recipe_of(lambdas(), None)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("num_ps", [0, 1])
+def test_a_file_of_a_model_that_was_never_compiled_is_no_fit_before_a_node_starts(
+    tmp_path, num_ps, monkeypatch
+):
+    """The workers would find it: one without an optimizer has no count of steps to look at."""
+    monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
+    keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
+    estimator = Estimator(ModelRecipe(), {}, FitSettings(cluster_size=1 + 2 * num_ps), None)
+    estimator.load(str(tmp_path / "m.keras"))
+    frame: Any = SimpleNamespace(sparkSession=None, mapInArrow=None, schema=None)
+    for ask in (
+        lambda: estimator.fit(made),
+        lambda: estimator.fit(frame, feature_cols="x", label_cols="y"),
+        lambda: estimator.evaluate(made),
+        lambda: estimator.evaluate(frame, feature_cols="x", label_cols="y"),
+    ):
+        with pytest.raises(NotCompiled, match=r"never compiled.*get_model\(\).*compile\(optimizer"):
+            ask()
+    assert not estimator.get_model().compiled
+
+
+def made(config, batch_size):
+    """Stand for a function of data."""
+
+
+class OwnCompile(keras.Sequential):  # type: ignore[misc]  # as above
+    """Keras cannot compile it again from its file."""
+
+    def compile(self, optimizer, loss, note):
+        """Take one argument more than Keras'."""
+        super().compile(optimizer, loss)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.compile... was not called as part of model loading")
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_a_model_that_is_not_compiled_again_from_its_file_is_told_in_the_worker(is_distributed):
+    model = OwnCompile([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", "note")
+    recipe = recipe_of(model, None, {"OwnCompile": OwnCompile})
+    with pytest.raises(NotCompiled, match=r"not compiled.*model_fn="):
+        recipe.build(is_distributed=is_distributed)

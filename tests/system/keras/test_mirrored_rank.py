@@ -15,8 +15,8 @@ import pytest
 
 from tests.support.keras_training import blobs, serving
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
+from tfos.keras.data import dataset_order
 from tfos.keras.fit.distribute import distribute
-from tfos.runner import dataset_order
 from tfos.runner.batch_rows import refusal_in
 from tfos.runner.mirrored_rank import (
     distributed_fits,

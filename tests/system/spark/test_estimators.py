@@ -302,7 +302,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
         (frame, {"featuresCol": "one", "featuresCols": ["two"]}, "set one of them"),
         (frame, {"featuresCols": ["two", "two"]}, "has a column twice"),
         (frame, {"batchSize": 0}, "batchSize must be an int >= 1, got 0"),
-        (frame, {"epochs": 0}, "epochs=0; a fit needs at least 1"),
+        (frame, {"epochs": 0}, "epochs must be an int >= 1, got 0"),
         (frame, {"clusterSize": 3, "numPS": 0}, "clusterSize=3 with numPS=0: several workers"),
         (frame, {"clusterSize": 1, "numPS": 1}, "clusterSize=1 with numPS=1 leaves no worker"),
         (frame, {"checkpointDir": "/tmp/c"}, "needs parameter servers, which save"),

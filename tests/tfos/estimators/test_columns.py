@@ -139,5 +139,16 @@ def test_several_columns_for_lists_of_any_length_are_refused():
 
 def test_one_name_or_several():
     assert (named("a"), named(["a", "b"]), named(None)) == (("a",), ("a", "b"), ())
-    with pytest.raises(SettingsError, match="must be a name or a list of names"):
-        named([1])  # type: ignore[list-item]
+
+
+class Column:
+    """As that of Spark, which can be made with a SparkContext alone."""
+
+    def __iter__(self):
+        raise TypeError("Column is not iterable")
+
+
+@pytest.mark.parametrize("given", [[1], 5, Column(), {"a": "b"}, {}])
+def test_what_is_no_name_is_no_column(given):
+    with pytest.raises(SettingsError, match=r"must be a name or a list of names, got .*"):
+        named(given)

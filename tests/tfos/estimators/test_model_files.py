@@ -21,11 +21,10 @@ from tfos.orca.estimator import Estimator
 
 def test_the_newest_fit_is_that_with_the_highest_number(tmp_path):
     runs = str(tmp_path / "runs")
-    assert model_files._newest(runs) == (0, 0)
     for number in (2, 10):
         model_files.write_model(model_files.fit_file(runs, number), b"%d" % number)
     (tmp_path / "runs" / "model-00011.keras.tmp").write_bytes(b"")
-    assert model_files._newest(runs) == (10, 0)
+    assert model_files.newest_state(runs) == SavedFit(10, None)
     assert model_files.read_model(model_files.fit_file(runs, 10)) == b"10"
 
 
@@ -34,15 +33,51 @@ def test_a_state_is_a_model_with_its_servers_or_servers_alone(tmp_path):
     with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
         model_files.newest_state(runs)
     assert model_files.take_number(runs) == 1
-    (tmp_path / "runs" / "servers-00001").mkdir(parents=True)
+    saved(tmp_path / "runs" / "servers-00001")
     assert model_files.newest_state(runs) == SavedFit(0, 1, is_behind=True)
     assert model_files.take_number(runs) == 2
     model_files.write_fit(runs, 2, b"two", None)
     assert model_files.newest_state(runs) == SavedFit(2, None)
     model_files.write_fit(runs, 3, b"three", 1)
     assert model_files.newest_state(runs) == SavedFit(3, 1)
-    (tmp_path / "runs" / "servers-00004").mkdir()
+    saved(tmp_path / "runs" / "servers-00004")
     assert model_files.newest_state(runs) == SavedFit(3, 4, is_behind=True)
+
+
+def saved(directory, step=40):
+    """Let servers save a step there."""
+    SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1).save(directory, step)
+
+
+def test_a_directory_in_which_no_server_has_saved_is_no_state(tmp_path):
+    """Its fit ended after it was made, and before the first commit."""
+    runs = str(tmp_path)
+    (tmp_path / "servers-00001").mkdir()
+    (tmp_path / "servers-00002").mkdir()
+    with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
+        model_files.newest_state(runs)
+    saved(tmp_path / "servers-00001")
+    assert model_files.newest_state(runs) == SavedFit(0, 1, is_behind=True)
+    model_files.write_fit(runs, 3, b"three", 1)
+    (tmp_path / "servers-00004").mkdir()
+    assert model_files.newest_state(runs) == SavedFit(3, 1)
+    saved(tmp_path / "servers-00005")
+    (tmp_path / "servers-00006").mkdir()
+    assert model_files.newest_state(runs) == SavedFit(3, 5, is_behind=True)
+    saved(tmp_path / "servers-00006")
+    assert model_files.newest_state(runs) == SavedFit(3, 6, is_behind=True)
+
+
+def test_a_directory_that_cannot_be_read_now_is_not_passed_over(tmp_path, monkeypatch):
+    """It may have the newest state: an older one in its place would be one without a word."""
+    model_files.write_fit(str(tmp_path), 1, b"one", None)
+    saved(tmp_path / "servers-00002")
+
+    def refused(*_: object, is_told: bool) -> int:
+        raise CheckpointError("the directory cannot be listed")
+
+    monkeypatch.setattr(model_files, "_newest_step", refused)
+    assert model_files.newest_state(str(tmp_path)) == SavedFit(1, 2, is_behind=True)
 
 
 def test_fits_that_begin_at_once_get_numbers_of_their_own(tmp_path):
@@ -50,7 +85,8 @@ def test_fits_that_begin_at_once_get_numbers_of_their_own(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         taken = list(pool.map(lambda _: model_files.take_number(runs), range(40)))
     assert sorted(taken) == list(range(1, 41))
-    assert model_files._newest(runs) == (0, 0)
+    with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
+        model_files.newest_state(runs)
 
 
 @pytest.fixture
@@ -100,7 +136,7 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
 
 
 def test_a_state_that_is_in_no_model_yet_answers_nothing(tmp_path, fits):
-    (tmp_path / "servers-00001").mkdir()
+    saved(tmp_path / "servers-00001")
     settings = FitSettings(cluster_size=3)
     estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
     estimator.load_latest_checkpoint()
@@ -121,7 +157,7 @@ def test_a_state_that_cannot_be_read_for_a_moment_is_not_one_of_a_fit_that_did_n
 ):
     settings = FitSettings(cluster_size=3)
     estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
-    SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1).save(tmp_path / "servers-00001", 40)
+    saved(tmp_path / "servers-00001")
 
     def refused(*_: object) -> int:
         raise CheckpointError("the directory cannot be listed")
@@ -160,7 +196,7 @@ def test_a_model_behind_its_servers_answers_nothing(tmp_path, fits, is_saved):
 def test_a_record_of_an_older_version_knows_no_step(tmp_path):
     model_files.write_fit(str(tmp_path), 1, b"model", 1)
     (tmp_path / "model-00001.json").write_text('{"servers": 1}')
-    SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1).save(tmp_path / "servers-00001", 40)
+    saved(tmp_path / "servers-00001")
     assert model_files.newest_state(str(tmp_path)) == SavedFit(1, 1)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
-import zipfile
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 
+from tests.support.model_files import keras_file
 from tests.support.named_models import compiled
 from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
 from tfos.estimators import training
@@ -30,7 +28,10 @@ def test_several_workers_have_a_server_unless_told_otherwise():
     ("settings", "text"),
     [
         (FitSettings(batch_size=0), "batchSize must be an int >= 1"),
-        (FitSettings(epochs=0), "epochs=0"),
+        (FitSettings(epochs=0), "^epochs must be an int >= 1, got 0"),
+        (FitSettings(epochs=-1), "^epochs must be an int >= 1, got -1"),
+        (FitSettings(epochs=1.5), "^epochs must be an int >= 1, got 1.5"),  # type: ignore[arg-type]
+        (FitSettings(epochs=True), "^epochs must be an int >= 1, got True"),
         (FitSettings(validation_split=1.0), "validationSplit=1.0; it is a share"),
         (FitSettings(cluster_size=2, num_ps=0), "clusterSize=2 with numPS=0"),
         (FitSettings(cluster_size=2, num_ps=2), "leaves no worker"),
@@ -98,6 +99,47 @@ def test_functions_go_by_module_and_name():
         reference_to("model_fn", lambda: None)
 
 
+class Factory:
+    """Makes models of the state that it has."""
+
+    def make(self):
+        """Return nothing: it is not called."""
+
+    @classmethod
+    def of_class(cls):
+        """Return nothing: it is not called."""
+
+    @staticmethod
+    def of_none():
+        """Return nothing: it is not called."""
+
+
+def bound_anew():
+    """Return nothing: its name belongs to another function."""
+
+
+BEFORE, bound_anew = bound_anew, lambda: None
+
+
+def elsewhere():
+    """Return nothing: it names a module that is none."""
+
+
+elsewhere.__module__ = "tests.no_such_module"
+
+
+@pytest.mark.parametrize("function", [Factory().make, BEFORE, elsewhere])
+def test_what_its_name_does_not_give_back_is_not_saved(function):
+    """Of a bound method, a plain function would come back, whose call fails in a worker."""
+    with pytest.raises(SettingsError, match=r"custom .* cannot be saved: .*at top level"):
+        reference_to("custom", function)
+
+
+@pytest.mark.parametrize("function", [Factory, Factory.of_class, Factory.of_none, print])
+def test_functions_and_classes_come_back_as_they_were(function):
+    assert function_of(reference_to("custom", function)) == function
+
+
 @pytest.mark.parametrize(
     ("optimizer", "name"),
     [
@@ -116,10 +158,7 @@ def test_functions_go_by_module_and_name():
 )
 def test_a_learning_rate_over_a_schedule_is_refused_at_the_driver(optimizer, name, monkeypatch):
     """Keras refuses it in the worker, once all nodes have started."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("config.json", json.dumps({"compile_config": {"optimizer": optimizer}}))
-    recipe = ModelRecipe(content=file.getvalue())
+    recipe = ModelRecipe(content=keras_file({"optimizer": optimizer}))
     assert recipe.schedule == name
     trained = FitResult(b"trained", {})
     monkeypatch.setattr(training, "_trained", lambda *_: trained)
@@ -130,6 +169,19 @@ def test_a_learning_rate_over_a_schedule_is_refused_at_the_driver(optimizer, nam
         return
     with pytest.raises(SettingsError, match=f"learningRate=0.2: .* with the schedule {name}; "):
         training.fit_made(None, object, recipe, settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (keras_file(None), "a model that was never compiled: .*call compile"),
+        (b"of h5", r"the model's 5 bytes are no .keras file: .*save\('name.keras'\) writes one"),
+    ],
+)
+def test_a_file_that_cannot_be_trained_is_refused_at_the_driver(content, text, monkeypatch):
+    monkeypatch.setattr(training, "_trained", lambda *_: FitResult(b"trained", {}))
+    with pytest.raises(SettingsError, match=text):
+        training.fit_made(None, object, ModelRecipe(content=content), FitSettings())
 
 
 def test_a_recipe_without_a_file_has_no_schedule_that_is_known():
@@ -159,6 +211,8 @@ def test_servers_of_a_trained_model_say_that_its_optimizer_begins_anew(
     told = [str(each.message) for each in recwarn]
     assert len(told) == (begins_anew and has_trained)
     assert all("fresh state of the optimizer" in each for each in told)
+    # In the same program, a KerasEstimator refuses to go on in the directory of a fit.
+    assert all("in another program" in each for each in told)
 
 
 class Untold:

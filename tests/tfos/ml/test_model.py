@@ -33,6 +33,18 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node():
         model.evaluate(frame)
 
 
+def test_a_directory_of_a_fit_that_has_ended_is_left_to_another_program(monkeypatch):
+    """A cell of a notebook that runs twice, though it means to go on; also once it is emptied."""
+    monkeypatch.setattr(estimator_module, "_directories", {})
+    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"", {}))
+    estimator = KerasEstimator(model_fn=object, clusterSize=2, checkpointDir="/c", resume=True)
+    frame: Any = SimpleNamespace(columns=["features", "label"])
+    estimator._fit(frame)
+    text = r"'/c': a fit of this program has ended there.* in another program.* restart its kernel"
+    with pytest.raises(SettingsError, match=text):
+        estimator._fit(frame)
+
+
 def model_of(**outputs):
     """Return a KerasModel whose outputs have these shapes."""
     model = KerasModel(b"m").setFeaturesCol("x")

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
+from tests.support.model_files import keras_file
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.training import FitSettings
 from tfos.orca import Estimator
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
-ONE_INPUT = ModelRecipe(content=b"first", inputs={"x": TensorInfo("float32", (1,))}, outputs=("y",))
+COMPILED = keras_file({"loss": "mse"})
+ONE_INPUT = ModelRecipe(content=COMPILED, inputs={"x": TensorInfo("float32", (1,))}, outputs=("y",))
 
 
 def test_a_loaded_model_is_not_taken_for_the_one_before(tmp_path):
@@ -35,7 +37,7 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node(monkeypat
         outputs={"y": TensorInfo("float32", (1,))},
     )
     monkeypatch.setattr("tfos.orca.estimator.read_signature", lambda *_: signature)
-    recipe = ModelRecipe(content=b"m", has_trained=True)
+    recipe = ModelRecipe(content=COMPILED, has_trained=True)
     estimator = Estimator(recipe, {}, FitSettings(), None)
     frame = frame_of(x=DoubleType(), y=DoubleType())
     with pytest.raises(SettingsError, match=r"column x: double: the model takes ids of int64"):
@@ -74,6 +76,35 @@ def test_columns_that_are_refused_have_the_names_of_orcas_arguments():
             estimator.fit(frame, **given)
         with pytest.raises(SettingsError, match=text):
             estimator.evaluate(frame, **given)
+
+
+def made(config: Any, batch_size: int) -> None:
+    """Stand for a function of data."""
+
+
+def test_data_of_another_kind_is_refused_by_its_own_name(monkeypatch):
+    """A function is data of fit and evaluate, and of nothing else."""
+    monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
+    estimator: Any = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    frame = frame_of(x=DoubleType(), y=DoubleType())
+    columns = {"feature_cols": "x", "label_cols": "y"}
+    for ask, text in (
+        (
+            lambda: estimator.fit(frame, validation_data=made, **columns),
+            "^validation_data must be a DataFrame or a path, as data is one; got function",
+        ),
+        (
+            lambda: estimator.fit(made, validation_data=frame),
+            r"^validation_data must be a function of \(config, batch_size\), as data is one; got",
+        ),
+        (lambda: estimator.predict(made, "x"), "^data must be a DataFrame or a path; got func"),
+        (
+            lambda: estimator.evaluate([1], **columns),
+            r"^data must be a DataFrame, a path or a function of \(config, batch_size\); got list",
+        ),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            ask()
 
 
 def frame_of(**columns: DataType) -> Any:

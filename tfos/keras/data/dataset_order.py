@@ -1,7 +1,9 @@
 """Order of a tf.data.Dataset's rows: whether every process that reads it has the same one.
 
-Covers: options and calls with deterministic=False, also in the functions of a dataset.
-Does not: shuffles without a seed (tfos.runner.mirrored_rank gives all slots one).
+Covers: options and calls with deterministic=False, also in the functions of a dataset; Python
+generators, whose order nobody can check.
+Does not: shuffles without a seed (tfos.runner.mirrored_rank and tfos.estimators.program give all
+processes one).
 Threads: none of its own.
 
 The functions of `flat_map`, `interleave` and the like make datasets, which no dataset has among its
@@ -22,10 +24,10 @@ def check_order(dataset: Any) -> None:
     """Refuse a dataset whose rows come in the order in which they are ready.
 
     Args:
-        dataset: that all slots read.
+        dataset: that all processes read, each for its part of it.
 
     Raises:
-        SettingsError: slots would part other batches: some rows would count twice, others never.
+        SettingsError: they would part other batches: some rows would count twice, others never.
     """
     waiting, seen, makes_datasets = [dataset], set(), False
     while waiting:
@@ -43,10 +45,10 @@ def check_order(dataset: Any) -> None:
 
 def _refused(name: str) -> SettingsError:
     return SettingsError(
-        f"a tf.data.Dataset with deterministic=False ({name}) has another order on each slot, and "
-        "a slot takes its part of each batch: rows would be trained twice or never. In its "
-        "options, and in calls such as map() and interleave(), also within functions of the "
-        "dataset, set it to True or leave it out"
+        f"a tf.data.Dataset with deterministic=False ({name}) has another order in each process, "
+        "and each takes its part of it: rows would be trained twice or never. In its options, and "
+        "in calls such as map() and interleave(), also within functions of the dataset, set it to "
+        "True or leave it out"
     )
 
 
@@ -63,7 +65,7 @@ def _has_datasets_in_functions(dataset: Any) -> bool:
 
 
 def _check_graph(dataset: Any) -> None:
-    """Refuse as `check_order` what the graph of the dataset tells; warn where there is none."""
+    """Refuse as `check_order` what the graph of the dataset tells; warn of what it does not."""
     import tensorflow as tf
 
     policy = tf.data.experimental.ExternalStatePolicy.IGNORE
@@ -76,14 +78,22 @@ def _check_graph(dataset: Any) -> None:
         logger.warning(
             "TensorFlow cannot write this tf.data.Dataset, as of one with more than 2 GiB in "
             "memory, so the functions of its flat_map, interleave and the like are not checked. "
-            "If they have deterministic=False, rows are trained twice or never, as each slot takes "
-            "its part of each batch: leave it out there"
+            "If they have deterministic=False, rows are trained twice or never, as each process "
+            "takes its part of them: leave it out there"
         )
         return
     graph = tf.compat.v1.GraphDef.FromString(written)
-    for node in (*graph.node, *(n for each in graph.library.function for n in each.node_def)):
+    nodes = (*graph.node, *(n for each in graph.library.function for n in each.node_def))
+    for node in nodes:
         if node.attr["deterministic"].s == b"false" or _is_option(node):
             raise _refused(node.op)
+    if any(node.op == "GeneratorDataset" for node in nodes):
+        logger.warning(
+            "this tf.data.Dataset reads a Python generator, whose order nobody can check. Each "
+            "process takes its part of it, so rows are trained twice or never unless it yields the "
+            "same order in all of them. What it draws of np.random and random is the same in all; "
+            "give others a seed, as default_rng(seed), and sort what has no order, as os.listdir()"
+        )
 
 
 def _is_option(node: Any) -> bool:
