@@ -9,8 +9,8 @@ Runs in: a worker's process.      Threads: main_fun's.
 `fit` gets the batches of one process, and the slots part each of them: rank r of n computes rows
 r, r+n, r+2n, ... of each batch of arrays, or the r-th part of each batch of a dataset. So an epoch
 has the steps and the rows that it has in one process, and the mean weighted by rows is that batch's
-gradient. All slots validate the same rows. They have one seed: datasets that shuffle without one yield the same order
-everywhere. What layers draw (dropout, noise) is another on each slot.
+gradient. All slots validate the same rows. They have one seed: datasets that shuffle without one
+yield the same order everywhere. What layers draw (dropout, noise) is another on each slot.
 """
 
 from __future__ import annotations
