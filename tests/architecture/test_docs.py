@@ -8,6 +8,7 @@ import inspect
 import re
 import typing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -146,6 +147,41 @@ def test_code_in_documents_and_examples_calls_methods_and_keywords_that_exist():
             ]
     assert not wrong
     assert checked > 50
+
+
+def _public_calls() -> dict[str, Any]:
+    """What the text calls, by the names that it has there: those of the programs, and tfos' own."""
+    import tfos
+
+    owned = {
+        f"{owner}.{name}": getattr(kind, name)
+        for owner, kind in _owners().items()
+        for name in dir(kind)
+        if not name.startswith("_") and callable(getattr(kind, name))
+    }
+    # `reserve(…)` and the like are the cluster's.
+    bare = {
+        name.split(".")[1]: call for name, call in owned.items() if name.startswith("TFCluster.")
+    }
+    public = {name: getattr(tfos, name) for name in tfos.__all__ if callable(getattr(tfos, name))}
+    return {**bare, **public, **owned}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_calls_in_the_text_have_keywords_that_exist(document):
+    calls, wrong = _public_calls(), []
+    for code in re.findall(r"`([^`\n]+\([^`\n]*=[^`\n]*\))`", document.read_text()):
+        try:
+            nodes = list(ast.walk(ast.parse(code.replace("…", "..."))))
+        except SyntaxError:  # no whole call
+            continue
+        for node in nodes:
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) not in calls:
+                continue
+            known = inspect.signature(calls[ast.unparse(node.func)]).parameters
+            if not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+                wrong += [code for each in node.keywords if each.arg and each.arg not in known]
+    assert not wrong
 
 
 def test_every_page_has_a_place_in_the_navigation_of_the_site():

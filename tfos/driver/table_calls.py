@@ -7,15 +7,18 @@ Runs in: the driver.      Threads: any.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tfos.control.coordinator import Coordinator
+from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.reservation import Reservation
-from tfos.errors import ManifestMismatch, NoServersError, SettingsError
+from tfos.errors import ManifestMismatch, NoServersError, RequestTimeout, SettingsError
 from tfos.phases import ClusterPhase, require
+from tfos.spark.interruptible import InterruptibleCall
 from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 _ELEMENT = {"float32": "float", "float64": "double"}
 _ID_TYPES = ("tinyint", "smallint", "int", "bigint", "string", "binary")
+_SERVE_S = 60.0
+"""For servers that are started again; as long as for an answer of one that serves."""
 _logger = logging.getLogger("tfos")
 
 
@@ -51,7 +56,8 @@ class TableCalls:
             ManifestMismatch: there is no such table.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
-            RequestTimeout: the servers hold no parameters yet, or do not answer.
+            RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
+                started again.
         """
         import numpy as np
 
@@ -69,7 +75,7 @@ class TableCalls:
         """Return a table as a DataFrame (id bigint, row array<float> or array<double>).
 
         Lazy: each action, in this thread, reads the rows that the servers hold then, so the
-        cluster must run. A task
+        cluster must run; after a server has been started again elsewhere, call this anew. A task
         per server reads its rows; none passes through the driver. Where rows are evicted meanwhile,
         an id may come twice. Ids above 2^63 - 1 are the signed numbers with the same bits.
 
@@ -80,7 +86,8 @@ class TableCalls:
             ManifestMismatch: there is no such table.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
-            RequestTimeout: the servers hold no parameters yet, or do not answer.
+            RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
+                started again.
         """
         from pyspark.sql import SparkSession
 
@@ -88,7 +95,7 @@ class TableCalls:
 
         with ExitStack() as stack:
             spec = _spec(self._client("rows()", stack), table)
-        servers = self._servers_of_tasks()
+        servers = self._servers_of_tasks("rows()")
         spark = SparkSession(self._reserved.sc)
         ranks = spark.range(0, len(servers.endpoints), 1, len(servers.endpoints))
         return ranks.mapInArrow(
@@ -114,7 +121,8 @@ class TableCalls:
             ManifestMismatch: there is no such table.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
-            RequestTimeout: the servers hold no parameters yet, or do not answer.
+            RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
+                started again.
             SettingsError: the frame has other columns or types.
             pyspark.errors.PySparkException: a row does not fit, or the table is full; the text
                 names it, and rows before it are loaded.
@@ -124,7 +132,7 @@ class TableCalls:
         with ExitStack() as stack:
             spec = _spec(self._client("load_rows()", stack), table)
         _check_columns(frame, spec)
-        task = LoadTask(table, self._servers_of_tasks())
+        task = LoadTask(table, self._servers_of_tasks("load_rows()"))
         loading = frame.select("id", "row").mapInArrow(task, "given bigint, added bigint")
         given, added = loading.selectExpr("sum(given)", "sum(added)").first() or (0, 0)
         _logger.info(
@@ -132,12 +140,12 @@ class TableCalls:
         )
         return int(added or 0)
 
-    def _servers_of_tasks(self) -> TaskServers:
+    def _servers_of_tasks(self, call: str) -> TaskServers:
         from tfos.serving.task_servers import TaskServers
 
         reserved = self._reserved
         workers = reserved.coordinator.read(lambda state: len(state.workers))
-        endpoints = _endpoints(reserved.coordinator)
+        endpoints = _endpoints(reserved.coordinator, call)
         credentials = reserved.feeder_credentials
         give_credentials(reserved.sc, credentials)
         return TaskServers(endpoints, TaskCredentials(credentials.cluster_id), workers)
@@ -147,8 +155,7 @@ class TableCalls:
         from rpc.auth.handshake import Identity, Role
 
         reserved = self._reserved
-        require(call, reserved.coordinator.phase, ClusterPhase.RUNNING)
-        endpoints = _endpoints(reserved.coordinator)
+        endpoints = _endpoints(reserved.coordinator, call)
         if not endpoints:
             raise NoServersError(f"{call} needs parameter servers; reserve with num_ps >= 1")
         workers = reserved.coordinator.read(lambda state: len(state.workers))
@@ -173,9 +180,32 @@ def _check_columns(frame: DataFrame, spec: TableSpec) -> None:
     )
 
 
-def _endpoints(coordinator: Coordinator) -> Sequence[Endpoint]:
-    servers = coordinator.read(lambda state: list(state.servers))
-    return [each.endpoint for each in servers if each.endpoint is not None]
+def _endpoints(coordinator: Coordinator, call: str) -> Sequence[Endpoint]:
+    """Return where each server listens, by rank; wait for those that are started again.
+
+    Raises:
+        PhaseError: the cluster does not run.
+        RequestTimeout: names those that do not serve in time.
+    """
+    require(call, coordinator.phase, ClusterPhase.RUNNING)
+
+    def all_serve(state: ClusterView) -> bool:
+        return all(each.endpoint is not None for each in state.servers)
+
+    def is_over(state: ClusterView) -> bool:
+        return all_serve(state) or state.phase is not ClusterPhase.RUNNING
+
+    if not coordinator.read(all_serve):
+        wait = functools.partial(coordinator.wait, is_over, _SERVE_S)
+        InterruptibleCall(f"tfos-{call}", wait).result()
+        require(call, coordinator.phase, ClusterPhase.RUNNING)
+    found = coordinator.read(lambda state: {each.name: each.endpoint for each in state.servers})
+    if away := [name for name, endpoint in found.items() if endpoint is None]:
+        raise RequestTimeout(
+            f"{call}: {', '.join(away)} did not serve within {_SERVE_S:.0f} s; a server that is "
+            "started again restores its rows first. Call it again"
+        )
+    return [endpoint for endpoint in found.values() if endpoint is not None]
 
 
 def _spec(client: PSClient, name: str) -> TableSpec:

@@ -150,9 +150,9 @@ def check_fed(frame: Any) -> None:
     check_classic(frame)
     if getattr(frame, "isStreaming", False):
         raise SettingsError(
-            "a streaming DataFrame has no end; feed its batches: "
-            "frame.writeStream.foreachBatch(lambda batch, _: cluster.train(batch, 1)). An "
-            "estimator takes spark.read in the place of spark.readStream."
+            "a streaming DataFrame has no end; train it by cluster.stream(df, checkpoint_location) "
+            "or by df.writeStream.foreachBatch(cluster.train_batch). An estimator takes spark.read "
+            "in the place of spark.readStream."
         )
 
 

@@ -28,7 +28,8 @@ class Runner:
         driver_log_verbosity: "all": every rank's output is shown at the driver.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
         timeout_s: seconds that main may take once all ranks run; None: without limit.
-        config: timeouts and limits of a run on the executors.
+        config: timeouts and limits of a run on the executors, and whether it shows the ranks'
+            output. Processes beside the driver write to its own output whatever this says.
 
     Raises:
         SettingsError: np is 0 or no whole number, or timeout_s is no time.
@@ -77,5 +78,5 @@ def _check(np: object, verbosity: str) -> None:
     if verbosity != "all":
         raise UnsupportedError(
             f"driver_log_verbosity={verbosity!r}: the output of ranks is shown whole ('all') or, "
-            "by config=ClusterConfig(verbose=False), not at all"
+            "of ranks on executors, by config=ClusterConfig(verbose=False), not at all"
         )

@@ -1,6 +1,6 @@
 """Ranks as processes of this host, without Spark: to try a program where it is written.
 
-Covers: starting and ending them, who listens where, their values.
+Covers: starting and ending them, their environment, who listens where, their values.
 Does not: run a rank (local_process).
 Runs in: the driver. Its children die with it.
 """
@@ -26,6 +26,8 @@ import msgspec
 
 from tfos.errors import NodeFailedError, NodeStartError
 from tfos.failure import NodeFailure, NodeId, is_symptom
+from tfos.native.environment import announce_to_tensorflow, tf_config
+from tfos.native.reserved_port import ReservedPort
 from tfos.node import bootstrap, whole_files
 from tfos.node.child_link import ChildLink
 from tfos.node.failure import Exit, describe_exit
@@ -85,9 +87,9 @@ def run_local(
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfos-run-"))
         ranks = []
-        for rank in range(num_proc):
+        for rank, environment in enumerate(_environments(stack, num_proc)):
             spec = (rank, num_proc, run_id, secret, directory, work)
-            ranks.append(_start(stack, spec))
+            ranks.append(_start(stack, spec, environment))
         _introduce(ranks)
         failures = _await(ranks, timeout_s)
         if failures:
@@ -96,7 +98,26 @@ def run_local(
     return [rank_value(each.value if each else b"", rank) for rank, each in enumerate(outcomes)]
 
 
-def _start(stack: contextlib.ExitStack, spec: tuple[int, int, str, bytes, str, bytes]) -> _Running:
+def _environments(stack: contextlib.ExitStack, num_proc: int) -> list[dict[str, str]]:
+    """Return each rank's environment: TF_CONFIG names all, as on executors.
+
+    This process holds their ports until the run ends: only TensorFlow's servers bind them beside.
+    """
+    ports = [ReservedPort() for _ in range(num_proc)]
+    for each in ports:
+        stack.callback(each.release)
+    jobs = {"worker": [f"127.0.0.1:{each.port}" for each in ports]}
+    own = bootstrap.without_spark_secrets(os.environ)
+    announce_to_tensorflow(own, has_tensorflow_servers=False)
+    named = (tf_config(jobs, "worker", n, has_tensorflow_servers=False) for n in range(num_proc))
+    return [own | {"TF_CONFIG": each} for each in named]
+
+
+def _start(
+    stack: contextlib.ExitStack,
+    spec: tuple[int, int, str, bytes, str, bytes],
+    environment: Mapping[str, str],
+) -> _Running:
     rank, size, run_id, secret, directory, work = spec
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
@@ -114,7 +135,7 @@ def _start(stack: contextlib.ExitStack, spec: tuple[int, int, str, bytes, str, b
             bootstrap.command(document, f"tfos rank {rank}"),
             pass_fds=[document, theirs.fileno(), outcome_fd],
             stdin=subprocess.DEVNULL,
-            env=bootstrap.without_spark_secrets(os.environ),
+            env=environment,
         )
     finally:
         os.close(document)

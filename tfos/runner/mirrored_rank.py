@@ -9,8 +9,8 @@ Runs in: a worker's process.      Threads: main_fun's.
 `fit` gets the batches of one process, and the slots part each of them: rank r of n computes rows
 r, r+n, r+2n, ... of each batch of arrays, or the r-th part of each batch of a dataset. So an epoch
 has the steps and the rows that it has in one process, and the mean weighted by rows is that batch's
-gradient. All slots have one seed: datasets that shuffle without one yield the same order
-everywhere. What layers draw (dropout, noise) is another on each slot.
+gradient. All slots validate the same rows. They have one seed: datasets that shuffle without one
+yield the same order everywhere. What layers draw (dropout, noise) is another on each slot.
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
         arguments["x"] = part_of_batches(data, rank, size)
         return
     num_rows = _count_rows({name: arguments.get(name) for name in _ROWS_OF}, size)
+    if arguments.get("validation_split") and arguments.get("validation_data") is None:
+        num_rows = _hold_back(arguments, size)
     batch_size = arguments.get("batch_size") or _DEFAULT_BATCH
     _check_rows("batch_size", batch_size, size)
     _check_rows("rows", num_rows, size)
@@ -204,6 +206,20 @@ def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
         if arguments.get(name) is not None:
             arguments[name] = keras.tree.map_structure(part, arguments[name])
     arguments["batch_size"] = len(range(rank, batch_size, size))
+
+
+def _hold_back(arguments: dict[str, Any], size: int) -> int:
+    """Let all ranks validate the rows that one process would; return how many are left to train.
+
+    Keras would hold back others on each rank, and the metrics of validation count rows once that
+    all workers share.
+    """
+    from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+
+    arrays = tuple(arguments.get(name) for name in _ROWS_OF)
+    trained, held = train_validation_split(arrays, arguments.pop("validation_split"))
+    arguments.update(zip(_ROWS_OF, trained, strict=True), validation_data=held)
+    return _count_rows({name: arguments[name] for name in _ROWS_OF}, size)
 
 
 def _count_rows(given: Mapping[str, Any], size: int) -> int:

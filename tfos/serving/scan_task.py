@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ps.errors import ServerUnavailable
 from tfos.serving.task_servers import TaskServers
 
 
@@ -27,8 +28,14 @@ class ScanTask:
         """Yield the rows of the servers whose ranks come in."""
         for batch in batches:
             ranks = batch.column(0).to_pylist()
-            if ranks:
-                yield from self._rows(ranks)
+            try:
+                yield from self._rows(ranks) if ranks else ()
+            except ServerUnavailable as error:
+                error.add_note(
+                    "The DataFrame has the servers' addresses of when it was made. If a server was "
+                    f"started again since then, call cluster.rows({self.table!r}) again"
+                )
+                raise
 
     def _rows(self, ranks: Sequence[int]) -> Iterator[pa.RecordBatch]:
         with self.servers.connected() as client:

@@ -48,7 +48,7 @@ def load(
 ) -> ServedModel:
     """Open an export for lookups and predictions; the first time on a host builds an index.
 
-    The index takes the bytes of all rows, and 9 to 11 more per row, in `cache_dir`. It is mapped:
+    The index takes the bytes of all rows, and 10 to 11 more per row, in `cache_dir`. It is mapped:
     several processes of a host share its pages. Of indexes that nobody has open the two that were
     opened last stay there.
 

@@ -558,8 +558,8 @@ class NodeContext(PortedContext):
         Args:
             model: any built Keras model, distributed or not.
             path: a path or a URL such as `hdfs://nn:8020/models/digits.keras`. Ending in `.keras`:
-                one file; otherwise a directory for TensorFlow Serving (SavedModel). Relative paths
-                mean `ctx.working_dir`.
+                one file; otherwise a directory for TensorFlow Serving (SavedModel). Other paths
+                mean what `ctx.absolute_path` says.
             tables: of a model with `tfos.keras.Embedding`. "inside", the default: the rows become
                 layers of Keras in the plain model, up to 2 GiB a table. "beside": a directory with
                 the dense model and the rows as Parquet, which `tfos.serving.load` opens.

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.keras_training import blobs, serving
+from tests.support.keras_training import blobs, serving, together
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.keras.data import dataset_order
 from tfos.keras.fit.distribute import distribute
@@ -197,6 +197,67 @@ def test_the_parts_of_arrays_are_the_batches_of_one_process(size, of):
         for number, first in enumerate(range(0, len(rows), arguments["batch_size"])):
             found[number] += rows[first : first + arguments["batch_size"]].tolist()
     assert [sorted(batch) for batch in found] == [y[at : at + 8].tolist() for at in range(0, 35, 8)]
+
+
+@pytest.mark.parametrize(
+    "of", [np.asarray, tf.constant, lambda y: pandas.Series(y, index=y[::-1] + 0.5)]
+)
+def test_rows_held_back_for_validation_are_those_of_one_process_on_each_slot(of):
+    x, y = np.arange(20).reshape(10, 2), np.arange(10)
+    for rank, trained in ((0, [0, 2, 4, 6]), (1, [1, 3, 5])):
+        given: dict[str, Any] = {"x": {"a": x}, "y": of(y), "batch_size": 4}
+        given["validation_split"] = 0.25
+        take_part(given, rank, 2)
+        np.testing.assert_array_equal(given["y"], trained)
+        np.testing.assert_array_equal(given["x"]["a"], x[trained])
+        held_x, held_y, held_weight = given["validation_data"]
+        np.testing.assert_array_equal(held_y, [7, 8, 9])
+        np.testing.assert_array_equal(held_x["a"], x[7:])
+        assert held_weight is None
+        assert not given.get("validation_split")
+
+
+def test_validation_data_leave_all_rows_to_training_whatever_the_split():
+    own = (np.zeros((3, 2)), np.zeros(3))
+    given = {
+        "x": np.zeros((10, 2)),
+        "y": np.arange(10),
+        "validation_data": own,
+        "validation_split": 0.5,
+    }
+    take_part(given, 1, 2)
+    assert given["validation_data"] is own
+    np.testing.assert_array_equal(given["y"], [1, 3, 5, 7, 9])
+
+
+def test_counts_over_rows_held_back_for_validation_are_those_of_one_process(caplog):
+    x, y = blobs(101)
+
+    def make():
+        keras.utils.set_random_seed(4)
+        model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1, "sigmoid")])
+        count = keras.metrics.FalsePositives(name="wrong")
+        loss = "binary_crossentropy"
+        model.compile(keras.optimizers.SGD(0.01), loss, metrics=[count], jit_compile=False)
+        return model
+
+    options: dict[str, Any] = {"epochs": 2, "shuffle": False, "verbose": 0}
+    given = {"x": x, "y": y[:, None], "batch_size": 20, "validation_split": 0.25, **options}
+    expected = make().fit(**given).history
+    assert expected["val_wrong"][0] > 1
+    models = [make() for _ in range(2)]
+    with serving(num_workers=2) as cluster:
+
+        def work(rank):
+            model = distribute(models[rank], cluster.contexts[rank], consistency="sync")
+            own = dict(given)
+            take_part(own, rank, 2)
+            return model.fit(**own).history
+
+        for history in together(work, 2):
+            for name, values in expected.items():
+                np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
+    assert "other rows" not in caplog.text
 
 
 def test_layers_of_slots_draw_apart():

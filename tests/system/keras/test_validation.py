@@ -12,6 +12,8 @@ from tfos.errors import SettingsError
 from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
+tf = pytest.importorskip("tensorflow")
+
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 
 BATCH = 8
@@ -222,3 +224,97 @@ def test_epochs_cut_by_steps_do_not_go_with_a_fed_validation():
                 steps_per_epoch=2,
                 validation_data=FeedDataset(ctx, BATCH, feed="validation"),
             )
+
+
+def counting_model(*more):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1, "sigmoid")])
+    metrics = [keras.metrics.FalsePositives(name="wrong"), "accuracy", *more]
+    loss = "binary_crossentropy"
+    model.compile(keras.optimizers.SGD(0.0), loss, metrics=metrics, jit_compile=False)
+    return model
+
+
+def validated_by_two(given, *more):
+    """Return the chief's logs of a fit of two workers, each with `given(rank)`."""
+    models = [counting_model(*(make() for make in more)) for _ in range(2)]
+    with serving(num_workers=2) as cluster:
+
+        def work(rank):
+            model = distribute(models[rank], cluster.contexts[rank], consistency="sync")
+            return model.fit(batch_size=BATCH, epochs=2, verbose=0, **given(rank)).history
+
+        return together(work, 2)[0]
+
+
+def held_back(rank):
+    own = slice(60 * rank, 60 * rank + 60)
+    return {"x": X[own], "y": Y[own, None], "validation_split": 0.5}
+
+
+def sharded(rank):
+    rows = tf.data.Dataset.from_tensor_slices((VAL_X, VAL_Y[:, None]))
+    return {"x": X, "y": Y[:, None], "validation_data": rows.shard(2, rank).batch(BATCH)}
+
+
+def by_the_chief(rank):
+    data = {"x": X, "y": Y[:, None]}
+    return data if rank else data | {"validation_data": (VAL_X, VAL_Y[:, None])}
+
+
+def shared(_rank):
+    return {"x": X, "y": Y[:, None], "validation_split": 0.5}
+
+
+@pytest.mark.parametrize("given", [held_back, pytest.param(sharded, marks=pytest.mark.long)])
+def test_counts_of_rows_that_workers_do_not_share_are_told(given, caplog):
+    """The log has their mean, which is a count of rows that all of them share."""
+    history = validated_by_two(given)
+    model = counting_model()
+    if given is held_back:
+        rows = np.r_[30:60, 90:120]
+        x, y = X[rows], Y[rows]
+    else:
+        x, y = VAL_X, VAL_Y
+    counted = model.evaluate(x, y[:, None], verbose=0, return_dict=True)
+    assert counted["wrong"] > 1
+    warned = [each for each in caplog.messages if "other rows" in each]
+    assert len(warned) == 1
+    mean, total = counted["wrong"] / 2, counted["wrong"]
+    assert history["val_wrong"] == [mean] * 2
+    assert (
+        f"val_wrong is {mean}, the mean of the workers' counts, whose sum is {total}" in warned[0]
+    )
+    assert "accuracy" not in warned[0]
+    np.testing.assert_allclose(history["val_accuracy"], counted["accuracy"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("given", [shared, pytest.param(by_the_chief, marks=pytest.mark.long)])
+def test_counts_of_rows_that_workers_share_are_no_matter_for_a_warning(given, caplog):
+    history = validated_by_two(given)
+    x, y = (X[60:], Y[60:]) if given is shared else (VAL_X, VAL_Y)
+    counted = counting_model().evaluate(x, y[:, None], verbose=0, return_dict=True)
+    assert history["val_wrong"] == [counted["wrong"]] * 2
+    assert "other rows" not in caplog.text
+
+
+class Share(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]  # Keras has no types
+    """The share of positive rows, of which nobody says that its variables may be added."""
+
+    state_is_additive = False
+
+    def __init__(self):
+        super().__init__(lambda y_true, _: y_true, name="share")
+
+
+def test_what_workers_measured_on_unequal_shares_is_weighted_by_their_rows(caplog):
+    """Worker 0 validates 80 rows, worker 1 the other 10."""
+    parts = (slice(0, 80), slice(80, 90))
+
+    def given(rank):
+        own = (VAL_X[parts[rank]], VAL_Y[parts[rank], None])
+        return {"x": X, "y": Y[:, None], "validation_data": own}
+
+    history = validated_by_two(given, Share)
+    np.testing.assert_allclose(history["val_share"], [VAL_Y.mean()] * 2, rtol=1e-5)
+    assert any("'share'" in each and "weighted by their rows" in each for each in caplog.messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,11 @@ from tfos.errors import (
     ManifestMismatch,
     NoServersError,
     PhaseError,
+    RequestTimeout,
     RoleError,
     SettingsError,
     ShapeError,
+    TFOSError,
 )
 from tfos.phases import ClusterPhase
 from tfos.serving.load_task import LoadTask
@@ -34,14 +37,59 @@ pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
 IDS = np.arange(50)
 
 
-def calls_to(bed: Cluster | None, phase: ClusterPhase = ClusterPhase.RUNNING) -> TableCalls:
-    endpoints = [] if bed is None else bed.endpoints
-    state = SimpleNamespace(
-        servers=[SimpleNamespace(endpoint=each) for each in endpoints], workers=[None]
-    )
+class Coordinator:
+    """A coordinator of a cluster whose servers serve, but for some that do after a wait or never.
+
+    Args:
+        bed: the servers; None: there are none.
+        phase: of the cluster.
+        away: ranks of servers that are started again when a call looks.
+        happens: what a wait for them sees; None: nothing, until its time is up.
+    """
+
+    def __init__(
+        self,
+        bed: Cluster | None,
+        phase: ClusterPhase = ClusterPhase.RUNNING,
+        away: Sequence[int] = (),
+        happens: Callable[[Coordinator], None] | None = None,
+    ) -> None:
+        self.phase = phase
+        self._endpoints = [] if bed is None else list(bed.endpoints)
+        self._happens = happens
+        servers = [
+            SimpleNamespace(name=f"ps:{rank}", endpoint=None if rank in away else endpoint)
+            for rank, endpoint in enumerate(self._endpoints)
+        ]
+        self.state = SimpleNamespace(servers=servers, workers=[None], phase=phase)
+
+    def read(self, what: Callable[[Any], Any]) -> Any:
+        return what(self.state)
+
+    def wait(self, done: Callable[[Any], bool], timeout_s: float) -> bool:
+        if not done(self.state) and self._happens is not None:
+            self._happens(self)
+        return done(self.state)
+
+    def serve(self) -> None:
+        """All servers listen."""
+        for server, endpoint in zip(self.state.servers, self._endpoints, strict=True):
+            server.endpoint = endpoint
+
+    def fail(self) -> None:
+        """The cluster fails."""
+        self.phase = self.state.phase = ClusterPhase.FAILED
+
+
+def calls_to(
+    bed: Cluster | None,
+    phase: ClusterPhase = ClusterPhase.RUNNING,
+    away: Sequence[int] = (),
+    happens: Callable[[Coordinator], None] | None = None,
+) -> TableCalls:
     calls = TableCalls()
     calls._reserved = SimpleNamespace(  # type: ignore[assignment]  # what a call uses of it
-        coordinator=SimpleNamespace(phase=phase, read=lambda what: what(state)),
+        coordinator=Coordinator(bed, phase, away, happens),
         credentials=None if bed is None else bed.credentials,
     )
     return calls
@@ -150,3 +198,42 @@ def test_a_cluster_that_cannot_answer():
         calls_to(None, ClusterPhase.RESERVED).lookup("user", [1])
     with pytest.raises(NoServersError, match="num_ps >= 1"):
         calls_to(None).lookup("user", [1])
+
+
+@pytest.mark.parametrize("away", [[0], [1], [0, 1]])
+def test_a_call_waits_for_a_server_that_is_started_again(away):
+    with cluster(num_servers=2) as bed:
+        pushed(bed)
+        calls = calls_to(bed, away=away, happens=Coordinator.serve)
+        assert calls.lookup("user", [3, 49])[:, 0].tolist() == [3.0, 49.0]
+
+
+@pytest.mark.parametrize(("num_servers", "away"), [(1, 0), (2, 0), (2, 1)])
+def test_a_server_that_does_not_serve_again_in_time_is_named(num_servers, away):
+    with cluster(num_servers=num_servers) as bed:
+        pushed(bed)
+        calls = calls_to(bed, away=[away])
+        text = rf"lookup\(\): ps:{away} did not serve within 60 s; .*Call it again"
+        with pytest.raises(RequestTimeout, match=text):
+            calls.lookup("user", [1])
+
+
+def test_a_cluster_that_fails_meanwhile_is_no_reason_to_wait():
+    with cluster() as bed:
+        calls = calls_to(bed, away=[0], happens=Coordinator.fail)
+        with pytest.raises(TFOSError, match=r"lookup\(\)") as raised:
+            calls.lookup("user", [1])
+    assert isinstance(raised.value, PhaseError)
+
+
+def test_rows_of_a_server_that_has_moved_are_asked_for_anew():
+    """A DataFrame has the addresses of the servers when it was made."""
+
+    def unreachable() -> Any:
+        raise RequestTimeout("ps:0 does not answer")
+
+    servers: Any = SimpleNamespace(connected=unreachable)
+    batch = pa.record_batch([pa.array([0])], ["id"])
+    with pytest.raises(RequestTimeout, match="ps:0 does not answer") as raised:
+        list(ScanTask("user", servers)(iter([batch])))
+    assert "call cluster.rows('user') again" in "".join(getattr(raised.value, "__notes__", []))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -49,6 +50,44 @@ def test_values_come_back_in_rank_order_and_the_runner_returns_that_of_rank_0():
     expected = [(rank, 2, rank, 30.0) for rank in range(2)]
     assert run_local(sums, (5,), {"scale": 2.0}, 2) == expected
     assert tfos.Runner(np=-2).run(sums, count=5, scale=2.0) == expected[0]
+
+
+def tf_config():
+    import json
+
+    return json.loads(os.environ["TF_CONFIG"])
+
+
+def test_tf_config_names_all_ranks_whatever_the_drivers_own_says(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"index": 7}}')
+    found = run_local(tf_config, (), {}, 3)
+    assert [each["task"] for each in found] == [{"type": "worker", "index": n} for n in range(3)]
+    addresses = found[0]["cluster"]["worker"]
+    assert all(each["cluster"] == {"worker": addresses} for each in found)
+    assert len(set(addresses)) == 3
+    for address in addresses:
+        host, port = address.split(":")
+        assert host == "127.0.0.1"
+        with socket.create_server(("", int(port))):  # given up with the run
+            pass
+
+
+def trained_together():
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    own = tf.constant(runner.rank() + 1.0)
+    total = strategy.run(
+        lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+    )
+    return strategy.num_replicas_in_sync, float(total)
+
+
+@pytest.mark.tf
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_strategy_of_tensorflows_joins_all_ranks():
+    assert run_local(trained_together, (), {}, 2, timeout_s=240.0) == [(2, 3.0)] * 2
 
 
 def fails(how):

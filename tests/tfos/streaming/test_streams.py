@@ -16,6 +16,7 @@ from tfos import InputMode, TFCluster
 from tfos.config import Checkpoints
 from tfos.control.messages import BatchReport, Done, SaveBatches
 from tfos.errors import FeedJobError, PhaseError, SettingsError
+from tfos.feed.dataframe import check_fed
 from tfos.feed.micro_batch import BatchKnown
 from tfos.feed.request import FeedRequest
 from tfos.monitor.reports import EpochReport
@@ -102,6 +103,17 @@ def test_settings_of_a_query_that_runs_already_are_refused(given: dict[str, Any]
 def test_a_query_that_runs_already_is_taken_as_it_is():
     with pytest.raises(Watched):
         calls().stream(Query())
+
+
+def test_train_refuses_a_stream_with_the_calls_that_train_each_batch_once():
+    """Batches that train() feeds are epochs, of which a run that resumes leaves new ones out."""
+    with pytest.raises(SettingsError) as refusal:
+        check_fed(Frame())
+    told = str(refusal.value)
+    assert "cluster.stream(df, checkpoint_location)" in told
+    assert "foreachBatch(cluster.train_batch)" in told
+    assert "cluster.train(" not in told
+    assert all(hasattr(TFCluster, name) for name in ("stream", "train_batch"))
 
 
 @pytest.fixture

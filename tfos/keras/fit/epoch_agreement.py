@@ -32,7 +32,7 @@ from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.running_fit import running_fit
 from tfos.keras.fit.learning_rate import KeptRate, learning_rate
-from tfos.keras.fit.metric_states import VALIDATION, MetricStates, all_know, inexact
+from tfos.keras.fit.metric_states import VALIDATION, EpochMetrics, MetricStates, all_know, inexact
 from tfos.keras.fit.validation import ValidationPasses
 from tfos.keras.step import optimizers
 from tfos.keras.step.beginning import Beginning, DataState, FitData
@@ -51,7 +51,7 @@ class Report(msgspec.Struct, frozen=True):
     fed_epoch: int | None = None
     """The feed's newest epoch that this worker has trained to its end; None: it reads no feed."""
     val_rows: int = 1
-    """Rows of the metrics of validation; 1 if all workers validate the same data."""
+    """Rows of the metrics of validation; 1 if they are unknown."""
     metrics: MetricStates = MetricStates()
     steps: int = 0
     """Pushes that the servers have acknowledged."""
@@ -109,6 +109,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._name = rendezvous_prefix(number)
         self._rows_before = self._steps_before = 0
         self._told: set[str] = set()
+        self._has_told_unshared = False
         self._last_logs: Logs = None
         self._running: Any = None
         """Keras' CallbackList."""
@@ -269,6 +270,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         logs.update(combine(reports))
         logs.update({k: np.array(v) if isinstance(v, list) else v for k, v in values.items()})
         self._tell_inexact(states)
+        self._tell_unshared(own, states)
         return reports
 
     def _tell_inexact(self, states: Iterable[MetricStates]) -> None:
@@ -283,6 +285,24 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                     metric,
                     reason,
                 )
+
+    def _tell_unshared(self, own: EpochMetrics, states: Iterable[MetricStates]) -> None:
+        """On the chief, once: other validation data than a feed are taken for shared."""
+        if not self._trainer.ctx.is_chief or self._has_told_unshared:
+            return
+        if counts := own.unshared(states):
+            self._has_told_unshared = True
+            logger.warning(
+                "%s: the workers have measured different values. Either their parameters differ, "
+                "as they may where workers do not wait for each other, or each validates other "
+                "rows, as with validation_split or dataset.shard(...). Of other rows the sum is "
+                "right, not the mean: give each worker the same validation_data, or feed them "
+                '(validation_data=ctx.dataset(n, feed="validation")), so that each row counts once',
+                "; ".join(
+                    f"{name} is {mean}, the mean of the workers' counts, whose sum is {total}"
+                    for name, (mean, total) in counts.items()
+                ),
+            )
 
     def _tell_trained(self, epoch: int, reports: Sequence[Report]) -> None:
         """On the chief: no worker trains now, and these epochs are in the parameters."""
@@ -384,7 +404,7 @@ def rendezvous_prefix(number: int) -> str:
 
 
 def combine(reports: Iterable[Report]) -> dict[str, float]:
-    """Return the means of the workers' logs, weighted by rows; evenly if all validate the same.
+    """Return the means of the workers' logs, weighted by rows.
 
     For what is in no MetricStates.
     """

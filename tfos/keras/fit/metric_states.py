@@ -79,6 +79,17 @@ def measure(model: Any) -> list[Measured]:
     ]
 
 
+def measured_rows(model: Any) -> int:
+    """Return the rows that Keras' own loss was measured on; 1: a step of the user's measures none.
+
+    Args:
+        model: compiled.
+    """
+    tracker = model._loss_tracker
+    is_used = any(each is tracker for each in model.metrics)
+    return max(1, int(tracker.count)) if is_used else 1
+
+
 def _named(model: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield each metric with its present values, by their names in the logs."""
     for metric in model.metrics:
@@ -149,11 +160,40 @@ class EpochMetrics:
         found: dict[str, Any] = {}
         for name, states in _exact(reports).items():
             prefix, known = self._find(name)
-            variables = None if known is None else _combined(known.metric, states)
-            if known is not None and variables is not None:
-                result = known.metric.stateless_result(variables)
+            result = None if known is None else _combined(known.metric, states)
+            if known is not None and result is not None:
                 values = _flat(known.name, result)
                 found |= {prefix + key: _plain(value) for key, value in values.items()}
+        return found
+
+    def unshared(self, reports: Iterable[MetricStates]) -> dict[str, tuple[Any, Any]]:
+        """Return counts of validation that may be of other rows on each worker: mean and sum.
+
+        By name in the logs; none if all workers have measured the same. On parameters of different
+        moments they measure other values of the same rows: those counts are among them.
+
+        Args:
+            reports: of all workers, this one's too.
+        """
+        shared: list[tuple[str, Measured, list[np.ndarray]]] = []
+        for name, states in _exact(reports).items():
+            prefix, known = self._find(name)
+            workers = None if known is None else _by_worker(known.metric, states)
+            if known and workers is not None and all(state.is_shared for state in states):
+                shared.append((prefix, known, workers))
+        variables = (variable for *_, workers in shared for variable in workers)
+        if all(np.allclose(each, each[0], rtol=1e-5, atol=0, equal_nan=True) for each in variables):
+            return {}
+        found: dict[str, tuple[Any, Any]] = {}
+        for prefix, known, workers in shared:
+            means, sums = (
+                _flat(known.name, _result(known.metric, [over(each, axis=0) for each in workers]))
+                for over in (np.mean, np.sum)
+            )
+            for key in sums:
+                mean, total = _plain(means[key]), _plain(sums[key])
+                if not np.allclose(mean, total, rtol=1e-3, equal_nan=True):
+                    found[prefix + key] = mean, total
         return found
 
     def _find(self, name: str) -> tuple[str, Measured | None]:
@@ -208,23 +248,35 @@ def _exact(reports: Iterable[MetricStates]) -> dict[str, list[MetricState]]:
     return found
 
 
-def _combined(metric: Any, states: Sequence[MetricState]) -> list[Any] | None:
-    """Return the variables over all workers, as tensors; None if a worker's have other sizes."""
-    import tensorflow as tf
+def _combined(metric: Any, states: Sequence[MetricState]) -> Any:
+    """Return the metric's value over all workers; None if a worker's variables have other sizes."""
+    workers = _by_worker(metric, states)
+    if workers is None:
+        return None
+    over = np.mean if states[0].is_shared else np.sum
+    return _result(metric, [over(each, axis=0) for each in workers])
 
-    variables = list(metric.variables)
+
+def _by_worker(metric: Any, states: Sequence[MetricState]) -> list[np.ndarray] | None:
+    """Return each variable of all workers, [worker, ...]; None if a worker's have other sizes."""
     found = []
-    for at, variable in enumerate(variables):
+    for at, variable in enumerate(metric.variables):
         own = variable.numpy()
         parts = [state.variables[at : at + 1] for state in states]
         if any(len(part) != 1 or len(part[0]) != own.nbytes for part in parts):
             return None
         arrays = [np.frombuffer(part[0], own.dtype).astype(np.float64) for part in parts]
-        total = np.sum(arrays, axis=0)
-        if states[0].is_shared:
-            total /= len(states)
-        found.append(tf.constant(total.astype(own.dtype).reshape(own.shape)))
+        found.append(np.stack(arrays).reshape(len(states), *own.shape))
     return found
+
+
+def _result(metric: Any, variables: Sequence[np.ndarray]) -> Any:
+    import tensorflow as tf
+
+    own = zip(variables, metric.variables, strict=True)
+    return metric.stateless_result(
+        [tf.constant(value.astype(variable.numpy().dtype)) for value, variable in own]
+    )
 
 
 def _is_logged(value: Any, logged: Any) -> bool:

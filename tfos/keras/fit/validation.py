@@ -17,7 +17,7 @@ from typing import Any
 from tfos.errors import SettingsError
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.feed_dataset import FeedDataset
-from tfos.keras.fit.metric_states import EpochMetrics, Measured, measure
+from tfos.keras.fit.metric_states import EpochMetrics, Measured, measure, measured_rows
 from tfos.keras.step.trainer import PSTrainer
 
 
@@ -56,10 +56,10 @@ class ValidationPasses:
             trainer.workers.rendezvous(f"{self._name}/validation/{self.epoch}", b"")
 
     def take_rows(self) -> int:
-        """Return the weight of this epoch's metrics: its rows; 1 if all workers share the data."""
+        """Return the weight of this epoch's metrics: its rows, 1 if they are unknown."""
         has_run, self._has_run = self._has_run, False
         if self._dataset is None:
-            return 1
+            return measured_rows(self._trainer.model) if has_run else 1
         return self._dataset.rows if has_run else 0
 
     def take_metrics(self) -> EpochMetrics:
