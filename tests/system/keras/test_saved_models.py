@@ -159,6 +159,20 @@ def test_a_model_class_with_tables_is_exported_once_its_inputs_are_known(tmp_pat
     assert saved.serve(tf.constant(IDS)).numpy().tolist() == [[0.25]] * 6
 
 
+def test_an_output_of_unknown_rank_is_known_as_such(tmp_path):
+    class Twice(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec((None, 2), name="x")])
+        def twice(self, x):
+            unknown = tf.reshape(x, tf.cast(tf.shape(tf.where(x > 0))[:1], "int32") * 0 - 1)
+            return {"flat": unknown, "any": tf.reshape(x, tf.where(x[0] > 0)[:, 0])}
+
+    module = Twice()
+    tf.saved_model.save(module, str(tmp_path / "m"), {"serving_default": module.twice})
+    found = read_signature(ModelSource(path=str(tmp_path / "m")))
+    assert found.outputs["any"] == TensorInfo("float32", (), has_rank=False)
+    assert found.outputs["flat"] == TensorInfo("float32", ())
+
+
 def test_sharding_of_a_dataset_is_turned_off():
     options = tf.data.Options()
     compat.disable_auto_shard(options)
