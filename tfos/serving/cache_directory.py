@@ -136,16 +136,14 @@ def _try_builder_lock(path: Path, name: str) -> int | None:
         ) from error
 
 
-def check_room(directory: Path, nbytes: int) -> None:
-    """Refuse an index for which the disk has no room.
+def has_room(directory: Path, nbytes: int) -> bool:
+    """Return whether the disk has room for an index.
 
     Args:
         directory: of the cache.
-        nbytes: that it will take.
+        nbytes: that the index will take.
     """
-    free = shutil.disk_usage(directory).free
-    if nbytes > free:
-        raise no_room(directory, nbytes)
+    return nbytes <= shutil.disk_usage(directory).free
 
 
 def no_room(directory: Path, nbytes: int) -> ExportError:
