@@ -101,7 +101,7 @@ class _ByRank:
 
 def _rank(leaf: Any) -> int | None:
     """Return the rank of a tensor, of a dataset's spec or of an array."""
-    shape = getattr(leaf, "shape", None)
+    shape: Any = getattr(leaf, "shape", None)
     rank: int | None = shape.rank if hasattr(shape, "rank") else np.ndim(leaf)
     return rank
 

@@ -223,6 +223,8 @@ class TFModel(
 ):
     """Fills columns with the outputs of a SavedModel's signature; input columns are dropped.
 
+    Numbers become double and bigint, as those of Python's rows.
+
     Args:
         tf_args: arguments, kept for programs that read them.
     """
@@ -249,7 +251,9 @@ class TFModel(
                 "output_mapping is empty; setOutputMapping({'name of the output': 'column'})"
             )
         inputs = [mapping[name].removesuffix(":0") for name in columns]
-        plain = tuple(OutputColumn(name.removesuffix(":0"), column) for name, column in outputs)
+        plain = tuple(
+            OutputColumn(name.removesuffix(":0"), column, "python") for name, column in outputs
+        )
         signature = read_signature(dataset.sparkSession, self._source())
         signature.check(inputs, [each.output for each in plain])
         predictor = predictor_of(signature, columns, plain, self.getBatchSize(), inputs)

@@ -171,7 +171,7 @@ def test_a_pipeline_fits_and_transforms(spark, tmp_path):
     loaded = PipelineModel.load(stored)
     asked = session.createDataFrame([(each.tolist(),) for each in features], ["c.1"]).coalesce(1)
     answers = loaded.transform(asked)
-    assert answers.dtypes == [("cout", "array<float>")]
+    assert answers.dtypes == [("cout", "array<double>")]
     found = [row.cout[0] for row in answers.collect()]
     np.testing.assert_allclose(found, features @ WEIGHTS, rtol=1e-5)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StructType, TimestampNTZType, TimestampType
@@ -149,6 +150,38 @@ def test_an_output_of_unknown_rank_is_no_number():
         predict.schema()
     assert predictor_of(signature, ["x"], [OutputColumn("y", "y")], 3).schema()
     assert str(unknown) == "float32 of unknown shape"
+
+
+def test_columns_of_tensorflowonspark_hold_pythons_numbers():
+    """They were float and int: an insert into the table of an older program changed its types."""
+    dtypes = {
+        "f": "float32",
+        "h": "float16",
+        "d": "float64",
+        "i": "int32",
+        "u": "uint8",
+        "n": "int64",
+        "b": "bool",
+        "t": "object",
+    }
+    outputs = {
+        name: TensorInfo(dtype, (2,) if name == "f" else ()) for name, dtype in dtypes.items()
+    }
+    signature = ModelSignature(
+        source=SOURCE, digest="d", inputs={"x": TensorInfo("float32", ())}, outputs=outputs
+    )
+    asked = [OutputColumn(name, name, "python") for name in dtypes]
+    predictor = predictor_of(signature, ["x"], asked, 3)
+    kinds = ["array<double>", "double", "double", "bigint", "bigint", "bigint", "boolean", "binary"]
+    named = (f"`{name}` {kind}" for name, kind in zip(dtypes, kinds, strict=True))
+    assert predictor.schema() == ", ".join(named)
+    values = [np.zeros((1, 2) if name == "f" else 1, dtype) for name, dtype in dtypes.items()]
+    values[-1][:] = b"text"
+    found = predictor._joined([values])
+    assert [str(each.type) for each in found.columns][:4] == [
+        *("list<item: double>", "double", "double", "int64"),
+    ]
+    assert found.column("t").to_pylist() == [b"text"]
 
 
 def test_a_struct_is_refused_before_a_job():
