@@ -54,7 +54,15 @@ def test_a_later_prediction_may_have_another_rank(model):
 def test_batches_by_themselves_may_have_other_ranks(model, call):
     """Arrays of numpy tell their rank otherwise than a dataset does."""
     labels = [] if call == "predict_on_batch" else [np.full((6, 1), 2.0)]
-    found = [getattr(model, call)(each, *labels) for each in (IDS, IDS[:, None], IDS)]
+
+    def answered(ids):
+        """Return the answers, or what Keras says instead."""
+        try:
+            return getattr(model, call)(ids, *labels)
+        except ValueError as error:
+            return np.array([str(error)])
+
+    found = [answered(each) for each in (IDS, IDS[:, None], IDS)]
     assert [np.ravel(each).tolist() for each in found] == [[4.0] * len(np.ravel(found[0]))] * 3
 
 
@@ -83,6 +91,8 @@ def test_two_threads_may_make_the_first_prediction_together(monkeypatch):
     def answers(_):
         try:
             return model.predict_on_batch(IDS).tolist()
+        except RecursionError:
+            return "it calls itself"
         finally:
             is_answered.set()
 

@@ -160,7 +160,7 @@ def test_a_model_class_with_tables_is_exported_once_its_inputs_are_known(tmp_pat
 
 
 def test_an_output_of_unknown_rank_is_known_as_such(tmp_path):
-    class Twice(tf.Module):
+    class Twice(tf.Module):  # type: ignore[misc]  # TensorFlow is not checked
         @tf.function(input_signature=[tf.TensorSpec((None, 2), name="x")])
         def twice(self, x):
             unknown = tf.reshape(x, tf.cast(tf.shape(tf.where(x > 0))[:1], "int32") * 0 - 1)
