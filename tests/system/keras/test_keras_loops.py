@@ -14,6 +14,8 @@ from tfos.errors import SettingsError
 from tfos.keras import Embedding, keras_loops
 from tfos.keras.embedding.layer import has_tables
 
+tf = pytest.importorskip("tensorflow")
+
 pytestmark = [
     pytest.mark.tf,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -91,8 +93,8 @@ def test_two_threads_may_make_the_first_prediction_together(monkeypatch):
     def answers(_):
         try:
             return model.predict_on_batch(IDS).tolist()
-        except RecursionError:
-            return "it calls itself"
+        except (RecursionError, tf.errors.OpError) as error:  # it calls itself; XLA compiles it
+            return str(error)
         finally:
             is_answered.set()
 
