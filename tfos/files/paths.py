@@ -1,7 +1,7 @@
 """Users' paths: one rule for what a path means, and the refusal of those whose files would be lost.
 
-Covers: the rule, for inputs (`absolute_path`) and for directories that a cluster writes to
-(`output_directory`); places that YARN removes.
+Covers: the rule, for inputs (`absolute_path`, in the driver `input_path`) and for directories that
+a cluster writes to (`output_directory`); places that YARN removes.
 Does not: know Spark (tfos.spark.facts makes an OutputPlace); touch a file system.
 """
 
@@ -87,6 +87,22 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
         default_fs,
     )
     return f"{root}/{path}"
+
+
+def input_path(path: str, place: OutputPlace) -> str:
+    """Return the path or URL that every executor reads, by the rule of `absolute_path`.
+
+    Args:
+        path: the user's string; one that is refused stays as it is, for who reads it to say so.
+        place: of the driver.
+    """
+    if _COMPLETE.match(path):
+        return path
+    whole = absolute_path(path, default_fs=place.default_fs, working_dir=place.working_dir)
+    try:
+        return str(parse(whole))
+    except PathError:
+        return path
 
 
 def output_directory(path: str, what: str, place: OutputPlace) -> str:

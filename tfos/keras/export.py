@@ -21,9 +21,9 @@ import keras
 
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
-from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 from tfos.files import transfer
+from tfos.files.export_target import refuse_other_content
 from tfos.files.paths import refuse_container
 
 
@@ -81,7 +81,7 @@ def export(
         )
     target = _location(ctx.absolute_path(os.fspath(path)))
     refuse_container(target, "the model", os.environ)
-    _refuse_other_content(target)
+    refuse_other_content(target)
     if target.scheme == LOCAL:
         _export_here(model, Path(target.path), save)
         return target.path
@@ -136,21 +136,6 @@ def _location(path: str) -> Location:
         return parse(path)
     except PathError as error:
         raise SettingsError(str(error)) from error
-
-
-def _refuse_other_content(target: Location) -> None:
-    """Refuse a directory whose content is no SavedModel: to replace it would remove all of it."""
-    try:
-        found = filesystem_for(str(target)).entries(str(target))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except PathError as error:
-        raise SettingsError(f"cannot export to {target}: {error}") from error
-    if found and (_is_file(target.name) or "saved_model.pb" not in {each.name for each in found}):
-        raise SettingsError(
-            f"{target} is a directory with {found[0].name!a} in it and no exported model, and an "
-            "export would replace all its content; name a path below it"
-        )
 
 
 def _is_file(name: str) -> bool:

@@ -3,14 +3,16 @@
 Covers: what Keras' own loops cannot do: compile a lookup, take inputs of another rank than before,
 answer no rows.
 Does not: run steps of a training (tfos.keras.step).
-Threads: as Keras.
+Threads: predictions and evaluations of one model may be several at a time.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
+
+import numpy as np
 
 from tfos.errors import SettingsError
 
@@ -36,13 +38,9 @@ def making(original: Callable[..., Any], name: str, wanted: Callable[[Any], bool
             return None
 
         def made() -> Callable[..., Any]:
-            compiled, self.jit_compile = self.jit_compile, False
-            try:
-                original(self, True)
-            finally:
-                self.jit_compile = compiled
-            found: Callable[..., Any] = getattr(self, name)
-            setattr(self, name, by_rank)
+            plain = _WithoutXla(self)
+            original(plain, True)
+            found: Callable[..., Any] = getattr(plain, name)
             return found
 
         by_rank = _ByRank(made)
@@ -50,6 +48,27 @@ def making(original: Callable[..., Any], name: str, wanted: Callable[[Any], bool
         return None
 
     return make_function
+
+
+class _WithoutXla:
+    """A model as Keras makes a function of it, which gets the function in the model's place.
+
+    The model itself does not change: other threads call it meanwhile.
+
+    Args:
+        model: of Keras.
+    """
+
+    jit_compile = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def _make_function(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self._model)._make_function(self, *args, **kwargs)  # which asks jit_compile
 
 
 class _ByRank:
@@ -69,11 +88,22 @@ class _ByRank:
     def __call__(self, data: Any) -> Any:
         import tensorflow as tf
 
-        leaves = tf.nest.flatten(getattr(data, "element_spec", data))
-        ranks = tuple(getattr(getattr(each, "shape", None), "rank", None) for each in leaves)
+        if isinstance(data, Generator):  # of test_on_batch: its one batch
+            batches = list(data)
+            leaves, data = tf.nest.flatten(batches), iter(batches)
+        else:
+            leaves = tf.nest.flatten(getattr(data, "element_spec", data))
+        ranks = tuple(map(_rank, leaves))
         if ranks not in self._made:
-            self._made[ranks] = self._make()
+            self._made.setdefault(ranks, self._make())  # another thread may have been first
         return self._made[ranks](data)
+
+
+def _rank(leaf: Any) -> int | None:
+    """Return the rank of a tensor, of a dataset's spec or of an array."""
+    shape: Any = getattr(leaf, "shape", None)
+    rank: int | None = shape.rank if hasattr(shape, "rank") else np.ndim(leaf)
+    return rank
 
 
 def predicting(predict: Callable[..., Any], wanted: Callable[[Any], bool]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from feeding.columnar.batch import check_batch_size
-from tfos.errors import SettingsError, UnsupportedError, UnsupportedModel
+from tfos.errors import ExportError, SettingsError, UnsupportedError, UnsupportedModel
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic
 from tfos.feed.dataframe_inference import (
@@ -25,6 +25,7 @@ from tfos.feed.dataframe_inference import (
     result_columns,
     with_results,
 )
+from tfos.files.paths import input_path
 from tfos.predict.predictor import OutputColumn, Predictor, predictor_of
 from tfos.predict.signature import (
     DEFAULT_SIGNATURE,
@@ -33,7 +34,7 @@ from tfos.predict.signature import (
     ModelSource,
     TensorInfo,
 )
-from tfos.spark.facts import active_session
+from tfos.spark.facts import active_session, read_facts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -120,7 +121,7 @@ def predict_column(
 
     Args:
         model_path: path or URL, the same for all executors, of a `.keras` file, a SavedModel or an
-            export with tables beside the model.
+            export with tables beside the model; a plain path is on Spark's default file system.
         inputs: names of the model's inputs in the order of the columns; None: in its own order,
             which a SavedModel may not tell.
         outputs: names of the outputs: one makes a column of its type, several make a struct; None:
@@ -130,18 +131,25 @@ def predict_column(
         tags: of a SavedModel, joined by commas.
 
     Raises:
-        SettingsError: there is no such model or name, no SparkSession, or inputs is None and the
-            model does not tell the order of several inputs.
+        SettingsError: there is no such model or name, the export is damaged or a delta or has no
+            model, there is no SparkSession, or inputs is None and the model does not tell the order
+            of several inputs.
         UnsupportedError: Spark is older than 4.1.
     """
     check_batch_size(batch_size)
     _udf()
     session = active_session()
-    found = read_signature(session, ModelSource(path=model_path, tags=tags, name=signature))
+    path = _whole_path(session, model_path)
+    found = read_signature(session, ModelSource(path=path, tags=tags, name=signature))
     own = found.ordered_inputs() if inputs is None else ()
     asked = _listed(inputs, own), _listed(outputs, found.outputs)
     found.check(*asked)
     return PredictColumn(found, *asked, batch_size)
+
+
+def _whole_path(session: SparkSession, path: str) -> str:
+    """Return where a path leads on every executor: where ctx.export(model, path) writes to."""
+    return input_path(path, read_facts(session.sparkContext).output_place)
 
 
 def read_signature(session: SparkSession, source: ModelSource) -> ModelSignature:
@@ -155,7 +163,7 @@ def read_signature(session: SparkSession, source: ModelSource) -> ModelSignature
         source: of the model.
 
     Raises:
-        SettingsError: there is no such model.
+        SettingsError: there is no such model, or its files are damaged.
     """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -250,7 +258,8 @@ def predicted_by(
             "df.na.fill() fills them, and its outputs have types; output= is a column's name"
         )
     num_rows = check_batch_size(BATCH_SIZE if batch_size is None else batch_size)
-    signature = read_signature(frame.sparkSession, ModelSource(path=model_path))
+    path = _whole_path(frame.sparkSession, model_path)
+    signature = read_signature(frame.sparkSession, ModelSource(path=path))
     names = list(signature.inputs)
     inputs = None
     if columns is None:
@@ -287,7 +296,7 @@ def _read(source: ModelSource) -> bytes:
         signature = loading.read_signature(source)
         inputs, outputs = dict(signature.inputs), dict(signature.outputs)
         found = _Tensors(signature.digest, inputs, outputs, signature.is_ordered)
-    except (SettingsError, UnsupportedModel) as error:
+    except (SettingsError, UnsupportedModel, ExportError) as error:
         found = str(error)
     return msgspec.msgpack.encode(found)
 

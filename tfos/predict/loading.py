@@ -170,8 +170,20 @@ def _read_export(source: ModelSource) -> tuple[ModelSignature, Call]:
     from tfos import serving
     from tfos.serving.export_reader import ExportFiles
 
-    digest = ExportFiles(source.path).manifest.digest
-    return _of_keras(source, serving.load(source.path, progress=False).model, digest)
+    manifest = ExportFiles(source.path).manifest
+    # Before the index of all rows is built.
+    if manifest.base is not None:
+        raise SettingsError(
+            f"the export {source} is a delta of the state {manifest.base} and holds changed rows "
+            "alone; name a whole export, which is written without since="
+        )
+    if manifest.model is None:
+        raise SettingsError(
+            f"the export {source} holds tables alone, and no model that predicts; write one with "
+            'ctx.export(model, path, tables="beside")'
+        )
+    served = serving.load(source.path, progress=False)
+    return _of_keras(source, served.model, manifest.digest)
 
 
 def _of_keras(source: ModelSource, model: Any, digest: str) -> tuple[ModelSignature, Call]:
@@ -323,7 +335,8 @@ def _spec(info: TensorInfo) -> Any:
 
 def _info(spec: Any) -> TensorInfo:
     shape = spec.shape.as_list()[1:] if spec.shape.rank else []
-    return TensorInfo(np.dtype(spec.dtype.as_numpy_dtype).name, tuple(shape))
+    has_rank = spec.shape.rank is not None
+    return TensorInfo(np.dtype(spec.dtype.as_numpy_dtype).name, tuple(shape), has_rank=has_rank)
 
 
 def _ragged_info(spec: Any) -> TensorInfo:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +34,11 @@ ANSWER_BYTES = 64 << 20
 """Of outputs that wait for the other rows of their record batch, which may be 10,000."""
 _MOST_VALUES = (1 << 31) - 1
 """Offsets of Spark's arrays are int32."""
+_PYTHONS = {
+    **dict.fromkeys(("float16", "bfloat16", "float32"), "float64"),
+    **dict.fromkeys(("int8", "uint8", "int16", "uint16", "int32", "uint32"), "int64"),
+}
+"""The dtype of Python's numbers, by that of an output."""
 _MOST_EXACT = 1 << 53
 """Beyond it two whole numbers share one double."""
 
@@ -44,10 +49,11 @@ class OutputColumn:
 
     output: str
     column: str
-    form: Literal["tensor", "number", "value", "class"] = "tensor"
-    """"number": of an output [rows, 1], as a double, refused where that would round a whole number;
-    "value": as its own type; "class": the place of its largest number, or whether its one number is
-    above 0.5, as a double; NaN where an output is NaN."""
+    form: Literal["tensor", "python", "number", "value", "class"] = "tensor"
+    """"python": of numbers as wide as Python's, double and bigint; "number": of an output
+    [rows, 1], as a double, refused where that would round a whole number; "value": as its own type;
+    "class": the place of its largest number, or whether its one number is above 0.5, as a double;
+    NaN where an output is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +158,8 @@ class Predictor:
         info = self.signature.outputs[column.output]
         if column.form == "tensor":
             return info
+        if column.form == "python":
+            return replace(info, dtype=_PYTHONS.get(info.dtype, info.dtype))
         if column.form == "class":
             fits = info.dtype != "object" and len(info.shape) < 2
         else:
@@ -189,7 +197,7 @@ class Predictor:
 
 
 def _formed(values: Array, form: str) -> Array:
-    if form == "tensor":
+    if form in ("tensor", "python"):
         return values
     if form in ("number", "value"):
         return values.reshape(len(values))

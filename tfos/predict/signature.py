@@ -30,6 +30,8 @@ class TensorInfo:
     """Rows are lists of any length, and reach the model as tf.RaggedTensor."""
     is_id: bool = False
     """An Embedding of tfos may get its integers."""
+    has_rank: bool = True
+    """False: nobody knows how many dimensions it has, and `shape` is empty."""
 
     @property
     def is_float(self) -> bool:
@@ -42,6 +44,8 @@ class TensorInfo:
         return "string" if self.dtype == "object" else self.dtype
 
     def __str__(self) -> str:
+        if not self.has_rank:
+            return f"{self.keras_dtype} of unknown shape"
         sides = ", ".join("?" if each is None else str(each) for each in self.shape)
         return f"{self.keras_dtype}[{sides}]"
 

@@ -56,6 +56,11 @@ def column_type(name: str, info: TensorInfo) -> str:
     Raises:
         SettingsError: no column holds it.
     """
+    if not info.has_rank:
+        raise SettingsError(
+            f"output {name!r} has an unknown number of dimensions, so no type of a column is its; "
+            "name other outputs, or save the model with output.set_shape(…) in its function"
+        )
     kind = _TYPES.get(info.dtype, ("", ""))[0]
     if not kind:
         raise SettingsError(f"output {name!r} is {info}, which no column holds; name another one")

@@ -22,6 +22,8 @@ from tfos.errors import ExportError, SettingsError
 from tfos.serving.file_lock import try_lock, unlock
 
 CACHE_VARIABLE = "TFOS_SERVING_CACHE"
+_BY_VARIABLE = f"set {CACHE_VARIABLE}, for Spark's tasks by spark.executorEnv.{CACHE_VARIABLE}"
+"""A column's or a cluster's user calls no load()."""
 BUILD_TIMEOUT_S = 3600.0
 """For which a process waits while another one builds the same index."""
 _LOOK_S = 0.1
@@ -43,12 +45,13 @@ def cache_directory(given: str | os.PathLike[str] | None) -> Path:
     except OSError as error:
         raise SettingsError(
             f"indexes cannot be kept in {path}: {error.strerror}; give load() a cache_dir on a "
-            "local disk"
+            f"local disk, or {_BY_VARIABLE}"
         ) from error
     reason = why_unsafe(path, (os.geteuid(), 0))
     if reason:
         raise SettingsError(
-            f"indexes are not kept in {path}: {reason}; give load() a cache_dir of your own"
+            f"indexes are not kept in {path}: {reason}; give load() a cache_dir of your own, or "
+            f"{_BY_VARIABLE}"
         )
     return path
 
@@ -72,8 +75,8 @@ def _default() -> Path:
     home = user_cache()
     if home is None:
         raise SettingsError(
-            f"this user has no home directory for indexes; give load() a cache_dir or set "
-            f"{CACHE_VARIABLE}"
+            "this user has no home directory for indexes; give load() a cache_dir, or "
+            f"{_BY_VARIABLE}"
         )
     return home / "tfos" / "serving"
 
@@ -132,20 +135,18 @@ def _try_builder_lock(path: Path, name: str) -> int | None:
         raise SettingsError(
             f"the index {name} is not in {path.parent}, and cannot be built there: "
             f"{error.strerror}; give load() a cache_dir that this process can write, or build it "
-            "there before"
+            f"there before, or {_BY_VARIABLE}"
         ) from error
 
 
-def check_room(directory: Path, nbytes: int) -> None:
-    """Refuse an index for which the disk has no room.
+def has_room(directory: Path, nbytes: int) -> bool:
+    """Return whether the disk has room for an index.
 
     Args:
         directory: of the cache.
-        nbytes: that it will take.
+        nbytes: that the index will take.
     """
-    free = shutil.disk_usage(directory).free
-    if nbytes > free:
-        raise no_room(directory, nbytes)
+    return nbytes <= shutil.disk_usage(directory).free
 
 
 def no_room(directory: Path, nbytes: int) -> ExportError:

@@ -2,8 +2,9 @@
 
 An open index holds a shared lock of its manifest, which the kernel releases with the process.
 After a new index is built, all others that nobody has open are removed but the KEPT_UNUSED that
-were opened last: a process that is started again, or an earlier export, finds its own. What a
-process left that was killed while it built or removed an index goes before the next one is built.
+were opened last: a process that is started again, or an earlier export, finds its own. Where the
+disk has no room for the next one, these go before it is built. What a process left that was killed
+while it built or removed an index goes before the next one is built.
 
 Covers: locks, ages, removal.      Does not: know what an index holds (tfos.serving.index_files).
 Threads: any; any number of processes.
@@ -17,6 +18,7 @@ import shutil
 import time
 import uuid
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,13 +79,42 @@ def remove_unused(directory: Path, pattern: str, manifest_name: str) -> None:
         manifest_name: of each one's manifest.
     """
     remove_leftovers(directory, pattern)
+    unused = _unused(directory, pattern, manifest_name)
+    for manifest in unused[: max(0, len(unused) - KEPT_UNUSED)]:
+        remove_if_unused(manifest)
+
+
+def make_room(
+    directory: Path, pattern: str, manifest_name: str, has_room: Callable[[], bool]
+) -> bool:
+    """Remove indexes that nobody has open, those that were opened first, until there is room.
+
+    Args:
+        directory: of the cache.
+        pattern: of the indexes' names.
+        manifest_name: of each one's manifest.
+        has_room: whether the disk has.
+
+    Returns:
+        Whether there was one to remove.
+    """
+    has_removed = False
+    for manifest in _unused(directory, pattern, manifest_name):
+        if has_room():
+            break
+        remove_if_unused(manifest)
+        has_removed |= not manifest.exists()
+    return has_removed
+
+
+def _unused(directory: Path, pattern: str, manifest_name: str) -> list[Path]:
+    """Return the manifests of indexes that nobody has open, in the order of their last opening."""
     unused = [
         (opened_ns, manifest)
         for manifest in directory.glob(f"{pattern}/{manifest_name}")
         if (opened_ns := _unused_since(manifest)) is not None
     ]
-    for _, manifest in sorted(unused)[: max(0, len(unused) - KEPT_UNUSED)]:
-        remove_if_unused(manifest)
+    return [manifest for _, manifest in sorted(unused)]
 
 
 def remove_leftovers(directory: Path, pattern: str) -> None:

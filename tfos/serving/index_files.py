@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ class IndexCache:
         if found is not None:
             return found
         try:
-            built = self._build_once(target, key, state, sources)
+            built = self._built(target, key, state, sources)
         except OSError as error:
             if not cache_directory.is_full(error):
                 raise
@@ -232,6 +233,19 @@ class IndexCache:
         """
         index.release()
         cache_use.remove_if_unused(index.directory / INDEX_MANIFEST)
+
+    def _built(self, target: Path, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
+        """Build an index, a second time if unused ones were in the way of a quota."""
+        try:
+            return self._build_once(target, key, state, sources)
+        except OSError as error:
+            # Of a quota the look at the disk does not tell.
+            if not (cache_directory.is_full(error) and self._make_room(lambda: False)):
+                raise
+        return self._build_once(target, key, state, sources)
+
+    def _make_room(self, has_room: Callable[[], bool]) -> bool:
+        return cache_use.make_room(self.directory, "index-*", INDEX_MANIFEST, has_room)
 
     def _build_once(
         self, target: Path, key: str, state: str, sources: list[TableSource]
@@ -258,7 +272,10 @@ class IndexCache:
 
     def _build(self, target: Path, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
         nbytes = _expected_nbytes(sources)
-        cache_directory.check_room(self.directory, nbytes)
+        has_room = partial(cache_directory.has_room, self.directory, nbytes)
+        self._make_room(has_room)
+        if not has_room():
+            raise cache_directory.no_room(self.directory, nbytes)
         num_rows = sum(source.num_rows for source in sources)
         self._console.line(f"index of {num_rows:,} rows, {nbytes / 1e6:,.1f} MB, in {target}")
         lines = ProgressLines(self._console)

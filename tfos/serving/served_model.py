@@ -50,7 +50,7 @@ def load(
 
     The index takes the bytes of all rows, and 10 to 11 more per row, in `cache_dir`. It is mapped:
     several processes of a host share its pages. Of indexes that nobody has open the two that were
-    opened last stay there.
+    opened last stay there, as long as the disk has room for the next one.
 
     Args:
         path: a directory or URL that ctx.export(..., tables="beside") or export_tables has written.
@@ -197,7 +197,7 @@ class ServedModel:
             index = self._refreshed(files)
             is_newer = files.manifest.model is not None
             model = self._load_model(files) if is_newer and self._model is not None else None
-            before = self._index
+            before, loaded = self._index, self._loaded
             with self._loading:  # the model of before is not loaded behind the exchange
                 if is_newer and self._model is not None and model is None:
                     model = self._load_model(files)
@@ -209,6 +209,8 @@ class ServedModel:
                         self._files, self._model = files, model
             if before.overlay is not None and before.overlay is not index.overlay:
                 self._cache.remove(before.overlay)
+            if before.base is not loaded and before.base is not index.base:
+                self._cache.remove(before.base)  # of a merge: nobody else looks for it
 
     def _is_here(self, manifest: ExportManifest) -> bool:
         """Return whether an export brings nothing.

@@ -1,6 +1,7 @@
 """compat: calls whose form differs between releases of TensorFlow.
 
-Covers: export_saved_model with the signature names of Keras 2, disable_auto_shard, GPUs.
+Covers: export_saved_model with the signature names of Keras 2 and the rows of tables,
+disable_auto_shard, GPUs.
 Does not: choose among workers: every worker calls it, and one of them is the chief.
 Runs in: the worker's process.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from feeding.filesystem.location import LOCAL, parse
 from tfos.errors import UnsupportedError
+from tfos.files.export_target import refuse_other_content
 from tfos.files.paths import refuse_container
 from tfos.predict.loading import output_names
 from tfos.tensorflowonspark import gpu_info
@@ -36,13 +38,17 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
 
     Raises:
         UnsupportedError: a Keras model without fixed inputs; names the call to use.
-        SettingsError: a directory that YARN removes with this container.
+        UnsupportedModel: a table has more rows than a SavedModel is to hold.
+        SettingsError: a directory that YARN removes with this container, or a URL of one with
+            other content, which the transfer would remove.
     """
     target = parse(os.fsdecode(export_dir))  # TensorFlow's own helper names it in bytes
     refuse_container(target, "the model", os.environ)
     if is_chief and target.scheme == LOCAL:
         _save(model, target.path)
         return
+    if is_chief:
+        refuse_other_content(target)
     with tempfile.TemporaryDirectory(prefix="tfos-saved-model-") as staging:
         whole = Path(staging) / "model"
         _save(model, str(whole))
@@ -82,14 +88,25 @@ def _save(model: Any, directory: str) -> None:
 
 
 def _save_keras(model: Any, directory: str) -> None:
-    import keras
-    import tensorflow as tf
-
     if not getattr(model, "inputs", None):
         raise UnsupportedError(
             f"{type(model).__name__} has no fixed inputs, so its signature has no names; write "
             f"ctx.export(model, {directory!r}), or tf.saved_model.save with signatures of your own"
         )
+    from tfos.keras.embedding.graph_rows import in_graph
+    from tfos.keras.embedding.layer import MAX_SAVED_BYTES, embeddings_in
+
+    trainer = vars(model).get("_tfos_trainer")
+    if trainer is not None:
+        trainer.pull_newest()
+    with in_graph(embeddings_in(model), MAX_SAVED_BYTES):
+        _write(model, directory)
+
+
+def _write(model: Any, directory: str) -> None:
+    import keras
+    import tensorflow as tf
+
     tensors = list(model.inputs)
     specs = [
         tf.TensorSpec(tuple(each.shape), each.dtype, name=name)
@@ -106,7 +123,9 @@ def _save_keras(model: Any, directory: str) -> None:
         return dict(zip(outputs, keras.tree.flatten(found), strict=True))
 
     archive = keras.export.ExportArchive()
-    archive.track(model)
+    for layer in model._flatten_layers():
+        if not isinstance(layer, keras.Model):  # one brings a signature of its own, of floats
+            archive.track(layer)
     archive.add_endpoint("serve", serve, input_signature=specs)
     archive.write_out(directory, verbose=False)
 

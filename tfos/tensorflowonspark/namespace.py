@@ -12,6 +12,8 @@ from tfos.errors import SettingsError
 class Namespace:
     """Arguments as attributes; `name in args` tells whether there is one.
 
+    One of a list iterates over its words and equals it, so that parsers take it for the list.
+
     Args:
         d: a dict, a Namespace, an argparse.Namespace; or a list, which becomes `argv`.
 
@@ -40,15 +42,17 @@ class Namespace:
         def __getattr__(self, name: str) -> Any: ...
 
     def __iter__(self) -> Iterator[str]:
-        return iter(vars(self))
+        return iter(self.argv or vars(self))
 
     def __contains__(self, name: object) -> bool:
         return name in vars(self)
 
     def __eq__(self, other: object) -> bool:
+        if self.argv and isinstance(other, list):
+            return self.argv == other
         return isinstance(other, Namespace) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __repr__(self) -> str:
-        return f"Namespace({vars(self)})"
+        return repr(self.argv) if self.argv else f"Namespace({vars(self)})"

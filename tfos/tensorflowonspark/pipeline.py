@@ -129,8 +129,9 @@ class TFEstimator(
     """Trains `train_fn(args, ctx)` on a cluster, fed from a DataFrame.
 
     Args:
-        train_fn: main_fun of the cluster; its `args` are tf_args with the Params laid over them.
-        tf_args: a dict, a Namespace, an argparse.Namespace or a list.
+        train_fn: main_fun of the cluster; its `args` are tf_args with the Params laid over them, or
+            the list that tf_args is, which is sys.argv too.
+        tf_args: a dict, a Namespace, an argparse.Namespace or a list of a command line's words.
         export_fn: called as `export_fn(args)` on one executor after the training; None: train_fn
             exports.
     """
@@ -171,7 +172,7 @@ class TFEstimator(
     def _fit(self, dataset: Any) -> TFModel:
         columns = _mapped_columns(self.getInputMapping(), dataset)
         self._refuse_other_ways()
-        args = self.merge_args_params()
+        args = self.args.argv or self.merge_args_params()
         sc = dataset.sparkSession.sparkContext
         cluster = TFCluster.run(
             sc,
@@ -222,6 +223,8 @@ class TFModel(
 ):
     """Fills columns with the outputs of a SavedModel's signature; input columns are dropped.
 
+    Numbers become double and bigint, as those of Python's rows.
+
     Args:
         tf_args: arguments, kept for programs that read them.
     """
@@ -248,7 +251,9 @@ class TFModel(
                 "output_mapping is empty; setOutputMapping({'name of the output': 'column'})"
             )
         inputs = [mapping[name].removesuffix(":0") for name in columns]
-        plain = tuple(OutputColumn(name.removesuffix(":0"), column) for name, column in outputs)
+        plain = tuple(
+            OutputColumn(name.removesuffix(":0"), column, "python") for name, column in outputs
+        )
         signature = read_signature(dataset.sparkSession, self._source())
         signature.check(inputs, [each.output for each in plain])
         predictor = predictor_of(signature, columns, plain, self.getBatchSize(), inputs)
@@ -277,8 +282,9 @@ def single_node_env(args: Any) -> None:
     Args:
         args: a program's arguments; `num_gpus` in them is the number of GPUs, 1 without it.
     """
-    if isinstance(args, list):
-        sys.argv = args
+    argv = args if isinstance(args, list) else getattr(args, "argv", None)
+    if argv:
+        sys.argv = list(argv)
     names = args if isinstance(args, dict) else getattr(args, "__dict__", {})
     util.single_node_env(int(names.get("num_gpus", 1)))
 

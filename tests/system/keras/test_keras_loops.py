@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
 import numpy as np
 import pytest
 
 from tfos.errors import SettingsError
-from tfos.keras import Embedding
+from tfos.keras import Embedding, keras_loops
+from tfos.keras.embedding.layer import has_tables
+
+tf = pytest.importorskip("tensorflow")
 
 pytestmark = [
     pytest.mark.tf,
@@ -43,6 +50,58 @@ def test_a_later_prediction_may_have_another_rank(model):
     answers = [predicted(model, each) for each in (IDS, IDS[:, None], IDS[:2])]
     assert [each.tolist() for each in answers] == [[[4.0]] * 6, [[4.0]] * 6, [[4.0]] * 2]
     assert model.predict_on_batch(IDS[:, None]).tolist() == [[4.0]] * 6
+
+
+@pytest.mark.parametrize("call", ["predict_on_batch", "test_on_batch"])
+def test_batches_by_themselves_may_have_other_ranks(model, call):
+    """Arrays of numpy tell their rank otherwise than a dataset does."""
+    labels = [] if call == "predict_on_batch" else [np.full((6, 1), 2.0)]
+
+    def answered(ids):
+        """Return the answers, or what Keras says instead."""
+        try:
+            return getattr(model, call)(ids, *labels)
+        except ValueError as error:
+            return np.array([str(error)])
+
+    found = [answered(each) for each in (IDS, IDS[:, None], IDS)]
+    assert [np.ravel(each).tolist() for each in found] == [[4.0] * len(np.ravel(found[0]))] * 3
+
+
+def test_two_threads_may_make_the_first_prediction_together(monkeypatch):
+    """One took the other's function for its own, which then called itself for ever."""
+    original = keras.Model.make_predict_function.__wrapped__
+    entered = threading.Barrier(2)
+    is_made, is_answered = threading.Event(), threading.Event()
+
+    def in_turns(self, force):
+        entered.wait(60)
+        if threading.current_thread().name.endswith("_0"):
+            assert is_made.wait(60)
+        original(self, force)
+        if threading.current_thread().name.endswith("_1"):
+            is_made.set()
+            assert is_answered.wait(60)
+
+    making = functools.partial(keras_loops.making, name="predict_function", wanted=has_tables)
+    monkeypatch.setattr(keras.Model, "make_predict_function", making(in_turns))
+    ids = keras.Input((), dtype="int64")
+    model = keras.Model(ids, Embedding(2, unseen=[1.0, 3.0])(ids))
+    model.compile("sgd", "mse", jit_compile=True)
+    model.make_predict_function()
+
+    def answers(_):
+        try:
+            return model.predict_on_batch(IDS).tolist()
+        except (RecursionError, tf.errors.OpError) as error:  # it calls itself; XLA compiles it
+            return str(error)
+        finally:
+            is_answered.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(answers, range(2))) == [[[1.0, 3.0]] * 6] * 2
+    assert model.predict_on_batch(IDS).tolist() == [[1.0, 3.0]] * 6
+    assert model.jit_compile is True
 
 
 def test_a_rank_that_the_model_cannot_take_is_refused_by_its_shape(model):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import secrets
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfos.errors import UnsupportedError
+from feeding.filesystem.registry import filesystem_for
+from tests.support.keras_training import serving
+from tfos.errors import SettingsError, UnsupportedError, UnsupportedModel
+from tfos.keras import Embedding
+from tfos.keras.fit.distribute import distribute
 from tfos.predict.loading import read_signature
 from tfos.predict.signature import ModelSource, TensorInfo
 from tfos.tensorflowonspark import compat
 
-pytestmark = pytest.mark.tf
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+IDS = np.arange(6)
 
 
 @pytest.fixture
@@ -54,6 +65,113 @@ def test_a_worker_that_is_not_the_chief_leaves_nothing(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     compat.export_saved_model(model, str(tmp_path / "m"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("beside", ["checkpoint/x", "saved_model.pb"])
+def test_an_export_to_a_url_removes_nothing_else(beside):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    root = f"memory://runs/{secrets.token_hex(4)}"
+    files = filesystem_for(root)
+    files.write(f"{root}/{beside}", b"mine")
+    files.write(f"{root}/logs/1", b"mine")
+    with pytest.raises(SettingsError, match=rf"'?{root}.*name a path below it"):
+        compat.export_saved_model(model, root, is_chief=True)
+    for each in (beside, "logs/1"):
+        with files.open(f"{root}/{each}") as file:
+            assert file.read_range(0, 9) == b"mine"
+    for _ in range(2):
+        compat.export_saved_model(model, f"{root}/model", is_chief=True)
+    assert files.exists(f"{root}/model/saved_model.pb")
+
+
+def with_rows():
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((), dtype="int64", name="ids")
+    layer = Embedding(1, table="user", unseen=0.25)
+    model = keras.Model(ids, keras.layers.Dense(1, use_bias=False)(layer(ids)))
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    return model
+
+
+def answers_of(directory):
+    """Return what a SavedModel answers, which has no function of the process that wrote it."""
+    assert b"PyFunc" not in (directory / "saved_model.pb").read_bytes()
+    answer = tf.saved_model.load(str(directory)).signatures["serving_default"]
+    ((name, spec),) = answer.structured_input_signature[1].items()
+    (found,) = answer(**{name: tf.constant(IDS, spec.dtype)}).values()
+    return found.numpy()
+
+
+@pytest.mark.parametrize("way", ["compat", "model.export"])
+def test_a_model_with_tables_is_written_with_its_rows(tmp_path, way):
+    """The lookup was a function of this process: no other one could call what was written."""
+    model = with_rows()
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        model.train_on_batch(IDS[:4], np.ones((4, 1)))
+        if way == "compat":
+            compat.export_saved_model(model, str(tmp_path / "m"), is_chief=True)
+        else:
+            model.export(tmp_path / "m", verbose=False)
+        expected = model.predict_on_batch(IDS)
+        (layer,) = (each for each in model.layers if isinstance(each, Embedding))
+        assert layer.source.rows("user", IDS[:1]) is not None  # the servers' again
+    assert len(set(expected[:, 0].tolist())) == 5  # two ids have no row
+    np.testing.assert_array_equal(answers_of(tmp_path / "m"), expected)
+
+
+def test_values_that_others_pushed_are_exported(tmp_path):
+    model = with_rows()
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        model.train_on_batch(IDS, np.ones((6, 1)))
+        client = cluster.contexts[0].client
+        (group,) = client.manifest.groups
+        client.assign({group.name: np.full(group.num_elements, 7, group.dtype)})
+        compat.export_saved_model(model, str(tmp_path / "m"), is_chief=True)
+    assert model.get_weights()[-1].tolist() == [[7.0]]
+
+
+class Own(keras.Model):  # type: ignore[misc]  # Keras is not checked
+    """Has no fixed inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = Embedding(1, unseen=0.25)
+
+    def call(self, ids):
+        return self.rows(ids)
+
+
+def test_a_model_class_with_tables_is_exported_once_its_inputs_are_known(tmp_path):
+    model = Own()
+    with pytest.raises(ValueError, match="not yet been built"):
+        model.export(tmp_path / "m")
+    model(IDS)
+    with pytest.raises(UnsupportedModel, match=r"Own .* input_signature=.*beside"):
+        model.export(tmp_path / "m")
+    with pytest.raises(UnsupportedModel, match=r"format='onnx'\) .*leave format out"):
+        model.export(tmp_path / "m", format="onnx")
+    assert not (tmp_path / "m").exists()
+    spec = keras.InputSpec(shape=(None,), dtype="int64")
+    model.export(tmp_path / "m", verbose=False, input_signature=[spec])
+    saved = tf.saved_model.load(str(tmp_path / "m"))
+    assert b"PyFunc" not in (tmp_path / "m" / "saved_model.pb").read_bytes()
+    assert saved.serve(tf.constant(IDS)).numpy().tolist() == [[0.25]] * 6
+
+
+def test_an_output_of_unknown_rank_is_known_as_such(tmp_path):
+    class Twice(tf.Module):  # type: ignore[misc]  # TensorFlow is not checked
+        @tf.function(input_signature=[tf.TensorSpec((None, 2), name="x")])
+        def twice(self, x):
+            unknown = tf.reshape(x, tf.cast(tf.shape(tf.where(x > 0))[:1], "int32") * 0 - 1)
+            return {"flat": unknown, "any": tf.reshape(x, tf.where(x[0] > 0)[:, 0])}
+
+    module = Twice()
+    tf.saved_model.save(module, str(tmp_path / "m"), {"serving_default": module.twice})
+    found = read_signature(ModelSource(path=str(tmp_path / "m")))
+    assert found.outputs["any"] == TensorInfo("float32", (), has_rank=False)
+    assert found.outputs["flat"] == TensorInfo("float32", ())
 
 
 def test_sharding_of_a_dataset_is_turned_off():

@@ -85,6 +85,26 @@ def linear(args, ctx):
     compat.export_saved_model(model, args.export_dir, ctx.job_name == "chief")
 
 
+def parsed_rate(args, ctx):
+    """Read arguments in each way that programs with a list have."""
+    import argparse
+
+    from tfos import TFNode
+
+    tf_feed = TFNode.DataFeed(ctx.mgr, input_mapping={"x": "x"})
+    while not tf_feed.should_stop():
+        tf_feed.next_batch(10)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory")
+    parser.add_argument("--rate", type=float, default=0.1)
+    found = [parser.parse_args(each).rate for each in (None, args[1:], sys.argv[1:])]
+    Path(parser.parse_args().directory, "trained").write_text(repr([sys.argv[0], *found]))
+
+
+def exported_rate(args):
+    Path(args[1], "exported").write_text(repr([sys.argv == args, *args[2:]]))
+
+
 @ON_EXECUTORS
 def test_rows_are_fed_and_answered_and_ports_are_held(spark, tmp_path):
     from tensorflowonspark import TFCluster
@@ -151,6 +171,21 @@ def test_a_pipeline_fits_and_transforms(spark, tmp_path):
     loaded = PipelineModel.load(stored)
     asked = session.createDataFrame([(each.tolist(),) for each in features], ["c.1"]).coalesce(1)
     answers = loaded.transform(asked)
-    assert answers.dtypes == [("cout", "array<float>")]
+    assert answers.dtypes == [("cout", "array<double>")]
     found = [row.cout[0] for row in answers.collect()]
     np.testing.assert_allclose(found, features @ WEIGHTS, rtol=1e-5)
+
+
+@ON_EXECUTORS
+def test_a_list_of_arguments_reaches_a_pipelines_functions(spark, tmp_path):
+    """`parse_args()` found none of them, and the training ran with the parser's defaults."""
+    from pyspark.sql import SparkSession
+    from tensorflowonspark import pipeline
+
+    argv = ["prog", str(tmp_path), "--rate", "0.5"]
+    frame = SparkSession(spark).createDataFrame([(1.0,)] * 10, ["x"])
+    estimator = pipeline.TFEstimator(parsed_rate, argv, exported_rate)
+    model = estimator.setInputMapping({"x": "x"}).setGraceSecs(0).fit(frame)
+    assert (tmp_path / "trained").read_text() == "['prog', 0.5, 0.5, 0.5]"
+    assert (tmp_path / "exported").read_text() == "[True, '--rate', '0.5']"
+    assert model.args == argv

@@ -5,13 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StructType, TimestampNTZType, TimestampType
 
-from tfos.errors import SettingsError
-from tfos.predict.column import check_kinds, read_signature
-from tfos.predict.predictor import predictor_of
+from tests.support.exports import write_export
+from tests.support.fake_spark import FakeSpark
+from tfos.errors import ExportError, SettingsError
+from tfos.predict import column
+from tfos.predict.column import check_kinds, predict_column, predicted_by, read_signature
+from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
 SOURCE = ModelSource(content=b"a file", custom_objects={"f": print})
@@ -61,6 +65,123 @@ def test_why_there_is_no_model_is_the_error(monkeypatch):
     session: Any = Session()
     with pytest.raises(SettingsError, match="no model a model of 6 bytes"):
         read_signature(session, SOURCE)
+
+
+def test_a_damaged_export_is_told_by_its_own_sentence(monkeypatch):
+    """Spark wrapped it into the trace of a job that it had tried several times."""
+
+    def refuse(source):
+        raise ExportError("part-00001.parquet is missing")
+
+    monkeypatch.setattr("tfos.predict.loading.read_signature", refuse)
+    session: Any = Session()
+    with pytest.raises(SettingsError, match=r"part-00001\.parquet is missing"):
+        read_signature(session, SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ({"base": "x"}, r"is a delta of the state x.*without since="),
+        ({}, r"holds tables alone.*ctx\.export\(model, path, tables=\"beside\"\)"),
+    ],
+)
+def test_an_export_that_predicts_nothing_is_refused_before_its_index_is_built(
+    tmp_path, monkeypatch, kind, text
+):
+    def build(*_, **__):
+        raise AssertionError("an index was built")
+
+    monkeypatch.setattr("tfos.serving.load", build)
+    write_export(tmp_path / "e", {1: 1.0}, **kind)
+    session: Any = Session()
+    with pytest.raises(SettingsError, match=text):
+        read_signature(session, ModelSource(path=str(tmp_path / "e")))
+
+
+@pytest.mark.parametrize(
+    ("default_fs", "path", "whole"),
+    [
+        ("hdfs://nn", "/models/7", "hdfs://nn/models/7"),
+        ("hdfs://nn", "file:///models/7", "file:///models/7"),
+        ("file:///", "/models/7.keras", "/models/7.keras"),
+        ("file:///", "models/7", "{cwd}/models/7"),
+        ("hdfs://nn", "/a b/\0", "/a b/\0"),
+    ],
+)
+def test_a_plain_path_is_where_the_cluster_exports_to(
+    default_fs, path, whole, tmp_path, monkeypatch
+):
+    """Each executor read its own disk, and perhaps an older model there."""
+
+    class Asked(Exception):
+        pass
+
+    def asked(session, source):
+        raise Asked(source.path)
+
+    monkeypatch.chdir(tmp_path)
+    spark = FakeSpark()
+    monkeypatch.setattr(spark._jsc, "hadoopConfiguration", lambda: {"fs.defaultFS": default_fs})
+    session = SimpleNamespace(sparkContext=spark)
+    monkeypatch.setattr(column, "active_session", lambda: session)
+    monkeypatch.setattr(column, "read_signature", asked)
+    monkeypatch.setattr(column, "is_frame", lambda frame: True)
+    monkeypatch.setattr(column, "check_classic", lambda frame: None)
+    frame = SimpleNamespace(sparkSession=session)
+    for call in (
+        lambda: predict_column(path),
+        lambda: predicted_by(frame, path, None, None, "error"),
+    ):
+        with pytest.raises(Asked) as found:
+            call()
+        assert str(found.value) == whole.format(cwd=tmp_path)
+
+
+def test_an_output_of_unknown_rank_is_no_number():
+    """Its column was a float, and each query failed at the rows' shape."""
+    known, unknown = TensorInfo("float32", (2,)), TensorInfo("float32", (), has_rank=False)
+    signature = ModelSignature(
+        source=SOURCE, digest="d", inputs={"x": known}, outputs={"y": known, "z": unknown}
+    )
+    predict = predictor_of(signature, ["x"], [OutputColumn("z", "z")], 3)
+    text = r"output 'z' has an unknown number of dimensions.*set_shape"
+    with pytest.raises(SettingsError, match=text):
+        predict.schema()
+    assert predictor_of(signature, ["x"], [OutputColumn("y", "y")], 3).schema()
+    assert str(unknown) == "float32 of unknown shape"
+
+
+def test_columns_of_tensorflowonspark_hold_pythons_numbers():
+    """They were float and int: an insert into the table of an older program changed its types."""
+    dtypes = {
+        "f": "float32",
+        "h": "float16",
+        "d": "float64",
+        "i": "int32",
+        "u": "uint8",
+        "n": "int64",
+        "b": "bool",
+        "t": "object",
+    }
+    outputs = {
+        name: TensorInfo(dtype, (2,) if name == "f" else ()) for name, dtype in dtypes.items()
+    }
+    signature = ModelSignature(
+        source=SOURCE, digest="d", inputs={"x": TensorInfo("float32", ())}, outputs=outputs
+    )
+    asked = [OutputColumn(name, name, "python") for name in dtypes]
+    predictor = predictor_of(signature, ["x"], asked, 3)
+    kinds = ["array<double>", "double", "double", "bigint", "bigint", "bigint", "boolean", "binary"]
+    named = (f"`{name}` {kind}" for name, kind in zip(dtypes, kinds, strict=True))
+    assert predictor.schema() == ", ".join(named)
+    values = [np.zeros((1, 2) if name == "f" else 1, dtype) for name, dtype in dtypes.items()]
+    values[-1][:] = b"text"
+    found = predictor._joined([values])
+    assert [str(each.type) for each in found.columns][:4] == [
+        *("list<item: double>", "double", "double", "int64"),
+    ]
+    assert found.column("t").to_pylist() == [b"text"]
 
 
 def test_a_struct_is_refused_before_a_job():

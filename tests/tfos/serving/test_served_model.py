@@ -261,6 +261,22 @@ def test_the_default_cache_is_the_users(tmp_path, cache, monkeypatch):
     assert load(tmp_path / "e", progress=False).index_dirs[0].parent == cache
 
 
+def test_a_place_that_is_refused_names_the_variable_for_sparks_tasks(tmp_path, monkeypatch):
+    """On YARN a task's home is no directory of its user, and a column has no `cache_dir`."""
+    write_export(tmp_path / "e", ROWS)
+    monkeypatch.delenv("TFOS_SERVING_CACHE", raising=False)
+    (tmp_path / "file").touch()
+    (tmp_path / "open" / "tfos" / "serving").mkdir(parents=True)
+    (tmp_path / "open" / "tfos" / "serving").chmod(0o777)
+    for home in ("file", "open"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
+        with pytest.raises(SettingsError, match=r"spark\.executorEnv\.TFOS_SERVING_CACHE"):
+            load(tmp_path / "e", progress=False)
+    monkeypatch.setattr(cache_directory, "user_cache", lambda: None)
+    with pytest.raises(SettingsError, match=r"spark\.executorEnv\.TFOS_SERVING_CACHE"):
+        load(tmp_path / "e", progress=False)
+
+
 def test_deltas_change_and_remove_rows(tmp_path, served):
     write_export(tmp_path / "d1", {1: 11.0, 2: None, 500: 5.0}, state="second", base="first")
     write_export(tmp_path / "d2", {2: 22.0, 500: None}, state="third", base="second")

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,13 @@ def test_what_a_killed_builder_of_another_index_left_is_removed(tmp_path, cache)
 def test_what_a_killed_builder_left_makes_room_for_the_next_index(tmp_path, cache, monkeypatch):
     stale = cache / ".index-k.abc.building"
     stale.mkdir()
-    real = cache_directory.check_room
+    real = cache_directory.has_room
 
-    def check_room(directory: Path, nbytes: int) -> None:
+    def has_room(directory: Path, nbytes: int) -> bool:
         assert not stale.exists()
-        real(directory, nbytes)
+        return real(directory, nbytes)
 
-    monkeypatch.setattr(cache_directory, "check_room", check_room)
+    monkeypatch.setattr(cache_directory, "has_room", has_room)
     write_export(tmp_path / "e", ROWS)
     serve(tmp_path / "e", cache)
 
@@ -261,3 +262,99 @@ def test_a_disk_without_room_for_a_directory_is_a_sentence(tmp_path, cache, monk
     monkeypatch.setattr("tempfile.mkdtemp", full)
     with pytest.raises(ExportError, match="remove old indexes there"):
         serve(tmp_path / "e", cache)
+
+
+class Disk:
+    """Has room for `count` indexes of the size of the largest one that is there."""
+
+    def __init__(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 99
+        self._cache = cache
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=self.free))
+
+    @property
+    def free(self) -> int:
+        indexes = list(self._cache.glob("index-*"))
+        sizes = [sum(file.stat().st_size for file in each.iterdir()) for each in indexes]
+        one = max(sizes, default=1 << 20)
+        return one * (self.count - len(indexes))
+
+
+def served_at_once(path: Path, cache: Path) -> ServedModel:
+    try:
+        return serve(path, cache)
+    except ExportError as error:
+        raise AssertionError("refused, and not loaded") from error
+
+
+def test_unused_indexes_make_room_for_the_next_one_oldest_first(tmp_path, cache, monkeypatch):
+    """Two were kept whatever the disk had, and the load of a later export failed for ever."""
+    disk = Disk(cache, monkeypatch)
+    kept = []
+    for number in range(3):
+        write_export(tmp_path / f"{number}", ROWS, state=f"s{number}")
+        kept.append(serve(tmp_path / f"{number}", cache).index_dirs[0].name)
+    write_export(tmp_path / "next", ROWS, state="next")
+    gc.collect()  # nobody has these open any more
+    disk.count = 3
+    served = served_at_once(tmp_path / "next", cache)
+    assert {each.name for each in cache.iterdir()} == {*kept[1:], served.index_dirs[0].name}
+    disk.count = 2
+    write_export(tmp_path / "last", ROWS, state="last")
+    last = serve(tmp_path / "last", cache)
+    assert {each.name for each in cache.iterdir()} == {
+        served.index_dirs[0].name,
+        last.index_dirs[0].name,
+    }
+    write_export(tmp_path / "more", ROWS, state="more")
+    with pytest.raises(ExportError, match="MB are free; remove old indexes there"):
+        serve(tmp_path / "more", cache)
+    assert values(served.lookup("user", [1])) == values(last.lookup("user", [1])) == [1.0]
+
+
+def test_a_full_quota_takes_unused_indexes_too(tmp_path, cache, monkeypatch):
+    """No look at the disk tells of it."""
+    for number in range(2):
+        write_export(tmp_path / f"{number}", ROWS, state=f"s{number}")
+        serve(tmp_path / f"{number}", cache)
+    gc.collect()
+    real = index_files._TableBuilder.write
+
+    def write(builder):
+        if len(list(cache.glob("index-*"))) > 0:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return real(builder)
+
+    monkeypatch.setattr(index_files._TableBuilder, "write", write)
+    write_export(tmp_path / "next", ROWS, state="next")
+    served = serve(tmp_path / "next", cache)
+    assert values(served.lookup("user", [1])) == [1.0]
+    write_export(tmp_path / "more", ROWS, state="more")
+    with pytest.raises(ExportError, match="MB are free; remove old indexes there"):
+        serve(tmp_path / "more", cache)
+
+
+def test_merges_of_a_serving_process_do_not_pile_up(tmp_path, cache):
+    write_export(tmp_path / "e", ROWS)
+    served = serve(tmp_path / "e", cache)
+    loaded = served.index_dirs[0].name
+    for number in range(1, 4):  # each of so many rows that it is merged with the whole
+        base = "first" if number == 1 else f"s{number - 1}"
+        rows = dict.fromkeys(range(1, 51), 10.0 * number)
+        write_export(tmp_path / f"d{number}", rows, state=f"s{number}", base=base)
+        served.refresh(tmp_path / f"d{number}")
+        assert {each.name for each in cache.iterdir()} == {loaded, served.index_dirs[0].name}
+        assert values(served.lookup("user", [1, 100])) == [10.0 * number, 100.0]
+    write_export(tmp_path / "back", {1: 7.0}, state="back", base="first")
+    served.refresh(tmp_path / "back")
+    assert values(served.lookup("user", [1, 2])) == [7.0, 2.0]
+
+
+def test_a_whole_export_leaves_the_one_before_for_who_starts_again(tmp_path, cache, monkeypatch):
+    write_export(tmp_path / "e", ROWS)
+    served = serve(tmp_path / "e", cache)
+    write_export(tmp_path / "f", {**ROWS, 1: 5.0}, state="second")
+    served.refresh(tmp_path / "f")
+    gc.collect()
+    refuse_to_build(monkeypatch)
+    assert values(serve(tmp_path / "e", cache).lookup("user", [1])) == [1.0]

@@ -25,6 +25,7 @@ from tfos.tensorflowonspark import (
     TFSparkNode,
     gpu_info,
     marker,
+    pipeline,
     reservation,
     util,
 )
@@ -205,10 +206,22 @@ def test_a_namespace_takes_what_programs_have():
     assert made == Namespace(made) == Namespace(argparse.Namespace(**values))
     assert made != Namespace({"text": "b"})
     assert sorted(made) == ["map", "text"]
-    assert Namespace(["prog", "--x"]).argv == ["prog", "--x"]
     for wrong in ("text", 3, None):
         with pytest.raises(SettingsError, match="arguments must be a dict"):
             Namespace(wrong)
+
+
+def test_a_namespace_of_a_list_is_that_list_to_a_parser():
+    argv = ["prog", "--x", "3"]
+    made = Namespace(argv)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--x")
+    assert parser.parse_args(list(made)[1:]).x == "3"
+    assert made.argv == list(made) == list(Namespace(made)) == argv
+    assert made == argv == made == Namespace(argv)
+    assert made != ["prog"]
+    assert made != Namespace({"x": "3"})
+    assert repr(made) == repr(argv)
 
 
 @pytest.fixture
@@ -247,6 +260,17 @@ def test_a_single_node_has_no_cluster_and_gpus_of_its_own(gpus, monkeypatch):
     util.single_node_env(1, 2, ["10.0.0.1", "10.0.0.10", "10.0.0.1"])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     util.single_node_env(0)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("made", [list, Namespace])
+def test_a_list_of_arguments_becomes_those_of_the_process(made, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setattr(sys, "argv", ["other"])
+    pipeline.single_node_env(Namespace({"num_gpus": 0}))
+    assert sys.argv == ["other"]
+    pipeline.single_node_env(made(["prog", "--x"]))
+    assert sys.argv == ["prog", "--x"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 

@@ -3,6 +3,7 @@
     key ─► place among the sorted keys (searchsorted) ─► its row; of a key without one `unseen`
 
 Covers: every model class, ragged and string ids, uint64, masks: the model's own call is traced.
+Also by Keras' own `model.export`.
 Does not: write `.keras` files, which name classes (plain), or put the directory in its place
 (tfos.keras.export).
 Threads: the caller's.
@@ -10,7 +11,8 @@ Threads: the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,54 @@ class GraphRows(NoRows):
         return tf.where(tf.equal(keys, pad_key)[:, None], tf.zeros_like(rows), rows)
 
 
+def exporting(
+    export: Callable[..., Any], embeddings: Callable[[Any], Sequence[Any]], limit_bytes: int
+) -> Callable[..., Any]:
+    """Return Keras' Model.export, for models with tables as well.
+
+    Args:
+        export: Keras' own.
+        embeddings: returns a model's Embeddings.
+        limit_bytes: of one table's rows.
+    """
+
+    @functools.wraps(export)
+    def exporting_rows(
+        self: Any,
+        filepath: Any,
+        format: str = "tf_saved_model",  # noqa: A002 - Keras' name
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        layers = embeddings(self)
+        if not (layers and self.built):
+            return export(self, filepath, format, verbose, input_signature, **kwargs)
+        if format != "tf_saved_model":
+            raise UnsupportedModel(
+                f"export(format={format!r}) cannot hold the rows of the model's tables; leave "
+                "format out, which writes a SavedModel"
+            )
+        save_with_rows(
+            self,
+            Path(filepath),
+            layers,
+            getattr(vars(self).get("_tfos_trainer"), "batch_spec", None),
+            limit_bytes,
+            input_signature,
+        )
+        return None
+
+    return exporting_rows
+
+
 def save_with_rows(
-    model: Any, target: Path, layers: Sequence[Any], batch_spec: Any, limit_bytes: int
+    model: Any,
+    target: Path,
+    layers: Sequence[Any],
+    batch_spec: Any,
+    limit_bytes: int,
+    input_signature: Any = None,
 ) -> None:
     """Write a built model as a SavedModel with the rows of its tables.
 
@@ -75,19 +123,23 @@ def save_with_rows(
         batch_spec: specs of the (x, …) of a trained batch, for a model without keras.Input; None:
             there was none.
         limit_bytes: of one table's rows.
+        input_signature: specs of the call's arguments, as of keras.Model.export; None: the model's.
 
     Raises:
         UnsupportedModel: nobody knows the inputs' dtypes, or more rows than `limit_bytes`.
     """
     import tensorflow as tf
 
-    signature = _signature(model, batch_spec)
-    with _in_graph(layers, limit_bytes):
+    if input_signature is None:
+        signature = [_signature(model, batch_spec)]
+    else:
+        signature = tree.map_structure(_spec_of, list(input_signature))
+    with in_graph(layers, limit_bytes):
 
-        def serve(inputs: Any) -> Any:
-            return model(inputs, training=False)
+        def serve(*inputs: Any) -> Any:
+            return model(*inputs, training=False)
 
-        function = tf.function(serve, input_signature=[signature], autograph=False)
+        function = tf.function(serve, input_signature=signature, autograph=False)
         function.get_concrete_function()
         archive = keras.export.ExportArchive()
         for layer in model._flatten_layers():
@@ -99,8 +151,16 @@ def save_with_rows(
 
 
 @contextmanager
-def _in_graph(layers: Sequence[Any], limit_bytes: int) -> Iterator[None]:
-    """Let the layers look up in variables within the block."""
+def in_graph(layers: Sequence[Any], limit_bytes: int) -> Iterator[None]:
+    """Let the layers look up in variables within the block.
+
+    Args:
+        layers: Embeddings; none: nothing changes.
+        limit_bytes: of one table's rows.
+
+    Raises:
+        UnsupportedModel: a table has more.
+    """
     before = [layer.source for layer in layers]
     tables: dict[str, GraphRows] = {}
     for layer in layers:
@@ -125,8 +185,9 @@ def _signature(model: Any, batch_spec: Any) -> Any:
     if batch_spec is None:
         raise UnsupportedModel(
             f"{type(model).__name__} is a model class of your own without keras.Input, and has "
-            "trained no batch here, so the dtypes of its inputs are not known; train one batch, or "
-            'export it with tables="beside"'
+            "trained no batch here, so the dtypes of its inputs are not known; train one batch, "
+            "name them: model.export(path, input_signature=[keras.InputSpec(shape=…, "
+            "dtype='int64')]), or export it with tables=\"beside\""
         )
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
     return x

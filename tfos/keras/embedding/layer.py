@@ -18,7 +18,7 @@ from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras import keras_loops
 from tfos.keras.embedding import cast_ids, row_flow
 from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
-from tfos.keras.embedding.graph_rows import GraphRows
+from tfos.keras.embedding.graph_rows import GraphRows, exporting
 from tfos.keras.embedding.keys import Keys, as_text, is_text, keys_of, pad_given, pad_key
 from tfos.keras.embedding.sources import NO_ROWS, LoadedRows, RowSource, looked_up
 from tfos.keras.embedding.table_settings import (
@@ -339,6 +339,11 @@ def has_tables(layer: Any) -> bool:
     return cast_ids.contains(layer, Embedding)
 
 
+def embeddings_in(model: Any) -> list[Embedding]:
+    """Return the model's Embeddings, nested ones included."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, Embedding)]
+
+
 def takes_ids(model: Any) -> tuple[bool, ...]:
     """Whether an Embedding may get the integers of each input of a functional or Sequential."""
     return cast_ids.takes_ids(model, Embedding)
@@ -351,6 +356,7 @@ keras.Model.make_predict_function = keras_loops.making(
     keras.Model.make_predict_function, "predict_function", has_tables
 )
 keras.Model.predict = keras_loops.predicting(keras.Model.predict, has_tables)
+keras.Model.export = exporting(keras.Model.export, embeddings_in, MAX_SAVED_BYTES)
 _Functional = keras.src.models.functional.Functional
 _Functional.call = cast_ids.checking(_Functional.call, Embedding)
 keras.Sequential.__call__ = cast_ids.checking(keras.Sequential.__call__, Embedding)

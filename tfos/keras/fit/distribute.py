@@ -218,8 +218,7 @@ def _pulling(
                 trainer.begin_validation()
         if is_checked:
             trainer.check_values()
-        if not (trainer.is_between_epochs or trainer.fits_elsewhere):
-            trainer.pull()
+        trainer.pull_newest()
         with trainer.typed_errors():
             return original(*args, **kwargs)
 

@@ -75,8 +75,8 @@ def export_with_tables(
         return export(model, path, ctx)
     if tables != "beside":
         trainer = vars(model).get("_tfos_trainer")
-        if trainer is not None and not trainer.is_between_epochs:
-            trainer.pull()
+        if trainer is not None:
+            trainer.pull_newest()
         spec = None if trainer is None else trainer.batch_spec
 
         def save(given: Any, to: Path) -> None:

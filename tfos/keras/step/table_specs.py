@@ -16,7 +16,7 @@ from ps.errors import PushError
 from ps.manifest.rule_spec import RuleConfig
 from ps.manifest.table_spec import TableSpec
 from tfos.errors import UnsupportedModel
-from tfos.keras.embedding.layer import Embedding
+from tfos.keras.embedding.layer import Embedding, embeddings_in
 from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
 
@@ -27,7 +27,7 @@ def embeddings_of(model: Any) -> tuple[Embedding, ...]:
     Raises:
         UnsupportedModel: two layers of one table have different settings.
     """
-    found = tuple(layer for layer in model._flatten_layers() if isinstance(layer, Embedding))
+    found = tuple(embeddings_in(model))
     by_table: dict[str, Embedding] = {}
     for layer in found:
         other = by_table.setdefault(layer.table, layer)

@@ -415,6 +415,11 @@ class PSTrainer:
             self._attached.exchange.pull()
             self._is_behind = False
 
+    def pull_newest(self) -> None:
+        """Pull, unless the variables are the servers' newest or another thread's fit has them."""
+        if not (self.is_between_epochs or self.fits_elsewhere):
+            self.pull()
+
     def catch_up(self) -> None:
         """Take the servers' values if what trained before was broken off."""
         if self._is_behind:

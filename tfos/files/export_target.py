@@ -1,0 +1,44 @@
+"""What an exported model may take the place of: nothing, a file, or an earlier one.
+
+Covers: the refusal of directories with other content, which the transfer would remove.
+Does not: transfer (tfos.files.transfer).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from feeding.errors import PathError
+from feeding.filesystem.location import Location
+from feeding.filesystem.registry import filesystem_for
+from tfos.errors import SettingsError
+
+_OWN = {
+    *("saved_model.pb", "variables", "assets", "assets.extra", "fingerprint.pb"),
+    *("keras_metadata.pb", "debug"),
+}
+"""What TensorFlow and Keras write into a SavedModel's directory."""
+
+
+def refuse_other_content(target: Location) -> None:
+    """Refuse a directory with more than a SavedModel in it: to replace it would remove all of it.
+
+    Args:
+        target: of an export, a directory or a `.keras` file.
+
+    Raises:
+        SettingsError: names the place and something in it.
+    """
+    try:
+        found = filesystem_for(str(target)).entries(str(target))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PathError as error:
+        raise SettingsError(f"cannot export to {target}: {error}") from error
+    names = {each.name for each in found}
+    is_model = "saved_model.pb" in names and not target.name.endswith(".keras")
+    other = sorted(names - _OWN if is_model else names)
+    if other:
+        raise SettingsError(
+            f"{target} is a directory with {other[0]!a} in it, which is no part of an exported "
+            "model, and an export would replace all its content; name a path below it"
+        )
