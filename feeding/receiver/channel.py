@@ -34,8 +34,9 @@ class FeedChannel:
         config: limits and deadlines.
         worker: name of this worker in errors, such as "worker:1".
         first_epoch: of the feeds; a worker that replaces a lost one joins at a later epoch.
-        on_rows: called when rows were read or trained, with feed, epoch, and the positions before
-            which all rows are trained and from which on none was read.
+        on_rows: called when rows were read or trained, with feed, epoch, the rows trained and
+            dropped before the first one that is neither, and the position from which on none was
+            read.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class FeedChannel:
         *,
         worker: str = "worker",
         first_epoch: int = 0,
-        on_rows: Callable[[str, int, int, int], None] | None = None,
+        on_rows: Callable[[str, int, int, int, int], None] | None = None,
     ) -> None:
         self._on_rows = on_rows
         self._state = FeedState(config or FeedConfig(), worker, first_epoch)
@@ -259,7 +260,7 @@ class FeedChannel:
     def _tell_rows(self, queue: FeedQueue, epoch: int) -> None:
         if self._on_rows is not None:
             rows = queue.rows(epoch)
-            self._on_rows(queue.feed, epoch, rows.trained.first_gap, rows.taken_to)
+            self._on_rows(queue.feed, epoch, *rows.done, rows.taken_to)
 
     def begin_batch(self, feed: str) -> None:
         """Begin a batch: the inference rows of the batch before must be answered.

@@ -324,8 +324,7 @@ class FeedQueue:
         before, self._reader = self._reader, reader
         if before in (0, reader):
             return 0
-        at_trainer = sum(piece.num_rows for receipt in self._at_trainer for piece in receipt)
-        return max(0, self.taken_rows - self.trained_rows - self.dropped_rows - at_trainer)
+        return sum(rows.read_ahead_rows for rows in self._rows.values())
 
     def count_taken(self, num_rows: int) -> None:
         """Count rows of a popped chunk as read; ignored while draining."""
@@ -345,7 +344,7 @@ class FeedQueue:
                 self.close_epoch(
                     piece.epoch - 1
                 )  # batches come in order, so earlier epochs are over
-            self.rows(piece.epoch).hand(piece)
+            self.dropped_rows += self.rows(piece.epoch).hand(piece)
 
     def settle(self, keep: int = 0) -> bool:
         """Count all batches at the trainer as trained, except the last `keep`.
@@ -359,7 +358,7 @@ class FeedQueue:
                 self.trained_rows += piece.num_rows
                 if piece.epoch != INFERENCE:
                     self.train_rows += piece.num_rows
-                    self.rows(piece.epoch).train(piece)
+                    self.dropped_rows -= self.rows(piece.epoch).train(piece)
                     may_complete |= piece.epoch < self.epoch
         return may_complete
 
@@ -441,7 +440,7 @@ class FeedQueue:
             is_terminated=self.is_terminated,
             finished=self.finished,
             epochs=tuple(
-                EpochStats(epoch, rows.accepted_rows, rows.trained.first_gap)
+                EpochStats(epoch, rows.accepted_rows, *rows.done)
                 for epoch, rows in sorted(self._rows.items())
             ),
         )

@@ -140,9 +140,7 @@ class ParquetSource:
                 self._skip(split.path, group, error)
                 return
             missing = f"it has {at} rows, its footer says {split.stop} or more"
-            self._skip(
-                split.path, group, DataError(f"{split.path}: row group {group}: {missing}")
-            )
+            self._skip(split.path, group, DataError(f"{split.path}: row group {group}: {missing}"))
 
     def _columns(self, batch: pa.RecordBatch, path: str, group: int, first: int) -> Columns:
         try:
