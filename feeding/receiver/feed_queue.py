@@ -178,6 +178,8 @@ class FeedQueue:
         if not inference and number <= self._skipped:
             position = self._accept(chunk.meta, owner)
             self.fed_rows += chunk.num_rows
+            if self.draining:
+                self.dropped_rows += chunk.num_rows  # in the epoch's counts they are dropped
             self.close_epoch(number)
             return position
         slot = self._epochs.get(number)

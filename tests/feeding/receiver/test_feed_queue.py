@@ -313,6 +313,17 @@ def test_rows_that_another_reader_took_are_dropped_once_rows_behind_them_are_han
     assert (epoch.trained_rows, epoch.dropped_rows) == (8, 1)
 
 
+def test_skipped_rows_that_come_after_the_end_of_main_fun_are_dropped_not_in_flight():
+    queue = FeedQueue("validation")
+    queue.skip(0)
+    queue.offer(chunk(1))
+    assert consistent(queue).in_flight_rows == 0
+    queue.drain()
+    queue.offer(chunk(2, 3, 4))
+    stats = consistent(queue)
+    assert (stats.fed_rows, stats.dropped_rows, stats.in_flight_rows) == (4, 4, 0)
+
+
 def test_rows_of_an_ended_epoch_that_are_trained_after_all_are_dropped_no_more():
     queue = FeedQueue("input")
     queue.offer(chunk(1, 2))
