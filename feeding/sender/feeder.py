@@ -66,10 +66,13 @@ class Selection:
         return self._only is not None and row >= self._only.stop
 
     def exclude(self, accepted: AcceptedRows) -> AcceptedRows:
-        """Exclude the rows that a worker accepted before; return the wanted ones of them."""
+        """Exclude the rows that a worker accepted before; return the wanted ones of them.
+
+        A row that another worker has too, since a reply was lost, is in the first one's rows alone.
+        """
         found = AcceptedRows()
         for row, count, position in accepted:
-            for start, stop in self.wanted(row, row + count):
+            for start, stop in self._to_send(row, row + count):
                 found.add(start, stop - start, position + start - row)
                 self._done.add(start, stop)
         return found
@@ -80,9 +83,12 @@ class Selection:
             yield chunk
             return
         first = chunk.meta.first_row
-        for start, stop in self.wanted(first, first + chunk.num_rows):
-            for low, high in self._done.outside(start, stop):
-                yield chunk.rows(low - first, high - first)
+        for start, stop in self._to_send(first, first + chunk.num_rows):
+            yield chunk.rows(start - first, stop - first)
+
+    def _to_send(self, start: int, stop: int) -> Iterator[Span]:
+        for span in self.wanted(start, stop):
+            yield from self._done.outside(*span)
 
     def wanted(self, start: int, stop: int) -> list[Span]:
         """Return the wanted parts of [start, stop).
