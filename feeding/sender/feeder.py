@@ -130,6 +130,8 @@ class FeedReport:
     `keeps_unsent` only."""
     no_worker: str = ""
     """Why no worker was left; empty: they had ended the epoch."""
+    ended: tuple[int, ...] = ()
+    """Processes of the workers that refused rows: they had read the end of the epoch."""
 
 
 class RowPacker(Protocol):
@@ -380,6 +382,7 @@ class Feeder:
                 link.target.process: link.accepted.pack() for link in self._links if link.accepted
             },
             ways=tuple(link.way for link in self._links if link.way),
+            ended=tuple(link.target.process for link in self._links if link.ended),
         )
 
     def _check_end(self, total: int) -> None:
