@@ -27,6 +27,12 @@ from rpc.auth.handshake import Identity
 from rpc.server.listener import Call
 
 
+_PAUSE_S = 0.5
+"""A partition that brings no row for this long ends its batch of inference if others have rows.
+Longer than Spark pauses between two batches of Arrow rows that it has: each size of a batch that
+is new costs a model a trace."""
+
+
 class FeedChannel:
     """All feeds of one worker. Pass `handler` and `on_disconnect` to the worker's Listener.
 
@@ -187,12 +193,18 @@ class FeedChannel:
             def next_item() -> Item | None:
                 return queue.pop(session)
 
+            def other_rows() -> Item | None:
+                return queue.pop(session) or queue.break_for(session)
+
             item = next_item()
             if item is None:
                 began = time.monotonic()
                 limit_s = self._limit_s(timeout_s)
                 try:
-                    item = state.wait_for(next_item, limit_s)
+                    if session:
+                        item = state.wait_for(next_item, min(limit_s, _PAUSE_S))
+                        next_item = other_rows
+                    item = item or state.wait_for(next_item, limit_s)
                 finally:
                     queue.starved_s += time.monotonic() - began
                 if item is None:

@@ -417,6 +417,11 @@ class FeedQueue:
                 return chunk
         return _break_marker(self.feed, session) if self.finished else None
 
+    def break_for(self, session: int) -> Chunk | None:
+        """End the batch of an inference session without unread rows if others have some."""
+        slot = self._epochs.get(self.epoch)
+        return _break_marker(self.feed, session) if slot is not None and slot.chunks else None
+
     def _count_unread(self, chunk: Chunk, num_bytes: int) -> None:
         self.unread_bytes += num_bytes
         session = chunk.meta.session

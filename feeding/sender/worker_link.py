@@ -29,7 +29,7 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connect import way_text
 from rpc.client.connection import Connection, PendingCall, connect, wait_any
 from rpc.endpoint import Endpoint, boot_id
-from rpc.errors import RemoteError, RpcError
+from rpc.errors import DeadlineExceeded, RemoteError, RpcError, Unreachable
 
 PATIENCE_S = 1.0
 """A worker that has not answered for this long gets no more chunks until it does."""
@@ -100,6 +100,8 @@ class WorkerLink:
     ended: bool = False
     """Whether the worker has read the end of the epoch, and refuses its rows."""
     lost: LostWorker | None = None
+    silent: bool = False
+    """Whether it is lost only because it did not answer in time: it may live, and be busy."""
 
     @property
     def accepted_rows(self) -> int:
@@ -181,7 +183,9 @@ class WorkerLink:
             )
             self.way = way_text(self.connection.transport, self.target.endpoint)
         except (RpcError, OSError) as error:
-            self.lose(f"{type(error).__name__}: {error}")
+            # Where not even the kernel answers, the host is gone.
+            silent = isinstance(error, DeadlineExceeded) and not isinstance(error, Unreachable)
+            self.lose(f"{type(error).__name__}: {error}", silent=silent)
 
     def ask(self, request: Request, timeout_s: float, chunk: Chunk | None = None) -> bool:
         """Send a request; False if that lost the worker.
@@ -261,7 +265,8 @@ class WorkerLink:
             except RemoteError as error:
                 raise from_remote(error, self.target.name) from error
             except (RpcError, ChunkError) as error:
-                self.lose(f"{type(error).__name__}: {error}")
+                silent = isinstance(error, DeadlineExceeded)
+                self.lose(f"{type(error).__name__}: {error}", silent=silent)
                 return AcceptedRows()
             found = AcceptedRows([*found, *entries])
             if not entries:
@@ -295,7 +300,7 @@ class WorkerLink:
         self.status = results.status
         return decode(results.chunk, buffer)
 
-    def lose(self, reason: str, chunk: Chunk | None = None) -> None:
+    def lose(self, reason: str, chunk: Chunk | None = None, *, silent: bool = False) -> None:
         """Mark the worker as lost.
 
         A kept connection that broke before its first call of this partition does not mean that the
@@ -304,6 +309,7 @@ class WorkerLink:
         Args:
             reason: for errors.
             chunk: in flight, if any.
+            silent: whether it only did not answer in time.
         """
         if self.is_kept and chunk is None:
             self.close()
@@ -312,7 +318,12 @@ class WorkerLink:
         self.lost = LostWorker(
             self.target.worker, self.target.name, reason, self.accepted_rows, resent_rows
         )
+        self.silent = silent
         self.close()
+
+    def revive(self) -> None:
+        """Let a silent worker be greeted again."""
+        self.lost, self.silent = None, False
 
     def check_closed(self) -> None:
         """Mark the worker as lost if it has closed the connection.
@@ -404,6 +415,6 @@ def greet(
         for link in waiting:
             if link.pending is not None:
                 link.is_kept = False
-                link.lose(f"no answer within {timeout_s:g} s of connecting")
+                link.lose(f"no answer within {timeout_s:g} s of connecting", silent=True)
         # Their kept connection had broken; a new one that breaks makes the worker lost.
         waiting = [link for link in waiting if link.alive and link.connection is None]

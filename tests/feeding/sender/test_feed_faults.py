@@ -1,5 +1,6 @@
 """Workers and trainers that die, stand still or miscount while rows are on their way."""
 
+import contextlib
 import dataclasses
 import os
 import resource
@@ -14,6 +15,7 @@ import pytest
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.receiver.data_feed import DataFeed
+from feeding.sender.worker_link import WorkerLink
 from rpc.endpoint import Endpoint
 from tests.support.feed import (
     CONFIG,
@@ -214,6 +216,83 @@ def test_a_frozen_worker_does_not_stop_rows_for_the_others():
             assert report.lost[0].name == "worker:1"
         finally:
             frozen.close()
+
+
+@contextlib.contextmanager
+def silent_until(worker, feeding, monkeypatch):
+    """Hold up a worker's answers until the feeder has given up on one twice, and at most 20 s."""
+    given_up = []
+    lose = WorkerLink.lose
+
+    def counted(link, reason, *args, **fields):
+        given_up.append(link.target.name)
+        lose(link, reason, *args, **fields)
+
+    monkeypatch.setattr(WorkerLink, "lose", counted)
+    with worker.channel._state.changed:
+        yield
+        name = f"worker:{worker.rank}"
+        eventually(lambda: given_up.count(name) >= 2 or feeding[0].done, "two tries")
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+def test_a_worker_that_answers_nobody_for_a_while_is_fed_once_it_does(monkeypatch):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(1, config) as (worker,):
+        feeding = []
+        with silent_until(worker, feeding, monkeypatch):
+            feeding.append(background(feed_task([worker], config=config), 0, range(100)))
+        (report,) = feeding[0].result()
+    assert (report.worker_rows, report.lost) == ({0: 100}, ())
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+def test_a_worker_that_answers_nobody_answers_inference_once_it_does(monkeypatch):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(1, config) as (worker,):
+        feeding = []
+        with silent_until(worker, feeding, monkeypatch):
+            feeding.append(background(inference_task([worker], config), 0, range(100)))
+        answering = answer_all(worker, lambda rows: rows, 10)
+        assert feeding[0].result() == list(range(100))
+        worker.channel.finish("input")
+        answering.result()
+
+
+@pytest.mark.fault("F37")
+@pytest.mark.slow
+def test_rows_of_a_worker_that_answers_nobody_for_a_while_are_fed_once_exactly_once(monkeypatch):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(2, config) as both:
+        first, second = both
+        task = feed_task([first], config=config, exactly_once=True)
+        run(task, 0, range(100))
+        feeding = []
+        with silent_until(first, feeding, monkeypatch):
+            again = feed_task(both, config=config, exactly_once=True)
+            feeding.append(background(again, 0, range(300)))
+        (report,) = feeding[0].result()
+        fed = [worker.channel.stats("input").fed_rows for worker in (first, second)]
+    assert sum(fed) == report.rows == 300
+    assert (report.dropped_rows, report.lost) == (0, ())
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_workers_that_never_answer_end_the_feed_with_both_limits(exactly_once):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.2, feed_timeout_s=0.5)
+    with workers(1, config) as (worker,):
+        task = feed_task([worker], config=config, exactly_once=exactly_once)
+        feeding = []
+        with worker.channel._state.changed:
+            feeding.append(background(task, 4, range(100)))
+            with pytest.raises(
+                FeedTimeout, match=r"partition 4: .*0\.5 s.*worker:0: .*0\.2 s.*raise"
+            ):
+                feeding[0].result()
 
 
 @pytest.mark.fault("F01")
