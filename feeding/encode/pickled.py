@@ -39,6 +39,11 @@ _LIST_OPEN = b"]\x94("
 _GO_ON = b"e("
 _APPENDED_AT_ONCE = 1000
 """Python's pickler appends to a list in lots of so many items."""
+_MOST_RUNS = 1000
+"""Of a row, at each of which Python code runs; rows of more are seldom alike."""
+_MISSES = 3
+"""Unrecognised batches after which the next 1, 2, 4, .. batches are not looked at."""
+_MOST_PASSED = 64
 _TUPLES = {2: b"\x86\x94", 3: b"\x87\x94"}
 _NUMBERS = {ord("K"): "u1", ord("M"): "<u2", ord("J"): "<i4", ord("G"): ">f8"}
 _SCALAR_BYTES = 8
@@ -104,6 +109,10 @@ class PickledPacker(Packer):
     ) -> None:
         super().__init__(config, **options)
         self._loads = loads
+        self._misses = 0
+        """Batches in a row that were looked at and not recognised."""
+        self._to_pass = 0
+        """Further batches that are not looked at."""
 
     def skip(self, rows: Iterator[Any]) -> int:
         """Read batches to their end and return how many rows they hold."""
@@ -113,7 +122,7 @@ class PickledPacker(Packer):
         template: _Template | None = None
         parts: list[Array] = []
         for batch in rows:
-            found = _recognise(bytes(batch), template)
+            found = self._recognise(bytes(batch), template)
             if parts and (found is None or found[0] is not template):
                 yield self._join(parts, template)
                 parts = []
@@ -136,6 +145,17 @@ class PickledPacker(Packer):
                     parts = []
         if parts:
             yield self._join(parts, template)
+
+    def _recognise(self, batch: bytes, known: _Template | None) -> tuple[_Template, Array] | None:
+        """Look at a batch, seldom where those before were not recognised: a look costs time."""
+        if self._to_pass:
+            self._to_pass -= 1
+            return None
+        found = _recognise(batch, known)
+        self._misses = self._misses + 1 if found is None else 0
+        if self._misses >= _MISSES:
+            self._to_pass = min(1 << (self._misses - _MISSES), _MOST_PASSED)
+        return found
 
     def _most_rows(self, template: _Template) -> int:
         return max(1, min(self._config.chunk_rows, self._most_bytes // template.row_bytes))
@@ -307,7 +327,7 @@ class _Parser:
             return False
         start, stride = self.at, 1 + np.dtype(_NUMBERS[opcode]).itemsize
         found = _SAME[opcode].match(self._body, start, start + most * stride)
-        if found is None:
+        if found is None or len(self._runs) >= _MOST_RUNS:
             return False
         self.at = found.end()
         self._runs.append(_Run(column, start, (self.at - start) // stride, opcode))
