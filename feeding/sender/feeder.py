@@ -252,6 +252,7 @@ class Feeder:
         if not hello.exactly_once and not hello.reopen:
             return
         for link in self._links:
+            link.is_needed = hello.exactly_once
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
         stall = Stall(self._config.feed_timeout_s)
@@ -363,7 +364,7 @@ class Feeder:
     def _alive(self) -> list[WorkerLink]:
         stall: Stall | None = None
         while not (alive := [link for link in self._links if link.alive]):
-            silent = [link for link in self._links if link.silent]
+            silent = [link for link in self._links if link.may_answer]
             if not silent:
                 raise NoWorkerLeft(no_worker_left_text(self._links, f"partition {self._partition}"))
             stall = stall or Stall(self._config.feed_timeout_s)

@@ -127,7 +127,7 @@ class InferenceFeeder:
         timeout_s, stall = self._config.connect_timeout_s, Stall(self._config.feed_timeout_s)
         greet(self._links, self._credentials, hello, timeout_s)
         while not any(link.alive for link in self._links):
-            silent = [link for link in self._links if link.silent]
+            silent = [link for link in self._links if link.may_answer]
             if not silent:
                 break
             check_silence(silent, self._config, stall, f"partition {self._partition}")

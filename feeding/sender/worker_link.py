@@ -25,6 +25,7 @@ from feeding.protocol.messages import FeedStatus, Hello, Put, Recall, Request
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.connection_pool import POOL, IdleConnection, Purpose
 from feeding.sender.routing import LinkView
+from feeding.sender.unreachable import UNREACHABLE
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connect import way_text
 from rpc.client.connection import Connection, PendingCall, connect, wait_any
@@ -102,6 +103,15 @@ class WorkerLink:
     lost: LostWorker | None = None
     silent: bool = False
     """Whether it is lost only because it did not answer in time: it may live, and be busy."""
+    passed_over: bool = False
+    """Whether it is lost only because its host accepted no connection a while ago."""
+    is_needed: bool = False
+    """Whether a connection is tried all the same."""
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether the worker is lost and may answer the next try."""
+        return self.silent or self.passed_over
 
     @property
     def accepted_rows(self) -> int:
@@ -160,7 +170,7 @@ class WorkerLink:
         POOL.give(purpose, idle)
 
     def open(self, credentials: Credentials, timeout_s: float) -> None:
-        """Connect if not connected; a failure makes the worker lost.
+        """Connect if not connected; a failure makes the worker lost, as one a while ago does.
 
         Args:
             credentials: of the cluster.
@@ -169,6 +179,10 @@ class WorkerLink:
         if self.is_kept and self.connection is not None and self.connection.peer_closed():
             self.close()
         if self.connection is not None:
+            return
+        if not self.is_needed and UNREACHABLE.has(self.target.endpoint):
+            self.passed_over = True
+            self.lose("its host accepted no connection a while ago")
             return
         # The worker tells connections apart by it: a session ends with the one that it came on.
         identity = Identity(Role.FEEDER, os.getpid(), secrets.randbits(62) + 1)
@@ -184,7 +198,10 @@ class WorkerLink:
             self.way = way_text(self.connection.transport, self.target.endpoint)
         except (RpcError, OSError) as error:
             # Where not even the kernel answers, the host is gone.
-            silent = isinstance(error, DeadlineExceeded) and not isinstance(error, Unreachable)
+            is_gone = isinstance(error, Unreachable)
+            if is_gone:
+                UNREACHABLE.note(self.target.endpoint)
+            silent = isinstance(error, DeadlineExceeded) and not is_gone
             self.lose(f"{type(error).__name__}: {error}", silent=silent)
 
     def ask(self, request: Request, timeout_s: float, chunk: Chunk | None = None) -> bool:
@@ -322,8 +339,8 @@ class WorkerLink:
         self.close()
 
     def revive(self) -> None:
-        """Let a silent worker be greeted again."""
-        self.lost, self.silent = None, False
+        """Let a worker that may answer be greeted again."""
+        self.lost, self.silent, self.passed_over, self.is_needed = None, False, False, True
 
     def check_closed(self) -> None:
         """Mark the worker as lost if it has closed the connection.

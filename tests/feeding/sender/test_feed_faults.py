@@ -5,6 +5,7 @@ import dataclasses
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,9 @@ import pytest
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.receiver.data_feed import DataFeed
-from feeding.sender.worker_link import WorkerLink
+from feeding.sender import worker_link
+from feeding.sender.unreachable import UNREACHABLE
+from feeding.sender.worker_link import FeedTarget, WorkerLink
 from rpc.endpoint import Endpoint
 from tests.support.feed import (
     CONFIG,
@@ -295,6 +298,69 @@ def test_workers_that_never_answer_end_the_feed_with_both_limits(exactly_once):
                 feeding[0].result()
 
 
+@contextlib.contextmanager
+def gone_hosts(count, monkeypatch):
+    """Targets that accept no connection, as an unplugged host, and the list of tries to connect."""
+    with contextlib.ExitStack() as stack:
+        targets = []
+        for number in range(count):
+            full = stack.enter_context(socket.socket())
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            address = full.getsockname()
+            stack.enter_context(socket.create_connection(address))  # its queue has no other place
+            targets.append(FeedTarget(number + 5, f"worker:{number + 5}", Endpoint(*address)))
+        tries = []
+        connect = worker_link.connect
+
+        def counted(endpoint, *args, **fields):
+            tries.append(endpoint)
+            return connect(endpoint, *args, **fields)
+
+        monkeypatch.setattr(worker_link, "connect", counted)
+        try:
+            yield tuple(targets), tries
+        finally:
+            UNREACHABLE.clear()
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.slow
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_gone_host_is_waited_for_by_one_partition_only(inference, monkeypatch):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(1, config) as (worker,), gone_hosts(2, monkeypatch) as (gone, tries):
+        make = inference_task if inference else feed_task
+        task = make([worker], config=config)
+        task = dataclasses.replace(task, targets=(*gone, *task.targets))
+        reading = answer_all(worker, lambda rows: rows, 10) if inference else read_epochs(worker)
+        for partition in range(3):
+            run(task, partition, range(40))
+        worker.channel.finish("input")
+        reading.result()
+    assert [tries.count(each.endpoint) for each in gone] == [1, 1]
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.slow
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_gone_host_is_tried_again_where_no_other_answers_or_its_rows_count(
+    exactly_once, monkeypatch
+):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(1, config) as (worker,), gone_hosts(1, monkeypatch) as (gone, tries):
+        task = feed_task([worker], config=config, exactly_once=exactly_once)
+        others = task.targets if exactly_once else ()
+        task = dataclasses.replace(task, targets=(*gone, *others))
+        for partition in range(2):
+            if others:
+                run(task, partition, range(40))
+                continue
+            with pytest.raises(NoWorkerLeft, match="worker:5: Unreachable: "):
+                run(task, partition, range(40))
+    assert tries.count(gone[0].endpoint) == 2
+
+
 @pytest.mark.fault("F01")
 @pytest.mark.slow
 def test_a_killed_worker_process_is_seen_at_once():
@@ -481,8 +547,6 @@ class WorkerProcess:
         self._port = int(self._process.stdout.readline())
 
     def target(self, rank):
-        from feeding.sender.task import FeedTarget
-
         return FeedTarget(rank, f"worker:{rank}", Endpoint("127.0.0.1", self._port))
 
     def signal(self, number):
