@@ -26,7 +26,6 @@ from feeding.receiver.state import FeedState
 from rpc.auth.handshake import Identity
 from rpc.server.listener import Call
 
-
 _PAUSE_S = 0.5
 """A partition that brings no row for this long ends its batch of inference if others have rows.
 Longer than Spark pauses between two batches of Arrow rows that it has: each size of a batch that

@@ -16,9 +16,9 @@ import pytest
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.receiver.data_feed import DataFeed
-from feeding.sender import worker_link
 from feeding.sender.unreachable import UNREACHABLE
 from feeding.sender.worker_link import FeedTarget, WorkerLink
+from rpc.client.connection import connect
 from rpc.endpoint import Endpoint
 from tests.support.feed import (
     CONFIG,
@@ -243,7 +243,7 @@ def silent_until(worker, feeding, monkeypatch):
 def test_a_worker_that_answers_nobody_for_a_while_is_fed_once_it_does(monkeypatch):
     config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
     with workers(1, config) as (worker,):
-        feeding = []
+        feeding: list[Background] = []
         with silent_until(worker, feeding, monkeypatch):
             feeding.append(background(feed_task([worker], config=config), 0, range(100)))
         (report,) = feeding[0].result()
@@ -255,7 +255,7 @@ def test_a_worker_that_answers_nobody_for_a_while_is_fed_once_it_does(monkeypatc
 def test_a_worker_that_answers_nobody_answers_inference_once_it_does(monkeypatch):
     config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
     with workers(1, config) as (worker,):
-        feeding = []
+        feeding: list[Background] = []
         with silent_until(worker, feeding, monkeypatch):
             feeding.append(background(inference_task([worker], config), 0, range(100)))
         answering = answer_all(worker, lambda rows: rows, 10)
@@ -272,7 +272,7 @@ def test_rows_of_a_worker_that_answers_nobody_for_a_while_are_fed_once_exactly_o
         first, second = both
         task = feed_task([first], config=config, exactly_once=True)
         run(task, 0, range(100))
-        feeding = []
+        feeding: list[Background] = []
         with silent_until(first, feeding, monkeypatch):
             again = feed_task(both, config=config, exactly_once=True)
             feeding.append(background(again, 0, range(300)))
@@ -289,7 +289,7 @@ def test_workers_that_never_answer_end_the_feed_with_both_limits(exactly_once):
     config = dataclasses.replace(CONFIG, connect_timeout_s=0.2, feed_timeout_s=0.5)
     with workers(1, config) as (worker,):
         task = feed_task([worker], config=config, exactly_once=exactly_once)
-        feeding = []
+        feeding: list[Background] = []
         with worker.channel._state.changed:
             feeding.append(background(task, 4, range(100)))
             with pytest.raises(
@@ -311,13 +311,12 @@ def gone_hosts(count, monkeypatch):
             stack.enter_context(socket.create_connection(address))  # its queue has no other place
             targets.append(FeedTarget(number + 5, f"worker:{number + 5}", Endpoint(*address)))
         tries = []
-        connect = worker_link.connect
 
         def counted(endpoint, *args, **fields):
             tries.append(endpoint)
             return connect(endpoint, *args, **fields)
 
-        monkeypatch.setattr(worker_link, "connect", counted)
+        monkeypatch.setattr("feeding.sender.worker_link.connect", counted)
         try:
             yield tuple(targets), tries
         finally:
