@@ -92,8 +92,8 @@ def test_a_partition_that_pauses_does_not_hold_up_the_others_of_its_worker():
     seen = []
     offer(slow.pack([1, 2, 3]))
     offer(quick.pack(list(range(10))))
-    for _ in range(2):
-        with contextlib.suppress(FeedTimeout):
+    with contextlib.suppress(FeedTimeout):
+        for _ in range(2):
             seen.append(feed.next_batch(10))
             feed.batch_results(list(seen[-1]))
     assert seen == [[1, 2, 3], list(range(10))]
