@@ -13,6 +13,7 @@ RpcError
 ├── TransportError        network or peer failed; connection closed      → reconnect, send again
 │   ├── PeerGone          end of file or reset; never a deadline
 │   └── DeadlineExceeded  the time given for a wait is over
+│       └── Unreachable   the peer's host did not accept the connection in time
 ├── RemoteError           the other side's handler refused; connection survives
 ├── PortInUse             the address to bind is taken                   → choose another port
 ├── BusyError             a call is already under way on this connection → programming error
@@ -66,6 +67,10 @@ class PeerGone(TransportError):
 
 class DeadlineExceeded(TransportError):
     """The time given for a wait is over."""
+
+
+class Unreachable(DeadlineExceeded):
+    """The peer's host did not accept the connection in time; a frozen process' host does."""
 
 
 class RemoteError(RpcError):

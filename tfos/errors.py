@@ -109,6 +109,7 @@ from rpc.errors import (
     SettingsError,
     TFOSError,
     TransportError,
+    Unreachable,
     VersionMismatch,
 )
 from tfos.failure import NodeFailure
@@ -197,6 +198,7 @@ __all__ = [
     "TableFull",
     "TrainerFailed",
     "TransportError",
+    "Unreachable",
     "UnsupportedError",
     "UnsupportedModel",
     "UnsupportedOptimizer",

@@ -85,11 +85,14 @@ class ArrowEncoder:
             spec = ColumnSpec(name, "str", "str")
             if TEXTS[kind.id] == "bytes":
                 spec = ColumnSpec(name, "bytes", "bytes")
+            else:
+                _check_text(out, name, array)
             out.add(spec, *text(array))
         elif vectors:
             self._add_rows(out, name, *spread(array), "array")
         elif kind.id in LISTS and _holds_texts(kind):
             texts, rows = self._inside(out, name, array)
+            _check_text(out, name, texts, rows)
             out.add(ColumnSpec(name, "bytes", "texts"), *packed(*text(texts), rows))
         elif kind.id in LISTS:
             self._add_rows(out, name, *self._items(out, name, array), "list")
@@ -186,6 +189,28 @@ class ArrowEncoder:
 def _holds_texts(lists: pa.DataType) -> bool:
     items = plain(pa.array([], lists.value_type)).type
     return TEXTS.get(items.id) == "str"
+
+
+def _check_text(out: Collector, name: str, texts: pa.Array, rows: Array | None = None) -> None:
+    """Refuse text that is not UTF-8: Spark's strings may hold any bytes.
+
+    `rows`: offsets of the rows, for items of lists.
+    """
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = pa.large_binary() if texts.type == pa.large_string() else pa.binary()
+        at = next(place for place, value in enumerate(texts.view(raw)) if not _is_utf8(value))
+        advice = "read it as binary, or F.decode() it from its own encoding"
+        raise out.refuse(name, _row_of(at, rows), f"text that is not UTF-8; {advice}") from None
+
+
+def _is_utf8(value: pa.Scalar) -> bool:
+    try:
+        value.as_py().decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _row_of(item: int, rows: Array | None) -> int:

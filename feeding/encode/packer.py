@@ -66,6 +66,8 @@ class Packer:
         session: int = 0,
     ) -> None:
         self._config = config
+        self._most_bytes = min(2 * config.chunk_bytes, config.max_chunk_bytes)
+        """Of a chunk of several rows."""
         self._base = ChunkMeta(
             feed, epoch, partition, 0, 0, Schema(()), (), (), mode=mode, session=session
         )
@@ -128,19 +130,23 @@ class Packer:
     def _split(self, rows: list[Any]) -> Iterator[Chunk]:
         """Pack rows, in halves if they are far wider than those before."""
         chunk = self._pack(rows)
-        if len(rows) > 1 and chunk.num_bytes > 2 * self._config.chunk_bytes:
+        if len(rows) > 1 and chunk.num_bytes > self._most_bytes:
             middle = len(rows) // 2
             yield from self._split(rows[:middle])
             yield from self._split(rows[middle:])
             return
+        self._check_bytes(chunk)
+        self._row += len(rows)
+        yield chunk
+
+    def _check_bytes(self, chunk: Chunk) -> None:
+        """Refuse a row that a worker would refuse."""
         if chunk.num_bytes > self._config.max_chunk_bytes:
             raise RowError(
                 f"partition {self._base.partition}, row {self._row}: {chunk.num_bytes} bytes, a "
                 f"row may have {self._config.max_chunk_bytes}; split it into several rows, or feed "
                 "the path of a file that main_fun reads"
             )
-        self._row += len(rows)
-        yield chunk
 
     def _rows_per_chunk(self, last: Chunk) -> int:
         row_bytes = max(1, last.num_bytes // last.num_rows)

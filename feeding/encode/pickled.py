@@ -39,8 +39,15 @@ _LIST_OPEN = b"]\x94("
 _GO_ON = b"e("
 _APPENDED_AT_ONCE = 1000
 """Python's pickler appends to a list in lots of so many items."""
+_MOST_RUNS = 1000
+"""Of a row, at each of which Python code runs; rows of more are seldom alike."""
+_MISSES = 3
+"""Unrecognised batches after which the next 1, 2, 4, .. batches are not looked at."""
+_MOST_PASSED = 64
 _TUPLES = {2: b"\x86\x94", 3: b"\x87\x94"}
 _NUMBERS = {ord("K"): "u1", ord("M"): "<u2", ord("J"): "<i4", ord("G"): ">f8"}
+_SCALAR_BYTES = 8
+"""Of a row's single number: int64 or float64."""
 _SAME = {
     opcode: re.compile(b"(?:%c.{%d})+" % (opcode, np.dtype(kind).itemsize), re.DOTALL)
     for opcode, kind in _NUMBERS.items()
@@ -75,6 +82,8 @@ class _Template:
     is_tuple: bool
     fixed: tuple[tuple[int, int], ...]
     """Places and values of the bytes that do not belong to numbers."""
+    row_bytes: int
+    """Of a row in a chunk."""
 
     def matches(self, rows: Array) -> bool:
         """Whether every row has the opcodes of the first one."""
@@ -100,6 +109,10 @@ class PickledPacker(Packer):
     ) -> None:
         super().__init__(config, **options)
         self._loads = loads
+        self._misses = 0
+        """Batches in a row that were looked at and not recognised."""
+        self._to_pass = 0
+        """Further batches that are not looked at."""
 
     def skip(self, rows: Iterator[Any]) -> int:
         """Read batches to their end and return how many rows they hold."""
@@ -109,7 +122,7 @@ class PickledPacker(Packer):
         template: _Template | None = None
         parts: list[Array] = []
         for batch in rows:
-            found = _recognise(bytes(batch), template)
+            found = self._recognise(bytes(batch), template)
             if parts and (found is None or found[0] is not template):
                 yield self._join(parts, template)
                 parts = []
@@ -119,18 +132,42 @@ class PickledPacker(Packer):
                 continue
             template, matrix = found
             self.rows_read += len(matrix)
-            for at in range(0, len(matrix), self._config.chunk_rows):
-                parts.append(matrix[at : at + self._config.chunk_rows])
+            most = self._most_rows(template)
+            for at in range(0, len(matrix), most):
+                part = matrix[at : at + most]
+                # Rows of two batches are copied when they are joined, so wide ones are not.
+                if parts and self._is_too_much(parts, part, template):
+                    yield self._join(parts, template)
+                    parts = []
+                parts.append(part)
                 if self._is_enough(parts, template):
                     yield self._join(parts, template)
                     parts = []
         if parts:
             yield self._join(parts, template)
 
+    def _recognise(self, batch: bytes, known: _Template | None) -> tuple[_Template, Array] | None:
+        """Look at a batch, seldom where those before were not recognised: a look costs time."""
+        if self._to_pass:
+            self._to_pass -= 1
+            return None
+        found = _recognise(batch, known)
+        self._misses = self._misses + 1 if found is None else 0
+        if self._misses >= _MISSES:
+            self._to_pass = min(1 << (self._misses - _MISSES), _MOST_PASSED)
+        return found
+
+    def _most_rows(self, template: _Template) -> int:
+        return max(1, min(self._config.chunk_rows, self._most_bytes // template.row_bytes))
+
+    def _is_too_much(self, parts: list[Array], part: Array, template: _Template) -> bool:
+        num_rows = sum(map(len, parts)) + len(part)
+        return num_rows * template.row_bytes > self._most_bytes
+
     def _is_enough(self, parts: list[Array], template: _Template) -> bool:
         num_rows = sum(map(len, parts))
-        num_bytes = num_rows * template.length
-        return num_rows >= self._config.chunk_rows or num_bytes >= 2 * self._config.chunk_bytes
+        num_bytes = num_rows * template.row_bytes
+        return num_rows >= self._config.chunk_rows or num_bytes >= self._config.chunk_bytes
 
     def _ordinary(self, rows: list[Any]) -> Iterator[Chunk]:
         self.rows_read += len(rows)
@@ -151,6 +188,7 @@ class PickledPacker(Packer):
             names = tuple(map(str, range(len(template.vectors))))
             layout = ColumnGroup("tuple", names, (None,) * len(names))
         chunk = self._finish(out, layout, len(rows))
+        self._check_bytes(chunk)
         self._row += len(rows)
         return chunk
 
@@ -234,6 +272,16 @@ def _parse(body: bytes) -> _Template | None:
     return parser.template(1, first_end, is_tuple=False) if first_end else None
 
 
+def _row_bytes(runs: Sequence[_Run], vectors: Sequence[bool]) -> int:
+    """Return the bytes of a row as _add_column stores it."""
+    num_bytes = 0
+    for column, is_vector in enumerate(vectors):
+        mine = [run for run in runs if run.column == column]
+        widest = max(np.dtype(_NUMBERS[run.opcode]).itemsize for run in mine)
+        num_bytes += sum(run.count for run in mine) * (widest if is_vector else _SCALAR_BYTES)
+    return num_bytes
+
+
 class _Parser:
     """Parses the values of a row and notes the positions of their bytes."""
 
@@ -268,13 +316,10 @@ class _Parser:
 
     def template(self, num_columns: int, length: int, *, is_tuple: bool) -> _Template:
         """Return what was read up to `length`."""
-        return _Template(
-            length,
-            tuple(run for run in self._runs if run.column < num_columns),
-            tuple(self._vectors[:num_columns]),
-            is_tuple,
-            tuple((at, self._body[at]) for at in self._fixed if at < length),
-        )
+        runs = tuple(run for run in self._runs if run.column < num_columns)
+        vectors = tuple(self._vectors[:num_columns])
+        fixed = tuple((at, self._body[at]) for at in self._fixed if at < length)
+        return _Template(length, runs, vectors, is_tuple, fixed, _row_bytes(runs, vectors))
 
     def _number_run(self, column: int, most: int) -> bool:
         opcode = self._body[self.at] if self.at < len(self._body) else 0
@@ -282,7 +327,7 @@ class _Parser:
             return False
         start, stride = self.at, 1 + np.dtype(_NUMBERS[opcode]).itemsize
         found = _SAME[opcode].match(self._body, start, start + most * stride)
-        if found is None:
+        if found is None or len(self._runs) >= _MOST_RUNS:
             return False
         self.at = found.end()
         self._runs.append(_Run(column, start, (self.at - start) // stride, opcode))

@@ -65,6 +65,10 @@ class RowRanges:
         self._starts[low:high] = [start]
         self._stops[low:high] = [stop]
 
+    def without(self, start: int, stop: int) -> RowRanges:
+        """Return the set without the rows `start` to `stop`, `stop` excluded."""
+        return RowRanges([*self.inside(0, start), *self.inside(stop, self.stop)])
+
     def inside(self, start: int, stop: int) -> list[Span]:
         """Return the parts of [start, stop) that are in the set.
 

@@ -26,6 +26,11 @@ from feeding.receiver.state import FeedState
 from rpc.auth.handshake import Identity
 from rpc.server.listener import Call
 
+_PAUSE_S = 0.5
+"""A partition that brings no row for this long ends its batch of inference if others have rows.
+Longer than Spark pauses between two batches of Arrow rows that it has: each size of a batch that
+is new costs a model a trace."""
+
 
 class FeedChannel:
     """All feeds of one worker. Pass `handler` and `on_disconnect` to the worker's Listener.
@@ -34,8 +39,9 @@ class FeedChannel:
         config: limits and deadlines.
         worker: name of this worker in errors, such as "worker:1".
         first_epoch: of the feeds; a worker that replaces a lost one joins at a later epoch.
-        on_rows: called when rows were read or trained, with feed, epoch, and the positions before
-            which all rows are trained and from which on none was read.
+        on_rows: called when rows were read or trained, with feed, epoch, the rows trained and
+            dropped before the first one that is neither, and the position from which on none was
+            read.
     """
 
     def __init__(
@@ -44,7 +50,7 @@ class FeedChannel:
         *,
         worker: str = "worker",
         first_epoch: int = 0,
-        on_rows: Callable[[str, int, int, int], None] | None = None,
+        on_rows: Callable[[str, int, int, int, int], None] | None = None,
     ) -> None:
         self._on_rows = on_rows
         self._state = FeedState(config or FeedConfig(), worker, first_epoch)
@@ -186,12 +192,18 @@ class FeedChannel:
             def next_item() -> Item | None:
                 return queue.pop(session)
 
+            def other_rows() -> Item | None:
+                return queue.pop(session) or queue.break_for(session)
+
             item = next_item()
             if item is None:
                 began = time.monotonic()
                 limit_s = self._limit_s(timeout_s)
                 try:
-                    item = state.wait_for(next_item, limit_s)
+                    if session:
+                        item = state.wait_for(next_item, min(limit_s, _PAUSE_S))
+                        next_item = other_rows
+                    item = item or state.wait_for(next_item, limit_s)
                 finally:
                     queue.starved_s += time.monotonic() - began
                 if item is None:
@@ -259,7 +271,7 @@ class FeedChannel:
     def _tell_rows(self, queue: FeedQueue, epoch: int) -> None:
         if self._on_rows is not None:
             rows = queue.rows(epoch)
-            self._on_rows(queue.feed, epoch, rows.trained.first_gap, rows.taken_to)
+            self._on_rows(queue.feed, epoch, *rows.done, rows.taken_to)
 
     def begin_batch(self, feed: str) -> None:
         """Begin a batch: the inference rows of the batch before must be answered.

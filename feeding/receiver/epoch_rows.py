@@ -7,14 +7,15 @@ Threads: pure; the caller serialises calls.
 A row is *trained* once the trainer has finished the batch that holds it: the trainer has asked for
 the next batch, and (tfos.keras) the servers have acknowledged the push. At every moment
     accepted = trained + in flight + dropped,
-where rows in flight are unread, read ahead, or at the trainer.
+where rows in flight are unread, read ahead, or at the trainer. What one reader has read ahead when
+another one gives later rows to the trainer counts as dropped, until its reader brings it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from feeding.protocol.row_ranges import AcceptedRows, RowRanges
+from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span
 
 INFERENCE = -1
 """Pseudo epoch of inference rows, which are answered, not trained."""
@@ -45,7 +46,9 @@ class EpochStats:
     epoch: int
     accepted_rows: int
     trained_rows: int
-    """All rows before this position are trained."""
+    dropped_rows: int = 0
+    """All rows before the position `trained_rows` + `dropped_rows` are trained, but these: a reader
+    took them and gave them to no trainer, while others trained rows behind them."""
 
 
 @dataclass(slots=True)
@@ -64,8 +67,15 @@ class EpochRows:
         self.dropped_rows = 0
         self.taken_to = 0
         """No row from this position on was read."""
-        self.trained = RowRanges()
+        self._handed_to = 0
+        """No row from this position on was given to the trainer."""
+        self._left = RowRanges()
+        """Rows that are dropped since rows behind them were given to the trainer, or the epoch has
+        ended. Their reader may still bring them."""
+        self._done = RowRanges()
+        """Rows that are trained, or were left before others were given to the trainer."""
         self._at_trainer = 0
+        """Without those of `_left`."""
         self._trained_rows = 0
         self._partitions: dict[int, _Partition] = {}
 
@@ -73,6 +83,18 @@ class EpochRows:
     def in_flight_rows(self) -> int:
         """Rows that are neither trained nor dropped."""
         return self.accepted_rows - self._trained_rows - self.dropped_rows
+
+    @property
+    def read_ahead_rows(self) -> int:
+        """Rows that a reader took and has not given to the trainer."""
+        return max(0, self.taken_to - self._handed_to)
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """Rows trained and dropped before the first one that is neither."""
+        position = self._done.first_gap
+        dropped = _num_rows(self._left.inside(0, position)) if self._left else 0
+        return position - dropped, dropped
 
     @property
     def has_trained(self) -> bool:
@@ -119,15 +141,30 @@ class EpochRows:
             claimed.accepted.add(first_row, num_rows, position)
         return position
 
-    def hand(self, piece: RowSpan) -> None:
-        """Count rows as given to the trainer."""
-        self._at_trainer += piece.num_rows
+    def hand(self, piece: RowSpan) -> int:
+        """Count rows as given to the trainer; return how many before them were left.
 
-    def train(self, piece: RowSpan) -> None:
-        """Count rows as trained."""
-        self._at_trainer -= piece.num_rows
+        A reader gives its rows in order, so those between belong to another reader.
+        """
+        start, left = self._handed_to, max(0, piece.start - self._handed_to)
+        if left:
+            self._left.add(start, piece.start)
+            self._done.add(start, piece.start)
+            self.dropped_rows += left
+        self._handed_to = max(start, piece.stop)
+        self._at_trainer += piece.num_rows - _num_rows(self._left.inside(piece.start, piece.stop))
+        return left
+
+    def train(self, piece: RowSpan) -> int:
+        """Count rows as trained; return how many of them had been dropped."""
+        back = _num_rows(self._left.inside(piece.start, piece.stop)) if self._left else 0
+        if back:
+            self._left = self._left.without(piece.start, piece.stop)
+            self.dropped_rows -= back
+        self._at_trainer -= piece.num_rows - back
         self._trained_rows += piece.num_rows
-        self.trained.add(piece.start, piece.stop)
+        self._done.add(piece.start, piece.stop)
+        return back
 
     def drop_claims(self) -> None:
         """Drop the claims: the epoch's end was read, so every later chunk is refused."""
@@ -136,5 +173,11 @@ class EpochRows:
     def close(self) -> int:
         """Drop the rows that the trainer will not get; return their number."""
         left = self.in_flight_rows - self._at_trainer
+        self._left.add(self._handed_to, self.accepted_rows)
+        self._handed_to = self.accepted_rows
         self.dropped_rows += left
         return left
+
+
+def _num_rows(spans: list[Span]) -> int:
+    return sum(stop - start for start, stop in spans)

@@ -178,6 +178,8 @@ class FeedQueue:
         if not inference and number <= self._skipped:
             position = self._accept(chunk.meta, owner)
             self.fed_rows += chunk.num_rows
+            if self.draining:
+                self.dropped_rows += chunk.num_rows  # in the epoch's counts they are dropped
             self.close_epoch(number)
             return position
         slot = self._epochs.get(number)
@@ -324,8 +326,7 @@ class FeedQueue:
         before, self._reader = self._reader, reader
         if before in (0, reader):
             return 0
-        at_trainer = sum(piece.num_rows for receipt in self._at_trainer for piece in receipt)
-        return max(0, self.taken_rows - self.trained_rows - self.dropped_rows - at_trainer)
+        return sum(rows.read_ahead_rows for rows in self._rows.values())
 
     def count_taken(self, num_rows: int) -> None:
         """Count rows of a popped chunk as read; ignored while draining."""
@@ -345,7 +346,7 @@ class FeedQueue:
                 self.close_epoch(
                     piece.epoch - 1
                 )  # batches come in order, so earlier epochs are over
-            self.rows(piece.epoch).hand(piece)
+            self.dropped_rows += self.rows(piece.epoch).hand(piece)
 
     def settle(self, keep: int = 0) -> bool:
         """Count all batches at the trainer as trained, except the last `keep`.
@@ -359,7 +360,7 @@ class FeedQueue:
                 self.trained_rows += piece.num_rows
                 if piece.epoch != INFERENCE:
                     self.train_rows += piece.num_rows
-                    self.rows(piece.epoch).train(piece)
+                    self.dropped_rows -= self.rows(piece.epoch).train(piece)
                     may_complete |= piece.epoch < self.epoch
         return may_complete
 
@@ -416,6 +417,11 @@ class FeedQueue:
                 return chunk
         return _break_marker(self.feed, session) if self.finished else None
 
+    def break_for(self, session: int) -> Chunk | None:
+        """End the batch of an inference session without unread rows if others have some."""
+        slot = self._epochs.get(self.epoch)
+        return _break_marker(self.feed, session) if slot is not None and slot.chunks else None
+
     def _count_unread(self, chunk: Chunk, num_bytes: int) -> None:
         self.unread_bytes += num_bytes
         session = chunk.meta.session
@@ -441,7 +447,7 @@ class FeedQueue:
             is_terminated=self.is_terminated,
             finished=self.finished,
             epochs=tuple(
-                EpochStats(epoch, rows.accepted_rows, rows.trained.first_gap)
+                EpochStats(epoch, rows.accepted_rows, *rows.done)
                 for epoch, rows in sorted(self._rows.items())
             ),
         )

@@ -66,10 +66,13 @@ class Selection:
         return self._only is not None and row >= self._only.stop
 
     def exclude(self, accepted: AcceptedRows) -> AcceptedRows:
-        """Exclude the rows that a worker accepted before; return the wanted ones of them."""
+        """Exclude the rows that a worker accepted before; return the wanted ones of them.
+
+        A row that another worker has too, since a reply was lost, is in the first one's rows alone.
+        """
         found = AcceptedRows()
         for row, count, position in accepted:
-            for start, stop in self.wanted(row, row + count):
+            for start, stop in self._to_send(row, row + count):
                 found.add(start, stop - start, position + start - row)
                 self._done.add(start, stop)
         return found
@@ -80,9 +83,12 @@ class Selection:
             yield chunk
             return
         first = chunk.meta.first_row
-        for start, stop in self.wanted(first, first + chunk.num_rows):
-            for low, high in self._done.outside(start, stop):
-                yield chunk.rows(low - first, high - first)
+        for start, stop in self._to_send(first, first + chunk.num_rows):
+            yield chunk.rows(start - first, stop - first)
+
+    def _to_send(self, start: int, stop: int) -> Iterator[Span]:
+        for span in self.wanted(start, stop):
+            yield from self._done.outside(*span)
 
     def wanted(self, start: int, stop: int) -> list[Span]:
         """Return the wanted parts of [start, stop).
@@ -124,6 +130,8 @@ class FeedReport:
     `keeps_unsent` only."""
     no_worker: str = ""
     """Why no worker was left; empty: they had ended the epoch."""
+    ended: tuple[int, ...] = ()
+    """Processes of the workers that refused rows: they had read the end of the epoch."""
 
 
 class RowPacker(Protocol):
@@ -244,11 +252,17 @@ class Feeder:
         if not hello.exactly_once and not hello.reopen:
             return
         for link in self._links:
+            link.is_needed = hello.exactly_once
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
+        stall = Stall(self._config.feed_timeout_s)
         self._greet_all(hello, self._links)
         for link in self._links:
             found = link.recall(hello, self._config.connect_timeout_s)
+            # Its rows are trained, if it lives, so they must not go to others.
+            while link.silent and hello.exactly_once:
+                self._greet_again(hello, [link], stall)
+                found = link.recall(hello, self._config.connect_timeout_s)
             link.accepted = self._selection.exclude(found)
 
     def _send_all(self, chunks: Iterator[Chunk]) -> None:
@@ -284,6 +298,12 @@ class Feeder:
     def _greet_all(self, hello: Hello, links: list[WorkerLink]) -> None:
         """Send Hello to several workers: to all except busy ones."""
         self._send_hello(msgspec.structs.replace(hello, greets_all=True), links)
+
+    def _greet_again(self, hello: Hello, silent: list[WorkerLink], stall: Stall) -> None:
+        check_silence(silent, self._config, stall, f"partition {self._partition}")
+        for link in silent:
+            link.revive()
+        self._greet_all(hello, silent)
 
     def _send_hello(self, hello: Hello, links: list[WorkerLink]) -> None:
         greet(links, self._credentials, hello, self._config.connect_timeout_s)
@@ -342,9 +362,15 @@ class Feeder:
             )
 
     def _alive(self) -> list[WorkerLink]:
-        alive = [link for link in self._links if link.alive]
-        if not alive:
-            raise NoWorkerLeft(no_worker_left_text(self._links, f"partition {self._partition}"))
+        stall: Stall | None = None
+        while not (alive := [link for link in self._links if link.alive]):
+            silent = [link for link in self._links if link.may_answer]
+            if not silent:
+                raise NoWorkerLeft(no_worker_left_text(self._links, f"partition {self._partition}"))
+            stall = stall or Stall(self._config.feed_timeout_s)
+            self._greet_again(
+                msgspec.structs.replace(self._hello, exactly_once=False), silent, stall
+            )
         return alive
 
     def _report(self, rows: Iterator[Any]) -> FeedReport:
@@ -374,6 +400,7 @@ class Feeder:
                 link.target.process: link.accepted.pack() for link in self._links if link.accepted
             },
             ways=tuple(link.way for link in self._links if link.way),
+            ended=tuple(link.target.process for link in self._links if link.ended),
         )
 
     def _check_end(self, total: int) -> None:
@@ -385,6 +412,31 @@ class Feeder:
                 "same rows in the same order each time Spark computes a partition. Cache or sort "
                 "the data, or train with exactly_once=False"
             )
+
+
+def check_silence(
+    silent: Sequence[WorkerLink], config: FeedConfig, stall: Stall, what: str
+) -> None:
+    """Refuse to wait longer for workers that do not answer.
+
+    Args:
+        silent: the workers.
+        config: the limits.
+        stall: the deadline.
+        what: was to be sent, such as "partition 3".
+
+    Raises:
+        FeedTimeout: the deadline is over.
+    """
+    if stall.left_s > 0:
+        return
+    reasons = "; ".join(f"{link.lost.name}: {link.lost.reason}" for link in silent if link.lost)
+    raise FeedTimeout(
+        f"{what}: no answer for {config.feed_timeout_s:g} s, each try waits "
+        f"{config.connect_timeout_s:g} s: {reasons}. A worker is silent while main_fun runs one "
+        "long call that holds Python's lock, such as loading a large JSON file; if it needs that "
+        "long, raise feed_timeout"
+    )
 
 
 def no_worker_left_text(links: Sequence[WorkerLink], what: str) -> str:

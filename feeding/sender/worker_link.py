@@ -25,11 +25,12 @@ from feeding.protocol.messages import FeedStatus, Hello, Put, Recall, Request
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.connection_pool import POOL, IdleConnection, Purpose
 from feeding.sender.routing import LinkView
+from feeding.sender.unreachable import UNREACHABLE
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connect import way_text
 from rpc.client.connection import Connection, PendingCall, connect, wait_any
 from rpc.endpoint import Endpoint, boot_id
-from rpc.errors import RemoteError, RpcError
+from rpc.errors import DeadlineExceeded, RemoteError, RpcError, Unreachable
 
 PATIENCE_S = 1.0
 """A worker that has not answered for this long gets no more chunks until it does."""
@@ -100,6 +101,17 @@ class WorkerLink:
     ended: bool = False
     """Whether the worker has read the end of the epoch, and refuses its rows."""
     lost: LostWorker | None = None
+    silent: bool = False
+    """Whether it is lost only because it did not answer in time: it may live, and be busy."""
+    passed_over: bool = False
+    """Whether it is lost only because its host accepted no connection a while ago."""
+    is_needed: bool = False
+    """Whether a connection is tried all the same."""
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether the worker is lost and may answer the next try."""
+        return self.silent or self.passed_over
 
     @property
     def accepted_rows(self) -> int:
@@ -158,7 +170,7 @@ class WorkerLink:
         POOL.give(purpose, idle)
 
     def open(self, credentials: Credentials, timeout_s: float) -> None:
-        """Connect if not connected; a failure makes the worker lost.
+        """Connect if not connected; a failure makes the worker lost, as one a while ago does.
 
         Args:
             credentials: of the cluster.
@@ -167,6 +179,10 @@ class WorkerLink:
         if self.is_kept and self.connection is not None and self.connection.peer_closed():
             self.close()
         if self.connection is not None:
+            return
+        if not self.is_needed and UNREACHABLE.has(self.target.endpoint):
+            self.passed_over = True
+            self.lose("its host accepted no connection a while ago")
             return
         # The worker tells connections apart by it: a session ends with the one that it came on.
         identity = Identity(Role.FEEDER, os.getpid(), secrets.randbits(62) + 1)
@@ -181,7 +197,12 @@ class WorkerLink:
             )
             self.way = way_text(self.connection.transport, self.target.endpoint)
         except (RpcError, OSError) as error:
-            self.lose(f"{type(error).__name__}: {error}")
+            # Where not even the kernel answers, the host is gone.
+            is_gone = isinstance(error, Unreachable)
+            if is_gone:
+                UNREACHABLE.note(self.target.endpoint)
+            silent = isinstance(error, DeadlineExceeded) and not is_gone
+            self.lose(f"{type(error).__name__}: {error}", silent=silent)
 
     def ask(self, request: Request, timeout_s: float, chunk: Chunk | None = None) -> bool:
         """Send a request; False if that lost the worker.
@@ -261,7 +282,8 @@ class WorkerLink:
             except RemoteError as error:
                 raise from_remote(error, self.target.name) from error
             except (RpcError, ChunkError) as error:
-                self.lose(f"{type(error).__name__}: {error}")
+                silent = isinstance(error, DeadlineExceeded)
+                self.lose(f"{type(error).__name__}: {error}", silent=silent)
                 return AcceptedRows()
             found = AcceptedRows([*found, *entries])
             if not entries:
@@ -295,7 +317,7 @@ class WorkerLink:
         self.status = results.status
         return decode(results.chunk, buffer)
 
-    def lose(self, reason: str, chunk: Chunk | None = None) -> None:
+    def lose(self, reason: str, chunk: Chunk | None = None, *, silent: bool = False) -> None:
         """Mark the worker as lost.
 
         A kept connection that broke before its first call of this partition does not mean that the
@@ -304,6 +326,7 @@ class WorkerLink:
         Args:
             reason: for errors.
             chunk: in flight, if any.
+            silent: whether it only did not answer in time.
         """
         if self.is_kept and chunk is None:
             self.close()
@@ -312,7 +335,12 @@ class WorkerLink:
         self.lost = LostWorker(
             self.target.worker, self.target.name, reason, self.accepted_rows, resent_rows
         )
+        self.silent = silent
         self.close()
+
+    def revive(self) -> None:
+        """Let a worker that may answer be greeted again."""
+        self.lost, self.silent, self.passed_over, self.is_needed = None, False, False, True
 
     def check_closed(self) -> None:
         """Mark the worker as lost if it has closed the connection.
@@ -404,6 +432,6 @@ def greet(
         for link in waiting:
             if link.pending is not None:
                 link.is_kept = False
-                link.lose(f"no answer within {timeout_s:g} s of connecting")
+                link.lose(f"no answer within {timeout_s:g} s of connecting", silent=True)
         # Their kept connection had broken; a new one that breaks makes the worker lost.
         waiting = [link for link in waiting if link.alive and link.connection is None]

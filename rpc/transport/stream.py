@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rpc.errors import ConnectionClosed, DeadlineExceeded, PeerGone, TransportError
+from rpc.errors import ConnectionClosed, PeerGone, TransportError, Unreachable
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.transport.spin_wait import SpinThenPoll, poll_ms
 
@@ -281,7 +281,7 @@ def dial_tcp(
 
     Raises:
         PeerGone: the name has no address, or none of them accepts.
-        DeadlineExceeded: none answered in time.
+        Unreachable: none answered in time.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -340,7 +340,7 @@ def _dial(
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLOUT)
         if not poll.poll(poll_ms(deadline - time.monotonic())):
-            raise DeadlineExceeded(f"{where} did not accept the connection in time")
+            raise Unreachable(f"{where} did not accept the connection in time")
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))

@@ -285,6 +285,6 @@ def mean_loss(workers: Iterable[Member]) -> float | None:
 
 
 def _progress_of(snapshot: FeedSnapshot) -> tuple[int, int, bool]:
-    """Counts only grow, but for rows that were read ahead and dropped: those are in both."""
+    """The sum never falls: rows that were dropped and then trained move from one to the other."""
     is_last = any(each.taken_rows >= 0 for each in snapshot.epochs)
     return snapshot.trained_rows + snapshot.dropped_rows, snapshot.taken_rows, is_last

@@ -78,6 +78,13 @@ class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
     trained_rows: int = 0
     taken_rows: int = -1
     """No row from this position on was read; -1: unknown."""
+    dropped_rows: int = 0
+    """Of the rows before `position`."""
+
+    @property
+    def position(self) -> int:
+        """All rows before this position are trained, but those dropped."""
+        return self.trained_rows + self.dropped_rows
 
 
 class FeedSnapshot(msgspec.Struct, frozen=True):

@@ -221,7 +221,8 @@ class ClusterFeeder:
                 "main_fun had called terminate() or returned on every worker; to train them, it "
                 f"must read the feed to its end, {_READS_ALL}"
                 if ended
-                else "main_fun stopped reading, or they were lost with a worker"
+                else "main_fun stopped reading, another dataset of the feed had read them ahead, "
+                "or they were lost with a worker"
             )
             self._console.warn(
                 f"{what}: {untold} of {report.fed_rows} rows were not trained: {why}"

@@ -159,8 +159,7 @@ class EpochFeed:
         Args:
             reports: of its tasks.
         """
-        if self.running is not None and any(each.unsent for each in reports):
-            self._have_ended |= {target.process for target in self.running.targets}
+        self._have_ended.update(process for each in reports for process in each.ended)
         self.running = None
 
     def last_of(self, workers: Iterable[Member]) -> dict[int, EpochRowCounts]:

@@ -4,9 +4,9 @@ Covers: EpochLedger; rows to feed again after a loss, the counts of the epoch's 
 Does not: feed (tfos.feed.epoch_feeder), ask workers (tfos.control.members has their last counts).
 Runs in: the driver.      Pure.
 
-A worker trains rows in acceptance order, so one counter per epoch says which rows are trained. The
-counter of a lost worker is as old as its last heartbeat: rows that it trained after that are fed
-again and count as repeated.
+A worker trains rows in acceptance order, so one position per epoch says which rows are trained; of
+the rows before it the worker says how many it dropped. The position of a lost worker is as old as
+its last heartbeat: rows that it trained after that are fed again and count as repeated.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class EpochLedger:
             read: dict[int, list[Span]] = {}
             for partition, packed in self._accepted.get(worker, ()):
                 accepted = AcceptedRows.unpack(packed)
-                before, behind = accepted.split(last.trained_rows)
+                before, behind = accepted.split(last.position)
                 read.setdefault(partition, []).extend(
-                    accepted.between(last.trained_rows, last.taken_rows)
+                    accepted.between(last.position, last.taken_rows)
                 )
                 if before:
                     kept.append((partition, before.pack()))
@@ -144,7 +144,7 @@ class EpochLedger:
         repeated = self._again_rows
         per_worker: Counter[str] = Counter()
         for worker, rows in last.items():
-            known = self._trained_of(worker, rows.trained_rows)
+            known = max(0, self._rows_before(worker, rows.position) - rows.dropped_rows)
             trained += known
             per_worker[names[worker]] += rows.trained_rows
             # Its other trained rows came from attempts of tasks that failed and were retried.
@@ -161,7 +161,7 @@ class EpochLedger:
             per_worker=dict(per_worker),
         )
 
-    def _trained_of(self, worker: int, position: int) -> int:
+    def _rows_before(self, worker: int, position: int) -> int:
         """Return how many of this worker's reported rows are before this position."""
         count = 0
         for _, packed in self._accepted.get(worker, ()):

@@ -175,7 +175,12 @@ def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
         epochs_done=stats.epochs_done,
         trained_rows=stats.trained_rows,
         epochs=tuple(
-            messages.EpochRowCounts(each.epoch, each.accepted_rows, each.trained_rows)
+            messages.EpochRowCounts(
+                each.epoch,
+                each.accepted_rows,
+                each.trained_rows,
+                dropped_rows=each.dropped_rows,
+            )
             for each in stats.epochs
         ),
         is_drained=stats.draining,

@@ -119,7 +119,7 @@ class ParquetSource:
         """Raise the error of `read` at the first row, or skip the split."""
         if not isinstance(error, DataError):
             raise error
-        self._skip(split, error)
+        self._skip(split.path, split.piece or 0, error)
         yield from ()
 
     def _rows(
@@ -137,10 +137,10 @@ class ParquetSource:
                     if at >= split.stop:
                         return
             except DataError as error:
-                self._skip(split, error)
+                self._skip(split.path, group, error)
                 return
             missing = f"it has {at} rows, its footer says {split.stop} or more"
-            self._skip(split, DataError(f"{split.path}: row group {group}: {missing}"))
+            self._skip(split.path, group, DataError(f"{split.path}: row group {group}: {missing}"))
 
     def _columns(self, batch: pa.RecordBatch, path: str, group: int, first: int) -> Columns:
         try:
@@ -151,9 +151,9 @@ class ParquetSource:
         except (pa.ArrowException, ValueError) as error:
             raise DataError(f"{path}: row group {group}: {one_line(error)}") from None
 
-    def _skip(self, split: Split, error: DataError) -> None:
+    def _skip(self, path: str, group: int, error: DataError) -> None:
         """Skip the rest of a row group, or raise; place 0 means the whole file."""
-        self._bad.skip(split.path, (split.piece or 0) + 1, error)
+        self._bad.skip(path, group + 1, error)
 
     def _reader(self, opened: RangeReader, paths: Sequence[str]) -> RowGroupReader:
         footer = self._footers.footer(opened)
@@ -177,7 +177,7 @@ class ParquetSource:
                 if not plan.has_filter:
                     footer.check_nulls(group, plan.dense)
             except DataError as error:
-                self._bad.skip(footer.path, group, error)
+                self._skip(footer.path, group, error)
                 rows[group] = 0
                 continue
             stored = sum(chunk.stop - chunk.start for chunk in chunks)

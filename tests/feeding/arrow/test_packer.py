@@ -299,3 +299,22 @@ def test_a_missing_struct_is_missing_in_each_field():
 def test_what_a_feed_cannot_carry_is_refused_by_place(array, text):
     with pytest.raises(RowError, match=text):
         chunks_of([pa.record_batch({"x": array})])
+
+
+@pytest.mark.fault("F46")
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.list_(pa.string())], ids=str)
+def test_text_that_is_not_utf8_names_its_row_and_what_to_do(kind):
+    values: list[Any] = [b"a", "\u00e9".encode(), b"b", b"a\xff", b"\xfe"]
+    if pa.types.is_list(kind):
+        texts = pa.array(values, pa.binary()).view(pa.string())
+        array: pa.Array = pa.ListArray.from_arrays(pa.array([0, 1, 3, 3, 5], pa.int32()), texts)
+        row = 3
+    else:
+        raw = pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()
+        array, row = pa.array(values, raw).view(kind), 3
+    batch = pa.record_batch({"s": array})
+    expected = rf"partition 7, row {row}, column 's': text that is not UTF-8; read it as binary"
+    with pytest.raises(RowError, match=expected):
+        chunks_of([batch], partition=7)
+    (chunk,) = chunks_of([batch.slice(0, row)])
+    assert len(rows_of(travelled(chunk))) == row

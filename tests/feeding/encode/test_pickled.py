@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
+from feeding.encode import pickled
 from feeding.encode.packer import Packer
 from feeding.encode.pickled import PickledPacker
+from feeding.errors import RowError
 
 RANDOM = random.Random(3)
 
@@ -162,4 +164,63 @@ VECTOR = st.lists(NUMBER, min_size=2, max_size=4)
 )
 def test_any_rows_come_back_equal(rows, size):
     chunks, _ = pack(rows, size, chunk_rows=4)
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows
+
+
+@pytest.mark.parametrize("size", [3, 100])
+def test_wide_rows_make_chunks_of_about_chunk_bytes_as_unpickled_ones_do(size):
+    rows = [floats(30) for _ in range(100)]
+    chunks, _ = pack(rows, size, chunk_rows=256, chunk_bytes=1000, max_chunk_bytes=20000)
+    assert max(chunk.num_bytes for chunk in chunks) <= 2000
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows
+    assert len(chunks) <= 2 * len(rows) * 240 // 1000
+
+
+def test_pickled_rows_that_are_too_wide_are_refused_as_others_are():
+    with pytest.raises(RowError, match=r"partition 3, row 0: 800 bytes, a row may have 700; split"):
+        pack([floats(100) for _ in range(4)], chunk_bytes=500, max_chunk_bytes=700)
+    once = floats(50)  # pickled by reference, so these batches are unpickled
+    for rows in ([floats(50) for _ in range(9)], [once] * 9):
+        chunks, _ = pack(rows, chunk_bytes=500, max_chunk_bytes=700)
+        assert [chunk.num_rows for chunk in chunks] == [1] * 9
+
+
+def parses(monkeypatch):
+    """The numbers of runs that each parse of a row found."""
+    found = []
+    parse = pickled._parse
+
+    def counted(body):
+        template = parse(body)
+        found.append(0 if template is None else len(template.runs))
+        return template
+
+    monkeypatch.setattr(pickled, "_parse", counted)
+    return found
+
+
+def test_rows_that_are_never_recognised_are_soon_parsed_no_more(monkeypatch):
+    tried = parses(monkeypatch)
+    rows = [[RANDOM.choice([3, 300]) for _ in range(40)] for _ in range(300)]
+    chunks, loads = pack(rows, 3)
+    assert loads.calls == 100
+    assert len(tried) < 10
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows
+
+
+def test_rows_are_recognised_again_after_others(monkeypatch):
+    tried = parses(monkeypatch)
+    rows = [[RANDOM.choice([3, 300]) for _ in range(9)] for _ in range(30)]
+    plain = [ints(9) for _ in range(300)]
+    chunks, loads = pack(rows + plain, 3)
+    assert 10 <= loads.calls < 20
+    assert len(tried) <= 6
+    assert [row for chunk in chunks for row in rows_of(chunk)] == rows + plain
+
+
+def test_rows_of_thousands_of_runs_are_given_up_within_the_first_row(monkeypatch):
+    tried = parses(monkeypatch)
+    rows = [[3, 300] * 5000 for _ in range(4)]
+    chunks, loads = pack(rows, 2)
+    assert (tried, loads.calls) == ([0, 0], 2)
     assert [row for chunk in chunks for row in rows_of(chunk)] == rows

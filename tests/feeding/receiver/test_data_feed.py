@@ -1,11 +1,13 @@
 """DataFeed means what TensorFlowOnSpark's does, but for the differences it states."""
 
+import contextlib
+
 import pytest
 
 from feeding.columnar.schema import row_class
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.errors import FeedError, FeedSettingsError, ResultCountError, SchemaError
+from feeding.errors import FeedError, FeedSettingsError, FeedTimeout, ResultCountError, SchemaError
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
 
@@ -73,6 +75,31 @@ def test_rows_of_inference_always_end_with_their_partition(train_mode):
         feed.batch_results(list(batch))
     assert seen == [[0, 1, 2], [3, 4], [5, 6], []]
     assert channel.stats("input").taken_rows == 7
+
+
+@pytest.mark.slow
+def test_a_partition_that_pauses_does_not_hold_up_the_others_of_its_worker():
+    channel = FeedChannel(FeedConfig(starve_timeout_s=2.0))
+    slow, quick = (Packer(FeedConfig(), mode="inference", session=s, partition=s) for s in (1, 2))
+    feed = DataFeed(channel)
+
+    def offer(chunk):
+        with channel._state.changed:
+            channel._state.queue("input").offer(chunk)
+            channel._state.answers_of("input").fed(chunk, 1)
+            channel._state.changed.notify_all()
+
+    seen = []
+    offer(slow.pack([1, 2, 3]))
+    offer(quick.pack(list(range(10))))
+    with contextlib.suppress(FeedTimeout):
+        for _ in range(2):
+            seen.append(feed.next_batch(10))
+            feed.batch_results(list(seen[-1]))
+    assert seen == [[1, 2, 3], list(range(10))]
+    offer(slow.pack([4]))
+    with pytest.raises(FeedTimeout):  # alone, it is waited for
+        feed.next_batch(10)
 
 
 def test_rows_of_two_partitions_never_share_a_batch_of_inference():

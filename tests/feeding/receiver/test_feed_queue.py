@@ -59,7 +59,8 @@ def consistent(queue):
     assert min(stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) >= 0
     assert stats.trained_rows <= stats.taken_rows
     for epoch in stats.epochs:
-        assert 0 <= epoch.trained_rows <= epoch.accepted_rows
+        assert min(epoch.trained_rows, epoch.dropped_rows) >= 0
+        assert epoch.trained_rows + epoch.dropped_rows <= epoch.accepted_rows
     assert stats.unread_bytes >= 0
     return stats
 
@@ -285,6 +286,57 @@ def test_a_batch_that_the_trainer_has_is_not_dropped_with_what_was_read_ahead_an
     stats = consistent(queue)
     assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (2, 1, 0)
     assert queue.is_over(0)
+
+
+def test_rows_that_another_reader_took_are_dropped_once_rows_behind_them_are_handed_out():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, 2))
+    queue.offer(chunk(3, 4, 5))
+    queue.offer(chunk(6, 7, 8, 9))
+    take(queue, pop_chunk(queue))
+    lost = pop_chunk(queue)
+    queue.count_taken(lost.num_rows)  # by a reader that never hands it on
+    take(queue, pop_chunk(queue))
+    stats = consistent(queue)
+    assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (0, 3, 6)
+    queue.settle()
+    stats = consistent(queue)
+    assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (6, 3, 0)
+    epoch = epoch_of(queue, 0)
+    assert (epoch.accepted_rows, epoch.trained_rows, epoch.dropped_rows) == (9, 6, 3)
+    queue.hand(receipt_of([ChunkRows(lost, 0, 2)]))  # that reader is back
+    assert consistent(queue).dropped_rows == 3
+    queue.settle()
+    stats = consistent(queue)
+    assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (8, 1, 0)
+    epoch = epoch_of(queue, 0)
+    assert (epoch.trained_rows, epoch.dropped_rows) == (8, 1)
+
+
+def test_skipped_rows_that_come_after_the_end_of_main_fun_are_dropped_not_in_flight():
+    queue = FeedQueue("validation")
+    queue.skip(0)
+    queue.offer(chunk(1))
+    assert consistent(queue).in_flight_rows == 0
+    queue.drain()
+    queue.offer(chunk(2, 3, 4))
+    stats = consistent(queue)
+    assert (stats.fed_rows, stats.dropped_rows, stats.in_flight_rows) == (4, 4, 0)
+
+
+def test_rows_of_an_ended_epoch_that_are_trained_after_all_are_dropped_no_more():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, 2))
+    late = pop_chunk(queue)
+    queue.count_taken(late.num_rows)
+    queue.flush(0)
+    assert queue.pop() == EpochEnd(0)
+    queue.close_epoch(0)
+    assert consistent(queue).dropped_rows == 2
+    queue.hand(receipt_of([ChunkRows(late, 0, 2)]))
+    queue.settle()
+    stats = consistent(queue)
+    assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (2, 0, 0)
 
 
 def test_the_order_to_end_an_epoch_is_taken_back_until_its_end_is_read():

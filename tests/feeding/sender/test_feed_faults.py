@@ -1,9 +1,11 @@
 """Workers and trainers that die, stand still or miscount while rows are on their way."""
 
+import contextlib
 import dataclasses
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +16,9 @@ import pytest
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.receiver.data_feed import DataFeed
+from feeding.sender.unreachable import UNREACHABLE
+from feeding.sender.worker_link import FeedTarget, WorkerLink
+from rpc.client.connection import connect
 from rpc.endpoint import Endpoint
 from tests.support.feed import (
     CONFIG,
@@ -216,6 +221,145 @@ def test_a_frozen_worker_does_not_stop_rows_for_the_others():
             frozen.close()
 
 
+@contextlib.contextmanager
+def silent_until(worker, feeding, monkeypatch):
+    """Hold up a worker's answers until the feeder has given up on one twice, and at most 20 s."""
+    given_up = []
+    lose = WorkerLink.lose
+
+    def counted(link, reason, *args, **fields):
+        given_up.append(link.target.name)
+        lose(link, reason, *args, **fields)
+
+    monkeypatch.setattr(WorkerLink, "lose", counted)
+    with worker.channel._state.changed:
+        yield
+        name = f"worker:{worker.rank}"
+        eventually(lambda: given_up.count(name) >= 2 or feeding[0].done, "two tries")
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+def test_a_worker_that_answers_nobody_for_a_while_is_fed_once_it_does(monkeypatch):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(1, config) as (worker,):
+        feeding: list[Background] = []
+        with silent_until(worker, feeding, monkeypatch):
+            feeding.append(background(feed_task([worker], config=config), 0, range(100)))
+        (report,) = feeding[0].result()
+    assert (report.worker_rows, report.lost) == ({0: 100}, ())
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+def test_a_worker_that_answers_nobody_answers_inference_once_it_does(monkeypatch):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(1, config) as (worker,):
+        feeding: list[Background] = []
+        with silent_until(worker, feeding, monkeypatch):
+            feeding.append(background(inference_task([worker], config), 0, range(100)))
+        answering = answer_all(worker, lambda rows: rows, 10)
+        assert feeding[0].result() == list(range(100))
+        worker.channel.finish("input")
+        answering.result()
+
+
+@pytest.mark.fault("F37")
+@pytest.mark.slow
+def test_rows_of_a_worker_that_answers_nobody_for_a_while_are_fed_once_exactly_once(monkeypatch):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(2, config) as both:
+        first, second = both
+        task = feed_task([first], config=config, exactly_once=True)
+        run(task, 0, range(100))
+        feeding: list[Background] = []
+        with silent_until(first, feeding, monkeypatch):
+            again = feed_task(both, config=config, exactly_once=True)
+            feeding.append(background(again, 0, range(300)))
+        (report,) = feeding[0].result()
+        fed = [worker.channel.stats("input").fed_rows for worker in (first, second)]
+    assert sum(fed) == report.rows == 300
+    assert (report.dropped_rows, report.lost) == (0, ())
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_workers_that_never_answer_end_the_feed_with_both_limits(exactly_once):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.2, feed_timeout_s=0.5)
+    with workers(1, config) as (worker,):
+        task = feed_task([worker], config=config, exactly_once=exactly_once)
+        feeding: list[Background] = []
+        with worker.channel._state.changed:
+            feeding.append(background(task, 4, range(100)))
+            with pytest.raises(
+                FeedTimeout, match=r"partition 4: .*0\.5 s.*worker:0: .*0\.2 s.*raise"
+            ):
+                feeding[0].result()
+
+
+@contextlib.contextmanager
+def gone_hosts(count, monkeypatch):
+    """Targets that accept no connection, as an unplugged host, and the list of tries to connect."""
+    with contextlib.ExitStack() as stack:
+        targets = []
+        for number in range(count):
+            full = stack.enter_context(socket.socket())
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            address = full.getsockname()
+            stack.enter_context(socket.create_connection(address))  # its queue has no other place
+            targets.append(FeedTarget(number + 5, f"worker:{number + 5}", Endpoint(*address)))
+        tries = []
+
+        def counted(endpoint, *args, **fields):
+            tries.append(endpoint)
+            return connect(endpoint, *args, **fields)
+
+        monkeypatch.setattr("feeding.sender.worker_link.connect", counted)
+        try:
+            yield tuple(targets), tries
+        finally:
+            UNREACHABLE.clear()
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.slow
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_gone_host_is_waited_for_by_one_partition_only(inference, monkeypatch):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(1, config) as (worker,), gone_hosts(2, monkeypatch) as (gone, tries):
+        make = inference_task if inference else feed_task
+        task = make([worker], config=config)
+        task = dataclasses.replace(task, targets=(*gone, *task.targets))
+        reading = answer_all(worker, lambda rows: rows, 10) if inference else read_epochs(worker)
+        for partition in range(3):
+            run(task, partition, range(40))
+        worker.channel.finish("input")
+        reading.result()
+    assert [tries.count(each.endpoint) for each in gone] == [1, 1]
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.slow
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_gone_host_is_tried_again_where_no_other_answers_or_its_rows_count(
+    exactly_once, monkeypatch
+):
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.3)
+    with workers(1, config) as (worker,), gone_hosts(1, monkeypatch) as (gone, tries):
+        task = feed_task([worker], config=config, exactly_once=exactly_once)
+        others = task.targets if exactly_once else ()
+        task = dataclasses.replace(task, targets=(*gone, *others))
+        for partition in range(2):
+            if others:
+                run(task, partition, range(40))
+                continue
+            with pytest.raises(NoWorkerLeft, match="worker:5: Unreachable: "):
+                run(task, partition, range(40))
+    assert tries.count(gone[0].endpoint) == 2
+
+
 @pytest.mark.fault("F01")
 @pytest.mark.slow
 def test_a_killed_worker_process_is_seen_at_once():
@@ -402,8 +546,6 @@ class WorkerProcess:
         self._port = int(self._process.stdout.readline())
 
     def target(self, rank):
-        from feeding.sender.task import FeedTarget
-
         return FeedTarget(rank, f"worker:{rank}", Endpoint("127.0.0.1", self._port))
 
     def signal(self, number):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to
 from tfos.feed.request import FeedRequest
 from tfos.feed.sources import source_of
 from tfos.feed.watch import FeedWatch
+from tfos.monitor.reports import EpochReport
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -450,7 +451,7 @@ def test_rows_that_come_again_after_the_others_have_ended_wait_for_the_worker_th
             return [FeedReport(0, rows=20, partition_rows=20, accepted={1: packed})]
         if task.round_number == 1:  # the chief had read the end, and its report is on its way
             played.reach("worker:0", 0)
-            return [FeedReport(0, 20, 20, dropped_rows=20, unsent=((0, 20),))]
+            return [FeedReport(0, 20, 20, dropped_rows=20, unsent=((0, 20),), ended=(0,))]
         packed = AcceptedRows([(0, 20, 0)]).pack()
         played.reach("worker:1", 20)
         return [
@@ -475,6 +476,33 @@ def test_rows_that_come_again_after_the_others_have_ended_wait_for_the_worker_th
     second = process_key(1, 100)
     assert rounds == [[0, 1], [0], [second]]
     assert not [each for each in told if isinstance(getattr(each, "order", 0), messages.Flush)]
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (20, 20, 0)
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_that_a_task_could_not_reach_takes_the_rows_of_one_lost_in_the_same_round():
+    """The other taker of that round has ended the epoch; this one's connection broke."""
+    played = Played(ClusterConfig(restarts=Restarts(workers=1)))
+    rounds: list[list[int]] = []
+
+    def one_link_breaks(task: FeedTask) -> list[FeedReport]:
+        rounds.append([target.process for target in task.targets])
+        if task.again is None:
+            packed = AcceptedRows([(0, 20, 0)]).pack()
+            return [FeedReport(0, rows=20, partition_rows=20, accepted={2: packed})]
+        if task.round_number == 1:
+            played.reach("worker:0", 0)
+            return [FeedReport(0, 20, 20, dropped_rows=20, unsent=((0, 20),), ended=(0,))]
+        packed = AcceptedRows([(0, 20, 0)]).pack()
+        played.reach("worker:1", 20)
+        return [FeedReport(0, rows=20, partition_rows=20, accepted={1: packed})]
+
+    played.lose("worker:2")
+    epochs: Sequence[EpochReport] = ()
+    with contextlib.suppress(FeedTimeout):
+        epochs = jobs(played, one_link_breaks).train(REQUEST).epochs
+    assert rounds == [[0, 1, 2], [0, 1], [1]]
+    (epoch,) = epochs
     assert (epoch.fed_rows, epoch.trained_rows, epoch.dropped_rows) == (20, 20, 0)
 
 

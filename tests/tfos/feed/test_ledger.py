@@ -141,6 +141,22 @@ def test_rows_that_a_worker_dropped_when_main_fun_returned_are_dropped_not_repea
     assert done.repeated_rows == 0
 
 
+def test_rows_before_the_position_that_a_worker_dropped_are_not_trained():
+    ledger = EpochLedger("input", 0)
+    kept, lost = AcceptedRows([(0, 60, 0)]), AcceptedRows([(60, 40, 0)])
+    ledger.add([FeedReport(0, rows=100, accepted={0: kept.pack(), 1: lost.pack()})])
+    counts = EpochRowCounts(0, 40, 20, 32, dropped_rows=10)
+    assert ledger.take_lost({1: counts}, {1: "a crash"}) == {0: ((90, 100),)}
+    ledger.add(
+        [FeedReport(0, rows=10, accepted={0: AcceptedRows([(90, 10, 60)]).pack()})], again=True
+    )
+    last = {0: EpochRowCounts(0, 70, 65, dropped_rows=5), 1: counts}
+    done = ledger.report(last, NAMES, seconds=1.0)
+    assert (done.fed_rows, done.trained_rows, done.dropped_rows) == (100, 85, 15)
+    assert done.repeated_rows == 10
+    assert done.per_worker == {"worker:0": 65, "worker:1": 20}
+
+
 def test_rows_of_several_lost_workers_are_put_together():
     ledger = EpochLedger("input", 0)
     accepted = {1: AcceptedRows([(0, 5, 0)]).pack(), 2: AcceptedRows([(5, 5, 0)]).pack()}

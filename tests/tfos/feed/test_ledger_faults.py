@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feeding.columnar.batch import Batch
 from feeding.encode.packer import Packer
 from feeding.errors import LateChunk, RowsChanged
 from feeding.protocol.messages import Hello
+from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.data_feed import DataFeed
 from feeding.sender.feeder import Feeder, FeedReport
 from feeding.sender.shuffle import Shuffle
@@ -57,8 +59,33 @@ def end(*some: Worker, epoch: int = 0, rounds: int = 0) -> None:
 def last(worker: Worker, epoch: int = 0) -> EpochRowCounts:
     for each in worker.channel.stats("input").epochs:
         if each.epoch == epoch:
-            return EpochRowCounts(epoch, each.accepted_rows, each.trained_rows)
+            counts = each.accepted_rows, each.trained_rows
+            return EpochRowCounts(epoch, *counts, dropped_rows=each.dropped_rows)
     return EpochRowCounts(epoch)
+
+
+def test_rows_that_one_reader_kept_do_not_hide_what_another_one_trained_behind_them():
+    with workers(1) as (worker,):
+        ledger = EpochLedger("input", 0)
+        ledger.add([run(feed_task([worker]), 0, ROWS)])
+        looks = BatchReader(worker.channel)
+        looks.reads_ahead = True
+        looks.begin()
+        assert isinstance(looks.next_batch(100), Batch)
+        trains = BatchReader(worker.channel)
+        assert trains.begin() == 100
+        for _ in range(3):
+            trains.next_batch(100)
+        left = 112  # with the rest of the first reader's seventh chunk of 16
+        counts = last(worker)
+        assert (counts.trained_rows, counts.dropped_rows) == (200, left)
+        assert BatchReader(worker.channel).begin() == 0
+        assert trains.begin() == 0
+        worker.channel.flush("input", 0)
+        while isinstance(trains.next_batch(100), Batch):
+            pass
+        done = ledger.report({0: last(worker)}, NAMES, seconds=1.0)
+        assert (done.fed_rows, done.trained_rows, done.dropped_rows) == (1000, 1000 - left, left)
 
 
 @pytest.mark.fault("F37")

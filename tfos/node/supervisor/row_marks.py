@@ -18,8 +18,8 @@ import msgspec
 
 from tfos.control.messages import EpochRowCounts, FeedSnapshot
 
-_MARK = struct.Struct("<qqq")
-"""Epoch plus one (0: nothing was read), rows trained, rows taken."""
+_MARK = struct.Struct("<qqqq")
+"""Epoch plus one (0: nothing was read), rows trained, rows dropped, rows taken."""
 
 
 def new_file() -> int:
@@ -39,18 +39,21 @@ class RowMarks:
         self._descriptor = descriptor
         self._places = {feed: number * _MARK.size for number, feed in enumerate(feeds)}
 
-    def note(self, feed: str, epoch: int, trained_rows: int, taken_rows: int) -> None:
+    def note(
+        self, feed: str, epoch: int, trained_rows: int, dropped_rows: int, taken_rows: int
+    ) -> None:
         """Write the marks of a feed; one call of the system, so a kill leaves them whole.
 
         Args:
             feed: its name; others than those of the file are ignored.
             epoch: that the rows are of.
-            trained_rows: all rows before this position are trained.
+            trained_rows: those before the first one that is neither trained nor dropped.
+            dropped_rows: those before the same row.
             taken_rows: no row from this position on was read.
         """
         place = self._places.get(feed)
         if place is not None:
-            mark = _MARK.pack(epoch + 1, trained_rows, taken_rows)
+            mark = _MARK.pack(epoch + 1, trained_rows, dropped_rows, taken_rows)
             os.pwrite(self._descriptor, mark, place)
 
 
@@ -69,20 +72,25 @@ def marked(
         mark = os.pread(descriptor, _MARK.size, number * _MARK.size)
         if len(mark) < _MARK.size:
             continue
-        following, trained, taken = _MARK.unpack(mark)
+        following, trained, dropped, taken = _MARK.unpack(mark)
         if following:
             before = found.get(feed, FeedSnapshot(feed))
-            found[feed] = _advanced(before, following - 1, trained, taken)
+            marks = EpochRowCounts(following - 1, taken, trained, taken, dropped)
+            found[feed] = _advanced(before, marks)
     return tuple(found.values())
 
 
-def _advanced(known: FeedSnapshot, epoch: int, trained: int, taken: int) -> FeedSnapshot:
+def _advanced(known: FeedSnapshot, marks: EpochRowCounts) -> FeedSnapshot:
     """Return a snapshot with the marks of one epoch in it; counts never go back."""
-    before = known.epoch(epoch)
-    trained = max(trained, before.trained_rows)
-    counts = EpochRowCounts(epoch, max(before.accepted_rows, taken), trained, taken)
-    others = tuple(each for each in known.epochs if each.epoch != epoch)
-    more = trained - before.trained_rows
+    before = known.epoch(marks.epoch)
+    newest = marks if marks.position >= before.position else before
+    counts = msgspec.structs.replace(
+        newest,
+        accepted_rows=max(before.accepted_rows, marks.taken_rows),
+        taken_rows=marks.taken_rows,
+    )
+    others = tuple(each for each in known.epochs if each.epoch != marks.epoch)
+    more = counts.trained_rows - before.trained_rows
     return msgspec.structs.replace(
         known, trained_rows=known.trained_rows + more, epochs=(*others, counts)
     )

@@ -155,6 +155,20 @@ def test_a_damaged_file_is_named_or_left_out(good, tmp_path, name, caplog):
 
 
 @pytest.mark.fault("F45")
+def test_row_groups_refused_by_the_footer_and_by_their_pages_count_each_once(tmp_path, caplog):
+    rows = pa.table({"n": pa.array([None if n == 250 else n for n in range(300)], pa.int64())})
+    path = stored(tmp_path / "file", rows, row_group_size=100)
+    path.write_bytes(zeroed(path.read_bytes(), 1, 0))  # the statistics tell of the null in group 2
+    with pytest.raises(DataError, match="2 damaged records or files, max_skipped is 1"):
+        rows_of(ParquetSource(str(path), bad=BadData("skip", max_skipped=1)))
+    caplog.set_level(logging.WARNING)
+    caplog.clear()
+    source = ParquetSource(str(path), bad=BadData("skip", max_skipped=2))
+    assert (rows_of(source), source.num_skipped) == (100, 2)
+    assert all(f"row group {group}" in caplog.text for group in (1, 2))
+
+
+@pytest.mark.fault("F45")
 def test_a_directory_in_the_place_of_a_file_and_a_file_that_changes(good, tmp_path):
     (tmp_path / "part.parquet").mkdir()
     with pytest.raises(FileNotFoundError, match="no data file at"):

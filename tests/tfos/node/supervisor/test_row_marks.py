@@ -33,28 +33,29 @@ def test_a_worker_that_read_nothing_left_what_it_had_reported(file):
 
 def test_marks_are_newer_than_the_last_report_and_keep_its_other_counts(file):
     marks = RowMarks(file, FEEDS)
-    marks.note("input", 4, 10, 20)
-    marks.note("input", 5, 96, 128)
-    marks.note("other", 5, 1, 1)
+    marks.note("input", 4, 10, 0, 20)
+    marks.note("input", 5, 96, 7, 128)
+    marks.note("other", 5, 1, 0, 1)
     epochs = (EpochRowCounts(4, 100, 100), EpochRowCounts(5, 900, 64))
     known = FeedSnapshot("input", 1000, trained_rows=164, dropped_rows=5, epochs=epochs)
     (found,) = marked(file, FEEDS, [known])
-    assert found.epoch(5) == EpochRowCounts(5, 900, 96, 128)
+    assert found.epoch(5) == EpochRowCounts(5, 900, 96, 128, 7)
     assert found.epoch(4) == EpochRowCounts(4, 100, 100)
     assert (found.trained_rows, found.dropped_rows, found.fed_rows) == (196, 5, 1000)
 
 
 def test_a_feed_that_was_never_reported_has_its_marks(file):
-    RowMarks(file, FEEDS).note("validation", 0, 0, 16)
+    RowMarks(file, FEEDS).note("validation", 0, 0, 0, 16)
     (found,) = marked(file, FEEDS, ())
     assert (found.feed, found.epoch(0)) == ("validation", EpochRowCounts(0, 16, 0, 16))
 
 
 def test_a_report_that_is_newer_than_the_mark_stays(file):
-    RowMarks(file, FEEDS).note("input", 0, 16, 32)
-    known = FeedSnapshot("input", trained_rows=32, epochs=(EpochRowCounts(0, 64, 32),))
+    RowMarks(file, FEEDS).note("input", 0, 16, 0, 48)
+    epochs = (EpochRowCounts(0, 64, 32, dropped_rows=4),)
+    known = FeedSnapshot("input", trained_rows=32, epochs=epochs)
     (found,) = marked(file, FEEDS, [known])
-    assert (found.trained_rows, found.epoch(0)) == (32, EpochRowCounts(0, 64, 32, 32))
+    assert (found.trained_rows, found.epoch(0)) == (32, EpochRowCounts(0, 64, 32, 48, 4))
 
 
 def reads_then_crashes(args, ctx):
