@@ -204,6 +204,10 @@ class SavingServers:
             )
         return answers
 
+    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
+        """As ServerGroup.fetch_manifest."""
+        return self._separate().fetch_manifest(timeout_s=timeout_s)
+
 
 class RendezvousClient:
     """The rendezvous of one worker; belongs to a PSClient.
@@ -482,9 +486,7 @@ class PSClient:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._lock:
             self._wait_filled(limit_s)
-            call = OutgoingCall(self._servers.links[0], messages.FetchManifest())
-            (reply,) = self._servers.send([call], timeout_s=limit_s)
-            self._adopt(Manifest.decode(reply.payload))
+            self._adopt(self._servers.fetch_manifest(timeout_s=limit_s))
             return self.manifest
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:

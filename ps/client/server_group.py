@@ -153,6 +153,16 @@ class ServerGroup:
         calls = [OutgoingCall(link, messages.FetchStats()) for link in self.links]
         return [messages.decode_reply(each.payload, ServerStats) for each in self.send(calls)]
 
+    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
+        """Ask ps:0 for what it serves. Raises as `send`, and ManifestMismatch.
+
+        Args:
+            timeout_s: seconds.
+        """
+        call = OutgoingCall(self.links[0], messages.FetchManifest())
+        (reply,) = self.send([call], timeout_s=timeout_s)
+        return Manifest.decode(reply.payload)
+
     def answers(
         self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float | None = None
     ) -> list[Answer]:

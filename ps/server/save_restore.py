@@ -245,7 +245,8 @@ class ShardSaving:
                 portion=Portion(snapshot.is_unchanged, snapshot.segments),
             )
             self._known.note(request.save_id, snapshot.versions(), snapshot.num_changes())
-            return messages.Saved(record, snapshot.clock, self.passed_over)
+            frozen_hash = snapshot.manifest.frozen_hash()
+            return messages.Saved(record, snapshot.clock, self.passed_over, frozen_hash)
 
 
 def restore_into(
