@@ -220,8 +220,8 @@ def commit(
 
     Raises:
         CheckpointError: a shard's file is missing or of another size, the step exists already, the
-            base does not exist or is of another model, or the disk fails. The save is not visible then; `abort` removes
-            it.
+            base does not exist or is of another model, or the disk fails. The save is not visible
+            then; `abort` removes it.
     """
     if not 0 <= step <= MAX_COUNT:
         raise CheckpointError(f"a checkpoint's step is a number in 0..{MAX_COUNT}, got {step}")
@@ -290,8 +290,8 @@ def _check_base(
         )
     if found.manifest != manifest:
         raise CheckpointError(
-            f"step {step} cannot add to step {base.step}, which is of another model: frozen weights "
-            "came to the servers since; save again, with all parameters"
+            f"step {step} cannot add to step {base.step}, which is of another model: frozen "
+            "weights came to the servers since; save again, with all parameters"
         )
 
 

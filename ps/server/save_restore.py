@@ -62,7 +62,7 @@ class ShardExtra(msgspec.Struct, frozen=True):
 
 
 class SavedVersions:
-    """Which version of each bucket and segment this server's last saves hold.
+    """What deltas to this server's last saves tell changes by.
 
     `note` one at a time, the rest from any thread.
     """
@@ -73,7 +73,7 @@ class SavedVersions:
         """By save; replaced as a whole, for it is read without a lock."""
 
     def of(self, save_id: str) -> Mapping[UnitKey, int]:
-        """Return the versions in a save; none for one that this server does not know."""
+        """Return `ShardSnapshot.versions` of a save; none for one that is not known here."""
         return self._by_save.get(save_id, {})
 
     def at(self, num_changes: int) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class SavedVersions:
 
         Args:
             save_id: names the save.
-            versions: per unit the version that was saved.
+            versions: of its snapshot.
             num_changes: of the shard at the snapshot.
         """
         self._by_save[save_id] = versions
