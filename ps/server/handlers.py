@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -46,7 +47,7 @@ from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import RendezvousBoard
 from ps.server.request import Attempt, attempt_of, request_id
-from ps.server.save_restore import ShardSaving, restore_into
+from ps.server.save_restore import RestoreTurns, ShardSaving, restore_into
 from ps.server.shard import ServingShard
 from ps.stats.counters import Counters
 from ps.stats.server_stats import ServerStats
@@ -112,6 +113,7 @@ class Service:
         self._open_storage = open_storage
         self._saving = ShardSaving(settings.rank, open_storage)
         self._restored: messages.Restore | None = None
+        self._restores = RestoreTurns()
         self._restore_point = RestorePoint()
         self._kernels = KernelsAhead(settings.rank)
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
@@ -493,22 +495,21 @@ class Service:
         call.reply(messages.encode(saved))
 
     def _restore(self, call: Call, request: messages.Restore) -> None:
-        if self.life.shard is not None:
-            if self._restored != request:
+        manifest = self._read_manifest(call, request)
+        with self._restores.turn(request, attempt_of(call.peer), call.peer_gone):
+            if self.life.shard is None:
+                storage = self._open_storage(request.directory)
+                checkpoint = read_manifest(storage, request.step)
+                like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
+                by = partial(getattr, self._restores, "by")  # a newer process may ask meanwhile
+                if self.restore(storage, checkpoint, like, by=by, resumes=True):
+                    self._restored = request
+                self._refuse_other(manifest)
+            elif self._restored != request:
                 raise ServerPhaseError(
                     f"ps:{self.settings.rank} is {self.life.phase.value} already; restore needs "
                     "servers that are EMPTY: start new ones, or assign() the values"
                 )
-            self._reply_description(call)  # a retry
-            return
-        manifest = self._read_manifest(call, request)
-        storage = self._open_storage(request.directory)
-        checkpoint = read_manifest(storage, request.step)
-        like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
-        by = attempt_of(call.peer)
-        if self.restore(storage, checkpoint, like, by=by, resumes=True):
-            self._restored = request
-        self._refuse_other(manifest)
         self._reply_description(call)
 
     def restore(
@@ -517,7 +518,7 @@ class Service:
         checkpoint: Checkpoint,
         like: RestoreOptions,
         *,
-        by: Attempt | None = None,
+        by: Callable[[], Attempt | None] = lambda: None,
         resumes: bool = False,
     ) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
@@ -526,7 +527,7 @@ class Service:
             root: the checkpoint root.
             checkpoint: the one to restore.
             like: what it has to fit.
-            by: the worker that has asked for it; None: no worker.
+            by: returns the worker that has asked for it; None: no worker.
             resumes: a run begins with it; False: the run that saved it goes on.
 
         Raises:
@@ -546,7 +547,7 @@ class Service:
             for session in extra.sessions or ():
                 shard.gate.fence(WorkerRank(session.worker), session.generation)
         num_changes = shard.num_changes
-        if not self.life.install(shard, by):
+        if not self.life.install(shard, by()):
             return False
         self._saving.passed_over = newer
         is_whole = not like.reset_optimizer and not any(table.has_left_out for table in tables)
