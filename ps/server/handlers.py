@@ -92,6 +92,7 @@ class Service:
         refuse_if_replaced: raises if a newer process serves this rank; None: nothing is checked.
         make_room: raises SettingsError if so many connections `per_worker` do not fit.
         open_storage: returns the storage of a checkpoint root.
+        job: the cluster's id, as in its checkpoints; empty: unknown.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class Service:
         refuse_if_replaced: Callable[[], None] | None = None,
         make_room: Callable[..., None] = lambda **_: None,
         open_storage: OpenStorage = storage_at,
+        job: str = "",
     ) -> None:
         self.settings = settings
+        self._job = job
         self._refuse_if_replaced = refuse_if_replaced
         self._make_room = make_room
         self.life = Lifecycle(settings)
@@ -540,11 +543,14 @@ class Service:
         dense = self._new_dense(manifest)
         tables = self._new_tables(manifest, saved_segments(root, checkpoint, place))
         extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
-        shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
+        # The clients of another run never send again, and nothing else would drop their sessions.
+        is_of_another_run = bool(self._job and checkpoint.job) and checkpoint.job != self._job
+        sessions = () if is_of_another_run else extra.sessions
+        shard = self._new_shard(dense, tables, extra.clock, sessions)
         shard.metadata.fill(extra.notes)
         shard.resumed_step = checkpoint.step if resumes else extra.resumed_step
         if like.job is not None:  # in another run the attempts count from 0 again
-            for session in extra.sessions or ():
+            for session in sessions or ():
                 shard.gate.fence(WorkerRank(session.worker), session.generation)
         num_changes = shard.num_changes
         if not self.life.install(shard, by()):
