@@ -233,7 +233,8 @@ class RendezvousClient:
             timeout_s: seconds until RequestTimeout.
         """
         uses = self._uses.get(key, 0)
-        name = f"{key}#{uses}" if uses else key
+        # A key may end like a count: with its own # doubled, no two uses have one name.
+        name = key.replace("#", "##") + (f"#{uses}" if uses else "")
         reply = self._wait(name, value, timeout_s)
         self._uses[key] = uses + 1
         answer = messages.decode_reply(reply.meta, messages.RendezvousValues)
