@@ -53,7 +53,16 @@ from ps.stats.counters import Counters
 from ps.stats.server_stats import ServerStats
 from ps.tables.table import Table, make_tables
 from rpc.errors import SettingsError
+from rpc.limits import DEFAULT_LIMITS
 from rpc.server.listener import Call
+
+MAX_SHARE_BYTES = DEFAULT_LIMITS.max_payload_bytes
+"""Of the values at one server; a frozen group's are pulled apart from the others."""
+
+
+def _shares(sizes: Sequence[int], num_servers: int) -> list[int]:
+    """Return the bytes of each server's buckets."""
+    return [sum(sizes[owned.start : owned.stop]) for owned in deal(sizes, num_servers)]
 
 
 def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Event:
@@ -242,6 +251,7 @@ class Service:
     def _compile(self, call: Call, request: messages.Compile) -> None:
         manifest = self._read_manifest(call, request)
         self._check_room(manifest)
+        self._check_share(manifest)
         deadline_s = time.monotonic() + request.wait_s
         took_s = self._kernels.compile(manifest, deadline_s, call.peer_gone)
         call.reply(messages.encode(messages.Compiled(took_s)))
@@ -289,6 +299,7 @@ class Service:
 
     def _new_dense(self, manifest: Manifest) -> DenseShard:
         """Make the values of this server; loads or compiles the kernels, before SERVING."""
+        self._check_share(manifest)
         settings = self.settings
         return DenseShard(
             manifest,
@@ -310,6 +321,23 @@ class Service:
         return make_tables(
             manifest, rank=place.rank, num_servers=place.num_servers, segments=segments
         )
+
+    def _check_share(self, manifest: Manifest) -> None:
+        """Refuse values that no pull could bring: they are one frame."""
+        num_servers, rank = self.settings.num_servers, self.settings.rank
+        for layout in (Layout.of(manifest), Layout.frozen(manifest)):
+            sizes = layout.bucket_bytes()
+            nbytes = _shares(sizes, num_servers)[rank]
+            if nbytes > MAX_SHARE_BYTES:
+                least = num_servers + 1
+                while least < len(sizes) and max(_shares(sizes, least)) > MAX_SHARE_BYTES:
+                    least += 1
+                raise PSSettingsError(
+                    f"ps:{rank} of {num_servers} would hold {nbytes} bytes of values, a server "
+                    f"answers a pull with at most {MAX_SHARE_BYTES}: start at least {least} "
+                    "servers",
+                    {"least_servers": str(least)},
+                )
 
     def _check_room(self, manifest: Manifest) -> None:
         """Refuse tables whose workers' second connections, those of lookups ahead, do not fit."""
@@ -360,12 +388,9 @@ class Service:
         self._counters.add_received(expected)
 
     def _value_nbytes(self, manifest: Manifest) -> int:
-        nbytes = 0
-        for layout in (Layout.of(manifest), Layout.frozen(manifest)):
-            sizes = layout.bucket_bytes()
-            owned = deal(sizes, self.settings.num_servers)[self.settings.rank]
-            nbytes += sum(sizes[owned.start : owned.stop])
-        return nbytes
+        layouts = (Layout.of(manifest), Layout.frozen(manifest))
+        num_servers, rank = self.settings.num_servers, self.settings.rank
+        return sum(_shares(layout.bucket_bytes(), num_servers)[rank] for layout in layouts)
 
     def _refuse_other(self, manifest: Manifest) -> None:
         serving = self.life.loaded().manifest

@@ -14,6 +14,7 @@ from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.server import handlers
 from ps.server.request import Attempt
+from ps.server.save_restore import restore_into
 from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, make_manifest, run_all
 from tests.support.waiting import wait_until
 
@@ -30,7 +31,7 @@ class HeldReading:
         self.num_begun = 0
         self.goes_on, self.stands = threading.Event(), threading.Event()
         self.first_fails = False
-        self._passes = handlers.restore_into
+        self._passes = restore_into
         monkeypatch.setattr(handlers, "restore_into", self._held)
 
     def _held(self, *arguments: Any, **options: Any) -> Any:
