@@ -399,8 +399,11 @@ def test_a_push_that_was_applied_as_it_arrived_is_no_news_to_a_closed_gate(polic
     push = arriving(0)
     bench.gate.begin_push(push)
     bench.gate.close(ServerPhaseError("DRAINING; nothing was changed"))
-    taken = bench.gate.arrive(push)
-    assert (taken, taken.clock, taken.error) == (push, 1, None)
+    taken = None
+    with contextlib.suppress(ServerPhaseError):
+        taken = bench.gate.arrive(push)
+    assert taken is push
+    assert (push.clock, push.error) == (1, None)
     assert bench.pushed == [push.id]
     with pytest.raises(ServerPhaseError, match="DRAINING"):
         bench.gate.begin_push(arriving(0, session=2))
