@@ -16,8 +16,7 @@ the sequence last applied there:
     refusal                  why the session's last request was refused: so is every copy of it
 
 A connection cut in the middle therefore leaves a record from which the retry goes on. A session is
-one client object, named by a random number: two clients of one worker, or a client of another run
-that meets a restored record, never mix up their numbers.
+one client object, named by a random number: two clients of one worker never mix up their numbers.
 
 A session is remembered as long as its generation may act, for its last request may come again at
 any time. Only one with a request under way needs `applied`; of all others `completed` says it all.
@@ -474,7 +473,7 @@ class CompletionLog:
         """Take over the sessions of a checkpoint.
 
         A session that still lives may be ahead, or have begun since: its first request may jump.
-        Those of another run never send again.
+        Those of another run never send again, so their records are left out (ps.server.handlers).
         """
         self.is_restored = True
         for session in sessions:

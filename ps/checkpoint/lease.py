@@ -13,10 +13,10 @@ judged, the process puts it back. Every process of the job that saves has a beat
 holder's tell whose staging directories may go (ps.checkpoint.staging).
 
 An owner is a job, not a process: chief and driver of one cluster share a lease. Another job's is
-taken over when its process has certainly ended: on the same host by its pid and start time; on any
-other host when neither lease nor beat has changed for `silent_s` of our own monotonic clock, of
-which only the time counts in which the file system answered. No wall clock is compared with another
-one.
+taken over when all of its processes that beat have ended: on the same host by pid and start time;
+on any other host when neither lease nor beats have changed for `silent_s` of our own monotonic
+clock, of which only the time counts in which the file system answered. No wall clock is compared
+with another one.
 """
 
 from __future__ import annotations
@@ -291,10 +291,9 @@ class Lease:
         Raises:
             CheckpointError: the holder lives.
         """
-        has_ended = holder.has_ended() if holder else None
-        beat = self._read(self._beat_name(holder.token)) if holder and has_ended is None else None
+        has_ended, beats = self._life_of(holder) if holder else (None, b"")
         silence = self._silence
-        silent_s = silence.look(found + (beat or b""), time.monotonic())
+        silent_s = silence.look(found + beats, time.monotonic())
         if has_ended is False or silence.has_changed:
             self._silence = Silence(3 * _LOOK_S)
             raise self._refused(holder)
@@ -303,6 +302,25 @@ class Lease:
         where = self._storage.where()
         _logger.warning("%s: taking over from %s, which is gone", where, _named(holder))
         return True
+
+    def _life_of(self, holder: Holder) -> tuple[bool | None, bytes]:
+        """Return whether all processes of the holder's job have certainly ended, and their beats.
+
+        A process that is started elsewhere in the holder's place leaves the lease as it is. Of
+        those that cannot be seen from here, their beats tell.
+        """
+        ends, beats = [holder.has_ended()], [self._read(self._beat_name(holder.token)) or b""]
+        for name in sorted(self._storage.names()) if ends != [False] else ():
+            if name.startswith(f".{self._name}.") and name != self._beat_name(holder.token):
+                data = self._read(name)
+                process = read_holder(data) if name.endswith(".beat") else None
+                if data is not None and process is not None and process.owner == holder.owner:
+                    ends.append(process.has_ended())
+                    beats.append(data)
+        if False in ends:
+            return False, b""
+        unknown = [beat for ended, beat in zip(ends, beats, strict=True) if ended is None]
+        return None if unknown else True, b"".join(unknown)
 
     def _create(self) -> bool:
         """Create the lease, unless there is one; begin to renew it."""

@@ -44,7 +44,7 @@ class SegmentSnapshot:
     Args:
         table: this server's share.
         place: the table's number in the manifest, and the segment's in the table.
-        base: version at the end of an earlier save, to copy later changes only; None: copy all.
+        base: `take` of an earlier save, to copy later changes only; None: copy all.
         at_snapshot: called under the segment's lock at the moment of the snapshot.
     """
 
@@ -61,6 +61,8 @@ class SegmentSnapshot:
         """Whether the batches hold all rows, not only changes since the base."""
         self.version = 0
         """Version of the segment at the snapshot."""
+        self.take = 0
+        """Which take of the segment's tombstones this is; names it as the base of a delta."""
         self.num_loads = 0
         """How often rows had been loaded into it by then, which makes no version."""
         self.counts: Array = np.empty(0, np.uint16)
@@ -76,10 +78,8 @@ class SegmentSnapshot:
         """Take the snapshot unless it exists; the caller holds the segment's lock."""
         if self._rows is None:
             segment = self._segment
-            gone = segment.drops.take(self._base, segment.version)
-            self.is_whole = gone is None
-            since = -1 if gone is None or self._base is None else self._base
-            self._gone = self._gone if gone is None else gone
+            self.take, since, self._gone = segment.drops.take(self._base, segment.version)
+            self.is_whole = since < 0
             self.version, self.counts = segment.version, segment.counts.copy()
             self.num_loads = segment.num_loads
             self._rows = segment.snapshot = RowSnapshot(since, segment.version, segment.num_rows)
@@ -132,7 +132,7 @@ class ShardSnapshot:
         guard: copy-on-write state of the shard's units.
         clock: clock of the snapshot.
         save_id: the save that it belongs to.
-        base: version of each bucket and segment in an earlier save.
+        base: `versions` of an earlier save.
     """
 
     def __init__(
@@ -250,17 +250,20 @@ class ShardSnapshot:
         return found.texts()
 
     def versions(self) -> dict[UnitKey, int]:
-        """Version of each bucket and segment in the save or its base, once all are copied."""
+        """Return what a delta tells changes by, once all are copied.
+
+        Of a bucket its version in the save or its base, of a segment which take this save was.
+        """
         versions = self._versions.copy()
-        versions.update((segment.place, segment.version) for segment in self.segments)
+        versions.update((segment.place, segment.take) for segment in self.segments)
         versions.update(dict.fromkeys((bucket.id for bucket in self.frozen.buckets), 0))
         return versions
 
     def num_changes(self) -> int:
         """`CopyOnWrite.num_changes` at the snapshot, once all are copied."""
-        units = sum(self.versions().values()) + self.frozen.num_changes
-        loads = sum(segment.num_loads for segment in self.segments)
-        return self.clock + self._num_metadata_changes + units + loads
+        buckets = sum(self._versions.values()) + self.frozen.num_changes
+        rows = sum(segment.version + segment.num_loads for segment in self.segments)
+        return self.clock + self._num_metadata_changes + buckets + rows
 
     def begin_writing(self) -> bool:
         """Whether the snapshot still exists; from now on it does not expire."""

@@ -220,8 +220,8 @@ def commit(
 
     Raises:
         CheckpointError: a shard's file is missing or of another size, the step exists already, the
-            base does not exist, or the disk fails. The save is not visible then; `abort` removes
-            it.
+            base does not exist or is of another model, or the disk fails. The save is not visible
+            then; `abort` removes it.
     """
     if not 0 <= step <= MAX_COUNT:
         raise CheckpointError(f"a checkpoint's step is a number in 0..{MAX_COUNT}, got {step}")
@@ -231,7 +231,7 @@ def commit(
         return storage.where(target)
     base = origin.base
     if base is not None:
-        _check_base(storage, base, step, origin.passed_over)
+        _check_base(storage, base, step, manifest, origin.passed_over)
     checkpoint = Checkpoint(
         format=FORMAT,
         save_id=save_id,
@@ -275,7 +275,9 @@ def _is_committed(storage: Storage, save_id: str, step: int, origin: Origin) -> 
     )
 
 
-def _check_base(storage: Storage, base: Base, step: int, passed_over: Collection[int]) -> None:
+def _check_base(
+    storage: Storage, base: Base, step: int, manifest: Manifest, passed_over: Collection[int]
+) -> None:
     if base.step in passed_over:
         raise CheckpointError(
             f"step {step} cannot add to step {base.step}: a server has resumed from an older one"
@@ -285,6 +287,11 @@ def _check_base(storage: Storage, base: Base, step: int, passed_over: Collection
         raise CheckpointError(
             f"step {step} cannot add to save {base.save_id} of step {base.step}: there is save "
             f"{found.save_id}, and steps must grow"
+        )
+    if found.manifest != manifest:
+        raise CheckpointError(
+            f"step {step} cannot add to step {base.step}, which is of another model: frozen "
+            "weights came to the servers since; save again, with all parameters"
         )
 
 

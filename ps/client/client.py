@@ -204,6 +204,10 @@ class SavingServers:
             )
         return answers
 
+    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
+        """As ServerGroup.fetch_manifest."""
+        return self._separate().fetch_manifest(timeout_s=timeout_s)
+
 
 class RendezvousClient:
     """The rendezvous of one worker; belongs to a PSClient.
@@ -229,7 +233,8 @@ class RendezvousClient:
             timeout_s: seconds until RequestTimeout.
         """
         uses = self._uses.get(key, 0)
-        name = f"{key}#{uses}" if uses else key
+        # A key may end like a count: with its own # doubled, no two uses have one name.
+        name = key.replace("#", "##") + (f"#{uses}" if uses else "")
         reply = self._wait(name, value, timeout_s)
         self._uses[key] = uses + 1
         answer = messages.decode_reply(reply.meta, messages.RendezvousValues)
@@ -482,9 +487,7 @@ class PSClient:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._lock:
             self._wait_filled(limit_s)
-            call = OutgoingCall(self._servers.links[0], messages.FetchManifest())
-            (reply,) = self._servers.send([call], timeout_s=limit_s)
-            self._adopt(Manifest.decode(reply.payload))
+            self._adopt(self._servers.fetch_manifest(timeout_s=limit_s))
             return self.manifest
 
     def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:

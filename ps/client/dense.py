@@ -99,6 +99,7 @@ class DenseClient:
         """
         self._manifest = manifest
         self._hash = digest
+        self._servers.has_barrier = manifest.has_barrier
         self.layout = Layout.of(manifest)
         self.pieces = slice_by_server(self.layout, len(self._servers.links))
         self._clipper = Clipper.if_needed(manifest, num_workers=self._num_workers)

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,13 @@ class Servers(Protocol):
             request: sent to every server.
             answer: type of the reply.
             timeout_s: seconds for all of them together.
+        """
+
+    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
+        """Return what ps:0 serves.
+
+        Args:
+            timeout_s: seconds.
         """
 
 
@@ -105,6 +112,8 @@ class _Place:
     staging: Staging
     base: Base | None = None
     """The last checkpoint that was committed here."""
+    manifest: Manifest | None = None
+    """Of that checkpoint."""
     num_deltas: int = 0
     """Since the last full one."""
 
@@ -136,7 +145,7 @@ class Saver:
     ) -> str:
         """Make a checkpoint; returns its directory. Other arguments and errors as of PSClient.save.
 
-        `manifest` is what all `servers` serve.
+        `manifest` is what all `servers` serve, but for frozen groups that they got since.
         """
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
@@ -148,7 +157,7 @@ class Saver:
                     return found
             place = self._place(directory)
             deadline_s = self._begin(place, turn_ends_s)
-            base = self._base_for(place, step, options)
+            base = self._base_for(place, step, options, manifest)
             save_id = place.staging.new_save_id()
             as_it_is = options.nobody_trains
             order = messages.TakeSnapshot(save_id, base.save_id if base else "", as_it_is=as_it_is)
@@ -161,6 +170,7 @@ class Saver:
                 request = messages.Save(str(directory), save_id, wait_s)
                 answers = servers.ask(request, messages.Saved, timeout_s=left_s)
                 shards = [answer.shard for answer in answers]
+                manifest = _manifest_of(answers, (manifest, place.manifest), servers, deadline_s)
                 with place.lease.held():
                     passed_over = {each for answer in answers for each in answer.passed_over}
                     if step is None:
@@ -176,7 +186,7 @@ class Saver:
                 abort(storage, save_id)
                 place.base = None
                 raise
-            place.base = Base(step, save_id)
+            place.base, place.manifest = Base(step, save_id), manifest
             place.num_deltas = place.num_deltas + 1 if base else 0
             return path
 
@@ -246,10 +256,14 @@ class Saver:
             self._places[name] = _Place(lease, Staging(storage, lease))
         return self._places[name]
 
-    def _base_for(self, place: _Place, step: int | None, options: SaveOptions) -> Base | None:
+    def _base_for(
+        self, place: _Place, step: int | None, options: SaveOptions, manifest: Manifest
+    ) -> Base | None:
         base = place.base
         if base is None or place.num_deltas + 1 >= options.full_every:
             return None
+        if manifest.frozen_groups and manifest != place.manifest:
+            return None  # they came after that save
         return base if step is None or step > base.step else None
 
 
@@ -275,6 +289,33 @@ def _snapshot(
         margin = 2 * margin + 1 if is_missed else 0
         order = msgspec.structs.replace(order, clock=newest + margin)
         wait_s = CLOCK_WAIT_S
+
+
+def _manifest_of(
+    answers: Sequence[messages.Saved],
+    known: Sequence[Manifest | None],
+    servers: Servers,
+    deadline_s: float,
+) -> Manifest:
+    """Return the manifest of the shards: another client may have seeded frozen weights meanwhile.
+
+    Args:
+        answers: of all servers.
+        known: manifests that it may be.
+        servers: asked if it is none of them.
+        deadline_s: of the save (monotonic).
+    """
+    hashes = {answer.frozen_hash for answer in answers}
+    for manifest in known:
+        if manifest is not None and hashes == {manifest.frozen_hash()}:
+            return manifest
+    manifest = servers.fetch_manifest(timeout_s=_left_s(deadline_s))
+    if hashes != {manifest.frozen_hash()}:
+        raise CheckpointError(
+            "the frozen weights came to the servers while this save was made, and some shards lack "
+            "them: it is not committed; save again"
+        )
+    return manifest
 
 
 def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]) -> int:

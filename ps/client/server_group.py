@@ -29,6 +29,8 @@ from ps.errors import (
     PSSettingsError,
     ServerPhaseError,
     ServerUnavailable,
+    StaleGeneration,
+    WorkerLost,
     client_closed,
 )
 from ps.manifest.manifest import Manifest
@@ -50,6 +52,8 @@ Purpose = Literal["lookups", "saves"]
 """What has connections of its own, so that it holds up no push."""
 
 
+_FINAL = (ServerPhaseError, StaleGeneration, WorkerLost)
+"""Refusals after which a server takes no push of this worker's process."""
 PROBE_TIMEOUT_S = 1.0
 """How long a look after a server that may have been started again waits for it."""
 
@@ -122,7 +126,9 @@ class ServerGroup:
         self.session = secrets.randbits(63)
         """Names this client in the servers' records."""
         self._unknown = ""
-        """Why an earlier changing request has no answer; empty: all have one."""
+        """What came of an earlier changing request, if the servers may differ in it."""
+        self.has_barrier = False
+        """Whether all servers have to count a push for the same clock."""
         self._inactive_request: ChangingRequest | None = None
         self._num_declared: list[int] = []
         self._closed = False
@@ -152,6 +158,16 @@ class ServerGroup:
         """Ask every server for its counters, which come as payload: they may be many."""
         calls = [OutgoingCall(link, messages.FetchStats()) for link in self.links]
         return [messages.decode_reply(each.payload, ServerStats) for each in self.send(calls)]
+
+    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
+        """Ask ps:0 for what it serves. Raises as `send`, and ManifestMismatch.
+
+        Args:
+            timeout_s: seconds.
+        """
+        call = OutgoingCall(self.links[0], messages.FetchManifest())
+        (reply,) = self.send([call], timeout_s=timeout_s)
+        return Manifest.decode(reply.payload)
 
     def answers(
         self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float | None = None
@@ -219,12 +235,13 @@ class ServerGroup:
 
         Raises:
             ClosedError: after close().
-            ServerPhaseError: an earlier one got no answer, so the numbers of both sides may differ.
+            ServerPhaseError: an earlier one got no answer, so the numbers of both sides may differ;
+                or only some servers have counted it, so their clocks do.
         """
         if self._unknown:
             raise ServerPhaseError(
-                f"an earlier request of this worker got no answer ({self._unknown}): nobody knows "
-                "whether it was applied; restart the worker with a new generation"
+                f"an earlier request of this worker {self._unknown}; restart the worker with a new "
+                "generation"
             )
         if self._closed:
             raise client_closed()
@@ -236,7 +253,12 @@ class ServerGroup:
         except BaseException as error:
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
-                self._unknown = str(error) or type(error).__name__
+                why = str(error) or type(error).__name__
+                self._unknown = f"got no answer ({why}): nobody knows whether it was applied"
+            elif self.has_barrier and _is_torn(calls):
+                self._unknown = (
+                    f"was counted only by some servers ({error}), so their clocks differ"
+                )
             raise
         finally:
             for call in calls:
@@ -394,6 +416,17 @@ class ServerGroup:
             group.close()
         for link in self.links:
             link.retire()
+
+
+def _is_torn(calls: Sequence[OutgoingCall]) -> bool:
+    """Whether a push counts at some servers, and others would take the next one in its place.
+
+    A server that stops or has failed, or that refuses this worker, takes none.
+    """
+    refusals = [call.error for call in calls if not call.counts]
+    is_part = 0 < len(refusals) < len(calls)
+    takes_next = any(not isinstance(error, _FINAL) for error in refusals)
+    return is_part and takes_next and isinstance(calls[0].request, messages.Push)
 
 
 class AwayProbe:

@@ -210,7 +210,7 @@ class RowGate:
         """
         with self._gate.changed:
             ticket.refuse(None)
-            if not self._gate.is_to_do(ticket):
+            if not self._gate.is_to_do(ticket, is_applied=True):
                 return False
             ticket.complete(is_update=is_update)
             self.end_batch(batch)
@@ -410,14 +410,18 @@ class Gate(Generic[Gradient]):
         with self.changed:
             self._tracker.pulled(worker, clock)
 
-    def is_to_do(self, ticket: Ticket) -> bool:
+    def is_to_do(self, ticket: Ticket, *, is_applied: bool = False) -> bool:
         """Whether a request that began is still to be done; call it while holding `changed`.
+
+        Args:
+            ticket: of the request.
+            is_applied: it has changed all that it does; then it counts at a closed gate, too.
 
         Raises:
             StaleGeneration, PSError: as `begin`.
         """
-        if self._closed is not None:
-            raise self._closed
+        if self._closed is not None and not is_applied:
+            raise self._closed.again()
         session, sequence = ticket.session, ticket.id.sequence
         if session.ended is not None:
             raise session.ended.again()
@@ -446,6 +450,8 @@ class Gate(Generic[Gradient]):
                 late.ticket = push.ticket
                 return late
             self._enter(push)
+            if self._closed is not None:  # it was applied before, and waits for nobody
+                self._waiting.close(self._closed, self._policy.clock)
         return push
 
     def refuse(self, push: PendingPush[Gradient], error: PSError) -> PendingPush[Gradient] | None:
@@ -645,7 +651,7 @@ class Gate(Generic[Gradient]):
     def refuse_closed(self) -> None:
         """Raise what the gate was closed with."""
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.again()
 
     def execute(self, actions: Sequence[Action]) -> None:
         """Do what the policy has decided; call it while holding `changed`."""
@@ -668,7 +674,7 @@ class Gate(Generic[Gradient]):
 
     def _begin(self, request: RequestId, acknowledged: int, acked_updates: int) -> Ticket:
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.again()
         ticket = self._log.begin(request, acknowledged, acked_updates)
         if request.generation:  # a first attempt replaces nobody
             self._drop_replaced(request.worker)
@@ -697,7 +703,8 @@ class Gate(Generic[Gradient]):
         Raises:
             StaleGeneration, PSError: as `begin`.
         """
-        if not self.is_to_do(push.ticket):
+        is_applied = push.hyper is not None and push.gradient is None
+        if not self.is_to_do(push.ticket, is_applied=is_applied):
             return False
         is_late = self._recovery.is_late(push)
         if is_late:

@@ -276,7 +276,7 @@ class WaitingPushes(Generic[Gradient]):
             if push.is_applied:
                 push.clock = clock
             else:
-                push.error = error
+                push.error = error.again()
         self.pushes.clear()
 
     def _note_applied(self, push: PendingPush[Gradient]) -> None:

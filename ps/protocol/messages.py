@@ -520,6 +520,8 @@ class Saved(msgspec.Struct, frozen=True):
     clock: int
     passed_over: tuple[int, ...] = ()
     """Steps that this server has left aside when it was restored from an older one."""
+    frozen_hash: str = ""
+    """Of the manifest that the shard was written by; see Manifest.frozen_hash."""
 
 
 _Reply = TypeVar("_Reply")

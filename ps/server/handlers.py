@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -46,13 +47,22 @@ from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import RendezvousBoard
 from ps.server.request import Attempt, attempt_of, request_id
-from ps.server.save_restore import ShardSaving, restore_into
+from ps.server.save_restore import RestoreTurns, ShardSaving, restore_into
 from ps.server.shard import ServingShard
 from ps.stats.counters import Counters
 from ps.stats.server_stats import ServerStats
 from ps.tables.table import Table, make_tables
 from rpc.errors import SettingsError
+from rpc.limits import DEFAULT_LIMITS
 from rpc.server.listener import Call
+
+MAX_SHARE_BYTES = DEFAULT_LIMITS.max_payload_bytes
+"""Of the values at one server; a frozen group's are pulled apart from the others."""
+
+
+def _shares(sizes: Sequence[int], num_servers: int) -> list[int]:
+    """Return the bytes of each server's buckets."""
+    return [sum(sizes[owned.start : owned.stop]) for owned in deal(sizes, num_servers)]
 
 
 def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Event:
@@ -91,6 +101,7 @@ class Service:
         refuse_if_replaced: raises if a newer process serves this rank; None: nothing is checked.
         make_room: raises SettingsError if so many connections `per_worker` do not fit.
         open_storage: returns the storage of a checkpoint root.
+        job: the cluster's id, as in its checkpoints; empty: unknown.
     """
 
     def __init__(
@@ -101,8 +112,10 @@ class Service:
         refuse_if_replaced: Callable[[], None] | None = None,
         make_room: Callable[..., None] = lambda **_: None,
         open_storage: OpenStorage = storage_at,
+        job: str = "",
     ) -> None:
         self.settings = settings
+        self._job = job
         self._refuse_if_replaced = refuse_if_replaced
         self._make_room = make_room
         self.life = Lifecycle(settings)
@@ -112,6 +125,7 @@ class Service:
         self._open_storage = open_storage
         self._saving = ShardSaving(settings.rank, open_storage)
         self._restored: messages.Restore | None = None
+        self._restores = RestoreTurns()
         self._restore_point = RestorePoint()
         self._kernels = KernelsAhead(settings.rank)
         self._handlers: dict[type, Callable[[Call, Any], None]] = {
@@ -237,6 +251,7 @@ class Service:
     def _compile(self, call: Call, request: messages.Compile) -> None:
         manifest = self._read_manifest(call, request)
         self._check_room(manifest)
+        self._check_share(manifest)
         deadline_s = time.monotonic() + request.wait_s
         took_s = self._kernels.compile(manifest, deadline_s, call.peer_gone)
         call.reply(messages.encode(messages.Compiled(took_s)))
@@ -284,6 +299,7 @@ class Service:
 
     def _new_dense(self, manifest: Manifest) -> DenseShard:
         """Make the values of this server; loads or compiles the kernels, before SERVING."""
+        self._check_share(manifest)
         settings = self.settings
         return DenseShard(
             manifest,
@@ -305,6 +321,23 @@ class Service:
         return make_tables(
             manifest, rank=place.rank, num_servers=place.num_servers, segments=segments
         )
+
+    def _check_share(self, manifest: Manifest) -> None:
+        """Refuse values that no pull could bring: they are one frame."""
+        num_servers, rank = self.settings.num_servers, self.settings.rank
+        for layout in (Layout.of(manifest), Layout.frozen(manifest)):
+            sizes = layout.bucket_bytes()
+            nbytes = _shares(sizes, num_servers)[rank]
+            if nbytes > MAX_SHARE_BYTES:
+                least = num_servers + 1
+                while least < len(sizes) and max(_shares(sizes, least)) > MAX_SHARE_BYTES:
+                    least += 1
+                raise PSSettingsError(
+                    f"ps:{rank} of {num_servers} would hold {nbytes} bytes of values, a server "
+                    f"answers a pull with at most {MAX_SHARE_BYTES}: start at least {least} "
+                    "servers",
+                    {"least_servers": str(least)},
+                )
 
     def _check_room(self, manifest: Manifest) -> None:
         """Refuse tables whose workers' second connections, those of lookups ahead, do not fit."""
@@ -355,12 +388,9 @@ class Service:
         self._counters.add_received(expected)
 
     def _value_nbytes(self, manifest: Manifest) -> int:
-        nbytes = 0
-        for layout in (Layout.of(manifest), Layout.frozen(manifest)):
-            sizes = layout.bucket_bytes()
-            owned = deal(sizes, self.settings.num_servers)[self.settings.rank]
-            nbytes += sum(sizes[owned.start : owned.stop])
-        return nbytes
+        layouts = (Layout.of(manifest), Layout.frozen(manifest))
+        num_servers, rank = self.settings.num_servers, self.settings.rank
+        return sum(_shares(layout.bucket_bytes(), num_servers)[rank] for layout in layouts)
 
     def _refuse_other(self, manifest: Manifest) -> None:
         serving = self.life.loaded().manifest
@@ -493,22 +523,21 @@ class Service:
         call.reply(messages.encode(saved))
 
     def _restore(self, call: Call, request: messages.Restore) -> None:
-        if self.life.shard is not None:
-            if self._restored != request:
+        manifest = self._read_manifest(call, request)
+        with self._restores.turn(request, attempt_of(call.peer), call.peer_gone):
+            if self.life.shard is None:
+                storage = self._open_storage(request.directory)
+                checkpoint = read_manifest(storage, request.step)
+                like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
+                by = partial(getattr, self._restores, "by")  # a newer process may ask meanwhile
+                if self.restore(storage, checkpoint, like, by=by, resumes=True):
+                    self._restored = request
+                self._refuse_other(manifest)
+            elif self._restored != request:
                 raise ServerPhaseError(
                     f"ps:{self.settings.rank} is {self.life.phase.value} already; restore needs "
                     "servers that are EMPTY: start new ones, or assign() the values"
                 )
-            self._reply_description(call)  # a retry
-            return
-        manifest = self._read_manifest(call, request)
-        storage = self._open_storage(request.directory)
-        checkpoint = read_manifest(storage, request.step)
-        like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
-        by = attempt_of(call.peer)
-        if self.restore(storage, checkpoint, like, by=by, resumes=True):
-            self._restored = request
-        self._refuse_other(manifest)
         self._reply_description(call)
 
     def restore(
@@ -517,7 +546,7 @@ class Service:
         checkpoint: Checkpoint,
         like: RestoreOptions,
         *,
-        by: Attempt | None = None,
+        by: Callable[[], Attempt | None] = lambda: None,
         resumes: bool = False,
     ) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
@@ -526,7 +555,7 @@ class Service:
             root: the checkpoint root.
             checkpoint: the one to restore.
             like: what it has to fit.
-            by: the worker that has asked for it; None: no worker.
+            by: returns the worker that has asked for it; None: no worker.
             resumes: a run begins with it; False: the run that saved it goes on.
 
         Raises:
@@ -539,14 +568,17 @@ class Service:
         dense = self._new_dense(manifest)
         tables = self._new_tables(manifest, saved_segments(root, checkpoint, place))
         extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
-        shard = self._new_shard(dense, tables, extra.clock, extra.sessions)
+        # The clients of another run never send again, and nothing else would drop their sessions.
+        is_of_another_run = bool(self._job and checkpoint.job) and checkpoint.job != self._job
+        sessions = () if is_of_another_run else extra.sessions
+        shard = self._new_shard(dense, tables, extra.clock, sessions)
         shard.metadata.fill(extra.notes)
         shard.resumed_step = checkpoint.step if resumes else extra.resumed_step
         if like.job is not None:  # in another run the attempts count from 0 again
-            for session in extra.sessions or ():
+            for session in sessions or ():
                 shard.gate.fence(WorkerRank(session.worker), session.generation)
         num_changes = shard.num_changes
-        if not self.life.install(shard, by):
+        if not self.life.install(shard, by()):
             return False
         self._saving.passed_over = newer
         is_whole = not like.reset_optimizer and not any(table.has_left_out for table in tables)

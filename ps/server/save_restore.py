@@ -1,6 +1,6 @@
 """Save and restore of one server: values, slots, clock and the completion log.
 
-Covers: one save at a time, what a delta adds to, filling a shard.
+Covers: one save at a time, what a delta adds to, one restore at a time, filling a shard.
 Does not: choose the moment (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit
 (ps.client.saver), start serving.
 Runs in: PS processes.
@@ -15,6 +15,7 @@ is none.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -39,6 +40,7 @@ from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.exactly_once import SessionRecord
 from ps.protocol import messages
+from ps.server.request import Attempt
 from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import SnapshotRequest
 from ps.tables.table import Table
@@ -62,7 +64,7 @@ class ShardExtra(msgspec.Struct, frozen=True):
 
 
 class SavedVersions:
-    """Which version of each bucket and segment this server's last saves hold.
+    """What deltas to this server's last saves tell changes by.
 
     `note` one at a time, the rest from any thread.
     """
@@ -73,7 +75,7 @@ class SavedVersions:
         """By save; replaced as a whole, for it is read without a lock."""
 
     def of(self, save_id: str) -> Mapping[UnitKey, int]:
-        """Return the versions in a save; none for one that this server does not know."""
+        """Return `ShardSnapshot.versions` of a save; none for one that is not known here."""
         return self._by_save.get(save_id, {})
 
     def at(self, num_changes: int) -> tuple[str, ...]:
@@ -85,7 +87,7 @@ class SavedVersions:
 
         Args:
             save_id: names the save.
-            versions: per unit the version that was saved.
+            versions: of its snapshot.
             num_changes: of the shard at the snapshot.
         """
         self._by_save[save_id] = versions
@@ -245,7 +247,53 @@ class ShardSaving:
                 portion=Portion(snapshot.is_unchanged, snapshot.segments),
             )
             self._known.note(request.save_id, snapshot.versions(), snapshot.num_changes())
-            return messages.Saved(record, snapshot.clock, self.passed_over)
+            frozen_hash = snapshot.manifest.frozen_hash()
+            return messages.Saved(record, snapshot.clock, self.passed_over, frozen_hash)
+
+
+class RestoreTurns:
+    """Restores that clients ask one server for, one after the other.
+
+    A checkpoint takes the memory of all values, so a request that comes again, also from a newer
+    process of the chief, waits for the one under way and takes what that has read.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._under_way: messages.Restore | None = None
+        self.by: Attempt | None = None
+        """For whom it is read: the newest process that has asked for the same."""
+        self.num_waiting = 0
+
+    @contextmanager
+    def turn(
+        self, request: messages.Restore, by: Attempt | None, is_gone: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Wait until no other restore is under way.
+
+        Args:
+            request: what is asked for.
+            by: the worker that asks; None: no worker.
+            is_gone: whether the client's connection has ended.
+
+        Raises:
+            ServerPhaseError: nobody waits for the answer.
+        """
+        with self._changed:
+            if self._under_way == request and self.by and by:
+                self.by = max(self.by, by)
+            self.num_waiting += 1
+            ended = wait_until(self._changed, lambda: self._under_way is None, math.inf, is_gone)
+            self.num_waiting -= 1
+            if ended is Waited.GONE:
+                raise ServerPhaseError("the client of this restore is gone")
+            self._under_way, self.by = request, by
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way = None
+                self._changed.notify_all()
 
 
 def restore_into(

@@ -74,6 +74,7 @@ class PSServer:
             refuse_if_replaced=None if guard is None else self._refuse_if_replaced,
             make_room=self._make_room,
             open_storage=open_storage,
+            job=credentials.cluster_id,
         )
         self._make_room(per_worker=1)
         with_lookups = 2 * settings.num_workers + _OTHER_CONNECTIONS

@@ -107,13 +107,26 @@ MAX_KEPT = 1 << 20
 """Ids kept between two saves: 8 MiB. A segment that drops more is saved whole the next time."""
 
 
+class Taken(NamedTuple):
+    """What a save takes of the tombstones."""
+
+    number: int
+    """Of this take, from 1: the base of a save that adds to this one."""
+    since: int
+    """Version at the base; -1: the segment must be saved whole."""
+    gone: Array
+    """[n] int64, ids dropped since the base; none if the segment is saved whole."""
+
+
 class Tombstones:
     """Dropped ids in order; empty before the first save."""
 
     def __init__(self) -> None:
         self._ids: list[Array] | None = None
         self._num_ids = 0
+        self._num_takes = 0
         self._since = 0
+        """Version at the last take."""
 
     def add(self, ids: Array) -> None:
         """Add dropped ids, [n] int64; the array must be a copy."""
@@ -128,16 +141,18 @@ class Tombstones:
         """Let the next save be whole: it must hold rows that no version tells from older ones."""
         self._ids, self._num_ids = None, 0
 
-    def take(self, base: int | None, version: int) -> Array | None:
-        """Return the ids dropped since the save that ended at `base`, [n] int64, and start over.
+    def take(self, base: int | None, version: int) -> Taken:
+        """Take the ids dropped since the last take, if that is the base, and start over.
 
-        None: the log does not reach back that far, so the segment must be saved whole.
+        Two takes may be at one version, so the number of the take tells the base.
 
         Args:
-            base: version at the end of the earlier save; None: there is none.
-            version: version at the end of this save.
+            base: number of the base's take; None: there is no base.
+            version: of the segment now.
         """
-        ids = self._ids
-        reaches = ids is not None and base == self._since
+        reaches = self._ids is not None and base == self._num_takes
+        since = self._since if reaches else -1
+        gone = [np.empty(0, np.int64), *((reaches and self._ids) or [])]
+        self._num_takes += 1
         self._ids, self._num_ids, self._since = [], 0, version
-        return np.concatenate([np.empty(0, np.int64), *(ids or [])]) if reaches else None
+        return Taken(self._num_takes, since, np.concatenate(gone))

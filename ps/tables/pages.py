@@ -85,7 +85,9 @@ class Pages:
             if keeper is None:
                 address = _mapped(nbytes, _NO_ACCESS)
                 if _mremap(old_address, old_nbytes, nbytes, _MOVE, address) == _FAILED:
-                    raise _no_memory(nbytes)
+                    error = _no_memory(nbytes)  # before another call changes errno
+                    _munmap(address, nbytes)
+                    raise error
             else:
                 address = _mapped(nbytes, _READ_WRITE)
                 ctypes.memmove(address, old_address, old_nbytes)

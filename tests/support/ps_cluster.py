@@ -120,8 +120,9 @@ class Cluster:
         on_lost: OnLost = "fail",
         integrity: Literal["header", "payload"] = "header",
         open_storage: OpenStorage = storage_at,
+        job: str = "",
     ) -> None:
-        self.credentials = Credentials(f"test-{next(_names)}", b"s" * 32, integrity)
+        self.credentials = Credentials(job or f"test-{next(_names)}", b"s" * 32, integrity)
         if transport == "tls":
             self.credentials = over_tls(self.credentials)
         self.num_workers = num_workers

@@ -72,7 +72,7 @@ def test_groups_rows_and_notes_are_as_they_were(saved, expected, num_servers):
 
 
 def test_a_push_that_it_has_applied_is_not_applied_again(saved):
-    with cluster() as bed:
+    with cluster(job=read_manifest(saved).job) as bed:
         client = bed.client()
         client.restore(saved)
         before = bed.pulled(client)

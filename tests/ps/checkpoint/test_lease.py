@@ -130,6 +130,53 @@ def test_a_renewed_lease_of_another_host_is_refused(tmp_path, storage, monkeypat
     assert found(tmp_path) == elsewhere()
 
 
+@pytest.mark.fault("F43")
+def test_a_job_whose_chief_has_moved_keeps_the_lease_of_the_lost_one(tmp_path, storage):
+    """Nobody renews what the lost process has created; the one in its place has its own beat."""
+    write(tmp_path, elsewhere(owner="job"))
+    moved, other = Lease(storage, "job"), Lease(storage, "next", timing=LeaseTiming(silent_s=0.05))
+    assert not moved.take()
+    with pytest.raises(CheckpointError, match=r"used by job 'job'.*'next'"):
+        other.take()
+    with moved.held():
+        pass
+    moved.release()
+    assert other.take()
+    other.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fault("F43")
+@pytest.mark.parametrize("is_lost_here", [False, True])
+def test_a_process_on_another_host_keeps_the_lease_of_its_job(
+    tmp_path, storage, monkeypatch, is_lost_here
+):
+    lost = msgspec.structs.replace(this_holder("job", "ab"), started="1")
+    write(tmp_path, lost if is_lost_here else elsewhere(owner="job"))
+    moved = elsewhere(owner="job", host="third", token="cd")
+    path = tmp_path / f".{LEASE_NAME}.cd.beat"
+    lease = Lease(storage, "next", timing=LeaseTiming(silent_s=0.05))
+    really_wait = lease._ended.wait
+
+    def renew(number: int) -> None:
+        fields = msgspec.structs.asdict(moved)
+        path.write_bytes(msgspec.json.encode(leases.Beat(**fields, beat=number)))
+
+    def renew_meanwhile(_seconds: float) -> bool:
+        renew(2)
+        return False
+
+    renew(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(lease._ended, "wait", renew_meanwhile)
+        with pytest.raises(CheckpointError, match="used by job 'job'"):
+            lease.take()
+    assert really_wait(0.0) is False
+    assert lease.take(), "silent from now on"
+    lease.release()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_silence_counts_only_while_the_file_system_answers():
     silence = Silence(longest_look_s=0.6)
     assert [silence.look(b"a", now_s) for now_s in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]

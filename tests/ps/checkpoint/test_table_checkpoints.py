@@ -349,7 +349,7 @@ def test_rows_and_record_are_one_cut_while_pushes_go_on(tmp_path: Path, consiste
         finally:
             ended.set()
             worker.join()
-    with cluster(num_servers=2) as bed:
+    with cluster(num_servers=2, job=bed.credentials.cluster_id) as bed:
         client = bed.client()
         client.restore(tmp_path)
         client.seed(manifest, filled(manifest))

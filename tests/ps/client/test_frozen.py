@@ -13,7 +13,9 @@ from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.restore import RestoreOptions, verify
 from ps.client.client import PSClient
+from ps.client.periodic_saver import Period, PeriodicSaver
 from ps.client.saver import SaveOptions
+from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
 from ps.errors import (
     CheckpointError,
@@ -251,3 +253,73 @@ def test_nothing_is_packed_and_no_row_is_frozen():
         GroupSpec("frozen", "float32", Frozen(), (ParamSpec("a", (2,)),), "fp16")
     with pytest.raises(PSSettingsError, match="Frozen is for groups"):
         TableSpec(name="t", dim=2, rule=Frozen())
+
+
+@pytest.mark.fault("F42")
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_a_saver_saves_what_another_client_has_seeded_since(tmp_path: Path, num_servers: int):
+    with cluster() as bed:
+        (client,) = bed.workers(PLAIN, random_arrays(PLAIN, 1))
+        client.save(tmp_path, 1)
+    with cluster(num_servers=num_servers) as bed:
+        chief, own = bed.client(), bed.client()
+        own.restore(tmp_path)
+        options = SaveOptions(full_every=10)
+        period = Period(directory=str(tmp_path), every_s=3600.0, options=options)
+        saver = PeriodicSaver(period, lambda: own)
+        try:
+            saver.start(saved_step=1)
+            assert saver.save_now() == ""
+            chief.seed(MANIFEST, values(5))
+            for _ in range(2):
+                chief.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+                assert saver.save_now() == ""
+                assert saver._num_failed == 0
+            expected, step = bed.pulled(chief), saver.saved_step
+        finally:
+            saver.close()
+    assert read_manifest(tmp_path, step).is_delta, "to a base of the same model"
+    with cluster() as bed:
+        client = bed.client()
+        assert client.restore(tmp_path) == step
+        assert same(bed.pulled(client), expected)
+        assert same(frozen_of(client), frozen_arrays(MANIFEST, 5))
+
+
+@pytest.mark.fault("F42")
+def test_a_delta_never_adds_to_a_save_of_another_model(tmp_path: Path):
+    with cluster() as bed:
+        (client,) = bed.workers(PLAIN, random_arrays(PLAIN, 1))
+        client.save(tmp_path, 1)
+    with cluster() as bed:
+        client = bed.client()
+        client.restore(tmp_path)
+        options = SaveOptions(full_every=10)
+        client.save(tmp_path, 5, options=options)
+        client.seed(MANIFEST, values())
+        client.save(tmp_path, 6, options=options)
+        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+        client.save(tmp_path, 7, options=options)
+        expected = bed.pulled(client)
+    assert [read_manifest(tmp_path, step).is_delta for step in (6, 7)] == [False, True]
+    with cluster() as bed:
+        client = bed.client()
+        assert client.restore(tmp_path, step=7) == 7
+        assert same(bed.pulled(client), expected)
+        assert same(frozen_of(client), frozen_arrays(MANIFEST, 1))
+
+
+def test_a_save_that_only_some_servers_have_them_in_is_not_committed(tmp_path: Path):
+    with cluster() as bed:
+        (client,) = bed.workers(PLAIN, random_arrays(PLAIN, 1))
+        client.save(tmp_path, 1)
+    with cluster(num_servers=2) as bed:
+        client = bed.client()
+        client.restore(tmp_path)
+        first = bed.servers[0]._service.life.loaded()
+        first.dense.take_frozen(FrozenValues(MANIFEST, rank=0, num_servers=2, num_changes=1))
+        with pytest.raises(CheckpointError, match="some shards lack them: it is not committed"):
+            client.save(tmp_path, 2)
+        client.seed(MANIFEST, values(5))
+        client.save(tmp_path, 2)
+    assert read_manifest(tmp_path, 2).manifest == MANIFEST

@@ -168,3 +168,23 @@ def test_servers_whose_rows_were_loaded_are_known_as_saved(tmp_path: Path):
         assert all(server.saved_as for server in client.describe())
         client.tables.load_rows("user", IDS[:1] + 5000, VALUES[:1])
         assert not all(server.saved_as for server in client.describe()), "one has another row"
+
+
+@pytest.mark.parametrize("num_pushes", [0, 1])
+def test_a_delta_after_a_save_to_another_directory_has_the_loaded_rows(tmp_path, num_pushes):
+    """Loading makes no version: the other save took what said that the next one is whole."""
+    manifest = user(rule=Adagrad())
+    deltas = SaveOptions(full_every=10)
+    with cluster(num_servers=2) as bed:
+        client = started(bed, manifest)
+        client.save(tmp_path / "a", 1, options=deltas)
+        client.tables.load_rows("user", IDS, VALUES)
+        client.save(tmp_path / "b", 1)
+        for _ in range(num_pushes):
+            client.tables.push({"user": (IDS[:1], ones(IDS[:1]))}, hyper=HYPER)
+        client.save(tmp_path / "a", 2, options=deltas)
+        expected = rows_of(client)
+    with cluster(num_servers=2) as bed:
+        client = bed.client()
+        assert client.restore(tmp_path / "a") == 2
+        assert rows_of(client) == expected

@@ -140,7 +140,7 @@ def test_a_save_holds_rows_groups_and_the_record_of_the_same_pushes(tmp_path: Pa
                 ended.set()
 
         succeeded(run_all(save, *(partial(train, client) for client in clients)))
-    with cluster(num_workers=2) as bed:
+    with cluster(num_workers=2, job=bed.credentials.cluster_id) as bed:
         client = bed.client()
         client.restore(tmp_path)
         shard = bed.servers[0]._service.life.loaded()

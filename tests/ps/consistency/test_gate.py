@@ -392,6 +392,47 @@ def test_a_push_that_was_applied_as_it_arrived_counts_though_a_copy_was_refused_
     assert gate.clock == 1
 
 
+@pytest.mark.parametrize("policy", [ASP(), SSP(2, 0)], ids=["async", "ssp"])
+def test_a_push_that_was_applied_as_it_arrived_is_no_news_to_a_closed_gate(policy: Policy):
+    """Told that nothing was changed, a user would train its rows again."""
+    bench = Bench(policy=policy)
+    push = arriving(0)
+    bench.gate.begin_push(push)
+    bench.gate.close(ServerPhaseError("DRAINING; nothing was changed"))
+    taken = None
+    with contextlib.suppress(ServerPhaseError):
+        taken = bench.gate.arrive(push)
+    assert taken is push
+    assert (push.clock, push.error) == (1, None)
+    assert bench.pushed == [push.id]
+    with pytest.raises(ServerPhaseError, match="DRAINING"):
+        bench.gate.begin_push(arriving(0, session=2))
+
+
+def test_rows_that_were_applied_are_no_news_to_a_closed_gate():
+    bench = Bench(policy=ASP())
+    ticket = bench.gate.begin(RequestId(WorkerRank(0), 0, 1, 1))
+    bench.gate.close(ServerPhaseError("DRAINING; nothing was changed"))
+    assert bench.gate.rows.applied(ticket, None)
+    assert (ticket.session.completed, ticket.session.updates) == (1, 1)
+
+
+def test_who_is_refused_at_a_closed_gate_leaves_no_frames_behind():
+    """They would keep the payload of each refused request."""
+    bench, error = Bench(), ServerPhaseError("DRAINING")
+    waiting = bench.gate.arrive(bench.arrival(0))
+    bench.gate.close(error)
+    calls = (
+        partial(bench.gate.begin_push, push_of(1)),
+        partial(bench.gate.wait, waiting, soon(), NEVER_GONE),
+        bench.gate.refuse_closed,
+    )
+    for call in calls:
+        with pytest.raises(ServerPhaseError, match="DRAINING"):
+            call()
+    assert error.__traceback__ is None
+
+
 def test_a_push_that_is_refused_at_a_closed_gate_waits_for_nobody():
     bench = Bench()
     refused = bench.arrival(0)

@@ -191,3 +191,15 @@ def test_who_waits_for_long_says_for_whom_and_so_does_the_server(
         assert sorted(found) == [0, 1, 2]
         assert "for worker 1, 2, and waits" in told()[0]
         assert not bed.driver().stats()[0].open_rendezvous
+
+
+def test_a_key_that_ends_like_a_count_is_another_rendezvous():
+    with cluster(num_workers=2) as bed:
+        clients = [bed.client(0), bed.client(1)]
+        for at, key in enumerate(("a", "a", "a#1", "a", "a#1", "a##1", "a#", "a#")):
+
+            def meet(client: PSClient, key: str = key, at: int = at) -> dict[int, bytes]:
+                return client.rendezvous(key, b"%d" % at, timeout_s=MEET_S)
+
+            found = succeeded(run_all(*(partial(meet, each) for each in clients)))
+            assert found == [{0: b"%d" % at, 1: b"%d" % at}] * 2, key

@@ -19,7 +19,7 @@ from ps.consistency.waiting import PendingPush
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, RequestTimeout
 from ps.exactly_once import CompletionLog, RequestId
-from ps.manifest.manifest import Hyper, WorkerRank
+from ps.manifest.manifest import Hyper, Manifest, WorkerRank
 from ps.protocol import messages
 from ps.server.snapshot_trigger import SnapshotRequest, SnapshotTaken, SnapshotTrigger
 from tests.support.ps_cluster import ADD, make_manifest
@@ -162,6 +162,9 @@ class Scripted:
     def ask(self, request: Any, answer: Any, *, timeout_s: float) -> list[Any]:
         self.asked.append(request.clock)
         return [answer(*each) for each in self.answers.pop(0)]
+
+    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
+        raise AssertionError(f"asked for within {timeout_s} s, which no snapshot needs")
 
 
 @pytest.mark.parametrize(

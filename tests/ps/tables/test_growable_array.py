@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import resource
 
 import numpy as np
@@ -124,3 +125,28 @@ def test_a_view_survives_growth_that_finds_no_memory(released):
     assert released == []
     del view
     assert released == [address]
+
+
+def test_growth_that_finds_no_memory_leaves_no_addresses_reserved(monkeypatch):
+    """A full table tries again with each push; addresses are as finite as memory."""
+    made, mapped, released = Pages(mmap.PAGESIZE), [], []
+    really_map, really_unmap = pages._mapped, pages._munmap
+
+    def map_and_note(nbytes: int, protection: int) -> int:
+        mapped.append((really_map(nbytes, protection), nbytes))
+        return mapped[-1][0]
+
+    def note_and_unmap(address: int, nbytes: int) -> int:
+        released.append((address, nbytes))
+        return really_unmap(address, nbytes)
+
+    monkeypatch.setattr(pages, "_mapped", map_and_note)
+    monkeypatch.setattr(pages, "_munmap", note_and_unmap)
+    monkeypatch.setattr(pages, "_mremap", lambda *_: pages._FAILED)
+    made.array[:] = 7
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            made.grow(10 * mmap.PAGESIZE)
+    assert released == mapped
+    assert len(mapped) == 3
+    assert (made.array == 7).all()

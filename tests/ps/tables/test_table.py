@@ -46,16 +46,16 @@ def shares(num_servers: int, spec=SPEC) -> list[Table]:
     return [Table(spec, rank=rank, num_servers=num_servers) for rank in range(num_servers)]
 
 
-def copies(share: Table, versions: dict[int, int] | None = None) -> list[SegmentSnapshot]:
+def copies(share: Table, takes: dict[int, int] | None = None) -> list[SegmentSnapshot]:
     return [
-        SegmentSnapshot(share, (0, at), (versions or {}).get(at), lambda: None)
+        SegmentSnapshot(share, (0, at), (takes or {}).get(at), lambda: None)
         for at in range(len(share.segments))
     ]
 
 
-def rows_of(share: Table, versions: dict[int, int] | None = None) -> list[RowBatch]:
+def rows_of(share: Table, takes: dict[int, int] | None = None) -> list[RowBatch]:
     """What a save of a table that drops nothing has."""
-    found = [batch for copy in copies(share, versions) for batch in copy.batches()]
+    found = [batch for copy in copies(share, takes) for batch in copy.batches()]
     return [batch for batch in found if isinstance(batch, RowBatch)]
 
 
@@ -86,10 +86,11 @@ def test_rows_move_to_any_number_of_servers_and_train_on_in_the_same_bits(
 def test_a_delta_holds_what_was_pushed_since():
     (made,) = shares(1)
     push([made], IDS)
-    rows_of(made)
-    versions = {at: segment.version for at, segment in enumerate(made.segments)}
+    base = copies(made)
+    assert all(list(copy.batches()) for copy in base)
     push([made], IDS[:40])
-    found = np.concatenate([batch.ids for batch in rows_of(made, versions)])
+    takes = {at: copy.take for at, copy in enumerate(base)}
+    found = np.concatenate([batch.ids for batch in rows_of(made, takes)])
     assert sorted(found.tolist()) == sorted(IDS[:40].tolist())
 
 
@@ -116,7 +117,7 @@ def test_a_copy_is_of_one_moment_while_rows_change_come_and_go(
     if is_delta:
         (first,) = copies(made)
         applied += first.batches()
-        base = first.version
+        base = first.take
         push([made], IDS[250:450])
     at_cut: list[tuple[list[int], np.ndarray]] = []
 
@@ -161,15 +162,15 @@ def test_a_save_that_failed_or_dropped_too_much_is_followed_by_a_whole_one(
     push([made], IDS[:40])
     (first,) = copies(made)
     assert [batch.ids.size for batch in first.batches()] == [40]
-    versions = {0: first.version}
-    (broken,) = copies(made, versions)
+    takes = {0: first.take}
+    (broken,) = copies(made, takes)
     push([made], IDS[:10])
     next(broken.batches()).ids  # noqa: B018 - given up: the generator is closed
-    (after,) = copies(made, versions)
+    (after,) = copies(made, takes)
     assert [batch.ids.size for batch in after.batches()] == [40]
     assert after.is_whole
     monkeypatch.setattr(eviction, "MAX_KEPT", 5)
     push([made], IDS[100:110])
-    (last,) = copies(made, {0: after.version})
+    (last,) = copies(made, {0: after.take})
     list(last.batches())
     assert last.is_whole

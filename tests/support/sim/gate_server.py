@@ -109,6 +109,10 @@ class _Driver:
         self._service.handle(call)  # type: ignore[arg-type]
         return [messages.decode_reply(call.meta_back, answer)]
 
+    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
+        manifest: Manifest = self._service.life.loaded().manifest
+        return manifest
+
 
 class GateBed:
     """One server of three workers; requests in, outcomes out."""
