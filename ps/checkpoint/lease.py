@@ -215,7 +215,8 @@ class Lease:
             while True:
                 found = self._read(self._name)
                 holder = read_holder(found)
-                if holder is not None and holder.owner == self._me.owner:
+                is_ours = holder is not None and holder.owner == self._me.owner
+                if holder is not None and is_ours:
                     if not holder.has_ended():
                         self._begin_to_beat()
                         return False
@@ -225,7 +226,7 @@ class Lease:
                         self._begin_to_beat()
                         self._remove_remains()
                         return not was_ours
-                elif self._is_over(found, holder):
+                elif is_ours or self._is_over(found, holder):  # other processes of the job may live
                     self._take_away(found)
                 else:
                     self._wait(holder, deadline_s)

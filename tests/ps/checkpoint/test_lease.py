@@ -177,6 +177,21 @@ def test_a_process_on_another_host_keeps_the_lease_of_its_job(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.fault("F43")
+def test_a_chief_that_is_started_again_follows_its_own_beside_others_of_its_job(tmp_path, storage):
+    lost = msgspec.structs.replace(this_holder("job", "ab"), started="1")
+    write(tmp_path, lost)
+    server, chief = Lease(storage, "job"), Lease(storage, "job")
+    server._begin_to_beat()
+    assert not chief.take(), "a process of this job held it before"
+    now = found(tmp_path)
+    assert now is not None
+    assert now.token == chief.token
+    for each in (chief, server):
+        each.release()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_silence_counts_only_while_the_file_system_answers():
     silence = Silence(longest_look_s=0.6)
     assert [silence.look(b"a", now_s) for now_s in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
