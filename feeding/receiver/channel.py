@@ -203,7 +203,8 @@ class FeedChannel:
                     if session:
                         item = state.wait_for(next_item, min(limit_s, _PAUSE_S))
                         next_item = other_rows
-                    item = item or state.wait_for(next_item, limit_s)
+                    left_s = limit_s - (time.monotonic() - began)
+                    item = item or state.wait_for(next_item, max(0.0, left_s))
                 finally:
                     queue.starved_s += time.monotonic() - began
                 if item is None:

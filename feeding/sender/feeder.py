@@ -297,13 +297,13 @@ class Feeder:
 
     def _greet_all(self, hello: Hello, links: list[WorkerLink]) -> None:
         """Send Hello to several workers: to all except busy ones."""
-        self._send_hello(msgspec.structs.replace(hello, greets_all=True), links)
+        self._send_hello(_to_all(hello), links)
 
     def _greet_again(self, hello: Hello, silent: list[WorkerLink], stall: Stall) -> None:
-        check_silence(silent, self._config, stall, f"partition {self._partition}")
+        timeout_s = next_try_s(silent, self._config, stall, f"partition {self._partition}")
         for link in silent:
             link.revive()
-        self._greet_all(hello, silent)
+        greet(silent, self._credentials, _to_all(hello), timeout_s)
 
     def _send_hello(self, hello: Hello, links: list[WorkerLink]) -> None:
         greet(links, self._credentials, hello, self._config.connect_timeout_s)
@@ -414,10 +414,16 @@ class Feeder:
             )
 
 
-def check_silence(
-    silent: Sequence[WorkerLink], config: FeedConfig, stall: Stall, what: str
-) -> None:
-    """Refuse to wait longer for workers that do not answer.
+def _to_all(hello: Hello) -> Hello:
+    """Return the greeting for one worker of several that are greeted."""
+    return msgspec.structs.replace(hello, greets_all=True)
+
+
+def next_try_s(silent: Sequence[WorkerLink], config: FeedConfig, stall: Stall, what: str) -> float:
+    """Return how long the next try waits for workers that do not answer: twice the one before.
+
+    A worker that takes no connections keeps those of all tries in its kernel's queue, which has
+    room for 1,024 of all tasks.
 
     Args:
         silent: the workers.
@@ -428,11 +434,13 @@ def check_silence(
     Raises:
         FeedTimeout: the deadline is over.
     """
-    if stall.left_s > 0:
-        return
+    left_s = stall.left_s
+    if left_s > 0:
+        tries = max(link.num_silences for link in silent)
+        return min(left_s, config.connect_timeout_s * float(1 << tries))
     reasons = "; ".join(f"{link.lost.name}: {link.lost.reason}" for link in silent if link.lost)
     raise FeedTimeout(
-        f"{what}: no answer for {config.feed_timeout_s:g} s, each try waits "
+        f"{what}: no answer for {config.feed_timeout_s:g} s, the first try waits "
         f"{config.connect_timeout_s:g} s: {reasons}. A worker is silent while main_fun runs one "
         "long call that holds Python's lock, such as loading a large JSON file; if it needs that "
         "long, raise feed_timeout"

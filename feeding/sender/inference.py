@@ -24,7 +24,7 @@ from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError
 from feeding.protocol.messages import Hello, Wait
 from feeding.sender.connection_pool import Purpose
-from feeding.sender.feeder import Stall, check_silence, no_worker_left_text
+from feeding.sender.feeder import Stall, next_try_s, no_worker_left_text
 from feeding.sender.worker_link import FeedTarget, WorkerLink, greet, hold_s, wait_links
 from rpc.auth.handshake import Credentials
 from rpc.errors import RpcError
@@ -130,7 +130,7 @@ class InferenceFeeder:
             silent = [link for link in self._links if link.may_answer]
             if not silent:
                 break
-            check_silence(silent, self._config, stall, f"partition {self._partition}")
+            timeout_s = next_try_s(silent, self._config, stall, f"partition {self._partition}")
             for link in silent:
                 link.revive()
             greet(silent, self._credentials, hello, timeout_s)

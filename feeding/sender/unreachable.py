@@ -30,6 +30,10 @@ class UnreachableWorkers:
             self._found_s.clear()
         self._found_s[endpoint] = time.monotonic()
 
+    def forget(self, endpoint: Endpoint) -> None:
+        """Note that a worker's host has accepted a connection."""
+        self._found_s.pop(endpoint, None)
+
     def has(self, endpoint: Endpoint) -> bool:
         """Return whether that was so less than `AWAY_S` ago."""
         found_s = self._found_s.get(endpoint)

@@ -103,6 +103,8 @@ class WorkerLink:
     lost: LostWorker | None = None
     silent: bool = False
     """Whether it is lost only because it did not answer in time: it may live, and be busy."""
+    num_silences: int = 0
+    """Tries in which it was silent, so that its host accepts connections."""
     passed_over: bool = False
     """Whether it is lost only because its host accepted no connection a while ago."""
     is_needed: bool = False
@@ -196,9 +198,11 @@ class WorkerLink:
                 limits=messages.LIMITS,
             )
             self.way = way_text(self.connection.transport, self.target.endpoint)
+            UNREACHABLE.forget(self.target.endpoint)
         except (RpcError, OSError) as error:
-            # Where not even the kernel answers, the host is gone.
-            is_gone = isinstance(error, Unreachable)
+            # Where not even the kernel answers, the host is gone; but one that has accepted and was
+            # silent may have no place left for further connections that it has not taken yet.
+            is_gone = isinstance(error, Unreachable) and not self.num_silences
             if is_gone:
                 UNREACHABLE.note(self.target.endpoint)
             silent = isinstance(error, DeadlineExceeded) and not is_gone
@@ -336,6 +340,7 @@ class WorkerLink:
             self.target.worker, self.target.name, reason, self.accepted_rows, resent_rows
         )
         self.silent = silent
+        self.num_silences += silent
         self.close()
 
     def revive(self) -> None:

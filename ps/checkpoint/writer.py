@@ -288,7 +288,8 @@ def _check_base(
             f"step {step} cannot add to save {base.save_id} of step {base.step}: there is save "
             f"{found.save_id}, and steps must grow"
         )
-    if found.manifest != manifest:
+    ours, theirs = manifest, found.manifest
+    if (ours.hash(), ours.frozen_hash()) != (theirs.hash(), theirs.frozen_hash()):
         raise CheckpointError(
             f"step {step} cannot add to step {base.step}, which is of another model: frozen "
             "weights came to the servers since; save again, with all parameters"

@@ -42,9 +42,9 @@ SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
 LONGEST_PAUSE_S = 1.0
 
 _LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
-_chance = random.Random()
-"""Its own: the module's has the user's seed, often that of all workers, and is the user's to draw
-from."""
+_chance = random.SystemRandom()
+"""Not the module's, which has the user's seed, often that of all workers, and is the user's to draw
+from. Processes that were forked draw different numbers."""
 
 
 def server_wait_s(left_s: float) -> float:

@@ -124,7 +124,8 @@ def _write(model: Any, directory: str) -> None:
 
     archive = keras.export.ExportArchive()
     for layer in model._flatten_layers():
-        if not isinstance(layer, keras.Model):  # one brings a signature of its own, of floats
+        # A model brings a signature of its own, of floats; Keras refuses layers without a call.
+        if layer.built and not isinstance(layer, keras.Model):
             archive.track(layer)
     archive.add_endpoint("serve", serve, input_signature=specs)
     archive.write_out(directory, verbose=False)

@@ -293,7 +293,7 @@ def test_workers_that_never_answer_end_the_feed_with_both_limits(exactly_once):
         with worker.channel._state.changed:
             feeding.append(background(task, 4, range(100)))
             with pytest.raises(
-                FeedTimeout, match=r"partition 4: .*0\.5 s.*worker:0: .*0\.2 s.*raise"
+                FeedTimeout, match=r"partition 4: .*0\.5 s.*0\.2 s.*worker:0: .*raise"
             ):
                 feeding[0].result()
 
@@ -358,6 +358,25 @@ def test_a_gone_host_is_tried_again_where_no_other_answers_or_its_rows_count(
             with pytest.raises(NoWorkerLeft, match="worker:5: Unreachable: "):
                 run(task, partition, range(40))
     assert tries.count(gone[0].endpoint) == 2
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.slow
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_silent_worker_without_a_place_for_further_connections_is_not_gone(exactly_once):
+    """It takes none of them: those of earlier tries fill its kernel's queue."""
+    config = dataclasses.replace(CONFIG, connect_timeout_s=0.2, feed_timeout_s=0.8)
+    with workers(1, config) as (worker,), socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        target = FeedTarget(5, "worker:5", Endpoint(*silent.getsockname()))
+        task = feed_task([worker], config=config, exactly_once=exactly_once)
+        others = task.targets if exactly_once else ()
+        task = dataclasses.replace(task, targets=(target, *others))
+        with pytest.raises(FeedTimeout, match=r"worker:5: Unreachable.*raise feed_timeout"):
+            run(task, 0, range(40))
+        assert worker.channel.stats("input").fed_rows == 0
+    assert not UNREACHABLE.has(target.endpoint)
 
 
 @pytest.mark.fault("F01")

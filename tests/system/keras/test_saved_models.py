@@ -120,6 +120,28 @@ def test_a_model_with_tables_is_written_with_its_rows(tmp_path, way):
     np.testing.assert_array_equal(answers_of(tmp_path / "m"), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*unbuilt state")
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_layer_that_no_call_has_built_is_left_out(tmp_path, has_table):
+    @keras.saving.register_keras_serializable("test_saved_models")
+    class Block(keras.layers.Layer):
+        def __init__(self, **fields):
+            super().__init__(**fields)
+            self.used, self.unused = keras.layers.Dense(1), keras.layers.Dense(2)
+
+        def build(self, shape):
+            self.used.build(shape)
+
+        def call(self, x):
+            return self.used(x)
+
+    ids = keras.Input((), dtype="int64", name="user")
+    first = Embedding(2, table="user") if has_table else keras.layers.Embedding(6, 2)
+    model = keras.Model(ids, Block()(first(ids)))
+    compat.export_saved_model(model, str(tmp_path / "m"), is_chief=True)
+    np.testing.assert_array_equal(answers_of(tmp_path / "m"), model.predict_on_batch(IDS))
+
+
 def test_values_that_others_pushed_are_exported(tmp_path):
     model = with_rows()
     with serving() as cluster:

@@ -143,8 +143,9 @@ def save_with_rows(
         function.get_concrete_function()
         archive = keras.export.ExportArchive()
         for layer in model._flatten_layers():
-            # Their lookup tables. A model would bring a signature of its own, of floats.
-            if not isinstance(layer, keras.Model):
+            # Their lookup tables. A model would bring a signature of its own, of floats; Keras
+            # refuses layers without a call.
+            if layer.built and not isinstance(layer, keras.Model):
                 archive.track(layer)
         archive.add_endpoint("serve", function)
         archive.write_out(str(target), verbose=False)
