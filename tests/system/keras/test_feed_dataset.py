@@ -737,6 +737,7 @@ def test_rows_lost_at_the_end_of_a_recorded_epoch_are_trained_outside_of_the_oth
 
         def drive():
             wait_until(lambda: awaited(cluster, "/metrics") == [(2,)], "the end of the epoch")
+            wait_until(lambda: cluster.rows(2) == BATCH, "the first batch of worker 2")
             cluster.servers[0].worker_lost(2)
             behind = ("/decided", "/decision")
             wait_until(lambda: awaited(cluster, *behind) == [(0,)], "worker 1 behind it")
