@@ -20,6 +20,7 @@ from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.receiver.channel import FeedChannel
 from ps.client.client import PSClient
+from ps.consistency.policy import OnLost
 from ps.manifest.manifest import Manifest
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -152,13 +153,18 @@ class Servers:
 
 @contextmanager
 def serving(
-    num_workers: int = 1, num_servers: int = 1, log_dir: str | None = None
+    num_workers: int = 1,
+    num_servers: int = 1,
+    log_dir: str | None = None,
+    on_lost: OnLost = "fail",
 ) -> Iterator[Servers]:
     """Servers and one connected client per worker, closed at the end."""
     credentials = Credentials.generate()
     servers = []
     for rank in range(num_servers):
-        settings = ServerSettings(rank=rank, num_servers=num_servers, num_workers=num_workers)
+        settings = ServerSettings(
+            rank=rank, num_servers=num_servers, num_workers=num_workers, on_lost=on_lost
+        )
         server = PSServer(settings, credentials)
         server.bind_inproc(f"keras-test-{next(_names)}")
         server.start()

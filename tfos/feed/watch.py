@@ -184,8 +184,22 @@ class FeedWatch:
         )
         return FeedTimeout(
             f"no worker took a row or made a step for {stall_s:.0f} s, and {call.title} has not "
-            f"ended at {'; '.join(waiting)}. If steps are that slow raise feed_timeout; main_fun "
-            f"must read this feed to its end{self._waits()}"
+            f"ended at {'; '.join(waiting)}. If steps are that slow raise {self._limit(stall_s)}; "
+            f"main_fun must read this feed to its end{self._waits()}"
+        )
+
+    def _limit(self, stall_s: float) -> str:
+        """Return the setting that a limit for workers comes from.
+
+        Args:
+            stall_s: the limit.
+        """
+        plan = self._config.checkpoints
+        if plan is None or stall_s != plan.limit_s:
+            return "feed_timeout"
+        return (
+            f"Checkpoints(timeout_s={plan.timeout_s:g}), or feed_timeout above the {stall_s:.0f} s "
+            "that follow from it, as workers wait while the chief saves or restores"
         )
 
     def _waits(self) -> str:

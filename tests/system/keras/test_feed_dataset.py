@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 from keras.callbacks import EarlyStopping
 
 from feeding.errors import FeedClosed
+from feeding.receiver.channel import FeedChannel
 from feeding.receiver.feed_queue import FeedStats
 from ps.errors import StaleGeneration
 from tests.support.keras_training import (
     Context,
+    Servers,
     blobs,
     feed_epochs,
     offer,
@@ -31,6 +34,7 @@ from tfos.errors import (
     SettingsError,
     SortedRowsWarning,
 )
+from tfos.fit_place import FitPlace
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.data.feed_dataset import FeedDataset
@@ -620,6 +624,12 @@ ENDS = (FeedClosed, StaleGeneration)
 """How a worker ends that was lost while it read rows."""
 
 
+def awaited(cluster: Servers, *endings: str) -> list[tuple[int, ...]]:
+    """Return for whom others wait at the rendezvous whose names end so."""
+    opened = cluster.servers[0].stats().open_rendezvous
+    return [each.missing for each in opened if each.key.endswith(endings)]
+
+
 class Looks(threading.Event):
     """Says whether somebody who waits for more than this event has looked at it."""
 
@@ -655,12 +665,10 @@ def test_a_micro_batch_is_not_noted_while_rows_of_a_lost_worker_are_left(is_whol
             with ends:
                 model.fit(FeedDataset(context, BATCH), epochs=1, verbose=0)
 
-        def waits_for():
-            opened = cluster.servers[0].stats().open_rendezvous
-            return [each.missing for each in opened if each.key.endswith("/metrics")]
-
         def drive():
-            wait_until(lambda: waits_for() == [(1,)], "the chief at the end of the epoch")
+            wait_until(
+                lambda: awaited(cluster, "/metrics") == [(1,)], "the chief at the end of the epoch"
+            )
             cluster.servers[0].worker_lost(1)
             wait_until(lambda: bool(noted) or stopped.has_looked, "what the chief does then")
             told.append([*noted])
@@ -673,3 +681,81 @@ def test_a_micro_batch_is_not_noted_while_rows_of_a_lost_worker_are_left(is_whol
         together(work, 3)
     assert told == [[]]
     assert noted == [7] * is_whole
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("consistency", ["sync", "ssp"])
+def test_rows_lost_at_the_end_of_a_recorded_epoch_are_trained_outside_of_the_others_barrier(
+    consistency,
+):
+    """Worker 2 is lost in epoch 0, and its next attempt trains the rest while 0 and 1 wait."""
+    noted: list[tuple[int, int]] = []
+    held = {}
+    with serving(num_workers=3, on_lost="continue") as cluster:
+        chief, _, lost = cluster.contexts
+        feeds = chief.trained_feeds = TrainedFeeds(lambda _: None)
+        feeds.begin(None, chief.ps_client)
+        feeds.expect(TrainBatch("input", 1, 0, "q", 7, holds=True, saves=False))
+
+        def set_metadata(name, value, *, of_run=False):
+            noted.append((value["q"], sum(map(cluster.rows, range(3)))))
+
+        chief.client.set_metadata = set_metadata  # type: ignore[method-assign]
+        for context in cluster.contexts[:2]:
+            feed_epochs(context.feed_channel, batches(1), finish=True)
+        offer(lost.feed_channel, rows_of(X[:BATCH], Y[:BATCH]), epoch=0)
+        again = replace(
+            lost,
+            client=lost.make_client(100),
+            feed_channel=FeedChannel(),
+            fit_place=FitPlace(0, 0),
+        )
+        feed_epochs(again.feed_channel, [rows_of(X[: 4 * BATCH], Y[: 4 * BATCH])], finish=True)
+
+        def fit(context):
+            model = distribute(
+                make_model(),
+                context,
+                consistency=consistency,
+                staleness_bound=1 if consistency == "ssp" else None,
+            )
+            weights = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda *_: held.update({context.rank: model.get_weights()})
+            )
+            dataset = FeedDataset(context, BATCH)
+            model.fit(dataset, epochs=1, verbose=0, callbacks=[weights])
+
+        def work(rank):
+            if rank == 3:
+                drive()
+            elif rank < 2:
+                fit(cluster.contexts[rank])
+            else:
+                with pytest.raises(ENDS):
+                    fit(lost)
+                fit(again)
+
+        def drive():
+            wait_until(lambda: awaited(cluster, "/metrics") == [(2,)], "the end of the epoch")
+            wait_until(lambda: cluster.rows(2) == BATCH, "the first batch of worker 2")
+            cluster.servers[0].worker_lost(2)
+            behind = ("/decided", "/decision")
+            wait_until(lambda: awaited(cluster, *behind) == [(0,)], "worker 1 behind it")
+            lost.feed_channel.close()
+            try:
+                is_trained = again.feed_channel.wait_flushed("input", 0, 15.0)
+                assert is_trained, "the pushes of the next attempt wait for worker 1"
+                assert not noted
+            finally:
+                feeds.come_to("input", 1)
+
+        try:
+            together(work, 4)
+            newest = [*cluster.values().values()]
+        finally:
+            again.feed_channel.close()
+            again.client.close()
+    assert noted == [(7, 2 * (BATCH - 3) + 5 * BATCH)]
+    for rank in range(3):
+        for weight, value in zip(held[rank], newest, strict=True):
+            np.testing.assert_array_equal(weight, value, err_msg=f"worker {rank}'s callbacks")

@@ -6,6 +6,7 @@ import re
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from feeding.sender.task import FeedReport, FeedTask
 from ps.stats.server_stats import OpenRendezvous, ServerStats
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
-from tfos.config import ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control import messages
@@ -200,3 +201,13 @@ def test_an_epoch_that_stalls_names_for_whom_workers_wait(cluster):
     text = str(watch._stalled(CALL, 5.0, None))
     assert "no worker took a row or made a step for 5 s" in text
     assert "rendezvous 'fit/1/begin' waits for worker 1 since 9 s: a fit begins once" in text
+
+
+def test_an_epoch_that_stalls_names_the_limit_that_checkpoints_have_raised(cluster):
+    saves = Checkpoints(directory="/runs/7", keep_best="loss", timeout_s=600.0)
+    config = replace(cluster.config, checkpoints=saves)
+    watch = FeedWatch(cluster.coordinator, config, cluster.console)
+    text = str(watch._stalled(CALL, saves.limit_s, None))
+    assert "for 1530 s" in text
+    assert "If steps are that slow raise Checkpoints(timeout_s=600), or feed_timeout above" in text
+    assert "If steps are that slow raise feed_timeout;" in str(watch._stalled(CALL, 60.0, None))

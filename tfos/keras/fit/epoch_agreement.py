@@ -8,8 +8,9 @@ At the end of an epoch every worker
     1. waits for its pushes in flight; leaves the barrier (sync, ssp), so that workers with more
        batches go on;
     2. reaches a rendezvous: the metrics over all rows become the logs of all workers;
-    3. pulls, so that ModelCheckpoint and best weights hold the servers' newest parameters; the
-       chief records a micro-batch of a stream as trained, and saves it;
+    3. records a micro-batch of a stream as trained, and saves it, as the chief; pulls, so that
+       ModelCheckpoint and best weights hold the servers' newest parameters. Where a worker was
+       lost, all wait before the pull until the driver has had its rows fed again;
     4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
     5. joins again and reaches a second rendezvous: learning rate and stop are the chief's.
 The next epoch begins after 5 on all workers, so no worker steps without the others.
@@ -244,9 +245,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._last_logs = dict(logs)
         self.rows, self.steps = sum(r.rows for r in reports), sum(r.steps for r in reports)
         self.epochs_run += 1
+        self._end_trained(epoch, reports)
         trainer.pull()
         trainer.end_epoch()
-        self._tell_trained(epoch, reports)
         trainer.is_between_epochs = True
 
     def _agree(self, epoch: int, logs: dict[str, Any], rows: int, val_rows: int) -> list[Report]:
@@ -304,14 +305,23 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 ),
             )
 
-    def _tell_trained(self, epoch: int, reports: Sequence[Report]) -> None:
-        """On the chief: no worker trains now, and these epochs are in the parameters."""
+    def _end_trained(self, epoch: int, reports: Sequence[Report]) -> None:
+        """Go on once no worker trains, and the epochs of these reports are in the parameters.
+
+        The chief records them. If a worker is lacking, its next attempt may train what is left of
+        its rows until the chief has heard of it: outside of the others' barrier, so that it waits
+        for none of them.
+        """
         ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
-        if self._trainer.ctx.is_chief and self._feed and ended:
+        if not ended:
+            return
+        lacks = len(reports) < self._trainer.ctx.num_workers
+        if self._trainer.ctx.is_chief and self._feed:
             following = FitPlace(self._number, epoch + 1)
-            lacks = len(reports) < self._trainer.ctx.num_workers
             feeds = self._trainer.ctx.trained_feeds
             feeds.trained(self._feed, min(ended), following, lacks_worker=lacks)
+        if lacks:  # as all see who have these reports
+            self._trainer.workers.rendezvous(f"{self._name}/{epoch}/decided", b"")
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
