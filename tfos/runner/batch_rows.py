@@ -36,7 +36,7 @@ def checked(dataset: Any, size: int) -> Any:
     import tensorflow as tf
 
     optional, spec = tf.experimental.Optional, dataset.element_spec
-    spec = tuple(spec) if isinstance(spec, tuple) else (spec,)
+    spec = spec if type(spec) is tuple else (spec,)  # map hands a named tuple on whole
 
     def wrapped(*batch: Any) -> Any:
         return optional.from_value(batch)

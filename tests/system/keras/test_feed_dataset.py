@@ -214,24 +214,118 @@ def test_a_fit_of_the_class_decides_epochs_lines_and_callbacks_of_a_feed(capsys)
     assert [f"{n}/{n} " in printed for n in (3, 6)] == [True] * 2
 
 
+@pytest.mark.filterwarnings("error::tfos.errors.FeedEndedWarning")
+def test_a_fit_of_the_class_with_all_epochs_ends_with_the_feed_without_a_warning(caplog):
+    caplog.set_level("INFO", logger="tfos.keras.fit.fit_call")
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
+        ended: list[dict[str, float]] = []
+        model = deciding(ctx, keras.callbacks.LambdaCallback(on_train_end=ended.append))
+        history = model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs())
+        assert history.epoch == [0, 1]
+        assert model.epochs_after is None
+        assert [logs["loss"] for logs in ended] == [history.history["loss"][-1]]
+    told = [each for each in caplog.records if "inside of DecidesAll.fit" in each.getMessage()]
+    assert [each.levelname for each in told] == ["INFO"]
+
+
 def test_a_fit_of_the_class_that_does_not_go_on_when_the_feed_has_ended_is_told():
     with serving() as cluster:
         ctx = cluster.contexts[0]
         feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
         ended: list[dict[str, float]] = []
         model = deciding(ctx, keras.callbacks.LambdaCallback(on_train_end=ended.append))
-        left_out = "inside of DecidesAll.fit, which does not go on behind its super"
-        with pytest.warns(FeedEndedWarning, match=left_out) as caught:
-            history = model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs())
-        assert len(caught) == 1
+        with pytest.warns(FeedEndedWarning) as caught:
+            history = model.fit(FeedDataset(ctx, BATCH), epochs=3)
+        epochs, code = (str(each.message) for each in caught)
+        assert "after 2 epochs, fit(epochs=3) asked for more" in epochs
+        assert "inside of DecidesAll.fit, which does not go on behind its epochs" in code
         assert history.epoch == [0, 1]
         assert model.epochs_after is None
         assert [logs["loss"] for logs in ended] == [history.history["loss"][-1]]
+
+
+class OwnLoop(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    """A fit of its own that does not call Keras'."""
+
+    ends_anyway = False
+    """Whether it ends its callbacks where the feed ends, too."""
+
+    def fit(self, x, epochs=1, callbacks=None, **more):
+        running = keras.callbacks.CallbackList(callbacks, model=self)
+        running.on_train_begin()
+        logs = {"mine": 1.0}
+        try:
+            for epoch in range(epochs):
+                running.on_epoch_begin(epoch)
+                for batch in x:
+                    self.train_on_batch(*batch)
+                running.on_epoch_end(epoch, logs)
+        except Exception:
+            if self.ends_anyway:
+                running.on_train_end(logs)
+            raise
+        running.on_train_end(logs)
+
+
+def looping(ctx):
+    model = OwnLoop([keras.Input((20,)), keras.layers.Dense(2)])
+    model.compile("adam", LOSS)
+    return distribute(model, ctx)
+
+
+@pytest.mark.parametrize(
+    ("hands_a_list", "ends_anyway"), [(True, False), (False, False), (True, True)]
+)
+def test_the_end_of_the_feed_ends_the_callbacks_of_a_loop_of_the_class_once(
+    hands_a_list, ends_anyway, monkeypatch
+):
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
+        ended: list[dict[str, float]] = []
+        model = looping(ctx)
+        model.ends_anyway = ends_anyway
+        workers = model._tfos_trainer.workers
+        rendezvous, keys = workers.rendezvous, []
+
+        def noted(key, value):
+            keys.append(key)
+            return rendezvous(key, value)
+
+        monkeypatch.setattr(workers, "rendezvous", noted)
+        own = [keras.callbacks.LambdaCallback(on_train_end=ended.append)]
+        given = own if hands_a_list else keras.callbacks.CallbackList(own, model=model)
         with pytest.warns(FeedEndedWarning) as caught:
-            assert model.fit(FeedDataset(ctx, BATCH)).epoch == []
+            assert model.fit(FeedDataset(ctx, BATCH), epochs=3, callbacks=given) is None
         epochs, code = (str(each.message) for each in caught)
-        assert "after 0 epochs, fit(epochs=2) asked for more" in epochs
-        assert left_out in code
+        assert "after 2 epochs, fit(epochs=3)" in epochs
+        assert "inside of OwnLoop.fit, which does not go on" in code
+        assert ended == [{"mine": 1.0}]
+        assert keys.count("fit/0/end") == 1, "by the last callback of tfos"
+        assert cluster.pushes == 5
+
+
+def test_a_loop_of_the_class_inside_of_another_fit_ends_its_own_callbacks_alone():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2), finish=True)
+        ended = []
+
+        def train_inside(epoch, logs):
+            inner = looping(ctx)
+            own = keras.callbacks.LambdaCallback(on_train_end=lambda logs: ended.append("inner"))
+            with pytest.warns(FeedEndedWarning) as caught:
+                inner.fit(FeedDataset(ctx, BATCH), epochs=3, callbacks=[own])
+            assert "after 1 epochs, fit(epochs=3)" in str(caught[0].message)
+            ended.append("called")
+
+        around = keras.callbacks.LambdaCallback(
+            on_epoch_end=train_inside, on_train_end=lambda logs: ended.append("outer")
+        )
+        make_model().fit(X[:32], Y[:32], epochs=1, verbose=0, callbacks=[around])
+        assert ended == ["inner", "called", "outer"]
 
 
 def test_what_a_fit_of_the_class_adds_runs_between_the_workers_agreements():

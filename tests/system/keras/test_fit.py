@@ -541,6 +541,19 @@ def test_a_fit_of_the_class_has_the_callbacks_of_tfos_too(cluster, kind):
     assert model.fit(X[:128], Y[:128], *rest, **more).epoch == [1]
 
 
+def test_a_program_may_replace_the_fit_of_keras(cluster, monkeypatch):
+    real = keras.Model.fit
+
+    def replaced(self, *args, **kwargs):
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(keras.Model, "fit", replaced)
+    model = distribute(linear(keras.Sequential), cluster.contexts[0])
+    history = model.fit(X[:128], Y[:128], 64, epochs=2, verbose=0)
+    assert history.epoch == [0, 1]
+    assert cluster.pushes == 4
+
+
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [

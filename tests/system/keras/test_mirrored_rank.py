@@ -7,7 +7,7 @@ import importlib.util
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -102,6 +102,24 @@ def test_parts_have_the_structure_of_the_batches():
         dataset = tf.data.Dataset.from_tensor_slices(given).batch(3)
         assert part_of_batches(dataset, 1, 2).element_spec == dataset.element_spec
         assert len(list(part_of_batches(dataset, 1, 2))) == 1
+
+
+class Labelled(NamedTuple):
+    x: np.ndarray
+    y: np.ndarray
+
+
+def test_rows_that_are_named_tuples_are_parted():
+    rows = Labelled(np.arange(8), np.arange(8) * 2)
+    dataset = tf.data.Dataset.from_tensor_slices(rows).batch(4)
+    assert keras.tree.flatten(dataset.element_spec)[0].shape[0] is None
+    for rank in range(2):
+        part = part_of_batches(dataset, rank, 2)
+        assert part.element_spec == dataset.element_spec
+        found = Labelled(*map(np.concatenate, zip(*part.as_numpy_iterator(), strict=True)))
+        own = slice(rank * 2, rank * 2 + 2)
+        np.testing.assert_array_equal(found.x, np.concatenate([rows.x[:4][own], rows.x[4:][own]]))
+        np.testing.assert_array_equal(found.y, found.x * 2)
 
 
 def one(row):

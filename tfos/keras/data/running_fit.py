@@ -15,6 +15,9 @@ from typing import Any
 
 import keras
 
+KERAS_FIT = inspect.unwrap(super(keras.Model, keras.Model).fit)
+"""Keras' own function, also where a program has replaced `keras.Model.fit`."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunningFit:
@@ -42,10 +45,9 @@ def running_fit() -> RunningFit | None:
     """Return the innermost `fit` that the caller serves, or None."""
     # Keras asks an adapter for batches in the same words for fit, evaluate and predict, and without
     # the class weights.
-    fit = inspect.unwrap(keras.Model.fit).__code__
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is fit:
+        if frame.f_code is KERAS_FIT.__code__:
             found = frame.f_locals
             return RunningFit(
                 found["self"],

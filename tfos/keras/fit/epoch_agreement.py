@@ -84,6 +84,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     Attributes:
         last: callbacks whose place is behind all others, in their order.
+        given_on: all callbacks that the model's own `fit` was given, a list or a CallbackList.
         rows: of all workers, in the epoch that has just ended.
         steps: likewise.
         epochs_run: in this fit.
@@ -113,8 +114,10 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._has_told_unshared = False
         self._last_logs: Logs = None
         self._running: Any = None
-        """Keras' CallbackList."""
+        """The CallbackList of Keras' own fit; None: the class has a loop of its own."""
+        self._has_ended = False
         self.last: Sequence[Any] = ()
+        self.given_on: Any = ()
         self.rows = self.steps = self.epochs_run = 0
         self.epochs = arguments["epochs"]
 
@@ -136,7 +139,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         Keras runs through the list of before: each callback begins once.
         """
         fit = running_fit()
-        if fit is None:  # a loop of the class's own
+        if fit is None or fit.model is not self.model:  # a loop of the class's own
             return
         self.epochs, self._running = fit.epochs, fit.callbacks
         places = {id(each): place for place, each in enumerate(self.last, 1)} | {id(self): -1}
@@ -150,7 +153,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """End the fit where no further epoch is fed, as Keras does behind its loop of epochs.
 
         Returns:
-            The history.
+            The history; None: the class's own loop made none.
         """
         model = self.model
         if self.epochs_run:
@@ -158,7 +161,14 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             model.optimizer.finalize_variable_values(model.trainable_weights)
         if self._running is not None:
             self._running.on_train_end(self._last_logs)
-        return model.history
+        elif not self._has_ended:
+            for callback in getattr(self.given_on, "callbacks", self.given_on):
+                callback.on_train_end(self._last_logs)
+        return getattr(model, "history", None)
+
+    def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Record that a loop of the class's own has ended its callbacks itself."""
+        self._has_ended = True
 
     def _beginnings(self) -> dict[int, Beginning]:
         own = msgspec.msgpack.encode(self.data.beginning())

@@ -21,6 +21,7 @@ from tfos.errors import FeedEndedWarning, SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace, fed_epochs
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
+from tfos.keras.data.running_fit import KERAS_FIT
 from tfos.keras.fit import validation
 from tfos.keras.fit.epoch_agreement import (
     AfterCallbacks,
@@ -63,7 +64,7 @@ class FitArguments:
         self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._original = original
-        kerass = list(inspect.signature(keras.Model.fit).parameters.values())[1:]  # without self
+        kerass = list(inspect.signature(KERAS_FIT).parameters.values())[1:]  # without self
         signature = inspect.signature(original)
         self._bound = signature.bind(*args, **kwargs)
         self._bound.apply_defaults()
@@ -167,12 +168,13 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         report = EpochReporter(trainer, before, dataset, arguments, number)
         before.last = [report, AfterCallbacks(trainer, name, kept_rate, before.data)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
-        arguments["callbacks"] = _callbacks(model, arguments, before, ProgressReport(trainer.ctx))
+        given_on = _callbacks(model, arguments, before, ProgressReport(trainer.ctx))
+        arguments["callbacks"] = before.given_on = given_on
         try:
             with trainer.pipelining():
                 return given.call()
         except FeedEnded:
-            _warn_of_end(model, before)
+            _tell_of_end(model, before)
             return before.end_with_feed()
         finally:
             trainer.end_fit()
@@ -190,25 +192,27 @@ def _follow_positions(
             _check_first_epoch(dataset, arguments)
 
 
-def _warn_of_end(model: Any, before: BeforeCallbacks) -> None:
+def _tell_of_end(model: Any, before: BeforeCallbacks) -> None:
     """Tell of epochs that were not fed, and of code that does not run."""
-    if not isinstance(before.epochs, AllEpochs):
-        warnings.warn(
-            f"the feed ended after {before.epochs_run} epochs, fit(epochs={before.epochs}) asked "
-            "for more; feed as many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
-            "fit(epochs=ctx.all_epochs)",
-            FeedEndedWarning,
-            stacklevel=3,
-        )
     own = inspect.unwrap(type(model).fit)
-    if own is not inspect.unwrap(keras.Model.fit):
-        warnings.warn(
-            f"the feed ended inside of {own.__qualname__}, which does not go on behind its "
-            "super().fit(...) then: fit returns the history. Do what comes there behind the call "
-            "of fit, or in on_train_end of a callback",
-            FeedEndedWarning,
-            stacklevel=3,
-        )
+    has_own = own is not inspect.unwrap(keras.Model.fit)
+    left_out = (
+        f"the feed ended inside of {own.__qualname__}, which does not go on behind its epochs "
+        "then: fit returns model.history. Do what comes there behind the call of fit, or in "
+        "on_train_end of a callback"
+    )
+    if isinstance(before.epochs, AllEpochs):  # the right way to end with the feed
+        if has_own:
+            logger.info(left_out)
+        return
+    not_fed = (
+        f"the feed ended after {before.epochs_run} epochs, fit(epochs={before.epochs}) asked for "
+        "more; feed as many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
+        "fit(epochs=ctx.all_epochs)"
+    )
+    warnings.warn(not_fed, FeedEndedWarning, stacklevel=3)
+    if has_own:
+        warnings.warn(left_out, FeedEndedWarning, stacklevel=3)
 
 
 def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:
