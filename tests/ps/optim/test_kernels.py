@@ -239,6 +239,7 @@ def run_python(script, environment, *, fresh=False):
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_warmed_directory_spares_the_next_process_the_compiler(tmp_path):
     settings = {"TFOS_KERNEL_CACHE": str(tmp_path / "elsewhere")}

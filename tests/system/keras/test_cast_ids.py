@@ -50,7 +50,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("way", RUNS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.long] * (way != "fit")) for way in RUNS]
+)
 def test_floats_for_a_sequential_model_are_refused_too(way):
     model = keras.Sequential([keras.Input((1,), dtype="int64", name="user"), Embedding(1)])
     model.compile("sgd", "mse")

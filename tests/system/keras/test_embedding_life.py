@@ -207,7 +207,9 @@ def interrupting(cluster, number):
 
 @pytest.mark.fault("F48")
 @pytest.mark.fault("F49")
-@pytest.mark.parametrize("kind", ["nan", "id", "interrupt"])
+@pytest.mark.parametrize(
+    "kind", ["nan", *(pytest.param(each, marks=pytest.mark.long) for each in ("id", "interrupt"))]
+)
 @pytest.mark.parametrize("mode", ONLY_HYBRID)
 def test_a_kept_error_of_a_step_keeps_no_permit_and_the_next_fit_trains(mode, kind):
     """As a notebook keeps the last traceback, and with it the frames that know the batch."""
@@ -406,7 +408,7 @@ def test_predict_beside_fit_leaves_the_variables_of_the_step_alone():
     ("is_local", "how"),
     [
         (False, "copy"),
-        (True, "pickle"),
+        pytest.param(True, "pickle", marks=pytest.mark.long),
         pytest.param(False, "pickle", marks=pytest.mark.long),
         pytest.param(True, "copy", marks=pytest.mark.long),
     ],

@@ -107,7 +107,7 @@ def test_each_epoch_trains_its_own_batches(steps_per_execution, built):
         assert stats(ctx).taken_rows == sum(map(len, epochs))
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("steps_per_execution", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_a_model_that_is_not_distributed_trains_all_batches_too(steps_per_execution, capsys):
     epochs = batches(0, 5, 2, 7)
     with serving() as cluster:

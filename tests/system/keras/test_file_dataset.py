@@ -130,7 +130,7 @@ def test_a_worker_that_joins_reads_the_epoch_of_the_files_that_the_others_read(t
     assert [numbers for _, numbers in found[:5]] == expected
 
 
-@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("seed", [pytest.param(None, marks=pytest.mark.long), 1])
 def test_a_pass_of_fewer_steps_measures_the_same_rows_each_time(tmp_path, seed):
     path = write(tmp_path / "rows", range(50))
     rows = rows_of(path, 0, 1)

@@ -374,7 +374,13 @@ def scalars_in(directory: Path) -> dict[str, float]:
 
 
 @pytest.mark.fault("F39")
-@pytest.mark.parametrize("remote", [True, False], ids=["remote", "not a directory"])
+@pytest.mark.parametrize(
+    "remote",
+    [
+        pytest.param(True, marks=pytest.mark.long, id="remote"),
+        pytest.param(False, id="not a directory"),
+    ],
+)
 def test_a_log_dir_that_cannot_be_written_does_not_stop_training(tmp_path, remote, caplog):
     (tmp_path / "file").write_text("in the way")
     log_dir = "hdfs://nn/logs" if remote else str(tmp_path / "file" / "logs")
@@ -400,6 +406,7 @@ print(float(model.predict(numpy.ones((1, 20), "float32"), verbose=0).sum()))
 """
 
 
+@pytest.mark.long
 def test_exported_model_loads_without_tfos(cluster, tmp_path):
     ctx = cluster.contexts[0]
     model = distribute(make_model(), ctx)

@@ -277,7 +277,7 @@ class TwoWorkers:
     ("lost_in", "built"),
     [
         (0, True),
-        (1, False),
+        pytest.param(1, False, marks=pytest.mark.long),
         pytest.param(1, True, marks=pytest.mark.long),
         pytest.param(0, False, marks=pytest.mark.long),
     ],

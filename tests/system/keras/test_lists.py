@@ -56,7 +56,11 @@ def compiled(model):
 
 @pytest.mark.parametrize(
     ("make", "uniform"),
-    [(functional, 20), pytest.param(Tower, 20, marks=pytest.mark.long), (Tower, 0)],
+    [
+        pytest.param(functional, 20, marks=pytest.mark.long),
+        pytest.param(Tower, 20, marks=pytest.mark.long),
+        (Tower, 0),
+    ],
 )
 def test_a_model_trains_on_lists_of_any_length(make, uniform):
     keras.utils.set_random_seed(0)

@@ -422,6 +422,7 @@ def test_keras_2_is_refused_by_the_first_fit_of_several_slots():
     ]
 
 
+@pytest.mark.long
 def test_a_train_fn_that_imports_tables_does_not_train_them_alone():
     found = subprocess.run(
         [sys.executable, "-c", FIRST_IMPORT], stdout=subprocess.PIPE, text=True, timeout=100

@@ -124,7 +124,7 @@ def test_a_model_with_tables_is_written_with_its_rows(tmp_path, way):
 @pytest.mark.parametrize("has_table", [False, True])
 def test_a_layer_that_no_call_has_built_is_left_out(tmp_path, has_table):
     @keras.saving.register_keras_serializable("test_saved_models")
-    class Block(keras.layers.Layer):
+    class Block(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         def __init__(self, **fields):
             super().__init__(**fields)
             self.used, self.unused = keras.layers.Dense(1), keras.layers.Dense(2)

@@ -27,7 +27,7 @@ OPTIMIZERS = {
 }
 
 
-ONCE = ("nesterov", "schedule")
+ONCE = ("schedule",)
 """A rule with slots and one with a rate that changes; test_optimizer_parity.py has all rules."""
 
 

@@ -127,6 +127,7 @@ def test_a_fit_has_keras_own_metrics_and_the_model_its_history(frame, fitted):
         np.testing.assert_allclose(fitted.history[name], values, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_what_was_saved_answers_bit_for_bit(frame, fitted, tmp_path):
     from pyspark.ml import PipelineModel
     from pyspark.ml.evaluation import RegressionEvaluator
@@ -176,6 +177,7 @@ def test_workers_with_a_server_train_one_model_and_stop_together(frame):
     assert error < 0.8 * untrained
 
 
+@pytest.mark.long
 def test_several_inputs_and_outputs_have_a_column_each(frame):
     from pyspark.sql import functions as f
 

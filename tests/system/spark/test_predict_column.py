@@ -82,7 +82,7 @@ def test_what_no_model_can_answer_is_refused_at_once(saved, monkeypatch):
         predict_column(saved)
 
 
-@pytest.mark.parametrize("has_arrow_udf", [True, False])
+@pytest.mark.parametrize("has_arrow_udf", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_saved_model_answers_the_rows_of_a_frame(sql, saved, monkeypatch, has_arrow_udf):
     """As `TFCluster.inference(model=)` asks it to."""
     if not has_arrow_udf:  # as with Spark 4.0
