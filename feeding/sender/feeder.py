@@ -300,10 +300,8 @@ class Feeder:
         self._send_hello(_to_all(hello), links)
 
     def _greet_again(self, hello: Hello, silent: list[WorkerLink], stall: Stall) -> None:
-        timeout_s = next_try_s(silent, self._config, stall, f"partition {self._partition}")
-        for link in silent:
-            link.revive()
-        greet(silent, self._credentials, _to_all(hello), timeout_s)
+        what = f"partition {self._partition}"
+        greet_again(silent, self._credentials, _to_all(hello), self._config, stall, what)
 
     def _send_hello(self, hello: Hello, links: list[WorkerLink]) -> None:
         greet(links, self._credentials, hello, self._config.connect_timeout_s)
@@ -419,32 +417,44 @@ def _to_all(hello: Hello) -> Hello:
     return msgspec.structs.replace(hello, greets_all=True)
 
 
-def next_try_s(silent: Sequence[WorkerLink], config: FeedConfig, stall: Stall, what: str) -> float:
-    """Return how long the next try waits for workers that do not answer: twice the one before.
+def greet_again(
+    silent: list[WorkerLink],
+    credentials: Credentials,
+    hello: Hello,
+    config: FeedConfig,
+    stall: Stall,
+    what: str,
+) -> None:
+    """Greet workers that have not answered; each try waits twice as long as the one before.
 
     A worker that takes no connections keeps those of all tries in its kernel's queue, which has
     room for 1,024 of all tasks.
 
     Args:
         silent: the workers.
+        credentials: of the cluster.
+        hello: the greeting.
         config: the limits.
         stall: the deadline.
         what: was to be sent, such as "partition 3".
 
     Raises:
         FeedTimeout: the deadline is over.
+        FeedError: as `greet`.
     """
     left_s = stall.left_s
-    if left_s > 0:
-        tries = max(link.num_silences for link in silent)
-        return min(left_s, config.connect_timeout_s * float(1 << tries))
-    reasons = "; ".join(f"{link.lost.name}: {link.lost.reason}" for link in silent if link.lost)
-    raise FeedTimeout(
-        f"{what}: no answer for {config.feed_timeout_s:g} s, the first try waits "
-        f"{config.connect_timeout_s:g} s: {reasons}. A worker is silent while main_fun runs one "
-        "long call that holds Python's lock, such as loading a large JSON file; if it needs that "
-        "long, raise feed_timeout"
-    )
+    if left_s <= 0:
+        reasons = "; ".join(f"{link.lost.name}: {link.lost.reason}" for link in silent if link.lost)
+        raise FeedTimeout(
+            f"{what}: no answer for {config.feed_timeout_s:g} s, the first try waits "
+            f"{config.connect_timeout_s:g} s: {reasons}. A worker is silent while main_fun runs "
+            "one long call that holds Python's lock, such as loading a large JSON file; if it "
+            "needs that long, raise feed_timeout"
+        )
+    tries = max(link.num_silences for link in silent)
+    for link in silent:
+        link.revive()
+    greet(silent, credentials, hello, min(left_s, config.connect_timeout_s * float(1 << tries)))
 
 
 def no_worker_left_text(links: Sequence[WorkerLink], what: str) -> str:

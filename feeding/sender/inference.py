@@ -24,7 +24,7 @@ from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError
 from feeding.protocol.messages import Hello, Wait
 from feeding.sender.connection_pool import Purpose
-from feeding.sender.feeder import Stall, next_try_s, no_worker_left_text
+from feeding.sender.feeder import Stall, greet_again, no_worker_left_text
 from feeding.sender.worker_link import FeedTarget, WorkerLink, greet, hold_s, wait_links
 from rpc.auth.handshake import Credentials
 from rpc.errors import RpcError
@@ -124,16 +124,14 @@ class InferenceFeeder:
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
         hello = Hello(self._feed, first.meta.schema, greets_all=True)
-        timeout_s, stall = self._config.connect_timeout_s, Stall(self._config.feed_timeout_s)
-        greet(self._links, self._credentials, hello, timeout_s)
+        stall = Stall(self._config.feed_timeout_s)
+        greet(self._links, self._credentials, hello, self._config.connect_timeout_s)
         while not any(link.alive for link in self._links):
             silent = [link for link in self._links if link.may_answer]
             if not silent:
                 break
-            timeout_s = next_try_s(silent, self._config, stall, f"partition {self._partition}")
-            for link in silent:
-                link.revive()
-            greet(silent, self._credentials, hello, timeout_s)
+            what = f"partition {self._partition}"
+            greet_again(silent, self._credentials, hello, self._config, stall, what)
         chosen = self._choose()
         for link in self._links:
             if link is not chosen:
