@@ -107,6 +107,8 @@ def _write(model: Any, directory: str) -> None:
     import keras
     import tensorflow as tf
 
+    from tfos.keras.embedding.graph_rows import archive_of
+
     tensors = list(model.inputs)
     specs = [
         tf.TensorSpec(tuple(each.shape), each.dtype, name=name)
@@ -122,11 +124,7 @@ def _write(model: Any, directory: str) -> None:
         found = model(given(list(values)), training=False)
         return dict(zip(outputs, keras.tree.flatten(found), strict=True))
 
-    archive = keras.export.ExportArchive()
-    for layer in model._flatten_layers():
-        # A model brings a signature of its own, of floats; Keras refuses layers without a call.
-        if layer.built and not isinstance(layer, keras.Model):
-            archive.track(layer)
+    archive = archive_of(model)
     archive.add_endpoint("serve", serve, input_signature=specs)
     archive.write_out(directory, verbose=False)
 

@@ -259,11 +259,15 @@ class WorkerProcess:
                 self._begin(order)
             case messages.ServerMoved():
                 self._server_moved(order)
-            case messages.Flush() | messages.FeedAgain() | messages.FinishFeed():
-                self._feeds.carry_out(order)
-            case messages.TrainBatch() | messages.LeaveBatch() | messages.SaveBatches():
-                self._feeds.carry_out(order)
-            case messages.ComeTo():
+            case (
+                messages.Flush()
+                | messages.FeedAgain()
+                | messages.ComeTo()
+                | messages.FinishFeed()
+                | messages.TrainBatch()
+                | messages.LeaveBatch()
+                | messages.SaveBatches()
+            ):
                 self._feeds.carry_out(order)
             case messages.SaveNow():
                 aside(self._saves.save_now, order)

@@ -141,14 +141,23 @@ def save_with_rows(
 
         function = tf.function(serve, input_signature=signature, autograph=False)
         function.get_concrete_function()
-        archive = keras.export.ExportArchive()
-        for layer in model._flatten_layers():
-            # Their lookup tables. A model would bring a signature of its own, of floats; Keras
-            # refuses layers without a call.
-            if layer.built and not isinstance(layer, keras.Model):
-                archive.track(layer)
+        archive = archive_of(model)
         archive.add_endpoint("serve", function)
         archive.write_out(str(target), verbose=False)
+
+
+def archive_of(model: Any) -> Any:
+    """Return an ExportArchive that holds what the model's layers have, such as lookup tables.
+
+    Args:
+        model: built.
+    """
+    archive = keras.export.ExportArchive()
+    for layer in model._flatten_layers():
+        # A model brings a signature of its own, of floats; Keras refuses layers without a call.
+        if layer.built and not isinstance(layer, keras.Model):
+            archive.track(layer)
+    return archive
 
 
 @contextmanager
