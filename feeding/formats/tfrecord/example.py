@@ -123,12 +123,12 @@ class ExampleDecoder:
         )
 
     def _columns(self, buffer: Array, starts: Array, lengths: Array) -> dict[str, BatchColumn]:
-        spans = np.empty((2, len(self.features), len(starts)), np.int64)
+        spans = np.empty((len(self.features), 2, len(starts)), np.int64)
         record = kernels.locate(buffer, starts, lengths, self._names, spans)
         if record >= 0:
             raise RecordDamage(record, "it is not a tf.Example")
         return {
-            name: _column(buffer, name, feature, spans[:, index])
+            name: _column(buffer, name, feature, spans[index])
             for index, (name, feature) in enumerate(self.features.items())
         }
 

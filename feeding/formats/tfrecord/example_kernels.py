@@ -148,8 +148,8 @@ def _features(
             end = at + known[_ENTRY_BYTES]
         known[_AT] = at
         if known[_COLUMN] >= 0:
-            spans[0, known[_COLUMN]] = value
-            spans[1, known[_COLUMN]] = value + known[_FEATURE_BYTES]
+            spans[known[_COLUMN], 0] = value
+            spans[known[_COLUMN], 1] = value + known[_FEATURE_BYTES]
         place += 1
         at = end
     return True
@@ -166,13 +166,14 @@ def locate(
         starts: int64[n], offset of each record.
         lengths: int64[n], bytes of each.
         columns: joined names, uint8[bytes], and their offsets, int64[c + 1].
-        spans: int64[2, c, n], filled with start and end of each Feature; start -1 if there is none.
+        spans: int64[c, 2, n], filled with start and end of each Feature; start -1 if there is none.
+            spans[k], of one column, is contiguous: the other kernels are compiled for that alone.
 
     Returns:
         The index of a record that is not a tf.Example, -1 if all are.
     """
     before = np.zeros((4 * columns[1].size + 16, 5), np.int64)
-    spans[0] = -1
+    spans[:, 0] = -1
     for record in range(starts.size):
         at, stop = starts[record], starts[record] + lengths[record]
         while at < stop:

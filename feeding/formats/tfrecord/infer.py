@@ -66,10 +66,10 @@ def survey(records: Iterable[bytes]) -> dict[str, FeatureSurvey]:
         return {}
     ends = np.cumsum(list(map(len, sample)))
     starts, lengths = ends - list(map(len, sample)), np.diff(ends, prepend=0)
-    buffer = np.frombuffer(b"".join(sample), np.uint8)
-    spans = np.empty((2, len(names), len(sample)), np.int64)
+    buffer = _buffer(b"".join(sample))
+    spans = np.empty((len(names), 2, len(sample)), np.int64)
     _locate(buffer, starts, lengths, names, spans)
-    found = {name: _found(buffer, name, spans[:, index]) for index, name in enumerate(names)}
+    found = {name: _found(buffer, name, spans[index]) for index, name in enumerate(names)}
     return {name: feature for name, feature in found.items() if feature is not None}
 
 
@@ -95,12 +95,17 @@ def decode_example(record: bytes) -> dict[str, list[Any]]:
         DataError: it is not a tf.Example.
     """
     names = sorted(set(_names(record, 0)))
-    buffer = np.frombuffer(record, np.uint8)
-    spans = np.empty((2, len(names), 1), np.int64)
+    buffer = _buffer(record)
+    spans = np.empty((len(names), 2, 1), np.int64)
     if names:
         whole = np.array([0]), np.array([len(record)])
         _locate(buffer, *whole, names, spans)
-    return {name: _values(buffer, name, spans[:, index]) for index, name in enumerate(names)}
+    return {name: _values(buffer, name, spans[index]) for index, name in enumerate(names)}
+
+
+def _buffer(data: bytes) -> Array:
+    """Return a writable copy: numba would compile each kernel again for read-only bytes."""
+    return np.frombuffer(bytearray(data), np.uint8)
 
 
 def _locate(

@@ -100,12 +100,12 @@ class ArrowDecoder:
         """
 
         def make(starts: Array, lengths: Array) -> tuple[int, list[pa.Array]]:
-            spans = np.empty((2, len(self._columns), len(starts)), np.int64)
+            spans = np.empty((len(self._columns), 2, len(starts)), np.int64)
             record = kernels.locate(block.buffer, starts, lengths, self._names, spans)
             if record >= 0:
                 raise RecordDamage(record, "it is not a tf.Example")
             columns = [
-                arrow_column(block.buffer, column, spans[:, index])
+                arrow_column(block.buffer, column, spans[index])
                 for index, column in enumerate(self._columns)
             ]
             return len(starts), columns

@@ -36,7 +36,7 @@ DTYPES = {"f": "float32", "i": "int64", "b": "bytes", "": "int64"}
 
 def block(records: list[bytes]) -> RecordBlock:
     lengths = np.array([len(record) for record in records], np.int64)
-    buffer = np.frombuffer(b"".join(records) or b"", np.uint8)
+    buffer = np.frombuffer(bytearray().join(records), np.uint8)
     return RecordBlock(buffer, np.cumsum(lengths) - lengths, lengths, 10, 1000)
 
 
