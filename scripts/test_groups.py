@@ -58,16 +58,16 @@ GROUPS = (
     UNIT,
     Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=400),
     Group(
-        "executors",
-        (f"{_SYSTEMS}/spark",),
-        f"executors and not (process or hdfs or {LATER})",
-        budget_s=320,
-    ),
-    Group(
         "sockets",
         (*_ROOMS, "tests/contracts", "tests/architecture"),
         f"(socket or slow) and not (process or hdfs or {LATER})",
         budget_s=280,
+    ),
+    Group(
+        "executors",
+        (f"{_SYSTEMS}/spark",),
+        f"executors and not (process or hdfs or {LATER})",
+        budget_s=320,
     ),
     Group(
         "spark",

@@ -27,7 +27,7 @@ __all__ = ["table_kernels_loaded"]
 pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
 
 NUM_SCHEDULES = 100
-NUM_IDLE_SCHEDULES = 600
+NUM_IDLE_SCHEDULES = 300
 NUM_IN_ONE_TEST = 100
 NUM_LONG_SCHEDULES = 40_000
 RARE_ONES = range(4500, 5500)

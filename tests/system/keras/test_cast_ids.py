@@ -63,7 +63,13 @@ def test_floats_for_a_sequential_model_are_refused_too(way):
 
 
 @pytest.mark.fault("F49")
-@pytest.mark.parametrize("way", RUNS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=[pytest.mark.long] * (way not in ("fit", "predict", "call")))
+        for way in RUNS
+    ],
+)
 def test_floats_for_an_input_of_integers_are_refused_in_each_way_to_run(way):
     with pytest.raises(
         UnsupportedModel, match=r"^feature 'user' has float32 numbers.* int64 of the model"

@@ -108,6 +108,7 @@ def test_each_checkpoint_has_the_metrics_of_the_model_that_was_saved(tmp_path):
         assert b"val_mae" in events.read_bytes()
 
 
+@pytest.mark.long
 def test_what_was_saved_last_is_evaluated_after_the_training(tmp_path):
     with serving() as servers:
         training = Training(servers, tmp_path / "saves")
@@ -150,6 +151,7 @@ def test_rows_of_files_and_metrics_with_many_values_are_evaluated(tmp_path):
             assert found == {f"val_{name}": expected[name] for name in ("loss", "mae")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_over", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_evaluated_later(
     tmp_path, monkeypatch, is_over
@@ -214,6 +216,7 @@ def test_a_directory_that_stays_unreadable_does_not_hold_up_the_end(tmp_path, mo
     assert len(looks) == LAST_TRIES
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_stays_unreadable_does_not_hold_up_the_end(tmp_path, monkeypatch, caplog):
     with serving() as servers:
         training = Training(servers, tmp_path / "saves")

@@ -42,6 +42,7 @@ def trained(ctx: Any, **options: Any) -> Any:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("compression", "near"), [pytest.param("fp16", 2e-4, marks=pytest.mark.long), ("int8", 1e-2)]
 )

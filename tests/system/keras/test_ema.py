@@ -61,6 +61,7 @@ def assert_same(ours, theirs, atol=0.0):
         np.testing.assert_allclose(mine, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.long
 def test_callbacks_two_fits_and_a_saved_file_have_what_keras_has(tmp_path):
     plain, expected = model_with(ema_momentum=0.8), Seen()
     for _ in range(2):
@@ -107,6 +108,7 @@ def test_swapped_weights_are_validated_saved_and_given_back(tmp_path):
     assert_same(our_weights, weights, atol=1e-6)
 
 
+@pytest.mark.long
 def test_stale_workers_end_with_the_servers_averages():
     with serving(num_workers=2, num_servers=2) as cluster:
         models = [model_with(ema_momentum=0.9, ema_overwrite_frequency=4) for _ in range(2)]

@@ -122,6 +122,7 @@ def test_combiners_of_dense_ids(combiner, weighted):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_plain", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_xla_makes_no_nan_of_the_weights_of_a_list_of_padding(is_plain):
     ids, dense = tf.constant([[0, 0], [1, 2], [1, 2]]), [[0, 0], [1, 2], [1, 2]]

@@ -161,6 +161,7 @@ class SomeLayers(keras.Model):  # type: ignore[misc]  # Keras has no types
         return self.out(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ONLY_HYBRID)
 @pytest.mark.filterwarnings("ignore:.build.*it looks like it has unbuilt state")
 def test_layers_that_some_batches_or_no_batches_call(mode):
@@ -324,7 +325,7 @@ def test_lookups_inside_a_step_belong_to_its_batch(mode):
 
 
 @pytest.mark.fault("F48")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONLY_HYBRID)
 def test_steps_that_search_a_loss_scale_push_neither_rows_nor_parameters(mode):
     x, y = data(8 * BATCH)
     keras.config.set_dtype_policy("mixed_float16")
@@ -404,6 +405,7 @@ def test_predict_beside_fit_leaves_the_variables_of_the_step_alone():
         assert pulled_by == {threading.main_thread().name}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("is_local", "how"),
     [
@@ -492,6 +494,7 @@ def test_an_error_of_a_lookup_inside_of_tensorflow_is_raised_as_it_is():
                 use()
 
 
+@pytest.mark.long
 def test_an_earlier_error_of_a_lookup_does_not_stand_for_another_one():
     class Checked(FromTheMiddle):
         def call(self, x: Any) -> Any:

@@ -121,6 +121,7 @@ def replaced(directory: Path, rank: int, root: Path, *arguments: str) -> ServerP
     return ServerProcess(directory, *place, "--restore", str(root), *arguments)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F11")
 @pytest.mark.parametrize("mode", MOSTLY_HYBRID)
 def test_a_server_that_is_replaced_while_frozen_accepts_no_rows_when_it_thaws(
@@ -160,6 +161,7 @@ def test_a_server_that_is_replaced_while_frozen_accepts_no_rows_when_it_thaws(
                 server.close()
 
 
+@pytest.mark.long
 @pytest.mark.fault("F08")
 @pytest.mark.fault("F10")
 @pytest.mark.parametrize("mode", MOSTLY_HYBRID)

@@ -439,6 +439,7 @@ class Reports:
         self.metrics.append((is_distributed, sorted(report.metrics), report.steps))
 
 
+@pytest.mark.long
 @pytest.mark.tf
 @pytest.mark.parametrize("make", [Embedding, DENSE])
 def test_one_worker_reports_its_epochs_with_tables_and_without(make):

@@ -415,7 +415,7 @@ def test_rows_that_another_dataset_of_the_feed_has_read_ahead_are_told_and_count
 
 @pytest.mark.fault("F34")
 @pytest.mark.parametrize("built", [True, False])
-@pytest.mark.parametrize("consistency", ["sync", "async"])
+@pytest.mark.parametrize("consistency", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_two_workers_of_which_one_gets_no_rows(consistency, built):
     with serving(num_workers=2) as cluster:
         models = [make_model(built=built) for _ in range(2)]
@@ -778,7 +778,7 @@ def test_a_micro_batch_is_not_noted_while_rows_of_a_lost_worker_are_left(is_whol
 
 
 @pytest.mark.fault("F01")
-@pytest.mark.parametrize("consistency", ["sync", "ssp"])
+@pytest.mark.parametrize("consistency", ["sync", pytest.param("ssp", marks=pytest.mark.long)])
 def test_rows_lost_at_the_end_of_a_recorded_epoch_are_trained_outside_of_the_others_barrier(
     consistency,
 ):

@@ -79,7 +79,7 @@ def make_model() -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("zipped", [pytest.param(False, marks=pytest.mark.long), True])
 def test_sync_workers_train_on_uneven_shares_also_of_no_rows(tmp_path, zipped):
     """A file that cannot be cut leaves the second worker without any row, in every epoch."""
     path = write(tmp_path / ("rows.gz" if zipped else "rows"), range(50))  # gzip by name alone

@@ -55,7 +55,7 @@ def restored(directory: Path, like: Manifest) -> dict[str, np.ndarray]:
         return cluster.values()
 
 
-@pytest.mark.parametrize("train", [best_weights, averages])
+@pytest.mark.parametrize("train", [pytest.param(best_weights, marks=pytest.mark.long), averages])
 def test_the_last_save_has_the_weights_that_fit_ended_with(tmp_path: Path, train):
     def saved_before_the_end(epoch: int, logs: dict[str, float]) -> None:
         assert saver.save_now() == ""  # of the last update: the clock stands from here on

@@ -164,7 +164,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("uniform", [0, 20])
+@pytest.mark.parametrize("uniform", [0, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_without_a_part_for_lists_is_told_what_to_do(name, uniform):
     with serving() as cluster:

@@ -550,7 +550,7 @@ def test_frozen_weights_are_not_moved_but_kept(cluster):
 
 
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=["traced", "eager"])
-@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("built", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_labels_that_keras_would_broadcast_over_one_unit_are_refused(cluster, options, built):
     layers = [keras.layers.Dense(1, name="price")]
     model = keras.Sequential(([keras.Input((20,))] if built else []) + layers)

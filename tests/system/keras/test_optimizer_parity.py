@@ -231,7 +231,10 @@ AGAIN_OTHERWISE = {*ALSO_WILD, *ALSO_DOUBLE, "adam with other betas"}
             )
             for name in EQUAL
         ),
-        *((name, "wild", "float32") for name in ALSO_WILD),
+        *(
+            pytest.param(name, "wild", "float32", marks=[pytest.mark.long] * (name in ALSO_DOUBLE))
+            for name in ALSO_WILD
+        ),
         *((name, "normal", "float64") for name in ALSO_DOUBLE),
     ],
 )

@@ -63,7 +63,7 @@ NEAR = {
 
 ITS_RULE_ALONE = {
     *("adamax", "ftrl", "adagrad", "rmsprop", "rmsprop with everything", "adadelta", "nadam"),
-    *("amsgrad", "lion without decay of biases"),
+    *("amsgrad", "lion without decay of biases", "averages that replace the weights"),
 }
 """Nothing but the rule is special, which test_optimizer_parity.py compares bit by bit."""
 

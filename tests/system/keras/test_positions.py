@@ -159,7 +159,12 @@ ASYNC = {"consistency": "async", "staleness_aware": False}
             {**SYNC, "has_table": True}, (2, 1), marks=pytest.mark.long, id="sync, with a table"
         ),
         pytest.param({**ASYNC, "pipeline": 2, "has_table": True}, (1, 2), id="rows 2 steps ahead"),
-        pytest.param({"consistency": "hybrid", "has_table": True}, (1, 2), id="hybrid"),
+        pytest.param(
+            {"consistency": "hybrid", "has_table": True},
+            (1, 2),
+            marks=pytest.mark.long,
+            id="hybrid",
+        ),
     ],
 )
 def test_every_row_is_in_the_parameters_once_per_epoch(files, tmp_path, caplog, options, workers):

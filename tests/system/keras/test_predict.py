@@ -61,7 +61,7 @@ def rows(values):
 
 
 @pytest.mark.parametrize("name", ["m.keras", "m"])
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.long), 4, 100])
 def test_batches_cross_record_batches_and_rows_keep_their_order(tmp_path, name, batch_size):
     model = mlp()
     signature = loading.read_signature(ModelSource(path=save(model, tmp_path / name)))
@@ -100,6 +100,7 @@ def test_a_model_is_read_once_and_another_one_at_its_path_is_refused(tmp_path, m
         predicted(signature, rows(np.ones((1, 3))))
 
 
+@pytest.mark.long
 def test_a_process_keeps_no_bytes_of_a_models_file(tmp_path):
     """They would double the memory of a large model in each Python worker."""
     content = Path(save(mlp(), tmp_path / "m.keras")).read_bytes()

@@ -125,6 +125,7 @@ def test_each_epoch_validates_its_own_rows_of_all_workers_on_its_last_parameters
         assert cluster.contexts[1].reported == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "is_distributed"),
     [
@@ -289,6 +290,7 @@ def test_counts_of_rows_that_workers_do_not_share_are_told(given, caplog):
     np.testing.assert_allclose(history["val_accuracy"], counted["accuracy"], rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", [shared, pytest.param(by_the_chief, marks=pytest.mark.long)])
 def test_counts_of_rows_that_workers_share_are_no_matter_for_a_warning(given, caplog):
     history = validated_by_two(given)
@@ -307,6 +309,7 @@ class Share(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]  # Keras has
         super().__init__(lambda y_true, _: y_true, name="share")
 
 
+@pytest.mark.long
 def test_what_workers_measured_on_unequal_shares_is_weighted_by_their_rows(caplog):
     """Worker 0 validates 80 rows, worker 1 the other 10."""
     parts = (slice(0, 80), slice(80, 90))

@@ -156,6 +156,7 @@ def test_a_workers_exception_is_the_cause_at_the_driver_and_the_next_cluster_wor
     assert cluster.failures == ()
 
 
+@pytest.mark.long
 @pytest.mark.fault("F03")
 def test_an_exception_without_a_feed_is_raised_by_shutdown(spark):
     def fail(args, ctx):
@@ -240,6 +241,7 @@ def test_calls_out_of_order_name_the_phase(spark):
             cluster.train([1, 2, 3])
 
 
+@pytest.mark.long
 @pytest.mark.fault("F16")
 def test_shutdown_during_train_ends_both(spark):
     cluster = _reserve(spark, config=ClusterConfig(max_inflight_bytes=4096))
@@ -281,6 +283,7 @@ def test_an_exception_in_the_block_stops_all_at_once(spark):
     _await_gone(pids, GONE_S)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F15")
 def test_cancelling_every_job_of_the_context_ends_the_cluster_in_order(spark):
     cluster = _reserve(spark, config=ClusterConfig(max_inflight_bytes=4096))
@@ -306,6 +309,7 @@ def test_too_few_slots_fail_at_once_with_the_arithmetic(spark):
     assert "need 4 task slots at once (1 ps + 3 workers), Spark offers 3" in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F18")
 def test_a_slot_that_another_job_holds_does_not_count(spark, tmp_path):
     _await_idle(spark)

@@ -137,6 +137,7 @@ def test_missing_values_are_refused_by_name_unless_filled(sql, cluster):
         answered.collect()
 
 
+@pytest.mark.long
 @pytest.mark.fault("F38")
 def test_results_that_do_not_fit_fail_the_action_by_name(sql, cluster):
     frame = frame_of(sql, "vectors", 20, 1)

@@ -168,6 +168,7 @@ def test_ctrl_c_at_many_moments_of_the_start(driver):
     _interrupt_starts(driver, 20)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F16")
 @pytest.mark.parametrize("driver", ["forget"], indirect=True)
 def test_a_driver_that_never_shuts_down_ends_and_takes_its_nodes_with_it(driver):

@@ -348,7 +348,7 @@ def noisy(frame):
     return labels.withColumn("held", f.col("label").cast("string").endswith("1"))
 
 
-@pytest.mark.parametrize("of_column", [False, True])
+@pytest.mark.parametrize("of_column", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_row_trains_or_validates_whatever_is_computed_again(frame, of_column):
     """A fit beside this one splits the same rows, and ends first."""
     plan = ColumnPlan(

@@ -109,6 +109,7 @@ def test_groups_whose_rows_have_changed_are_trained_again(spark, tmp_path, capsy
     assert "1 to train, 1 of them because they have changed" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_cancelled_run_goes_on_where_it_stopped(spark, tmp_path, capsys):
     started = tmp_path / "started"
 

@@ -176,6 +176,7 @@ def test_a_pipeline_fits_and_transforms(spark, tmp_path):
     np.testing.assert_allclose(found, features @ WEIGHTS, rtol=1e-5)
 
 
+@pytest.mark.long
 @ON_EXECUTORS
 def test_a_list_of_arguments_reaches_a_pipelines_functions(spark, tmp_path):
     """`parse_args()` found none of them, and the training ran with the parser's defaults."""

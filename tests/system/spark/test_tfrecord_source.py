@@ -118,6 +118,7 @@ def test_a_schema_is_inferred_from_several_files(session, tmp_path):
 HOSTILE = ["../../out", "..", "%2e%2e%2f", "a/b", "C:\\x", "\u20ac \uff0f", "", None, "k=v", "\n"]
 
 
+@pytest.mark.long
 @pytest.mark.attack("A18")
 def test_values_become_directories_that_lead_nowhere_else_and_come_back(session, tmp_path):
     rows = [(n, value, datetime.date(2026, 1, 1 + n % 2)) for n, value in enumerate(HOSTILE * 2)]
@@ -157,6 +158,7 @@ def test_modes(session, tmp_path):
         write(session.range(1), next((tmp_path / "new").glob("part-*")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [pytest.param("append", marks=pytest.mark.long), "overwrite"])
 def test_a_job_that_fails_leaves_what_was_there(session, tmp_path, mode):
     def fail(batches):
