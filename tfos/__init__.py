@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tfos.runner.horovod_runner import Runner
     from tfos.runner.mirrored_runner import MirroredStrategyRunner
     from tfos.runner.spark_run import run
-    from tfos.spark.resources import Resources
+    from tfos.slots.resources import Resources
     from tfos.streaming.handle import StreamTraining
     from tfos.streaming.state import StreamLag
     from tfos.tensorflowonspark import TFNode as TFNode
@@ -130,7 +130,7 @@ _HOMES = {
     "PredictColumn": "tfos.predict.column",
     "RankGroup": "tfos.collectives.group",
     "Reading": "tfos.reading.reading",
-    "Resources": "tfos.spark.resources",
+    "Resources": "tfos.slots.resources",
     "Restarts": "tfos.config",
     "Runner": "tfos.runner.horovod_runner",
     "StepTimes": "tfos.monitor.reports",

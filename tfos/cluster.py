@@ -30,9 +30,9 @@ from tfos.feed.request import FeedRequest
 from tfos.monitor import reports
 from tfos.monitor.status import cluster_report
 from tfos.phases import ClusterPhase, require
+from tfos.slots.resources import Placement, Resources, RoleResources
 from tfos.spark import pickling
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
-from tfos.spark.resources import Placement, Resources, RoleResources
 from tfos.spark.task_secrets import give_credentials, withdraw
 from tfos.streaming.dstream import finish_stream
 from tfos.streaming.streaming import StreamCalls, Streams

@@ -1,7 +1,7 @@
 """Topology: roles, indexes and ranks of a cluster's nodes, planned before anything starts.
 
 Covers: the arithmetic of cluster_size and num_ps and its refusals.
-Does not: know Spark (tfos.spark.slots), start anything (tfos.spark.jobs). Pure.
+Does not: know Spark (tfos.slots.offer), start anything (tfos.spark.jobs). Pure.
 
 An evaluator stands beside the training: nobody waits for it, it has no rows and no servers, and its
 end costs nothing. Its rank is the number of workers, so that servers take no request of it.

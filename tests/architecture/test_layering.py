@@ -86,7 +86,7 @@ LEVELS = {
         ("collectives", "config", "datasource", "keras"),
         ("control", "keras.data", "keras.embedding"),
         ("keras.step", "monitor", "node", "reading", "serving", "spark"),
-        ("watch",),
+        ("slots", "watch"),
         ("dfutil", "driver", "keras.fit", "native", "node.supervisor"),
         ("feed", "worker"),
         ("doctor", "many", "predict", "streaming", "submit", "timeseries"),

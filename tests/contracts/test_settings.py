@@ -39,7 +39,7 @@ from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.errors import SettingsError
 from tfos.files.inputs import InputFiles
 from tfos.keras.step.settings import Settings
-from tfos.spark.resources import Resources
+from tfos.slots.resources import Resources
 
 SECONDS = (0, -1.0, math.nan, math.inf, "soon", None, True)
 COUNT = (0, -1, 1.5, "9", True)

@@ -34,10 +34,11 @@ from tfos.doctor.door import open_door
 from tfos.doctor.findings import Beside, Finding, Level
 from tfos.driver.server_address import server_host
 from tfos.errors import SettingsError
-from tfos.spark.facts import SparkFacts, read_facts, read_offer
+from tfos.slots.offer import ExecutorSlots, Offer
+from tfos.slots.reading import read_offer
+from tfos.slots.yarn import YarnContainers
+from tfos.spark.facts import SparkFacts, read_facts
 from tfos.spark.jobs import reason_of
-from tfos.spark.slots import ExecutorSlots, Offer
-from tfos.spark.yarn import YarnContainers
 
 DEFAULT_TIMEOUT_S = 120.0
 _SETTLE_S = 3.0

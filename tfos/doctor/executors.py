@@ -18,8 +18,8 @@ from typing import Any
 
 from tfos.doctor import collection
 from tfos.doctor.collection import PLACE, CollectRequest, Facts
+from tfos.slots.offer import ExecutorSlots
 from tfos.spark.jobs import SparkJob, reason_of
-from tfos.spark.slots import ExecutorSlots
 
 _IN_FLIGHT = 64
 

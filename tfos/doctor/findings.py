@@ -17,9 +17,9 @@ from tfos.driver import preflight
 from tfos.errors import ConfigError
 from tfos.node import versions
 from tfos.node_memory import NODE_MEMORY_MIB, overhead_mib
+from tfos.slots.offer import Offer
 from tfos.spark import executor_memory
 from tfos.spark.facts import SparkFacts
-from tfos.spark.slots import Offer
 
 MIN_JAVA = 17
 """Of Spark 4."""

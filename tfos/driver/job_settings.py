@@ -2,7 +2,7 @@
 
 Covers: their names, from texts to resources, inputs and output; a call's own arguments come first.
 Does not: read or write job files (tfos.submit), check the values against the cluster
-(tfos.spark.resources, tfos.config).
+(tfos.slots.resources, tfos.config).
 Runs in: the driver; `tfos submit`.      Pure.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.files.inputs import NAME, InputFiles
-from tfos.spark.resources import Resources, RoleResources
+from tfos.slots.resources import Resources, RoleResources
 
 PREFIX = "spark.tfos."
 _ROLE_FIELDS = {

@@ -27,9 +27,9 @@ from tfos.node import versions
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
+from tfos.slots.profiles import NodePlaces, spark_profile
 from tfos.spark.jobs import SparkJob, advised_reason_of, was_cancelled
 from tfos.spark.node_rdd import node_rdd
-from tfos.spark.profiles import NodePlaces, spark_profile
 from tfos.topology import Plan, PlannedNode
 
 

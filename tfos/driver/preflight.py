@@ -1,7 +1,7 @@
 """Preflight checks: Spark's settings, feeds and the function to run, before anything starts.
 
 Covers: every refusal that needs no executor, each with both values and the next step.
-Does not: count slots (tfos.spark.slots), pickle (tfos.spark.pickling). Pure.
+Does not: count slots (tfos.slots.wait), pickle (tfos.spark.pickling). Pure.
 """
 
 from __future__ import annotations

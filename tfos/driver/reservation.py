@@ -8,7 +8,6 @@ Runs in: the driver.
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import time
@@ -24,29 +23,33 @@ from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.identity import OPERATOR_NAME
-from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver import job_settings, preflight, server_address
 from tfos.driver.node_jobs import NodeKeys
 from tfos.driver.shown_wait import shown_wait
-from tfos.errors import PhaseError, ReservationTimeout
+from tfos.errors import ReservationTimeout
 from tfos.files import paths
 from tfos.monitor import training
 from tfos.monitor.prometheus import ClusterPage
 from tfos.native import legacy_keras
 from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
-from tfos.spark import executor_memory, slots
+from tfos.slots.awaiting import await_slots
+from tfos.slots.offer import Offer
+from tfos.slots.profiles import (
+    NodePlaces,
+    RoleProfiles,
+    needs_of,
+    places_of,
+    profiles_of,
+    rooms_mib,
+)
+from tfos.slots.resources import RoleResources
+from tfos.slots.wait import SlotWait, workers_hold_slots
+from tfos.spark import executor_memory
 from tfos.spark import facts as spark_facts
 from tfos.spark.executor_ends import ExecutorEnds
 from tfos.spark.interruptible import CancelToken
-from tfos.spark.node_rdd import task_location
-from tfos.spark.placing import Fit, SlotNeeds
-from tfos.spark.profiles import NodePlaces, RoleProfiles, needs_of, profiles_of, rooms_mib
-from tfos.spark.resources import RoleResources
-from tfos.spark.slot_claims import claims_of
-from tfos.spark.slots import SlotWait
-from tfos.spark.yarn import YarnContainers
 from tfos.topology import Plan
 from tfos.watch import doors
 from tfos.watch.doors import PageRequest
@@ -55,8 +58,6 @@ from tfos.watch.job import Job
 if TYPE_CHECKING:
     from tfos.watch.page_server import JobPage
 
-_OFFER_S = 0.1
-"""How often slots are counted while executors are awaited."""
 _SECRET_BYTES = 32
 
 
@@ -157,26 +158,27 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     profiles = profiles_of(request.resources, plan, facts, config)
     needs = needs_of(plan, profiles, request.resources.placement)
     console = _console(plan, config, facts, outputs)
-    coordinator = _coordinator(request, facts, profiles, console)
-    coordinator.explain_by(ExecutorEnds(sc).explain)
+    coordinator = _coordinator(sc, request, facts, profiles, console)
     wait = SlotWait(needs, config, time.monotonic())
     cluster_id = secrets.token_hex(8)
     try:
         authority = ClusterAuthority(cluster_id)
         credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
         address = _listen(coordinator, authority.driver(), facts)
-        metrics = _metrics(request, coordinator, cluster_id, console)
-        job = _job(coordinator, cluster_id, facts)
+        metrics = ClusterPage(coordinator, cluster_id)
+        served = doors.open_metrics(coordinator, metrics, *request.metrics, console)
+        job = Job(coordinator, doors.job_info(cluster_id, facts))
         # Before the slots are there, so that `tfos status` tells what a job waits for.
-        page = _open_doors(job, request, address.near, authority.node(OPERATOR_NAME), console)
-        offer, fit = _await_slots(sc, facts, coordinator, wait, console, cancel)
+        page = doors.open_doors(
+            job, request.page, metrics.render, address.near, authority.node(OPERATOR_NAME), console
+        )
+        offer, fit = await_slots(sc, facts, coordinator, wait, console, cancel)
         _warn_of_disks(console, outputs, offer)
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
     settings = _settings(request, facts, cluster_id, address.told, feeds)
-    hold = slots.workers_hold_slots(needs, plan.num_workers, mode, offer, fit)
     return Reservation(
         sc=sc,
         console=console,
@@ -186,11 +188,11 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         keys=NodeKeys(authority, credentials.secret),
         credentials=_with_keys(credentials, Role.DRIVER, authority, config),
         feeder_credentials=_with_keys(credentials, Role.FEEDER, authority, config),
-        workers_hold_slots=hold,
-        places=_places(profiles, needs, offer, fit),
+        workers_hold_slots=workers_hold_slots(needs, plan.num_workers, mode, offer, fit),
+        places=places_of(profiles, needs, offer, fit),
         listens_at=address.bound,
         job=job,
-        metrics=metrics,
+        metrics=served,
         page=page,
     )
 
@@ -233,6 +235,7 @@ def _checked(request: ReservationRequest) -> tuple[InputMode, tuple[str, ...]]:
 
 
 def _coordinator(
+    sc: Any,
     request: ReservationRequest,
     facts: spark_facts.SparkFacts,
     profiles: RoleProfiles,
@@ -240,14 +243,9 @@ def _coordinator(
 ) -> Coordinator:
     of_all = executor_memory.of_settings(facts.conf, facts.master)
     rooms = rooms_mib(request.plan, profiles, of_all)
-    return Coordinator(request.plan, request.config, console, rooms_mib=rooms)
-
-
-def _places(profiles: RoleProfiles, needs: SlotNeeds, offer: slots.Offer, fit: Fit) -> NodePlaces:
-    """Return where each node goes; nodes of one slot each go where Spark likes."""
-    hosts = {executor.executor_id: executor.host for executor in offer.executors}
-    locations = {node: task_location(hosts[each], each) for node, each in fit.executors.items()}
-    return NodePlaces(profiles, needs, locations, hosts)
+    coordinator = Coordinator(request.plan, request.config, console, rooms_mib=rooms)
+    coordinator.explain_by(ExecutorEnds(sc).explain)
+    return coordinator
 
 
 def _settings(
@@ -290,7 +288,7 @@ def _console(
     return console
 
 
-def _warn_of_disks(console: Console, outputs: Mapping[str, str], offer: slots.Offer) -> None:
+def _warn_of_disks(console: Console, outputs: Mapping[str, str], offer: Offer) -> None:
     note = paths.one_host_note(outputs, (executor.host for executor in offer.executors))
     if note:
         console.warn(note)
@@ -303,79 +301,6 @@ def _with_keys(
     if config.security != "tls":
         return credentials
     return replace(credentials, tls=authority.data_client(role.value))
-
-
-def _metrics(
-    request: ReservationRequest, coordinator: Coordinator, cluster_id: str, console: Console
-) -> ClusterPage | None:
-    port, host = request.metrics
-    if port is None:
-        return None
-    page = ClusterPage(coordinator, cluster_id)
-    page.start(host, port)
-    coordinator.at_close(page.close)
-    needs = ", with the token of cluster.metrics_token()" if page.token else ""
-    console.line(f"metrics: {page.url}{needs}")
-    return page
-
-
-def _job(coordinator: Coordinator, cluster_id: str, facts: spark_facts.SparkFacts) -> Job:
-    info = doors.job_info(cluster_id, facts.app_name, facts.application_id, facts.ui_url)
-    return Job(coordinator, info)
-
-
-def _open_doors(
-    job: Job,
-    request: ReservationRequest,
-    address: str,
-    keys: TlsCredentials,
-    console: Console,
-) -> JobPage | None:
-    """Let the user's other processes and browser look at the job until its control plane closes."""
-    coordinator = job.coordinator
-    metrics = ClusterPage(coordinator, job.info.cluster_id).render
-    coordinator.at_close(lambda: doors.record_end(job, console))
-    page = doors.open_page(job, request.page, metrics, console)
-    if page is not None:
-        coordinator.at_close(page.close)
-    page_url = page.url if page is not None else ""
-    coordinator.at_close(doors.open_ticket(job, address, page_url, keys, console))
-    coordinator.answer_with(job.answer)
-    return page
-
-
-def _await_slots(
-    sc: Any,
-    facts: spark_facts.SparkFacts,
-    coordinator: Coordinator,
-    wait: SlotWait,
-    console: Console,
-    cancel: CancelToken,
-) -> tuple[slots.Offer, Fit]:
-    claims = claims_of(sc)
-    containers = YarnContainers(sc)
-    gpu_resource = wait.config.gpu_resource
-    given: int | None = None
-    shown: object = None
-    while not cancel.is_set:
-        with claims.lock:
-            seen = spark_facts.read_offer(sc, facts, gpu_resource)
-            claimed, starting = claims.count()
-            offer = replace(seen, claimed=claimed, starting=starting, containers=given)
-            if (fit := wait.ready(offer, time.monotonic())) is not None:
-                claims.add(coordinator, wait.needs.slots_by_node())
-                coordinator.act(lambda state: state.wait_for(""))
-                return offer, fit
-        if offer.outstanding:
-            given = containers.count()
-            offer = replace(offer, containers=given)
-        if (len(offer.executors), offer.whereabouts) != shown:
-            shown = (len(offer.executors), offer.whereabouts)
-            text = f"waiting for slots: {slots.shortage(wait.needs, offer)}{wait.until(offer)}"
-            console.line(text)
-            coordinator.act(functools.partial(ClusterState.wait_for, what=text))
-        time.sleep(_OFFER_S)
-    raise PhaseError("reserve() was interrupted while it waited for executors")
 
 
 def _is_complete(state: ClusterView) -> bool:

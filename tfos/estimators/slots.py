@@ -3,7 +3,7 @@
 Spark counts running tasks, and the nodes of a fed cluster hold none once they run. So fits that run
 at once, as those of a CrossValidator do, would start more nodes than there are cores.
 
-Covers: the queue of one SparkContext.      Does not: count slots (tfos.spark.facts).
+Covers: the queue of one SparkContext.      Does not: count slots (tfos.slots.reading).
 Runs in: the driver.      Threads: any.
 """
 
@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfos.errors import NotEnoughSlots
-from tfos.spark.facts import read_facts, read_offer
+from tfos.slots.reading import read_offer
+from tfos.spark.facts import read_facts
 
 _LOOK_S = 1.0
 """Executors may come; so a waiting fit counts slots again."""

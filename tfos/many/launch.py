@@ -32,9 +32,10 @@ from tfos.many.slot.specs import RunSettings
 from tfos.many.slot.task import SlotTask
 from tfos.many.trainings import ManyTrainings
 from tfos.node import versions
-from tfos.spark.facts import SparkFacts, read_offer
+from tfos.slots.offer import Offer
+from tfos.slots.reading import read_offer
+from tfos.spark.facts import SparkFacts
 from tfos.spark.jobs import collect_in_order
-from tfos.spark.slots import Offer
 from tfos.spark.task_secrets import give_keys
 
 _LOOK_S = 0.2

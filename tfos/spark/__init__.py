@@ -1,1 +1,1 @@
-"""Spark as the driver sees it: settings, slots, jobs, pickling."""
+"""Spark as the driver sees it: settings, jobs, pickling, the ends of its executors."""

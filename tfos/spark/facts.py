@@ -1,7 +1,8 @@
-"""Facts about the driver's SparkContext: where it runs, its settings, its executors.
+"""Facts about the driver's SparkContext: where it runs, and its settings.
 
 Covers: the few reads of Spark's JVM side, each in one place.
-Does not: judge them (tfos.driver.preflight, slots) or run jobs (tfos.spark.jobs).
+Does not: read executors (tfos.slots.reading), judge (tfos.driver.preflight) or run jobs
+(tfos.spark.jobs).
 Threads: any; py4j gives each Python thread its own JVM thread.
 """
 
@@ -16,16 +17,11 @@ from typing import Any
 
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.files.paths import OutputPlace
-from tfos.spark.placing import NodeShare
-from tfos.spark.slots import ExecutorSlots, Offer
+from tfos.spark.shares import NodeShare
 
 LOOPBACK = "127.0.0.1"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,")
 _TASK_RESOURCE = re.compile(r"spark\.task\.resource\.([^.]+)\.amount")
-_WHOLE_GPU = 10**16
-"""One GPU in the units in which Spark's scheduler counts parts of it."""
-_COMMON = 0
-"""Spark's number of the profile of executors that no role has for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,79 +245,3 @@ def read_facts(sc: Any) -> SparkFacts:
 def max_result_bytes(sc: Any) -> int:
     """Return spark.driver.maxResultSize, of one job's results at the driver; 0: no limit."""
     return int(sc._jsc.sc().conf().getSizeAsBytes("spark.driver.maxResultSize", "1g"))
-
-
-def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> Offer:
-    """Return the executors that no role has for itself, with what is free on them.
-
-    The status store knows cores, but its counts of active tasks lag behind (measured: 0 while two
-    tasks ran); the scheduler's are exact.
-
-    Args:
-        sc: the SparkContext.
-        facts: what was read before the cluster began.
-        gpu_resource: the cluster's setting.
-    """
-    check_running(sc)
-    spark = sc._jsc.sc()
-    task, resource = facts.task_share(gpu_resource), facts.counted_resource(gpu_resource)
-    executors = []
-    summaries = spark.statusStore().executorList(True).iterator()
-    running = _running_tasks(spark)
-    while summaries.hasNext():
-        summary = summaries.next()
-        slots = int(summary.maxTasks())
-        if not slots or int(summary.resourceProfileId()) != _COMMON:
-            continue
-        name = str(summary.id())
-        host = str(summary.hostPort()).rpartition(":")[0]
-        if facts.is_in_driver:
-            executors.append(ExecutorSlots(name, host, slots, running.get(name, 0)))
-            continue
-        free = _free(spark.taskScheduler().backend(), name, resource)
-        if free is None:
-            continue
-        # Free cores do not tell of tasks that hold something else, nor tasks of more cores' share.
-        busy = max(running.get(name, 0), slots - free.tasks(task))
-        capacity = NodeShare(int(summary.totalCores()), _num_gpus(summary, resource))
-        is_launching = _is_launching(free, running.get(name, 0))
-        executors.append(ExecutorSlots(name, host, slots, busy, capacity, free, is_launching))
-    expected, allowed = facts.expected_executors, facts.allowed_slots
-    return Offer(tuple(executors), expected, task=task, allowed=allowed)
-
-
-def _running_tasks(spark: Any) -> dict[str, int]:
-    busy = {}
-    running = spark.taskScheduler().runningTasksByExecutors().iterator()
-    while running.hasNext():
-        entry = running.next()
-        busy[entry._1()] = int(entry._2())
-    return busy
-
-
-def _is_launching(free: NodeShare, num_running: int) -> bool:
-    """Whether an executor has registered, and Spark gives it no task before it has set itself up.
-
-    That takes seconds on a busy host. Until then Spark counts none of its cores as free.
-    """
-    return not free.cores and not num_running
-
-
-def _num_gpus(summary: Any, name: str) -> int:
-    resources = summary.resources()
-    return len(resources.apply(name).addresses()) if resources.contains(name) else 0
-
-
-def _free(backend: Any, executor_id: str, name: str) -> NodeShare | None:
-    """Return what the scheduler can still give to tasks of an executor; None: it knows none."""
-    # As text: an Int or, from Spark 4.1 on, a decimal of Scala's, which py4j takes for an int.
-    cores = backend.getExecutorAvailableCpus(executor_id).iterator().mkString()
-    if not cores:
-        return None
-    resources = backend.getExecutorAvailableResources(executor_id)
-    gpus = 0
-    if resources.contains(name):
-        amounts = resources.apply(name).resourcesAmounts().valuesIterator()
-        while amounts.hasNext():
-            gpus += int(amounts.next())
-    return NodeShare(int(float(cores)), gpus / _WHOLE_GPU)

@@ -1,6 +1,6 @@
 """An RDD with one partition per node, on the executors and with the profile that were chosen.
 
-Covers: node_rdd.      Does not: choose (tfos.spark.placing, tfos.spark.profiles) or run it.
+Covers: node_rdd.      Does not: choose (tfos.slots.placing, tfos.slots.profiles) or run it.
 Runs in: the driver.
 """
 

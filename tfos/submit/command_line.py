@@ -13,8 +13,8 @@ from typing import Any
 
 from tfos.driver import job_settings
 from tfos.errors import SettingsError
+from tfos.slots.resources import Resources
 from tfos.spark import executor_memory
-from tfos.spark.resources import Resources
 from tfos.submit.job_file import JobFile
 
 _OPTIONS = {

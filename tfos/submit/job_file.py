@@ -17,8 +17,8 @@ from typing import Any
 
 from tfos.errors import ConfigError, SettingsError
 from tfos.files.inputs import InputFiles
+from tfos.slots.resources import Resources, RoleResources
 from tfos.spark import executor_memory
-from tfos.spark.resources import Resources, RoleResources
 from tfos.submit import input_tables
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")

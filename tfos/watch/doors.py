@@ -1,4 +1,4 @@
-"""Doors to a job: the terminal's ticket, the page, the record at the end.
+"""Doors to a job: the terminal's ticket, the page, the metrics, the record at the end.
 
 Covers: opening them while a cluster waits for its slots, closing them with it.
 Does not: answer (tfos.watch.job), serve (tfos.watch.page_server).
@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING
 from rpc.auth.certificates import TlsCredentials
 from rpc.http_page import is_loopback
 from tfos.console.console import Console
+from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import SettingsError
+from tfos.monitor.prometheus import ClusterPage
+from tfos.spark.facts import SparkFacts
 from tfos.watch import run_history, ticket
 from tfos.watch.job import Job
 from tfos.watch.snapshot import JobInfo
@@ -73,39 +76,85 @@ def host_names(given: object) -> tuple[str, ...]:
     return names
 
 
-def job_info(cluster_id: str, name: str, application_id: str, spark_url: str) -> JobInfo:
+def job_info(cluster_id: str, facts: SparkFacts) -> JobInfo:
     """Return what never changes of a job that begins now.
 
     Args:
         cluster_id: of the cluster.
-        name: of the Spark application.
-        application_id: Spark's.
-        spark_url: of Spark's own page; empty: it has none.
+        facts: of its SparkContext.
     """
     return JobInfo(
         cluster_id=cluster_id,
-        name=name,
-        application_id=application_id,
-        spark_url=spark_url,
+        name=facts.app_name,
+        application_id=facts.application_id,
+        spark_url=facts.ui_url,
         started_at=time.time(),
         started_s=time.monotonic(),
     )
 
 
-def open_page(
-    job: Job, request: PageRequest, metrics: Callable[[], bytes], console: Console
-) -> JobPage | None:
-    """Serve the job's page if one is wanted.
+def open_metrics(
+    coordinator: Coordinator, metrics: ClusterPage, port: object, host: str, console: Console
+) -> ClusterPage | None:
+    """Serve a cluster's metrics until its control plane closes; None: no port is wanted.
 
     Args:
-        job: what it shows.
-        request: where it listens.
-        metrics: returns Prometheus' text.
-        console: tells where it is.
+        coordinator: of the cluster.
+        metrics: its page.
+        port: as the user gave it; None: no page.
+        host: address to listen at.
+        console: tells where the page is.
 
     Raises:
-        SettingsError: the port is in use.
+        SettingsError: the port is invalid or in use.
     """
+    if port is None:
+        return None
+    metrics.start(host, port)
+    coordinator.at_close(metrics.close)
+    needs = ", with the token of cluster.metrics_token()" if metrics.token else ""
+    console.line(f"metrics: {metrics.url}{needs}")
+    return metrics
+
+
+def open_doors(
+    job: Job,
+    request: PageRequest,
+    metrics: Callable[[], bytes],
+    address: str,
+    keys: TlsCredentials,
+    console: Console,
+) -> JobPage | None:
+    """Let the user's other processes and browser look at the job until its control plane closes.
+
+    Args:
+        job: what they see.
+        request: where the page listens.
+        metrics: returns Prometheus' text.
+        address: of the control server.
+        keys: of the authority's node OPERATOR_NAME.
+        console: tells where the page is.
+
+    Returns:
+        The page; None: none is wanted.
+
+    Raises:
+        SettingsError: the page's port is in use.
+    """
+    coordinator = job.coordinator
+    coordinator.at_close(lambda: _record_end(job, console))
+    page = _open_page(job, request, metrics, console)
+    if page is not None:
+        coordinator.at_close(page.close)
+    page_url = page.url if page is not None else ""
+    coordinator.at_close(_open_ticket(job, address, page_url, keys, console))
+    coordinator.answer_with(job.answer)
+    return page
+
+
+def _open_page(
+    job: Job, request: PageRequest, metrics: Callable[[], bytes], console: Console
+) -> JobPage | None:
     port = request.check()
     if port is None:
         return None
@@ -146,18 +195,10 @@ def ticket_of(
     )
 
 
-def open_ticket(
+def _open_ticket(
     job: Job, address: str, page_url: str, keys: TlsCredentials, console: Console
 ) -> Callable[[], None]:
-    """Let the user's other processes ask the driver; return what ends that.
-
-    Args:
-        job: the job.
-        address: of the control server.
-        page_url: of its page; empty: it has none.
-        keys: of the authority's node OPERATOR_NAME.
-        console: tells, in details, why there is no ticket.
-    """
+    """Let the user's other processes ask the driver; return what ends that."""
     try:
         path: Path | None = ticket.write(ticket_of(job.info, address, keys, page_url))
     except (OSError, SettingsError) as error:
@@ -172,7 +213,7 @@ def open_ticket(
     return close
 
 
-def record_end(job: Job, console: Console) -> None:
+def _record_end(job: Job, console: Console) -> None:
     """Add the run to the user's history, if any of its nodes has been there."""
     if not job.coordinator.read(_has_begun):
         return

@@ -10,7 +10,8 @@ import pytest
 
 from tfos.doctor.collection import CHECKS_OF_ANY_PLACE, CollectRequest
 from tfos.doctor.executors import visit_all
-from tfos.spark.facts import read_facts, read_offer
+from tfos.slots.reading import read_offer
+from tfos.spark.facts import read_facts
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(320, func_only=True)]
 three_executors = pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True)

@@ -24,7 +24,7 @@ from tfos.doctor.door import open_door
 from tfos.doctor.examination import ExaminationRequest, PlaceReport, examine, some_of
 from tfos.doctor.findings import Level
 from tfos.errors import SettingsError
-from tfos.spark.slots import ExecutorSlots
+from tfos.slots.offer import ExecutorSlots
 
 pytestmark = pytest.mark.socket
 EXECUTOR = ExecutorSlots("driver", "h", 8)

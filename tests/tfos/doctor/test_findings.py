@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tfos.doctor.findings import Beside, Finding, Level, of_offer, of_place, of_settings, of_silence
+from tfos.slots.offer import ExecutorSlots, Offer
 from tfos.spark.facts import SparkFacts
-from tfos.spark.slots import ExecutorSlots, Offer
 
 PACKAGES = {"python": "3.11.7", "tfos": "0.1.0", "numpy": "2.4.6", "tensorflow": "2.21.0"}
 NAMES = {

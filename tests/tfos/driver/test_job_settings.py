@@ -10,7 +10,7 @@ from tfos.config import ClusterConfig
 from tfos.driver.job_settings import applied, of_job
 from tfos.errors import SettingsError
 from tfos.files.inputs import NAME, InputFiles
-from tfos.spark.resources import Resources, RoleResources
+from tfos.slots.resources import Resources, RoleResources
 
 CORES = st.one_of(st.none(), st.integers(1, 64))
 MEMORY = st.sampled_from([None, "8g", "512m"])

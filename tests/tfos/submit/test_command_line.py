@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tfos.errors import SettingsError
 from tfos.files.inputs import InputFiles
-from tfos.spark.resources import Resources, RoleResources
+from tfos.slots.resources import Resources, RoleResources
 from tfos.submit.command_line import of_job
 from tfos.submit.job_file import JobFile
 from tfos.submit.job_file import JobResources as Given

@@ -9,7 +9,7 @@ import pytest
 
 from tfos.errors import SettingsError
 from tfos.files.inputs import InputFiles
-from tfos.spark.resources import Resources, RoleResources
+from tfos.slots.resources import Resources, RoleResources
 from tfos.submit.job_file import JobResources, of_tables, read
 
 LEAST: dict[str, Any] = {"program": "train.py", "master": "yarn"}

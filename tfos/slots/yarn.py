@@ -1,7 +1,7 @@
 """What YARN says about an application: containers that it has given to it.
 
 Covers: one bounded question to the ResourceManager by the client that Spark brings.
-Does not: judge the answer (tfos.spark.slots), or see what happens in a container: for YARN one that
+Does not: judge the answer (tfos.slots.offer), or see what happens in a container: for YARN one that
 is being localised runs.
 Threads: one at a time.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from tfos.spark.yarn import YarnContainers
+from tfos.slots.yarn import YarnContainers
 
 
 def test_only_yarn_has_containers():

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tfos.spark.facts import SparkFacts, read_offer
-from tfos.spark.slots import Offer
+from tfos.slots.offer import Offer
+from tfos.slots.reading import read_offer
+from tfos.spark.facts import SparkFacts
 
 FACTS = SparkFacts("spark://h:7077", "app", {}, "file://")
 

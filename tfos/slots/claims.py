@@ -4,8 +4,8 @@ Spark reports running tasks only, so two reserve() in a row, or at once from two
 count the same slots twice.
 
 Covers: counting; the lock that admits one reserve() at a time.
-Does not: count what Spark runs (tfos.spark.facts), decide whether a cluster fits
-(tfos.spark.slots).
+Does not: count what Spark runs (tfos.slots.reading), decide whether a cluster fits
+(tfos.slots.wait).
 Runs in: the driver; one record for each SparkContext.
 Threads: any; a reserve() holds `lock` between reading the offer and claiming slots.
 """

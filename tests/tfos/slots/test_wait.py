@@ -8,9 +8,11 @@ import pytest
 
 from tfos.config import ClusterConfig, InputMode
 from tfos.errors import NotEnoughSlots
-from tfos.spark.placing import ONE_CORE, NodeShare, PlacedNode, SlotNeeds
-from tfos.spark.profiles import RoleProfiles, needs_of
-from tfos.spark.slots import ExecutorSlots, Offer, SlotWait, shortage, workers_hold_slots
+from tfos.slots.offer import ExecutorSlots, Offer
+from tfos.slots.placing import PlacedNode, SlotNeeds
+from tfos.slots.profiles import RoleProfiles, needs_of
+from tfos.slots.wait import SlotWait, shortage, workers_hold_slots
+from tfos.spark.shares import ONE_CORE, NodeShare
 from tfos.topology import plan
 
 

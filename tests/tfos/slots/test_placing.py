@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfos.spark.placing import ONE_CORE, NodeShare, PlacedNode, Room, SlotNeeds, assign
-from tfos.spark.profiles import RoleProfiles, needs_of
-from tfos.spark.resources import Placement
+from tfos.slots.placing import PlacedNode, Room, SlotNeeds, assign
+from tfos.slots.profiles import RoleProfiles, needs_of
+from tfos.slots.resources import Placement
+from tfos.spark.shares import ONE_CORE, NodeShare
 from tfos.topology import plan
 
 GPU_WORKER = NodeShare(2, 1)

@@ -6,11 +6,11 @@ import pytest
 
 from tfos import ClusterConfig, Resources
 from tfos.errors import ConfigError, SettingsError
+from tfos.slots.profiles import needs_of, profiles_of, rooms_mib
+from tfos.slots.resources import RoleResources
 from tfos.spark import executor_memory
 from tfos.spark.facts import SparkFacts
-from tfos.spark.placing import NodeShare
-from tfos.spark.profiles import needs_of, profiles_of, rooms_mib
-from tfos.spark.resources import RoleResources
+from tfos.spark.shares import NodeShare
 from tfos.topology import plan
 
 EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"

@@ -1,7 +1,7 @@
 """Resources that the user asks for each node of a role, and where its nodes go.
 
 Covers: Resources and its checks, RoleResources (both roles and the placement) against the plan.
-Does not: know Spark's settings (tfos.spark.profiles) or executors (tfos.spark.placing). Pure.
+Does not: know Spark's settings (tfos.slots.profiles) or executors (tfos.slots.placing). Pure.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Without dynamic allocation all executors are alike, and a profile is of tasks al
 With as many executors at least as at most, each node of a profile has an executor of its own.
 
 Covers: the refusals of what this Spark cannot do, the shares to count, Spark's own objects.
-Does not: check the arguments themselves (tfos.spark.resources) or count (tfos.spark.slots).
+Does not: check the arguments themselves (tfos.slots.resources) or count (tfos.slots.offer).
 Threads: any.
 """
 
@@ -19,10 +19,9 @@ from typing import Any
 
 from tfos.config import ClusterConfig
 from tfos.errors import ConfigError
-from tfos.spark import executor_memory
-from tfos.spark.facts import SparkFacts, fixed_executors
-from tfos.spark.placing import NodeShare, PlacedNode, SlotNeeds
-from tfos.spark.resources import (
+from tfos.slots.offer import Offer
+from tfos.slots.placing import Fit, PlacedNode, SlotNeeds
+from tfos.slots.resources import (
     PS_NODES,
     WORKER_NODES,
     Placement,
@@ -30,6 +29,10 @@ from tfos.spark.resources import (
     RoleResources,
     group_of,
 )
+from tfos.spark import executor_memory
+from tfos.spark.facts import SparkFacts, fixed_executors
+from tfos.spark.node_rdd import task_location
+from tfos.spark.shares import NodeShare
 from tfos.topology import Plan, PlannedNode
 
 _ARGUMENTS = {PS_NODES: "ps_resources", WORKER_NODES: "worker_resources"}
@@ -204,6 +207,20 @@ class NodePlaces:
         """
         hosts = {node: self.hosts.get(each, host) for node, (each, host) in executors.items()}
         return self.needs.host_note(hosts, len(set(self.hosts.values())))
+
+
+def places_of(profiles: RoleProfiles, needs: SlotNeeds, offer: Offer, fit: Fit) -> NodePlaces:
+    """Return where each node goes; nodes of one slot each go where Spark likes.
+
+    Args:
+        profiles: of the roles.
+        needs: of the cluster's nodes.
+        offer: the executors.
+        fit: of the cluster there.
+    """
+    hosts = {executor.executor_id: executor.host for executor in offer.executors}
+    locations = {node: task_location(hosts[each], each) for node, each in fit.executors.items()}
+    return NodePlaces(profiles, needs, locations, hosts)
 
 
 def spark_profile(sc: Any, profile: GroupProfile) -> Any:

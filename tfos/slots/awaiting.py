@@ -1,0 +1,77 @@
+"""Waits for a cluster's slots: asks Spark and YARN, shows what is awaited, claims what fits.
+
+Covers: await_slots.
+Does not: decide (tfos.slots.wait), count (tfos.slots.reading, claims, yarn).
+Runs in: the driver.      Threads: the one that reserves.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import replace
+from typing import Any
+
+from tfos.console.console import Console
+from tfos.control.coordinator import Coordinator
+from tfos.control.state.cluster_state import ClusterState
+from tfos.errors import PhaseError
+from tfos.slots.claims import claims_of
+from tfos.slots.offer import Offer
+from tfos.slots.placing import Fit
+from tfos.slots.reading import read_offer
+from tfos.slots.wait import SlotWait, shortage
+from tfos.slots.yarn import YarnContainers
+from tfos.spark.facts import SparkFacts
+from tfos.spark.interruptible import CancelToken
+
+_OFFER_S = 0.1
+"""How often slots are counted while executors are awaited."""
+
+
+def await_slots(
+    sc: Any,
+    facts: SparkFacts,
+    coordinator: Coordinator,
+    wait: SlotWait,
+    console: Console,
+    cancel: CancelToken,
+) -> tuple[Offer, Fit]:
+    """Wait until a cluster's nodes fit, and claim their slots for it; return where they go.
+
+    Args:
+        sc: the SparkContext.
+        facts: what was read before the cluster began.
+        coordinator: the cluster's, which tells whoever asks what it waits for.
+        wait: decides.
+        console: shows what is awaited, when it changes.
+        cancel: set when nobody waits for the cluster any more.
+
+    Raises:
+        NotEnoughSlots: they do not fit, and waiting longer is of no use.
+        PhaseError: it was cancelled.
+    """
+    claims = claims_of(sc)
+    containers = YarnContainers(sc)
+    gpu_resource = wait.config.gpu_resource
+    given: int | None = None
+    shown: object = None
+    while not cancel.is_set:
+        with claims.lock:
+            seen = read_offer(sc, facts, gpu_resource)
+            claimed, starting = claims.count()
+            offer = replace(seen, claimed=claimed, starting=starting, containers=given)
+            if (fit := wait.ready(offer, time.monotonic())) is not None:
+                claims.add(coordinator, wait.needs.slots_by_node())
+                coordinator.act(lambda state: state.wait_for(""))
+                return offer, fit
+        if offer.outstanding:
+            given = containers.count()
+            offer = replace(offer, containers=given)
+        if (len(offer.executors), offer.whereabouts) != shown:
+            shown = (len(offer.executors), offer.whereabouts)
+            text = f"waiting for slots: {shortage(wait.needs, offer)}{wait.until(offer)}"
+            console.line(text)
+            coordinator.act(functools.partial(ClusterState.wait_for, what=text))
+        time.sleep(_OFFER_S)
+    raise PhaseError("reserve() was interrupted while it waited for executors")
