@@ -178,12 +178,11 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
-    settings = _settings(request, facts, cluster_id, address.told, feeds)
     return Reservation(
         sc=sc,
         console=console,
         plan=plan,
-        settings=settings,
+        settings=_settings(request, facts, cluster_id, address.told, feeds),
         coordinator=coordinator,
         keys=NodeKeys(authority, credentials.secret),
         credentials=_with_keys(credentials, Role.DRIVER, authority, config),
