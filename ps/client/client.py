@@ -222,6 +222,10 @@ class RendezvousClient:
         self._metadata = metadata
         self._uses: dict[str, int] = {}
         self._passed = PassedRendezvous()
+        self._lock = threading.Lock()
+        """Guards `_passed`: another thread may bring what this one adds to."""
+        self._bringing = threading.Lock()
+        """Held by the one thread that uses the connection for that."""
         servers.links[0].greet = self._bring
 
     def rendezvous(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
@@ -238,7 +242,8 @@ class RendezvousClient:
         reply = self._wait(name, value, timeout_s)
         self._uses[key] = uses + 1
         answer = messages.decode_reply(reply.meta, messages.RendezvousValues)
-        self._passed.add(name, answer, bytes(reply.payload))
+        with self._lock:
+            self._passed.add(name, answer, bytes(reply.payload))
         return answer.values(reply.payload)
 
     def _bring(self, connection: Connection, timeout_s: float) -> None:
@@ -247,7 +252,7 @@ class RendezvousClient:
         On each connection, as a server may have the same generation before and after. It comes
         before all other requests, so before a push that waits for a worker that waits for this.
         """
-        passed = self._passed.request()
+        passed = self._request()
         if passed is None:
             return
         meta, payload = messages.encode(passed[0]), passed[1]
@@ -255,6 +260,26 @@ class RendezvousClient:
             connection.call(meta, payload, timeout_s=min(timeout_s, BRING_TIMEOUT_S))
         except RemoteError as error:  # the next request is refused for the same reason, if for any
             _logger.warning("ps:0 takes no answers of rendezvous that are over: %s", error)
+
+    def bring(self) -> None:
+        """Bring it now, on another connection: this worker may ask ps:0 for nothing for long.
+
+        Threads: any.
+        """
+        passed = self._request()
+        if passed is None:
+            return
+        try:
+            with self._bringing:
+                servers = self._servers.separate("answers")
+                servers.send([OutgoingCall(servers.links[0], *passed)], timeout_s=BRING_TIMEOUT_S)
+                servers.links[0].close()  # a server has room for few connections of each worker
+        except (PSError, RpcError) as error:  # the next request brings it, or the next new ps:0
+            _logger.info("ps:0 has not got the answers of rendezvous that are over: %s", error)
+
+    def _request(self) -> tuple[messages.BringAnswers, list[bytes]] | None:
+        with self._lock:
+            return self._passed.request()
 
     def _wait(self, name: str, value: bytes, timeout_s: float) -> Reply:
         begun_s = time.monotonic()
@@ -386,6 +411,17 @@ class PSClient:
             endpoint: where it listens.
         """
         self._servers.move(rank, endpoint)
+
+    def bring_answers(self) -> None:
+        """Tell a ps:0 that was started again which rendezvous this worker has passed.
+
+        Each new connection does so by itself. A worker that waits for its driver or its rows makes
+        none, and another worker may wait for just these answers. Nothing is raised where ps:0 is
+        not to be reached within 30 s: the next request brings them.
+
+        Threads: any; waits.
+        """
+        self._rendezvous_client.bring()
 
     @property
     def timeout_s(self) -> float:

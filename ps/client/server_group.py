@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 ChangingRequest = Callable[[Number], messages.Changing]
 """Makes a request from its number."""
 Buffers = Sequence[Buffer]
-Purpose = Literal["lookups", "saves"]
+Purpose = Literal["answers", "lookups", "saves"]
 """What has connections of its own, so that it holds up no push."""
 
 

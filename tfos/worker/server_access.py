@@ -22,6 +22,7 @@ from tfos.control.messages import RosterEntry
 from tfos.errors import CollectiveTimeout, NoServersError, NotDistributed, PSError, SettingsError
 from tfos.files.checkpoint_storage import Storages
 from tfos.native.environment import is_connected_to_servers
+from tfos.node.child_link import aside
 from tfos.node.spec import ChildSpec
 from tfos.worker.evaluator import check_trains
 from tfos.worker.roster import server_endpoints, training_nodes
@@ -159,8 +160,12 @@ class ServerAccess:
         """
         with self._lock:
             self._endpoints[rank] = endpoint
-            for client in list(self._clients):
+            clients = list(self._clients)
+            for client in clients:
                 client.server_moved(rank, endpoint)
+        if rank == 0:
+            for client in clients:
+                aside(client.bring_answers)
 
     def saver(self) -> ChiefSaver | None:
         """Return the saver of the cluster's checkpoints; None on workers that do not save."""

@@ -94,6 +94,25 @@ def test_a_worker_gets_the_values_of_a_rendezvous_that_the_others_passed_at_a_lo
 
 
 @pytest.mark.fault("F01", "F08")
+def test_a_worker_that_asks_for_nothing_brings_the_values_that_a_late_one_waits_for(tmp_path: Path):
+    with trained(tmp_path) as (bed, (one, other)):
+        other.close()
+        bed.restart(0, tmp_path)
+        late = bed.client(1, generation=1)
+        found: list[dict[int, bytes]] = []
+
+        def come() -> None:
+            found.append(late.rendezvous("build", b"late", timeout_s=MEET_S))
+
+        def bring() -> None:
+            wait_until(lambda: bool(bed.servers[0].stats().open_rendezvous), "it waits")
+            one.bring_answers()
+
+        succeeded(run_all(come, bring))
+        assert found == [{0: b"0", 1: b"1"}]
+
+
+@pytest.mark.fault("F01", "F08")
 def test_a_worker_that_trains_brings_the_values_before_its_push_waits_for_the_late_one(
     tmp_path: Path,
 ):

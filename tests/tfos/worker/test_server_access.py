@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rpc.endpoint import Endpoint
+from tests.support.waiting import wait_until
 from tests.tfos.worker.test_context import entry, make_context
 
 NEW_PLACE = Endpoint("h", 99)
@@ -15,10 +16,14 @@ class ClientStandIn:
 
     def __init__(self, endpoints, *_args, **_settings) -> None:
         self.endpoints = list(endpoints)
+        self.num_brought = 0
         self.during()
 
     def server_moved(self, rank: int, endpoint: Endpoint) -> None:
         self.endpoints[rank] = endpoint
+
+    def bring_answers(self) -> None:
+        self.num_brought += 1
 
     def during(self) -> None:
         """What happens meanwhile."""
@@ -33,3 +38,13 @@ def test_a_client_that_is_made_while_a_server_moves_reaches_its_new_place(monkey
     assert client.endpoints == [Endpoint("h", 10), NEW_PLACE]
     servers.moved(0, NEW_PLACE)
     assert client.endpoints == [NEW_PLACE, NEW_PLACE]
+
+
+@pytest.mark.fault("F08")
+def test_a_new_ps_0_gets_the_answers_of_a_worker_that_asks_it_for_nothing(monkeypatch):
+    servers = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2)._servers
+    monkeypatch.setattr("ps.client.client.PSClient", ClientStandIn)
+    client = servers.client()
+    servers.moved(1, NEW_PLACE)
+    servers.moved(0, Endpoint("h", 10))  # also one that is started again where it was
+    wait_until(lambda: client.num_brought == 1, "ps:0 has the answers")
