@@ -103,6 +103,28 @@ def test_a_chief_that_is_started_again_keeps_what_was_trained(tmp_path, caplog, 
         chief.client.close()
 
 
+def test_a_sequential_model_that_is_loaded_goes_on_at_servers_that_hold_it(tmp_path: Path):
+    """Keras drops the names of the models around its layers when it loads one."""
+    with serving() as cluster:
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.Sequential([keras.layers.Dense(4)]), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.SGD(1e-5), "mse", jit_compile=False)
+        distribute(model, cluster.contexts[0])
+        trained(model, 3)
+        model.save(tmp_path / "m.keras")
+        held = cluster.values()
+        chief = again(cluster.contexts[0], place=FitPlace(0, 1))
+        loaded = keras.models.load_model(tmp_path / "m.keras")
+        distribute(loaded, chief)
+        loaded.predict(X[:2], verbose=0)
+        assert_equal(cluster.values(), held)
+        for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        trained(loaded, 1)
+        chief.client.close()
+
+
 def test_a_run_that_resumes_keeps_its_checkpoint(tmp_path: Path, caplog):
     with serving() as cluster:
         model = distribute(make_model(), cluster.contexts[0])

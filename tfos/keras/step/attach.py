@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from ps.client.retry import READY_TIMEOUT_S
-from ps.manifest.manifest import Manifest
+from ps.manifest.manifest import GroupSpec, Manifest
 from ps.manifest.sharding import bucket_bytes_for
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import dense_embeddings
@@ -54,7 +54,7 @@ def attach(
     if seeds:
         dense_embeddings.warn_of_large(model, MAX_DENSIFIED_BYTES)
         groups = (*variables.groups, *variables.frozen)
-        manifest = with_buckets(manifest, client)
+        manifest = as_served(manifest, client)
         num_updates = client.seed(manifest, {group.name: group.values() for group in groups})
     adopted = client.attach(timeout_s=ATTACH_TIMEOUT_S)
     check_same(manifest, adopted)
@@ -108,8 +108,8 @@ def adopt_frozen(
         group.assign(tf.constant(received.pop(group.name)))
 
 
-def with_buckets(manifest: Manifest, client: Any) -> Manifest:
-    """Return the manifest with the buckets of servers that have parameters, or with fitting ones.
+def as_served(manifest: Manifest, client: Any) -> Manifest:
+    """Return the manifest with buckets and names of servers that have parameters, or its own.
 
     Those that lack the seed of a lost chief have none: the next seed replaces it.
 
@@ -123,11 +123,31 @@ def with_buckets(manifest: Manifest, client: Any) -> Manifest:
         PSError: as PSClient.is_filled and PSClient.attach.
     """
     if client.is_filled():
-        size = client.attach().bucket_bytes
-    else:
-        num_bytes = sum(group.nbytes for group in manifest.pushed_groups)
-        size = bucket_bytes_for(num_bytes, client.num_servers)
+        servers = client.attach()
+        groups = tuple(_named_as(group, servers.groups) for group in manifest.groups)
+        return msgspec.structs.replace(manifest, groups=groups, bucket_bytes=servers.bucket_bytes)
+    num_bytes = sum(group.nbytes for group in manifest.pushed_groups)
+    size = bucket_bytes_for(num_bytes, client.num_servers)
     return msgspec.structs.replace(manifest, bucket_bytes=size)
+
+
+def _named_as(ours: GroupSpec, served: Sequence[GroupSpec]) -> GroupSpec:
+    """Return a group with the servers' names if only the layers around its own are named or not.
+
+    Keras calls a weight `sequential/dense/kernel` in a model that code has built, and
+    `dense/kernel` in the same model once it is loaded from a file.
+    """
+    theirs = next((each for each in served if each.name == ours.name), ours)
+    is_same = len(theirs.params) == len(ours.params) and all(
+        mine.shape == their.shape and _ends_alike(mine.name, their.name)
+        for mine, their in zip(ours.params, theirs.params, strict=True)
+    )
+    return msgspec.structs.replace(ours, params=theirs.params) if is_same else ours
+
+
+def _ends_alike(one: str, other: str) -> bool:
+    """Whether one path is the other's end, by whole parts."""
+    return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
 
 
 def check_same(ours: Manifest, servers: Manifest) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ps.manifest.manifest import GroupSpec, Manifest, ParamSpec
 from ps.manifest.sharding import bucket_bytes_for
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, raw_seed
 from tfos.config import Checkpoints
-from tfos.keras.step.attach import with_buckets
+from tfos.keras.step.attach import as_served
 from tfos.worker.saver import ChiefSaver
 
 pytestmark = [pytest.mark.socket, pytest.mark.fault("F20")]
@@ -30,7 +31,7 @@ def test_a_chief_does_not_wait_for_the_seed_that_it_is_to_bring(tmp_path: Path):
             Checkpoints(directory=str(tmp_path), resume=True), bed.client, joins=True
         )
         saver.start()
-        assert with_buckets(MANIFEST, chief) == manifest
+        assert as_served(MANIFEST, chief) == manifest
         chief.seed(manifest, filled(manifest, 1.0))
         assert set(bed.pulled(chief)["trainable"]) == {1.0}
         saver.close()
@@ -41,4 +42,36 @@ def test_the_buckets_of_servers_with_values_are_kept():
     with cluster("inproc", num_servers=2) as bed:
         bed.client().seed(manifest, filled(manifest))
         chief = bed.client(0, generation=1)
-        assert with_buckets(MANIFEST, chief) == manifest
+        assert as_served(MANIFEST, chief) == manifest
+
+
+def named(*names: str) -> Manifest:
+    params = tuple(ParamSpec(name, (3,)) for name in names)
+    return Manifest(groups=(GroupSpec("trainable", "float32", ADD, params),))
+
+
+TOWERS = ("user/dense/kernel", "item/dense/kernel")
+BUILT = ("sequential/tower/dense/kernel", "sequential/dense_1/kernel")
+
+
+@pytest.mark.parametrize(
+    ("held", "own", "is_same"),
+    [
+        (BUILT, ("dense/kernel", "dense_1/kernel"), True),
+        (("dense/kernel", "dense_1/kernel"), BUILT, True),
+        (BUILT, ("dense_1/kernel", "dense/kernel"), False),
+        (BUILT, ("dense/kernel",), False),
+        (
+            ("user/dense/kernel", "item/dense/kernel"),
+            ("item/dense/kernel", "user/dense/kernel"),
+            False,
+        ),
+        (("prelude/kernel", "lude/kernel"), ("lude/kernel", "prelude/kernel"), False),
+    ],
+)
+def test_a_loaded_model_has_the_names_of_the_one_that_code_built(held, own, is_same):
+    with cluster("inproc") as bed:
+        bed.client().seed(named(*held), filled(named(*held)))
+        chief = bed.client(0, generation=1)
+        params = as_served(named(*own), chief).groups[0].params
+        assert [each.name for each in params] == list(held if is_same else own)
