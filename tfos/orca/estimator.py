@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -99,6 +100,7 @@ class Estimator:
         num_ps: int | None = None,
         consistency: str = "async",
         staleness_bound: int | None = None,
+        seed: int | None = 0,
         exactly_once: bool = False,
         verbose: bool = True,
     ) -> Estimator:
@@ -116,6 +118,8 @@ class Estimator:
             num_ps: servers among them; None: one beside several workers.
             consistency: of ctx.distribute.
             staleness_bound: of `consistency="ssp"`, in steps.
+            seed: shuffles the rows of a DataFrame or path, other in each epoch, and with the
+                worker's rank it seeds Keras; None: rows in their own order, Keras as it is.
             exactly_once: a task that Spark repeats skips the rows that it fed before; right only
                 where a partition has the same rows in the same order again.
             verbose: show progress.
@@ -134,6 +138,7 @@ class Estimator:
             num_ps=num_ps,
             consistency=consistency,
             staleness_bound=staleness_bound,
+            seed=seed,
             exactly_once=exactly_once,
             verbose=verbose,
             words=_WORDS,
@@ -162,7 +167,8 @@ class Estimator:
                 `creator(config, batch_size)`, called in every worker, that returns a
                 tf.data.Dataset in batches, of which several workers take turns in the batches.
             epochs: passes over the data.
-            batch_size: rows of one step of all workers together.
+            batch_size: rows of one step of all workers together, at least one each; a warning
+                tells where it does not divide by them.
             feature_cols: columns of the features; of a DataFrame or path.
             label_cols: columns of the labels.
             validation_data: of the same kind as data; validates each epoch. Each worker validates
@@ -262,6 +268,9 @@ class Estimator:
         filled = map(OutputColumn, outputs, names)
         return predicted(frame, predictor_of(signature, columns, filled, batch_size))
 
+    def shutdown(self) -> None:
+        """Do nothing: each call has ended its own cluster. Programs of Orca end by it."""
+
     def get_model(self) -> keras.Model:
         """Return the compiled Keras model."""
         return model_of(self._trained().content)
@@ -328,7 +337,7 @@ class Estimator:
         return dataclasses.replace(
             settings,
             epochs=epochs,
-            batch_size=max(1, batch_size // workers),
+            batch_size=_of_each(batch_size, workers),
             callbacks=callbacks,
             class_weight=class_weight,
             checkpoint_dir=directory,
@@ -376,6 +385,27 @@ def _plan_of(
         labels: its label_cols.
     """
     return ColumnPlan(features=named(features), labels=named(labels), words=_WORDS)
+
+
+def _of_each(batch_size: int, workers: int) -> int:
+    """Return the rows of one worker's step.
+
+    Raises:
+        SettingsError: there is not one for each worker.
+    """
+    rows = batch_size // workers
+    if not rows:
+        raise SettingsError(
+            f"batch_size={batch_size} is of all {workers} workers together, and each takes "
+            f"one row or more; name {workers} or more, or a smaller cluster_size"
+        )
+    if rows * workers != batch_size:
+        warnings.warn(
+            f"batch_size={batch_size} is of all {workers} workers together: each takes {rows} "
+            f"rows, so a step has {rows * workers}. Name a multiple of {workers} to have all of them",
+            stacklevel=4,
+        )
+    return rows
 
 
 def _frame(

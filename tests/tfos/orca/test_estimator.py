@@ -117,3 +117,18 @@ def test_a_fit_goes_on_with_what_is_known_of_its_model():
     known = dataclasses.replace(ONE_INPUT, content=b"trained", has_trained=True)
     estimator = Estimator(known, {}, FitSettings(), None)
     assert estimator._described(frame_of(x=DoubleType())) is known
+
+
+def test_a_batch_of_all_workers_that_does_not_divide_is_told_with_what_a_step_has():
+    estimator = Estimator(ONE_INPUT, {}, FitSettings(cluster_size=4, num_ps=1), None)
+    with pytest.warns(UserWarning, match=r"batch_size=50 is of all 3 workers.* 16 rows.* has 48"):
+        assert estimator._of_fit(0, 1, 50, (), None).batch_size == 16
+    assert estimator._of_fit(0, 1, 51, (), None).batch_size == 17
+    with pytest.raises(SettingsError, match=r"batch_size=2 is of all 3 workers.*name 3 or more"):
+        estimator._of_fit(0, 1, 2, (), None)
+
+
+def test_rows_are_shuffled_by_the_seed_that_a_program_names():
+    made = Estimator.from_keras(model_creator=lambda config: None, seed=None)
+    assert made._settings.seed is None
+    made.shutdown()
