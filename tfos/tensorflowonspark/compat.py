@@ -16,7 +16,7 @@ from typing import Any
 
 from feeding.filesystem.location import LOCAL, parse
 from tfos.errors import UnsupportedError
-from tfos.files.export_target import refuse_other_content
+from tfos.files.export_target import SAVED_MODEL, refuse_other_content
 from tfos.files.paths import refuse_container
 from tfos.predict.loading import output_names
 from tfos.tensorflowonspark import gpu_info
@@ -55,7 +55,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
         if is_chief:
             from tfos.files import transfer
 
-            transfer.upload(whole, target)
+            transfer.upload(whole, target, last=SAVED_MODEL)
 
 
 def disable_auto_shard(options: Any) -> None:
