@@ -83,7 +83,7 @@ class ExportFiles:
         model = self.manifest.model
         if model is None:
             raise ExportError(
-                f"{self.path} has no model: it holds tables alone; use `lookup`, or export "
+                f"{self.path} has no model.keras: it holds tables alone; use `lookup`, or export "
                 "the model with ctx.export(model, path, tables='beside')"
             )
         target.write_bytes(self._checked(model.name, model))

@@ -131,7 +131,7 @@ def test_an_index_that_is_being_removed_is_built_again(tmp_path, cache, monkeypa
     with manifest.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with pytest.raises(FileNotFoundError, match="is being removed"):
-            index_files.MappedIndex(manifest.parent, key, verify=False)
+            index_files.MappedIndex(manifest.parent, key)
         assert values(serve(tmp_path / "e", cache).lookup("user", [9])) == [9.0]
 
 
