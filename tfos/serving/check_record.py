@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -57,16 +56,16 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[_File, ...]
 
     @classmethod
-    def of(cls, manifest: str, paths: Sequence[Path]) -> Self | None:
+    def of(cls, manifest: str, paths: Sequence[Path], now_ns: int) -> Self | None:
         """Return the record of files as they are; None: they are too young to tell.
 
         Args:
             manifest: digest of the index's manifest.
             paths: of the files, which exist.
+            now_ns: a moment before this one, by the clock of files.
         """
-        now_ns = time.time_ns()
         files = tuple(map(_File.at, paths))
-        if any(abs(now_ns - file.ctime_ns) < TICK_NS for file in files):
+        if any(file.ctime_ns > now_ns - TICK_NS for file in files):
             return None
         return cls(boot=boot_id(), manifest=manifest, files=files)
 

@@ -154,7 +154,10 @@ class MappedIndex:
 
     def is_checked(self) -> bool:
         """Return whether a process of this host has compared the digests since it was started."""
-        record = self._check_record()
+        try:
+            record = self._check_record()
+        except FileNotFoundError:  # another process has found damage, and builds it again
+            return False
         return record is not None and record.is_at(self.directory)
 
     def check(self) -> None:
@@ -171,7 +174,8 @@ class MappedIndex:
 
     def _check_record(self) -> CheckRecord | None:
         paths = [path for table in self.tables.values() for path in table.paths]
-        return CheckRecord.of(self.manifest.digest, paths)
+        opened_ns = (self.directory / INDEX_MANIFEST).stat().st_ctime_ns  # by `hold`
+        return CheckRecord.of(self.manifest.digest, paths, opened_ns)
 
     @property
     def state(self) -> str:
