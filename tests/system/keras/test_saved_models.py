@@ -67,6 +67,24 @@ def test_a_worker_that_is_not_the_chief_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_only_the_chief_reads_the_rows_of_all_tables(tmp_path, monkeypatch):
+    """Each worker read all rows from the servers, wrote them to its disk and dropped them."""
+    model = with_rows()
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        model.train_on_batch(IDS[:4], np.ones((4, 1)))
+        (layer,) = (each for each in model.layers if isinstance(each, Embedding))
+        read = []
+        real = layer.source.dump
+        monkeypatch.setattr(
+            layer.source, "dump", lambda *given: read.append(given) or real(*given), raising=False
+        )
+        compat.export_saved_model(model, str(tmp_path / "m"), is_chief=False)
+        assert (read, list(tmp_path.iterdir())) == ([], [])
+        compat.export_saved_model(model, str(tmp_path / "m"), is_chief=True)
+        assert len(read) == 1
+
+
 @pytest.mark.parametrize("beside", ["checkpoint/x", "saved_model.pb"])
 def test_an_export_to_a_url_removes_nothing_else(beside):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
