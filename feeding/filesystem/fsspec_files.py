@@ -31,6 +31,9 @@ T = TypeVar("T")
 class FsspecFileSystem:
     """See FileSystem."""
 
+    renames_whole = False
+    """Of some, as SFTP, it would be true; fsspec does not tell of which."""
+
     def __init__(self, somewhere: Location, config: FileSystemConfig) -> None:
         """Make fsspec's file system of a scheme.
 

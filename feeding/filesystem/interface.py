@@ -103,6 +103,10 @@ def check_range(path: str, offset: int, length: int) -> None:
 class FileSystem(Protocol):
     """Files of one scheme and authority."""
 
+    @property
+    def renames_whole(self) -> bool:
+        """Whether a directory gets another name in one step; else its files are copied in turn."""
+
     def status(self, path: Path) -> FileStatus:
         """Return a path's status.
 

@@ -26,6 +26,8 @@ from feeding.filesystem.temp_files import pieces_of, staging_name
 class LocalFileSystem:
     """See FileSystem."""
 
+    renames_whole = True
+
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
         local = _own(path)

@@ -12,8 +12,10 @@ from feeding.filesystem.location import Location
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 
+SAVED_MODEL = "saved_model.pb"
+"""Without this file nobody takes a directory for a SavedModel."""
 _OWN = {
-    *("saved_model.pb", "variables", "assets", "assets.extra", "fingerprint.pb"),
+    *(SAVED_MODEL, "variables", "assets", "assets.extra", "fingerprint.pb"),
     *("keras_metadata.pb", "debug"),
 }
 """What TensorFlow and Keras write into a SavedModel's directory."""
@@ -22,6 +24,8 @@ _OWN = {
 def refuse_other_content(target: Location) -> None:
     """Refuse a directory with more than a SavedModel in it: to replace it would remove all of it.
 
+    What an export left in a store without renames that was cut there is no obstacle.
+
     Args:
         target: of an export, a directory or a `.keras` file.
 
@@ -29,14 +33,15 @@ def refuse_other_content(target: Location) -> None:
         SettingsError: names the place and something in it.
     """
     try:
-        found = filesystem_for(str(target)).entries(str(target))
+        fs = filesystem_for(str(target))
+        found = fs.entries(str(target))
     except (FileNotFoundError, NotADirectoryError):
         return
     except PathError as error:
         raise SettingsError(f"cannot export to {target}: {error}") from error
     names = {each.name for each in found}
-    is_model = "saved_model.pb" in names and not target.name.endswith(".keras")
-    other = sorted(names - _OWN if is_model else names)
+    is_model = SAVED_MODEL in names or not fs.renames_whole
+    other = sorted(names - _OWN if is_model and not target.name.endswith(".keras") else names)
     if other:
         raise SettingsError(
             f"{target} is a directory with {other[0]!a} in it, which is no part of an exported "

@@ -24,19 +24,24 @@ from feeding.filesystem.temp_files import PIECE_BYTES, staging_name
 DEFAULTS = FileSystemConfig()
 
 
-def upload(source: Path, target: Location, config: FileSystemConfig = DEFAULTS) -> None:
+def upload(
+    source: Path, target: Location, config: FileSystemConfig = DEFAULTS, *, last: str = ""
+) -> None:
     """Copy a file or directory of this host to `target`, replacing the existing one.
 
     A file is replaced atomically. An existing directory is renamed aside first and removed
-    afterwards; between the two renames there is none.
+    afterwards; between the two renames there is none. See replace_directory for stores that have
+    no rename of directories.
 
     Args:
         source: an existing file or directory of this host.
         target: path or URL of the copy.
         config: deadlines of the file system.
+        last: of a directory, the file without which nobody takes it for whole; empty: there is
+            none.
 
     Raises:
-        OSError: the file system fails; the existing target is unchanged.
+        OSError: the file system fails; the existing target is unchanged, or without `last`.
         PathError: a file's name is refused.
     """
     fs = filesystem_for(str(target), config)
@@ -52,7 +57,7 @@ def upload(source: Path, target: Location, config: FileSystemConfig = DEFAULTS) 
                 fs.mkdirs(str(staged.child(name)))
             else:
                 fs.write(str(staged.child(name)), pieces_maker(path))
-        replace_directory(fs, staged, target)
+        replace_directory(fs, staged, target, last)
     except BaseException:
         with suppress(OSError):
             fs.delete(str(staged), recursive=True)
@@ -110,17 +115,24 @@ def _fetch(fs: FileSystem, source: str, target: Path, config: FileSystemConfig) 
             copy.write(piece)
 
 
-def replace_directory(fs: FileSystem, staged: Location, target: Location) -> None:
+def replace_directory(fs: FileSystem, staged: Location, target: Location, last: str = "") -> None:
     """Rename a directory to `target`; what is there is moved aside first and then removed.
+
+    Where a store has no rename of directories, the files are moved one by one, each with a deadline
+    of its own: `last` goes before the first of them and comes behind all others.
 
     Args:
         fs: of both.
         staged: the new one.
         target: its name.
+        last: the file without which nobody takes the directory for whole; empty: there is none.
 
     Raises:
-        OSError: the file system failed; what was there before is unchanged.
+        OSError: the file system failed; what was there before is unchanged, or without `last`.
     """
+    if not fs.renames_whole:
+        _move_files(fs, staged, target, last)
+        return
     if not fs.exists(str(target)):
         fs.rename(str(staged), str(target))
         return
@@ -133,3 +145,38 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location) -> Non
         raise
     with suppress(OSError):
         fs.delete(str(old), recursive=True)
+
+
+def _move_files(fs: FileSystem, staged: Location, target: Location, last: str) -> None:
+    names, before = [*_files_below(fs, staged)], [*_files_below(fs, target)]
+    stale = {*before}.difference(names)
+    if last and last not in before:
+        stale.clear()  # they may be another program's
+    if last in before:
+        fs.delete(str(target.child(last)))
+    for name in names:
+        if name != last:
+            _move_file(fs, staged.child(name), target.child(name))
+    for name in stale:
+        fs.delete(str(target.child(name)))
+    if last in names:
+        _move_file(fs, staged.child(last), target.child(last))
+    with suppress(OSError):
+        fs.delete(str(staged), recursive=True)
+
+
+def _move_file(fs: FileSystem, source: Location, target: Location) -> None:
+    fs.mkdirs(str(target).rpartition("/")[0])
+    fs.rename(str(source), str(target), overwrite=True)
+
+
+def _files_below(fs: FileSystem, directory: Location, prefix: str = "") -> Iterator[str]:
+    """Yield the names of all files below a directory, as paths from there; none without one."""
+    if not fs.exists(str(directory)):
+        return
+    for entry in fs.entries(str(directory)):
+        name = f"{prefix}{entry.name}"
+        if entry.is_directory:
+            yield from _files_below(fs, directory.child(entry.name), f"{name}/")
+        else:
+            yield name

@@ -23,7 +23,7 @@ from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
 from tfos.errors import SettingsError
 from tfos.files import transfer
-from tfos.files.export_target import refuse_other_content
+from tfos.files.export_target import SAVED_MODEL, refuse_other_content
 from tfos.files.paths import refuse_container
 
 
@@ -89,7 +89,7 @@ def export(
         whole = Path(staging) / ("model.keras" if _is_file(target.name) else "model")
         save(model, whole)
         try:
-            transfer.upload(whole, target)
+            transfer.upload(whole, target, last=SAVED_MODEL)
         except PathError as error:
             raise SettingsError(f"cannot export to {target}: {error}") from error
     return str(target)

@@ -402,7 +402,7 @@ def _of_each(batch_size: int, workers: int) -> int:
     if rows * workers != batch_size:
         warnings.warn(
             f"batch_size={batch_size} is of all {workers} workers together: each takes {rows} "
-            f"rows, so a step has {rows * workers}. Name a multiple of {workers} to have all of them",
+            f"rows, so a step has {rows * workers}. Name a multiple of {workers} to have all",
             stacklevel=4,
         )
     return rows

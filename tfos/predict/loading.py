@@ -168,9 +168,11 @@ def _read_keras(source: ModelSource, file: Path) -> tuple[ModelSignature, Call]:
 def _read_export(source: ModelSource) -> tuple[ModelSignature, Call]:
     """Read the dense model of an export; its layers find their rows in the export's index."""
     from tfos import serving
+    from tfos.serving import served_model
     from tfos.serving.export_reader import ExportFiles
 
-    manifest = ExportFiles(source.path).manifest
+    files = ExportFiles(source.path)
+    manifest = files.manifest
     # Before the index of all rows is built.
     if manifest.base is not None:
         raise SettingsError(
@@ -182,19 +184,23 @@ def _read_export(source: ModelSource) -> tuple[ModelSignature, Call]:
             f"the export {source} holds tables alone, and no model that predicts; write one with "
             'ctx.export(model, path, tables="beside")'
         )
+    model = served_model.dense_model(files)
+    _refuse_free_inputs(source, model)
     served = serving.load(source.path, progress=False)
-    return _of_keras(source, served.model, manifest.digest)
+    if served.state != manifest.state:
+        raise SettingsError(
+            f"the export {source} has become the state {served.state}, its model is of the state "
+            f"{manifest.state}; call again, and write new exports to new paths"
+        )
+    served_model.bind(model, served)
+    return _of_keras(source, model, manifest.digest)
 
 
 def _of_keras(source: ModelSource, model: Any, digest: str) -> tuple[ModelSignature, Call]:
     import keras
     import tensorflow as tf
 
-    if not getattr(model, "inputs", None):
-        raise UnsupportedModel(
-            f"the model {source} is a {type(model).__name__} without fixed inputs, so nothing says "
-            f"what its columns are; {EXPORT}"
-        )
+    _refuse_free_inputs(source, model)
     inputs = input_infos(model)
     takes_one = isinstance(model, keras.Sequential)
 
@@ -208,6 +214,14 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> tuple[ModelSignat
     signature = ModelSignature(source=source, digest=digest, inputs=inputs, outputs=outputs)
     function.tfos_owner = model  # as below
     return signature, lambda tensors: function(*tensors)
+
+
+def _refuse_free_inputs(source: ModelSource, model: Any) -> None:
+    if not getattr(model, "inputs", None):
+        raise UnsupportedModel(
+            f"the model {source} is a {type(model).__name__} without fixed inputs, so nothing says "
+            f"what its columns are; {EXPORT}"
+        )
 
 
 def _read_saved_model(source: ModelSource, directory: Path) -> tuple[ModelSignature, Call]:

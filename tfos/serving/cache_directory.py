@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,12 +35,24 @@ def cache_directory(given: str | os.PathLike[str] | None) -> Path:
 
     Args:
         given: a directory of this host; None: $TFOS_SERVING_CACHE, else `tfos/serving` below
-            $XDG_CACHE_HOME or ~/.cache.
+            $XDG_CACHE_HOME, else the first that can be used: below ~/.cache, Spark's directories
+            for temporary files, that of this host.
 
     Raises:
         SettingsError: it is no local directory, or other users could change it.
     """
-    path = _local(given) if given is not None else _default()
+    refused: SettingsError | None = None
+    for place in _default_places() if given is None else [_local(given)]:
+        try:
+            return _made(place)
+        except SettingsError as error:
+            refused = refused or error
+    raise refused or SettingsError(
+        f"this user has no directory for indexes; give load() a cache_dir, or {_BY_VARIABLE}"
+    )
+
+
+def _made(path: Path) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -68,17 +81,23 @@ def _local(given: str | os.PathLike[str]) -> Path:
     return Path(location.path).absolute()
 
 
-def _default() -> Path:
-    configured = os.environ.get(CACHE_VARIABLE)
+def _default_places() -> Iterator[Path]:
+    """Yield the places to try; one that the user has named is the only one."""
+    configured, home = os.environ.get(CACHE_VARIABLE), user_cache()
     if configured:
-        return _local(configured)
-    home = user_cache()
-    if home is None:
-        raise SettingsError(
-            "this user has no home directory for indexes; give load() a cache_dir, or "
-            f"{_BY_VARIABLE}"
-        )
-    return home / "tfos" / "serving"
+        yield _local(configured)
+        return
+    if home is not None:
+        yield home / "tfos" / "serving"
+    if os.environ.get("XDG_CACHE_HOME"):
+        return
+    # In YARN's containers HOME is /home, or another user's.
+    scratch = os.environ.get("SPARK_EXECUTOR_DIRS", "").split(os.pathsep)
+    for variable in ("LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
+        scratch += os.environ.get(variable, "").split(",")
+    scratch = [*filter(None, scratch), tempfile.gettempdir()]
+    name = f"tfos-serving-{os.geteuid()}"
+    yield from (Path(each, name).absolute() for each in scratch if os.path.isdir(each))
 
 
 @contextmanager

@@ -3,7 +3,9 @@
     PATH/model.keras                      the dense model, if there is one
     PATH/tables/NAME/part-00000.parquet   id int64, row fixed_size_list<float>[dim]
     PATH/tables/NAME/gone-00000.parquet   id int64: of a delta, ids that have no row any more
-    PATH/export.json                      `ExportManifest`, written last
+    PATH/export.json                      `ExportManifest`, written last, names all files
+
+In a store that has no rename of directories, names have a token: part-0a1b2c3d4e5f-00000.parquet.
 
 The files of a table together are sorted by the hash of their ids (ps.sorted_rows.order), each id
 once. An id of a table of uint64 ids is stored as the int64 with the same bits.
@@ -30,7 +32,6 @@ from tfos.errors import ExportError
 
 EXPORT_MANIFEST = "export.json"
 EXPORT_FORMAT = 1
-MODEL_NAME = "model.keras"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_FILE_BYTES = 1 << 30
 """Of one Parquet file: it is in memory while it is read."""

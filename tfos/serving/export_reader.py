@@ -25,7 +25,6 @@ from tfos.errors import ExportError, SettingsError
 from tfos.serving.export_format import (
     EXPORT_MANIFEST,
     MAX_MANIFEST_BYTES,
-    MODEL_NAME,
     ExportedFile,
     ExportedTable,
     ExportManifest,
@@ -81,12 +80,13 @@ class ExportFiles:
         Raises:
             ExportError: the export has none, or it is damaged.
         """
-        if self.manifest.model is None:
+        model = self.manifest.model
+        if model is None:
             raise ExportError(
-                f"{self.path} has no {MODEL_NAME}: it holds tables alone; use `lookup`, or export "
+                f"{self.path} has no model.keras: it holds tables alone; use `lookup`, or export "
                 "the model with ctx.export(model, path, tables='beside')"
             )
-        target.write_bytes(self._checked(MODEL_NAME, self.manifest.model))
+        target.write_bytes(self._checked(model.name, model))
 
     def _read_manifest(self) -> bytes:
         name = f"{self.path}/{EXPORT_MANIFEST}"

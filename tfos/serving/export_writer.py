@@ -1,7 +1,9 @@
 """Writer of exports: Parquet files of sorted rows beside the model, then the manifest.
 
-The export is written under a hidden name beside its own and renamed when it is complete. A reader
-sees the old export or the new one; where a store has no rename, the manifest comes last.
+The export is written under a hidden name beside its own and renamed when it is complete. Where a
+store has no rename of directories, the files come to their place under names of their own, then the
+manifest that names them, and then the files go that the manifest before it has named. A reader sees
+the old export or the new one.
 
 Covers: files and their digests, commit, refusing what an export must not replace.
 Does not: know where rows come from, sort them (ps.sorted_rows).
@@ -12,7 +14,9 @@ Threads: the caller's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,7 +36,6 @@ from tfos.errors import ExportError, SettingsError
 from tfos.files.transfer import file_pieces, replace_directory
 from tfos.serving.export_format import (
     EXPORT_MANIFEST,
-    MODEL_NAME,
     ExportedFile,
     ExportedTable,
     ExportManifest,
@@ -40,6 +43,7 @@ from tfos.serving.export_format import (
 )
 from tfos.serving.export_reader import ExportFiles
 
+_OWN_NAME = re.compile(rf"{re.escape(EXPORT_MANIFEST)}|tables|model(-[0-9a-f]{{12}})?\.keras")
 FILE_BYTES = 128 << 20
 """A file ends with the row group, of a batch's bytes at most, that makes it so large."""
 
@@ -63,19 +67,27 @@ class ExportWriter:
             raise SettingsError(f"cannot export to {path}: {error}") from error
         if base is not None:
             _refuse_own_base(self._target, base)
-        self._staged = self._target.sibling(staging_name(self._target.name))
+        self._token = "" if self._fs.renames_whole else secrets.token_hex(6)
+        """In the names of files that lie beside those of an earlier export."""
+        self._place = self._target
+        if self._fs.renames_whole:
+            self._place = self._target.sibling(staging_name(self._target.name))
         self._tables: list[ExportedTable] = []
         self._model: ExportedFile | None = None
         self._is_committed = False
 
     def __enter__(self) -> ExportWriter:
-        self._fs.mkdirs(str(self._staged))
+        self._fs.mkdirs(str(self._place))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._is_committed:
-            with suppress(OSError):
-                self._fs.delete(str(self._staged), recursive=True)
+        if self._is_committed:
+            return
+        with suppress(OSError):
+            if self._fs.renames_whole:
+                self._fs.delete(str(self._place), recursive=True)
+            else:
+                self._remove_files(lambda name: self._token in name)
 
     def add_table(self, table: ExportedTable, batches: Iterable[SortedBatch]) -> ExportedTable:
         """Write a table's rows.
@@ -91,11 +103,10 @@ class ExportWriter:
             ExportError: a value is NaN or infinite.
             OSError: the file system failed.
         """
-        directory = self._staged.child(f"tables/{table.directory}")
-        rows = _FileSequence(
-            self._fs, directory, "part", row_schema(table), batch_rows(table.row_nbytes)
-        )
-        gone = _FileSequence(self._fs, directory, "gone", GONE_SCHEMA, batch_rows(8))
+        directory = self._place.child(f"tables/{table.directory}")
+        stem, batch = self._named("part"), batch_rows(table.row_nbytes)
+        rows = _FileSequence(self._fs, directory, stem, row_schema(table), batch)
+        gone = _FileSequence(self._fs, directory, self._named("gone"), GONE_SCHEMA, batch_rows(8))
         with rows, gone:
             for batch in batches:
                 kept = batch.only(~batch.removed)
@@ -120,12 +131,13 @@ class ExportWriter:
         """
         digest = hashlib.sha256()
         nbytes = 0
-        with self._fs.create(str(self._staged.child(MODEL_NAME))) as copy:
+        name = f"{self._named('model')}.keras"
+        with self._fs.create(str(self._place.child(name))) as copy:
             for piece in file_pieces(file):
                 digest.update(piece)
                 copy.write(piece)
                 nbytes += len(piece)
-        self._model = ExportedFile(MODEL_NAME, 0, nbytes, digest.hexdigest())
+        self._model = ExportedFile(name, 0, nbytes, digest.hexdigest())
 
     def commit(
         self,
@@ -148,6 +160,7 @@ class ExportWriter:
         Raises:
             OSError: the file system failed; what was there before is unchanged.
         """
+        refuse_other_content(self._fs, self._target)  # of others, meanwhile
         manifest = ExportManifest(
             state=state,
             base=base,
@@ -157,15 +170,59 @@ class ExportWriter:
             tables=tuple(self._tables),
             model=self._model,
         )
-        self._fs.write(str(self._staged.child(EXPORT_MANIFEST)), encode_with_digest(manifest))
-        refuse_other_content(self._fs, self._target)  # of others, meanwhile
-        replace_directory(self._fs, self._staged, self._target)
+        before = None if self._fs.renames_whole else _manifest_at(self._target)
+        self._fs.write(str(self._place.child(EXPORT_MANIFEST)), encode_with_digest(manifest))
+        if self._fs.renames_whole:
+            replace_directory(self._fs, self._place, self._target)
         self._is_committed = True
+        if before is not None:
+            gone = {*_file_names(before)} - {*_file_names(manifest)}
+            with suppress(OSError):  # the export is complete
+                self._remove_files(gone.__contains__)
         return manifest
+
+    def _named(self, stem: str) -> str:
+        return f"{stem}-{self._token}" if self._token else stem
+
+    def _remove_files(self, goes: Callable[[str], bool]) -> None:
+        """Remove files of the place by their names below it; others may write there as well."""
+        directories = [self._place]
+        with suppress(FileNotFoundError):
+            tables = self._place.child("tables")
+            directories += map(tables.child, _names_in(self._fs, tables))
+        for directory in directories:
+            below = str(directory).removeprefix(str(self._place)).lstrip("/")
+            for name in _names_in(self._fs, directory):
+                if goes(f"{below}/{name}".lstrip("/")):
+                    self._fs.delete(str(directory.child(name)))
+
+
+def _names_in(fs: FileSystem, directory: Location) -> list[str]:
+    return [entry.name for entry in fs.entries(str(directory))]
+
+
+def _manifest_at(target: Location) -> ExportManifest | None:
+    """Return the manifest of the export that is there; None: there is none that can be read."""
+    try:
+        return ExportFiles(str(target)).manifest
+    except ExportError:
+        return None
+
+
+def _file_names(manifest: ExportManifest) -> Iterator[str]:
+    """Yield the names of an export's files below its place."""
+    if manifest.model is not None:
+        yield manifest.model.name
+    for table in manifest.tables:
+        for file in (*table.files, *table.removed):
+            yield f"tables/{table.directory}/{file.name}"
 
 
 def refuse_other_content(fs: FileSystem, target: Location) -> None:
     """Refuse a target that holds something else than an export: to replace it would remove that.
+
+    Where directories have no rename, nothing of others is removed, and what a process left that was
+    killed while it exported is no obstacle.
 
     Args:
         fs: its file system.
@@ -182,9 +239,10 @@ def refuse_other_content(fs: FileSystem, target: Location) -> None:
         raise SettingsError(
             f"{target} is a file, and an export is a directory; name another path"
         ) from None
-    known = {EXPORT_MANIFEST, MODEL_NAME, "tables"}
-    if found and (EXPORT_MANIFEST not in found or found - known):
-        other = sorted(found - known) or sorted(found)
+    other = sorted(name for name in found if not _OWN_NAME.fullmatch(name))
+    if fs.renames_whole and EXPORT_MANIFEST not in found:
+        other = other or sorted(found)
+    if other:
         raise SettingsError(
             f"{target} is a directory with {other[0]!a} in it and no export of tables alone, and "
             "an export would replace all its content; name a path below it"
@@ -193,11 +251,8 @@ def refuse_other_content(fs: FileSystem, target: Location) -> None:
 
 def _refuse_own_base(target: Location, base: str) -> None:
     """Refuse a delta in the place of the whole export without which it is of no use."""
-    try:
-        found = ExportFiles(str(target)).manifest
-    except ExportError:  # there is none
-        return
-    if found.base is None and found.state == base:
+    found = _manifest_at(target)
+    if found is not None and found.base is None and found.state == base:
         raise SettingsError(
             f"{target} is the whole export that this delta adds to, and the delta would replace "
             "it; name another path for the delta"

@@ -5,6 +5,7 @@
     CACHE/index-KEY/0.removed   bool[n]: ids without a row, whose rows are the unseen vector
     CACHE/index-KEY/0.starts    uint32[2^k + 1]: the directory
     CACHE/index-KEY/index.json  `IndexManifest`, written last
+    CACHE/index-KEY/checked.json  who has compared the digests (tfos.serving.check_record)
 
 The numbers are those of the host's byte order: an index belongs to its host. It is built under a
 hidden name and renamed. KEY is a digest of what it was built from, so an index is found by it and
@@ -24,7 +25,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,9 @@ from ps.sorted_rows.order import (
 )
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
-from tfos.errors import ExportError
+from tfos.errors import ExportError, SettingsError
 from tfos.serving import cache_directory, cache_use
+from tfos.serving.check_record import CheckRecord
 from tfos.serving.export_format import (
     ExportedTable,
     Sha256,
@@ -130,13 +132,12 @@ class MappedIndex:
     Args:
         directory: of the index.
         key: what it was built from.
-        verify: read everything and compare digests.
 
     Raises:
-        ExportError: it is damaged, or another one.
+        ExportError: its manifest or the size of a file is damaged, or it is another one.
     """
 
-    def __init__(self, directory: Path, key: str, *, verify: bool) -> None:
+    def __init__(self, directory: Path, key: str) -> None:
         self.directory = directory
         path = directory / INDEX_MANIFEST
         self.release = cache_use.hold(self, path)
@@ -146,14 +147,35 @@ class MappedIndex:
         expected = (INDEX_FORMAT, sys.byteorder, key)
         if found != expected:
             raise ExportError(f"{path} is another index: it is {found}, expected {expected}")
-        records = self.manifest.tables
         self.tables: Mapping[str, MappedTable] = {
             record.table.name: MappedTable(directory, number, record)
-            for number, record in enumerate(records)
+            for number, record in enumerate(self.manifest.tables)
         }
-        if verify:
-            for record in records:
-                _verify(self.tables[record.table.name], record)
+
+    def is_checked(self) -> bool:
+        """Return whether a process of this host has compared the digests since it was started."""
+        try:
+            record = self._check_record()
+        except FileNotFoundError:  # another process has found damage, and builds it again
+            return False
+        return record is not None and record.is_at(self.directory)
+
+    def check(self) -> None:
+        """Read everything, compare digests, and record that they were right.
+
+        Raises:
+            ExportError: a file is damaged.
+        """
+        found = self._check_record()  # what is written to meanwhile is not recorded
+        for record in self.manifest.tables:
+            _verify(self.tables[record.table.name], record)
+        if found is not None:
+            found.write(self.directory)
+
+    def _check_record(self) -> CheckRecord | None:
+        paths = [path for table in self.tables.values() for path in table.paths]
+        opened_ns = (self.directory / INDEX_MANIFEST).stat().st_ctime_ns  # by `hold`
+        return CheckRecord.of(self.manifest.digest, paths, opened_ns)
 
     @property
     def state(self) -> str:
@@ -191,7 +213,7 @@ class IndexCache:
     Args:
         directory: of the cache; see cache_directory.
         console: shows where an index is built, how large it is, and how far it is.
-        verify: compare the digests of indexes that are found.
+        verify: compare the digests of indexes that are found, unless a process of this host did.
     """
 
     def __init__(self, directory: Path, console: Console, *, verify: bool) -> None:
@@ -212,7 +234,7 @@ class IndexCache:
             OSError: a file system failed.
         """
         target = self.directory / f"index-{key}"
-        found = self._existing(target, key)
+        found = self._checked(target, key)
         if found is not None:
             return found
         try:
@@ -252,18 +274,37 @@ class IndexCache:
     ) -> MappedIndex:
         """Build an index, or wait for the process that does."""
         cache_use.remove_leftovers(self.directory, "index-*")  # before room is asked for
-        wait = f"another process builds the index {target}; waiting for it"
-        with cache_directory.only_builder(
-            self.directory, target.name, lambda: self._console.line(wait)
-        ):
+        with self._alone(target):
             found = self._existing(target, key)  # by who had the lock before
             if found is not None:
                 return found
             return self._build(target, key, state, sources)
 
-    def _existing(self, target: Path, key: str) -> MappedIndex | None:
+    def _alone(self, target: Path) -> AbstractContextManager[None]:
+        wait = f"another process builds or checks the index {target}; waiting for it"
+        return cache_directory.only_builder(
+            self.directory, target.name, lambda: self._console.line(wait)
+        )
+
+    def _checked(self, target: Path, key: str) -> MappedIndex | None:
+        """Return an index that is there and whole; of several processes the first one reads it."""
+        found = self._existing(target, key, checks=False)
+        if found is None or not self._verify or found.is_checked():
+            return found
         try:
-            return MappedIndex(target, key, verify=self._verify)
+            with self._alone(target):
+                return self._existing(target, key)
+        except SettingsError:  # a cache that this process only reads
+            return self._existing(target, key)
+        finally:
+            cache_use.remove_leftovers(self.directory, "index-*")  # the lock
+
+    def _existing(self, target: Path, key: str, *, checks: bool = True) -> MappedIndex | None:
+        try:
+            found = MappedIndex(target, key)
+            if checks and self._verify and not found.is_checked():
+                found.check()
+            return found
         except FileNotFoundError:
             return None
         except ExportError as error:
@@ -295,7 +336,7 @@ class IndexCache:
             release = cache_use.hold(self, staged / INDEX_MANIFEST)
             try:
                 _put(staged, target)
-                return MappedIndex(target, key, verify=False)
+                return MappedIndex(target, key)
             finally:
                 release()
         finally:

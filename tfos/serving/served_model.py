@@ -56,7 +56,8 @@ def load(
         path: a directory or URL that ctx.export(..., tables="beside") or export_tables has written.
         cache_dir: a directory of this user on a local disk; None: $TFOS_SERVING_CACHE, else
             `tfos/serving` below the user's cache directory.
-        verify: compare the digests of an index that exists, which reads all of it once.
+        verify: compare the digests of an index that exists. The first process of a host does,
+            which reads all of it; the others trust its record until the host is started again.
         progress: say on standard error where the index is built and how far it is.
 
     Raises:
@@ -246,15 +247,8 @@ class ServedModel:
         return RowIndex(self._cache.index(index_key("whole", key), manifest.state, whole))
 
     def _load_model(self, files: ExportFiles) -> Any:
-        with tempfile.TemporaryDirectory(prefix="tfos-serving-") as directory:
-            file = Path(directory) / "model.keras"
-            files.fetch_model(file)
-            from tfos.keras.export import load_model  # Keras, once the file is there
-
-            model = load_model(file, compile=False)
-        for layer in model._flatten_layers():
-            if hasattr(layer, "bind"):
-                layer.bind(self)
+        model = dense_model(files)
+        bind(model, self)
         return model
 
     @contextmanager
@@ -286,6 +280,35 @@ class ServedModel:
                 f"{what} of this model has not ended within {PREDICT_TIMEOUT_S:.0f} s; what is "
                 "served stays as it was"
             )
+
+
+def dense_model(files: ExportFiles) -> Any:
+    """Return the Keras model of an export, whose layers find no rows yet.
+
+    Args:
+        files: the export.
+
+    Raises:
+        ExportError: it has none, or it is damaged.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfos-serving-") as directory:
+        file = Path(directory) / "model.keras"
+        files.fetch_model(file)
+        from tfos.keras.export import load_model  # Keras, once the file is there
+
+        return load_model(file, compile=False)
+
+
+def bind(model: Any, rows: ServedModel) -> None:
+    """Let the layers of a model find their rows in an index.
+
+    Args:
+        model: of `dense_model`.
+        rows: has the index.
+    """
+    for layer in model._flatten_layers():
+        if hasattr(layer, "bind"):
+            layer.bind(rows)
 
 
 def _base_index(files: ExportFiles, cache: IndexCache) -> MappedIndex:

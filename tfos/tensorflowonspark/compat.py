@@ -16,7 +16,7 @@ from typing import Any
 
 from feeding.filesystem.location import LOCAL, parse
 from tfos.errors import UnsupportedError
-from tfos.files.export_target import refuse_other_content
+from tfos.files.export_target import SAVED_MODEL, refuse_other_content
 from tfos.files.paths import refuse_container
 from tfos.predict.loading import output_names
 from tfos.tensorflowonspark import gpu_info
@@ -33,8 +33,9 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
     Args:
         model: of Keras 3, of tf-keras, or any tf.Module.
         export_dir: path or URL of the directory.
-        is_chief: False: the model is written to a temporary directory and dropped, since
-            tf.distribute needs every worker's part in a save.
+        is_chief: False: nothing is done for a model of ctx.distribute or with tables. Another one
+            is written to a temporary directory and dropped: tf.distribute needs every worker's
+            part in a save.
 
     Raises:
         UnsupportedError: a Keras model without fixed inputs; names the call to use.
@@ -49,13 +50,26 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
         return
     if is_chief:
         refuse_other_content(target)
+    elif _is_saved_by_one(model):
+        return
     with tempfile.TemporaryDirectory(prefix="tfos-saved-model-") as staging:
         whole = Path(staging) / "model"
         _save(model, str(whole))
         if is_chief:
             from tfos.files import transfer
 
-            transfer.upload(whole, target)
+            transfer.upload(whole, target, last=SAVED_MODEL)
+
+
+def _is_saved_by_one(model: Any) -> bool:
+    """Return whether the servers, or no other process at all, have what a model consists of."""
+    import keras
+
+    if not isinstance(model, keras.Model):
+        return False
+    from tfos.keras.embedding.layer import has_tables
+
+    return "_tfos_trainer" in vars(model) or has_tables(model)
 
 
 def disable_auto_shard(options: Any) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class HdfsFileSystem:
     """See FileSystem."""
 
+    renames_whole = True
+
     def __init__(self, somewhere: Location, config: FileSystemConfig) -> None:
         """Find the NameNode of a path, without connecting.
 

@@ -24,6 +24,7 @@ from tfos.files import transfer
 from tfos.predict import loading
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSource, TensorInfo
+from tfos.serving import served_model
 
 pytestmark = [
     pytest.mark.tf,
@@ -395,3 +396,51 @@ def test_a_bad_row_names_partition_row_and_column(tmp_path):
     batches = [rows(np.ones((5, 3))), rows(np.ones((2, 2)))]
     with pytest.raises(RowError, match=r"partition 7, row 5, column 'f': rows of shape \(2,\)"):
         list(predictor(signature).results(7, iter(batches)))
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Free(keras.Model):
+    """A model without fixed inputs."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.user = tfos.keras.Embedding(4, table="user")
+
+    def call(self, ids):
+        return self.user(ids)
+
+
+def test_an_export_of_a_model_without_fixed_inputs_is_refused_before_its_index_is_built(
+    tmp_path, monkeypatch
+):
+    """The index of all rows took minutes, and then came the refusal."""
+
+    def build(*_, **__):
+        raise AssertionError("an index was built")
+
+    model = Free()
+    model(np.arange(3))
+    model.save(tmp_path / "m.keras")
+    write_export(tmp_path / "e", {1: 1.0}, model=tmp_path / "m.keras")
+    monkeypatch.setattr("tfos.serving.load", build)
+    with pytest.raises(UnsupportedModel, match="a Free without fixed inputs"):
+        loading.read_signature(ModelSource(path=str(tmp_path / "e")))
+
+
+def test_an_export_that_is_replaced_between_its_model_and_its_rows_is_refused(
+    tmp_path, monkeypatch
+):
+    ids = keras.Input((), dtype="int64", name="ids")
+    keras.Model(ids, tfos.keras.Embedding(4, table="user")(ids)).save(tmp_path / "m.keras")
+    write_export(tmp_path / "e", {1: 1.0}, model=tmp_path / "m.keras")
+    real = served_model.dense_model
+
+    def replaced(files):
+        found = real(files)
+        write_export(tmp_path / "e", {1: 2.0}, model=tmp_path / "m.keras", state="second")
+        return found
+
+    monkeypatch.setattr(served_model, "dense_model", replaced)
+    monkeypatch.setenv("TFOS_SERVING_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SettingsError, match=r"become the state second, .* the state first; call"):
+        loading.read_signature(ModelSource(path=str(tmp_path / "e")))

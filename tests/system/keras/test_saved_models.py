@@ -67,6 +67,24 @@ def test_a_worker_that_is_not_the_chief_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_only_the_chief_reads_the_rows_of_all_tables(tmp_path, monkeypatch):
+    """Each worker read all rows from the servers, wrote them to its disk and dropped them."""
+    model = with_rows()
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        model.train_on_batch(IDS[:4], np.ones((4, 1)))
+        (layer,) = (each for each in model.layers if isinstance(each, Embedding))
+        read = []
+        real = layer.source.dump
+        monkeypatch.setattr(
+            layer.source, "dump", lambda *given: read.append(given) or real(*given), raising=False
+        )
+        compat.export_saved_model(model, str(tmp_path / "m"), is_chief=False)
+        assert (read, list(tmp_path.iterdir())) == ([], [])
+        compat.export_saved_model(model, str(tmp_path / "m"), is_chief=True)
+        assert len(read) == 1
+
+
 @pytest.mark.parametrize("beside", ["checkpoint/x", "saved_model.pb"])
 def test_an_export_to_a_url_removes_nothing_else(beside):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -201,3 +219,57 @@ def test_sharding_of_a_dataset_is_turned_off():
     compat.disable_auto_shard(options)
     policy = options.experimental_distribute.auto_shard_policy
     assert policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
+def by_archive(model, path):
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", model.call, input_signature=[tf.TensorSpec((None,), tf.int64)])
+    archive.write_out(path, verbose=False)
+
+
+def by_traced_function(model, path):
+    """Keras tracks the variables by itself, and meets no layer."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.int64)])
+    def inner(ids):
+        return model(ids)
+
+    function = tf.function(lambda ids: inner(ids) + 1, input_signature=inner.input_signature)
+    function.get_concrete_function()
+    archive = keras.export.ExportArchive()
+    archive.add_endpoint("serve", function)
+    archive.write_out(path, verbose=False)
+
+
+def by_module(model, path):
+    module = tf.Module()
+    module.model = model
+    module.serve = tf.function(model.call, input_signature=[tf.TensorSpec((None,), tf.int64)])
+    tf.saved_model.save(module, path)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [by_archive, by_traced_function, by_module, lambda *given: tf.saved_model.save(*given)],
+    ids=["by_archive", "by_traced_function", "by_module", "as_it_is"],
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_saved_model_that_only_this_process_could_call_is_refused(tmp_path, way, trains):
+    """One whose layer trains failed with a text about gradients; another one was written."""
+    model = with_rows()
+    model.layers[1].trainable = trains
+    with pytest.raises(
+        UnsupportedModel, match=r"rows up in this process.*ctx\.export\(model, path"
+    ):
+        way(model, str(tmp_path / "m"))
+    assert not list(tmp_path.glob("m/saved_model.pb"))
+
+
+def test_an_archive_of_a_model_without_tables_is_as_it_was(tmp_path):
+    model = keras.Sequential([keras.Input((), dtype="int64"), keras.layers.Embedding(3, 2)])
+    by_archive(model, str(tmp_path / "m"))
+    assert tf.saved_model.load(str(tmp_path / "m")).serve(tf.constant([1], tf.int64)).shape == (
+        1,
+        2,
+    )

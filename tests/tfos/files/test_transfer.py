@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from feeding.errors import PathError
 from feeding.filesystem.local import LocalFileSystem
 from feeding.filesystem.location import parse
+from feeding.filesystem.registry import filesystem_for
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
+from tfos.files.export_target import refuse_other_content
 from tfos.files.transfer import download, file_pieces, upload
 
 
@@ -105,3 +111,67 @@ def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "link").symlink_to("/etc/passwd")
     with pytest.raises(OSError, match="symbolic links"):
         list(file_pieces(tmp_path / "link"))
+
+
+def at_copy(monkeypatch: pytest.MonkeyPatch, look: Callable[[str], None]) -> None:
+    """Look before each file that a store without a rename copies to its name."""
+    real = MemoryFileSystem.cp_file
+
+    def copy(fs: MemoryFileSystem, source: str, target: str, **options: Any) -> None:
+        look(target)
+        real(fs, source, target, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cp_file", copy)
+
+
+def test_a_store_without_renames_shows_the_last_file_last(model, tmp_path, monkeypatch):
+    """A reader takes the directory for whole once this file is there."""
+    place = f"memory://{secrets.token_hex(4)}/served"
+    target, files = parse(place), filesystem_for(place)
+    (model / "assets" / "words").write_bytes(b"of the first")
+    seen: list[dict[str, bytes]] = []
+
+    def look(_: str) -> None:
+        if files.exists(f"{place}/saved_model.pb"):
+            copy = tmp_path / secrets.token_hex(4)
+            download(target, copy)
+            seen.append(tree(copy))
+
+    at_copy(monkeypatch, look)
+    upload(model, target, last="saved_model.pb")
+    assert seen == []
+    first = tree(model)
+    (model / "assets" / "words").unlink()
+    (model / "variables" / "data").write_bytes(b"others")
+    (model / "saved_model.pb").write_bytes(b"another graph")
+    upload(model, target, last="saved_model.pb")
+    assert seen
+    assert {key: value for key, value in seen[0].items() if value != b"/"} == {
+        key: value for key, value in first.items() if value != b"/"
+    }
+    assert all(each == seen[0] for each in seen)
+    monkeypatch.undo()
+    download(target, tmp_path / "back")
+    found = {key: value for key, value in tree(tmp_path / "back").items() if value != b"/"}
+    assert found == {"saved_model.pb": b"another graph", "variables/data": b"others"}
+
+
+@pytest.mark.parametrize("has_old", [False, True])
+def test_a_directory_that_is_cut_in_a_store_has_no_last_file(model, monkeypatch, has_old):
+    place = f"memory://{secrets.token_hex(4)}/served"
+    target, files = parse(place), filesystem_for(place)
+    if has_old:
+        upload(model, target, last="saved_model.pb")
+
+    def fail(path: str) -> None:
+        if path.endswith("/served/variables/data"):
+            raise OSError(errno.EIO, "the store is away")
+
+    with monkeypatch.context() as patched:
+        at_copy(patched, fail)
+        with pytest.raises(OSError, match=r"the store is away"):
+            upload(model, target, last="saved_model.pb")
+    assert not files.exists(f"{place}/saved_model.pb")
+    refuse_other_content(target)  # the next export may go there
+    upload(model, target, last="saved_model.pb")
+    assert files.exists(f"{place}/saved_model.pb")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import json
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from feeding.filesystem.registry import filesystem_for
 from ps.manifest.rule_spec import Add
 from ps.manifest.table_spec import TableSpec
 from ps.sorted_rows.order import BATCH_BYTES, SortedBatch, hashed
@@ -277,3 +281,110 @@ def test_a_delta_is_not_read_as_a_whole_export(tmp_path):
     write_export(tmp_path / "e", {1: 1.0, 2: None}, base="first")
     with pytest.raises(ExportError, match="is a delta of the state first"):
         read_all(tmp_path / "e")
+
+
+STORE_ROWS = {one: float(one) for one in range(1, 9)}
+
+
+def write_to_store(path: str, rows: dict[int, float], staging: Path) -> None:
+    """Write an export with a model to a store whose directories have no rename."""
+    ids = np.array([*rows])
+    ids = ids[np.argsort(hashed(ids))]
+    found = np.repeat([[rows[one]] for one in ids.tolist()], 4, 1).astype(np.float32)
+    model = staging / "dense.keras"
+    model.write_bytes(json.dumps(rows).encode())
+    with ExportWriter(path) as writer:
+        whole = SortedBatch(ids, found, np.zeros(ids.size, np.bool_))
+        writer.add_table(exported_table(USER), [whole])
+        writer.add_model(model)
+        writer.commit(state="s", source="a test")
+
+
+def read_store(path: str, staging: Path) -> dict[int, float]:
+    """Return the rows of an export, whose model says the same."""
+    found = {
+        one: float(row[0])
+        for ids, rows in read_rows(path, "user")
+        for one, row in zip(ids.tolist(), rows, strict=True)
+    }
+    model = staging / f"{secrets.token_hex(4)}.keras"
+    ExportFiles(path).fetch_model(model)
+    assert json.loads(model.read_bytes()) == {str(one): value for one, value in found.items()}
+    return found
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    root = f"memory://{secrets.token_hex(4)}"
+    yield root
+    filesystem_for(root).delete(root, recursive=True)
+
+
+def at_each_copy(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
+    """Look before each file that a store without a rename copies to its name, and behind it."""
+    real = MemoryFileSystem.cp_file
+
+    def copy(fs: MemoryFileSystem, *args: Any, **options: Any) -> None:
+        look()
+        real(fs, *args, **options)
+        look()
+
+    monkeypatch.setattr(MemoryFileSystem, "cp_file", copy)
+
+
+def test_a_store_without_renames_never_shows_half_an_export(store, tmp_path, monkeypatch):
+    path, seen = f"{store}/e", []
+
+    def look() -> None:
+        try:
+            seen.append(read_store(path, tmp_path))
+        except ExportError as error:
+            assert "no complete export" in str(error)  # noqa: PT017 - each look is an assertion
+            seen.append({})
+
+    at_each_copy(monkeypatch, look)
+    write_to_store(path, STORE_ROWS, tmp_path)
+    newer = {one: -value for one, value in STORE_ROWS.items()}
+    write_to_store(path, newer, tmp_path)
+    changes = [new for old, new in itertools.pairwise([{}, *seen]) if new != old]
+    assert changes == [STORE_ROWS, newer]
+    monkeypatch.undo()
+    names = [each.name for each in filesystem_for(path).entries(path)]
+    assert len(names) == 3  # what was replaced is gone
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_an_export_to_a_store_that_is_cut_leaves_the_old_one(store, tmp_path, monkeypatch, cut):
+    path, copied = f"{store}/e", []
+
+    def fail() -> None:
+        copied.append(1)
+        if len(copied) == 2 * cut - 1:
+            raise OSError(errno.EIO, "the store is away")
+
+    write_to_store(path, STORE_ROWS, tmp_path)
+    with monkeypatch.context() as patched:
+        at_each_copy(patched, fail)
+        with pytest.raises(OSError, match="the store is away"):
+            write_to_store(path, {1: 7.0}, tmp_path)
+    assert read_store(path, tmp_path) == STORE_ROWS
+    files = filesystem_for(path)
+    assert len(files.entries(path)) == 3
+    assert len(files.entries(f"{path}/tables/user")) == 1
+
+
+def test_what_a_killed_export_left_in_a_store_is_no_export_and_in_nobodys_way(
+    store, tmp_path, monkeypatch
+):
+    path = f"{store}/e"
+    monkeypatch.setattr(
+        ExportWriter, "__exit__", lambda *_: None
+    )  # a killed process cleans up nothing
+    with ExportWriter(path) as writer:
+        rows = SortedBatch(np.array([1]), np.ones((1, 4), np.float32), np.zeros(1, np.bool_))
+        writer.add_table(exported_table(USER), [rows])
+    assert filesystem_for(path).entries(f"{path}/tables/user")
+    with pytest.raises(ExportError, match=r"no complete export.*written last"):
+        ExportFiles(path)
+    write_to_store(path, STORE_ROWS, tmp_path)
+    assert read_store(path, tmp_path) == STORE_ROWS

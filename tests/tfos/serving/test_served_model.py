@@ -131,7 +131,7 @@ def test_an_index_that_is_being_removed_is_built_again(tmp_path, cache, monkeypa
     with manifest.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with pytest.raises(FileNotFoundError, match="is being removed"):
-            index_files.MappedIndex(manifest.parent, key, verify=False)
+            index_files.MappedIndex(manifest.parent, key)
         assert values(serve(tmp_path / "e", cache).lookup("user", [9])) == [9.0]
 
 
@@ -275,6 +275,37 @@ def test_a_place_that_is_refused_names_the_variable_for_sparks_tasks(tmp_path, m
     monkeypatch.setattr(cache_directory, "user_cache", lambda: None)
     with pytest.raises(SettingsError, match=r"spark\.executorEnv\.TFOS_SERVING_CACHE"):
         load(tmp_path / "e", progress=False)
+
+
+@pytest.mark.parametrize("home", ["file", "open", None])
+@pytest.mark.parametrize(
+    "variable", ["LOCAL_DIRS", "SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "TMPDIR"]
+)
+def test_a_task_without_a_home_keeps_its_indexes_with_sparks_scratch_files(
+    tmp_path, monkeypatch, home, variable
+):
+    write_export(tmp_path / "e", ROWS)
+    for name in ("TFOS_SERVING_CACHE", "XDG_CACHE_HOME", "LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "file").touch()
+    (tmp_path / "open" / ".cache").mkdir(parents=True)
+    (tmp_path / "open" / ".cache").chmod(0o777)
+    if home is None:
+        monkeypatch.setattr(cache_directory, "user_cache", lambda: None)
+    else:
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+    (tmp_path / "scratch").mkdir()
+    separator = ":" if variable == "SPARK_EXECUTOR_DIRS" else ","
+    given = separator.join(("", str(tmp_path / "none"), str(tmp_path / "scratch")))
+    monkeypatch.setenv(variable, given)
+    temporary = tmp_path / ("scratch" if variable == "TMPDIR" else "none")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    found = cache_directory.cache_directory(None)
+    assert found == tmp_path / "scratch" / f"tfos-serving-{os.geteuid()}"
+    assert found.stat().st_mode & 0o777 == 0o700
+    found.chmod(0o777)
+    with pytest.raises(SettingsError, match=r"spark\.executorEnv\.TFOS_SERVING_CACHE"):
+        cache_directory.cache_directory(None)
 
 
 def test_deltas_change_and_remove_rows(tmp_path, served):

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 import shutil
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from tests.support.exports import values, write_export
 from tfos.errors import ExportError
-from tfos.serving import cache_directory, index_files
+from tfos.serving import cache_directory, check_record, index_files
 from tfos.serving.served_model import ServedModel, load
 
 ROWS = {one: float(one) for one in range(1, 101)}
@@ -184,7 +185,7 @@ def test_an_index_that_is_replaced_while_it_is_marked_is_not_opened(tmp_path, ca
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(FileNotFoundError, match="was removed"):
-        index_files.MappedIndex(index, index.name.removeprefix("index-"), verify=False)
+        index_files.MappedIndex(index, index.name.removeprefix("index-"))
 
 
 def test_an_overlay_that_another_process_serves_stays(tmp_path, cache, monkeypatch):
@@ -358,3 +359,102 @@ def test_a_whole_export_leaves_the_one_before_for_who_starts_again(tmp_path, cac
     gc.collect()
     refuse_to_build(monkeypatch)
     assert values(serve(tmp_path / "e", cache).lookup("user", [1])) == [1.0]
+
+
+class Checks:
+    """Counts how often the files of an index are read to compare their digests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        real = index_files._verify
+
+        def verify(*arguments: Any) -> None:
+            self.count += 1
+            real(*arguments)
+
+        monkeypatch.setattr(index_files, "_verify", verify)
+        # What was written a moment ago would be read once more.
+        monkeypatch.setattr(check_record, "TICK_NS", 0)
+
+
+def test_processes_of_a_host_read_an_index_once_to_check_it(tmp_path, cache, monkeypatch):
+    """Each Python worker read and hashed all of it at its start."""
+    write_export(tmp_path / "e", ROWS)
+    serve(tmp_path / "e", cache)
+    checks = Checks(monkeypatch)
+    for _ in range(3):
+        assert values(serve(tmp_path / "e", cache).lookup("user", [7])) == [7.0]
+    assert checks.count == 1
+    assert hidden(cache) == []
+    monkeypatch.setattr(check_record, "boot_id", lambda: "another boot")
+    for _ in range(2):
+        serve(tmp_path / "e", cache)
+    assert checks.count == 2
+
+
+@pytest.mark.parametrize("column", ["ids", "rows", "removed", "starts"])
+def test_an_index_that_is_written_to_is_checked_again(tmp_path, cache, monkeypatch, capsys, column):
+    write_export(tmp_path / "e", ROWS)
+    index = serve(tmp_path / "e", cache).index_dirs[0]
+    checks = Checks(monkeypatch)
+    serve(tmp_path / "e", cache)
+    file = index / f"0.{column}"
+    before = file.stat()
+    data = bytearray(file.read_bytes())
+    data[8] ^= 1
+    await_tick(file)
+    file.write_bytes(data)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps times
+    assert values(serve(tmp_path / "e", cache).lookup("user", [*ROWS])) == list(ROWS.values())
+    assert f"0.{column} is damaged" in capsys.readouterr().err
+    assert checks.count > 1
+
+
+def await_tick(file: Path) -> None:
+    """Wait until what is written to a file gets another time."""
+    deadline_s = time.monotonic() + 10
+    before, probe = file.stat().st_ctime_ns, file.with_name("probe")
+    while True:
+        probe.touch()
+        if probe.stat().st_ctime_ns > before:
+            break
+        assert time.monotonic() < deadline_s
+    probe.unlink()
+
+
+def test_files_that_are_too_young_to_tell_are_not_recorded(tmp_path, cache, monkeypatch):
+    """Within one tick of the clock of files a second write does not show."""
+    write_export(tmp_path / "e", ROWS)
+    serve(tmp_path / "e", cache)
+    checks = Checks(monkeypatch)
+    monkeypatch.setattr(check_record, "TICK_NS", 3600 * 10**9)
+    for _ in range(2):
+        serve(tmp_path / "e", cache)
+    assert checks.count == 2
+
+
+def test_a_cache_that_is_only_read_is_checked_at_each_load(tmp_path, cache, monkeypatch):
+    write_export(tmp_path / "e", ROWS)
+    serve(tmp_path / "e", cache)
+    checks = Checks(monkeypatch)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr(cache_directory, "try_lock", refuse)
+    refuse_to_build(monkeypatch)
+    for _ in range(2):
+        assert values(serve(tmp_path / "e", cache).lookup("user", [7])) == [7.0]
+    assert checks.count == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff"])
+def test_a_record_that_cannot_be_read_is_none(tmp_path, cache, monkeypatch, content):
+    write_export(tmp_path / "e", ROWS)
+    index = serve(tmp_path / "e", cache).index_dirs[0]
+    checks = Checks(monkeypatch)
+    (index / check_record.RECORD).write_bytes(content)
+    for _ in range(2):
+        serve(tmp_path / "e", cache)
+    assert checks.count == 1

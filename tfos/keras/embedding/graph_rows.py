@@ -12,6 +12,7 @@ Threads: the caller's.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 from keras import tree
 
 from tfos.errors import UnsupportedModel
-from tfos.keras.embedding.sources import NoRows
+from tfos.keras.embedding.sources import LOOKUP, NoRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -104,6 +105,49 @@ def exporting(
         return None
 
     return exporting_rows
+
+
+def writing_out(write_out: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' ExportArchive.write_out, which refuses what looks rows up in this process.
+
+    Args:
+        write_out: Keras' own.
+    """
+
+    @functools.wraps(write_out)
+    def checked(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in self._endpoint_names:
+            for function in getattr(self._tf_trackable, name)._list_all_concrete_functions():
+                found = _lookup_in(function.graph.as_graph_def())
+                if found:
+                    raise of_this_process(f"endpoint {name!r} with its operation {found!r}")
+        return write_out(self, filepath, *args, **kwargs)
+
+    return checked
+
+
+def _lookup_in(graph: Any) -> str | None:
+    """Return the name of an operation that calls an Embedding of this process; None: there is none.
+
+    Args:
+        graph: a GraphDef, whose functions call each other.
+    """
+    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    names = (node.name for node in nodes if node.op == "PyFunc" and LOOKUP in node.name)
+    return next(names, None)
+
+
+def of_this_process(what: str) -> UnsupportedModel:
+    """Return the error of a SavedModel that no other process could call.
+
+    Args:
+        what: looks the rows up.
+    """
+    return UnsupportedModel(
+        f"{what} looks its rows up in this process, so no other could call this SavedModel; write "
+        "the model with its rows: ctx.export(model, path) or model.export(path), and where they "
+        'are too many ctx.export(model, path, tables="beside")'
+    )
 
 
 def save_with_rows(

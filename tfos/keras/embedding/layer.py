@@ -18,7 +18,12 @@ from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras import keras_loops
 from tfos.keras.embedding import cast_ids, row_flow
 from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
-from tfos.keras.embedding.graph_rows import GraphRows, exporting
+from tfos.keras.embedding.graph_rows import (
+    GraphRows,
+    exporting,
+    of_this_process,
+    writing_out,
+)
 from tfos.keras.embedding.keys import Keys, as_text, is_text, keys_of, pad_given, pad_key
 from tfos.keras.embedding.sources import NO_ROWS, LoadedRows, RowSource, looked_up
 from tfos.keras.embedding.table_settings import (
@@ -291,6 +296,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             )
         self.bind(LoadedRows(keys, rows, self.settings))
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        """Return what TensorFlow saves of the layer; only a SavedModel with its rows has it."""
+        if save_type == "savedmodel" and not isinstance(self.source, GraphRows):
+            raise of_this_process(f"layer {self.name!r}")
+        return super()._trackable_children(save_type, **kwargs)
+
     def _check_kind(self, dtype: Any) -> None:
         """Refuse strings in the place of integers, or the reverse: equal ids get other rows."""
         takes_text = is_text(dtype)
@@ -356,6 +367,8 @@ keras.Model.make_predict_function = keras_loops.making(
     keras.Model.make_predict_function, "predict_function", has_tables
 )
 keras.Model.predict = keras_loops.predicting(keras.Model.predict, has_tables)
+_Archive = type(keras.export.ExportArchive())  # that of the backend
+_Archive.write_out = writing_out(_Archive.write_out)
 keras.Model.export = exporting(keras.Model.export, embeddings_in, MAX_SAVED_BYTES)
 _Functional = keras.src.models.functional.Functional
 _Functional.call = cast_ids.checking(_Functional.call, Embedding)

@@ -116,6 +116,8 @@ def check_size(table: str, num_bytes: int, limit_bytes: int) -> None:
 
 
 NO_ROWS: RowSource = NoRows()
+LOOKUP = "tfos_rows"
+"""Name of the operation that looks rows up in this process."""
 
 
 def rows_for(layer: Any, keys: Array, *, training: bool) -> Array:
@@ -147,4 +149,4 @@ def looked_up(layer: Any, keys: Any, *, training: bool) -> Any:
         return rows_for(layer, flat, training=training)
 
     # Stateful: another call with the same ids may find other rows.
-    return tf.numpy_function(look_up, [keys], tf.float32, stateful=True)
+    return tf.numpy_function(look_up, [keys], tf.float32, stateful=True, name=LOOKUP)
