@@ -199,15 +199,6 @@ class PSServer:
         """The counters as they are now."""
         return self._service.stats()
 
-    def fence(self, worker: int, generation: int) -> None:
-        """Refuse the worker's generations below this one from now on.
-
-        Args:
-            worker: its rank, from 0.
-            generation: the oldest that may still push.
-        """
-        self._service.life.fence(WorkerRank(worker), generation)
-
     def worker_lost(self, worker: int, generation: int | None = None) -> None:
         """Stop waiting for a worker that has died, and fence it.
 
