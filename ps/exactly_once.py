@@ -67,6 +67,8 @@ class SessionRecord(msgspec.Struct, frozen=True, rename={"generation": "incarnat
     """The last one done at the snapshot: all there is to know where `applied` is empty."""
     updates: Count = 0
     """How many of its requests have changed parameters."""
+    restores: Count = 0
+    """How many restores it has gone through since its client's last request."""
 
 
 class LiveSession(NamedTuple):
@@ -77,6 +79,7 @@ class LiveSession(NamedTuple):
     session: int
     completed: int
     updates: int
+    restores: int = 0
     attached: tuple[int, AttachedMetadata] | None = None
     """See SessionLog."""
     sequence: int = 0
@@ -136,7 +139,8 @@ class LogSnapshot:
     def sessions(self) -> tuple[SessionRecord, ...]:
         """Return what a checkpoint keeps, once every unit is noted."""
         records = [
-            SessionRecord(*live[:3], (), live.completed, live.updates) for live in self._idle
+            SessionRecord(*live[:3], (), live.completed, live.updates, live.restores)
+            for live in self._idle
         ]
         for live, _, seen in self._pairs:
             is_whole = self._is_whole(live, seen)
@@ -147,6 +151,7 @@ class LogSnapshot:
                     tuple(seen) if is_torn else (),
                     live.sequence if is_whole else live.completed,
                     live.updates + is_whole,
+                    live.restores,
                 )
             )
         return tuple(sorted(records, key=lambda one: (one.worker, one.generation, one.session)))
@@ -164,8 +169,11 @@ class LogSnapshot:
 
 MAX_SESSIONS = 4096
 """Clients of one worker's generation at a server, closed ones included; in hybrid one counts as
-two. None is forgotten, so that no late copy is applied twice: one more is refused. A session takes
-about 300 bytes, and as much in each checkpoint."""
+two. A server forgets none, so that no late copy is applied twice: one more is refused. A session
+takes about 300 bytes, and as much in each checkpoint."""
+MAX_RESTORES = 3
+"""Restores that a session outlives without a request. A client that lives has sent again by then
+what it got no ack for: it does so at once to each server that it reaches."""
 MAX_UNDER_WAY = 256
 """How many of them may have a request under way, which takes 8 bytes per bucket and segment."""
 
@@ -209,6 +217,7 @@ class SessionLog:
         "may_jump",
         "num_expected",
         "refusal",
+        "restores",
         "sequence",
         "updates",
     )
@@ -227,6 +236,8 @@ class SessionLog:
         self.num_expected = 0
         # After a restore the session is ahead of the record: the requests between are lost.
         self.may_jump = False
+        # Restores since its client's last request.
+        self.restores = 0
         self.refusal: PSError | None = None
         # Why its worker may not go on; requests that began before end with it.
         self.ended: PSError | None = None
@@ -363,6 +374,7 @@ class CompletionLog:
         session = self._sessions.get(worker, _NONE).get(key)
         if session is None or session.generation != generation:
             session = self._open(request)
+        session.restores = 0
         if self.is_restored and acked_updates > session.updates:
             self._lost_updates += acked_updates - session.updates
             session.updates = acked_updates
@@ -459,6 +471,7 @@ class CompletionLog:
                 session,
                 record.completed,
                 record.updates,
+                record.restores,
                 record.attached,
                 record.sequence,
                 record.num_expected,
@@ -473,10 +486,14 @@ class CompletionLog:
         """Take over the sessions of a checkpoint.
 
         A session that still lives may be ahead, or have begun since: its first request may jump.
-        Those of another run never send again, so their records are left out (ps.server.handlers).
+        Those of another run never send again, so their records are left out: ps.server.handlers
+        tells runs apart by the cluster's id. Where all runs have one id, the record of a client
+        that several servers in a row have not heard is left out.
         """
         self.is_restored = True
         for session in sessions:
+            if session.restores >= MAX_RESTORES:
+                continue
             if len(session.applied) not in (0, self._num_buckets):
                 raise ServerPhaseError(
                     f"a record of {len(session.applied)} buckets cannot be restored into a shard "
@@ -487,6 +504,7 @@ class CompletionLog:
             record.sequence = max(session.applied, default=session.completed)
             record.completed = min(session.applied, default=session.completed)
             record.updates = session.updates
+            record.restores = session.restores + 1
             record.may_jump = True
             self._sessions.setdefault(WorkerRank(session.worker), {})[session.session] = record
 

@@ -8,15 +8,16 @@ file: there are two copies, each with a digest. A damaged copy says nothing, and
 serves writes it again. Where both are gone before a start beside checkpoints, it takes the time as
 its number, which is higher than all that were counted.
 
-Covers: taking a number, noticing a higher one, the two copies.
-Does not: end the process (ps.cli.serve, tfos.node.ps_process), choose between clients
-(ps.client.channel).
+Covers: taking a number, finding a higher one, the two copies.
+Does not: choose when to look (ps.successor_watch), end the process (ps.cli.serve), choose between
+clients (ps.client.channel).
 Runs in: PS processes.      Threads: any.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
@@ -31,7 +32,7 @@ from ps.checkpoint.lease import Lease
 from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.storage import Storage, read_small, typed_errors
 from ps.codec import UNREADABLE
-from ps.errors import CheckpointError, ServerPhaseError
+from ps.errors import CheckpointError
 from rpc.endpoint import Endpoint
 from rpc.field_texts import with_field_texts
 
@@ -39,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """A server that has not looked for so long does so before it answers: it may have been frozen. So
-long its successor waits before it serves. Longer than the time between two looks (ps.cli.serve)."""
+long its successor waits before it serves. Longer than the time between two looks."""
 
 REPAIR_S = 5.0
 """Between two attempts to write a copy again; a full disk is not asked more often."""
@@ -72,9 +73,8 @@ class GenerationFence:
     def __init__(self, storage: Storage, cluster_id: str, rank: int) -> None:
         self._storage = storage
         self._names = _names_of(rank)
-        self._server = f"ps:{rank}"
-        self._looked_s = time.monotonic()
-        """When the last look began that has found no successor."""
+        self.server = f"ps:{rank}"
+        """Its name, for messages."""
         self._repair_s = 0.0
         """When a copy may be written again (monotonic)."""
         self._record = b""
@@ -82,9 +82,10 @@ class GenerationFence:
         self._mine = Generation(
             cluster_id, 0, socket.gethostname(), os.getpid(), token=secrets.token_hex(8)
         )
-        newest = self.successor()
-        number = newest.number + 1 if newest else self._first_number()
-        self._mine = msgspec.structs.replace(self._mine, number=number)
+        self._mine = msgspec.structs.replace(self._mine, number=self._next_number())
+        owner = f"{self.server}, start {self.number}, {secrets.token_hex(4)}"
+        self._turn = Lease(storage, owner, name=f"{self._names[0]}.lease", refusal=_REFUSAL)
+        """To write the copies; one object, so that later attempts go on with a wait."""
 
     def claim(self, endpoint: Endpoint | None = None) -> None:
         """Take the number, once this process can serve; a process with a lower number ends.
@@ -106,13 +107,6 @@ class GenerationFence:
         if self.number > 1:
             time.sleep(LOOK_S)
 
-    def look(self) -> Generation | None:
-        """As `successor`; writes this process's own record again where it is lost or damaged."""
-        newer = self.successor()
-        if newer is None and self._record and time.monotonic() >= self._repair_s:
-            self._repair()
-        return newer
-
     @property
     def number(self) -> int:
         """1 for the first process, one more for each that replaces it; taken by `claim`.
@@ -121,35 +115,39 @@ class GenerationFence:
         """
         return self._mine.number
 
-    def successor(self) -> Generation | None:
-        """Return who has replaced this process, as the copies say now."""
-        begun_s = time.monotonic()
-        try:
-            newest = _newest(self._copies(), self._mine.cluster_id)
-        except (OSError, CheckpointError):
-            newest = None  # a disk that is away is no successor
-        if newest is not None and self._is_after(newest):
-            return newest
-        # Not before: a thread beside this one must not answer while this one still reads.
-        self._looked_s = max(self._looked_s, begun_s)
-        return None
+    @property
+    def directory(self) -> str:
+        """Where the copies are, for messages."""
+        return self._storage.where()
 
-    def check(self) -> None:
-        """Look again if the last look is old.
+    def successor(self) -> Generation | None:
+        """Return who has replaced this process, as the copies say now.
 
         Raises:
-            ServerPhaseError: this process was replaced and must not answer.
+            OSError, CheckpointError: the file system gives none.
         """
-        if time.monotonic() - self._looked_s < LOOK_S:
+        newest = self._newest()
+        return newest if newest is not None and self._is_after(newest) else None
+
+    def repair(self) -> None:
+        """Write the copies again if one of them is lost, damaged or out of date; raises nothing."""
+        if not self._record or time.monotonic() < self._repair_s:
             return
-        newer = self.successor()
-        if newer is not None:
-            raise ServerPhaseError(self.replaced_text(newer))
+        self._repair_s = time.monotonic() + REPAIR_S
+        try:
+            if not any(map(self._is_to_repair, self._copies())) or not self._storage.names():
+                return  # an empty directory is a disk that is away
+            self._write(timeout_s=0.0)
+        except (OSError, CheckpointError) as error:
+            _logger.warning("%s cannot write its number again: %s", self.server, error)
+        else:
+            where = self._storage.where(self._names[0])
+            _logger.warning("%s was lost or damaged; %s has written it again", where, self.server)
 
     def replaced_text(self, newer: Generation) -> str:
         """Say who is the server now."""
         return (
-            f"{self._server} (start {self.number}, pid {os.getpid()}) was replaced by start "
+            f"{self.server} (start {self.number}, pid {os.getpid()}) was replaced by start "
             f"{newer.number} (host {newer.host}, pid {newer.pid})"
         )
 
@@ -157,6 +155,14 @@ class GenerationFence:
         mine = self._mine
         is_twin = other.number == mine.number and other.token not in ("", mine.token)
         return other.number > mine.number or is_twin
+
+    def _next_number(self) -> int:
+        """Return the number of this start; where the disk fails, the claim says so."""
+        try:
+            newest = self._newest()
+        except (OSError, CheckpointError):
+            return 1
+        return newest.number + 1 if newest else self._first_number()
 
     def _first_number(self) -> int:
         """Return the number of a start that finds none: 1, or the time, above all counted ones.
@@ -176,44 +182,32 @@ class GenerationFence:
         number = int(time.time())
         if is_damaged:
             where = storage.where(self._names[0])
-            _logger.warning("%s is damaged: %s is start %d now", where, self._server, number)
+            _logger.warning("%s is damaged: %s is start %d now", where, self.server, number)
         return number
+
+    def _newest(self) -> Generation | None:
+        return _newest(self._copies(), self._mine.cluster_id)
 
     def _copies(self) -> list[Generation | None]:
         return [_read(read_small(self._storage, name)) for name in self._names]
 
-    def _write(self) -> None:
+    def _write(self, *, timeout_s: float = math.inf) -> None:
         """Write both copies, while no other process of this server may."""
-        storage, name = self._storage, self._names[0]
-        owner = f"{self._server}, start {self.number}, {secrets.token_hex(4)}"
-        claim = Lease(storage, owner, name=f"{name}.lease", refusal=_REFUSAL)
+        storage, turn = self._storage, self._turn
         try:
-            claim.take()
-            with typed_errors(storage, name, "write"):
-                newest = _newest(self._copies(), self._mine.cluster_id)
+            turn.take(timeout_s=timeout_s)
+            with typed_errors(storage, self._names[0], "write"):
+                newest = self._newest()
                 if newest is not None and self._is_after(newest):
                     raise CheckpointError(
                         f"{self.replaced_text(newest)} while it started; stop one of them"
                     )
                 self._record = _encoded(self._mine)
-                with claim.held():
+                with turn.held():
                     for each in reversed(self._names):
                         storage.put(each, self._record, overwrite=True)
         finally:
-            claim.release()
-
-    def _repair(self) -> None:
-        """Write the copies again if one of them is lost, damaged or out of date."""
-        self._repair_s = time.monotonic() + REPAIR_S
-        try:
-            if not any(map(self._is_to_repair, self._copies())) or not self._storage.names():
-                return  # an empty directory is a disk that is away
-            self._write()
-        except (OSError, CheckpointError) as error:
-            _logger.warning("%s cannot write its number again: %s", self._server, error)
-        else:
-            where = self._storage.where(self._names[0])
-            _logger.warning("%s was lost or damaged; %s has written it again", where, self._server)
+            turn.release()
 
     def _is_to_repair(self, copy: Generation | None) -> bool:
         """Whether a copy says nothing, or less than this process; another cluster's is let be."""

@@ -14,9 +14,10 @@ holder's tell whose staging directories may go (ps.checkpoint.staging).
 
 An owner is a job, not a process: chief and driver of one cluster share a lease. Another job's is
 taken over when all of its processes that beat have ended: on the same host by pid and start time;
-on any other host when neither lease nor beats have changed for `silent_s` of our own monotonic
+on any other host when its beat is removed, or has not changed for `silent_s` of our own monotonic
 clock, of which only the time counts in which the file system answered. No wall clock is compared
-with another one.
+with another one. A process that gives the directory back takes the lease away also where the one
+that has created it ended before.
 """
 
 from __future__ import annotations
@@ -137,6 +138,89 @@ class Silence:
         return self.silent_s
 
 
+class JobLife:
+    """Whether the job that holds a lease lives, as its processes show look by look.
+
+    One that is started elsewhere in the place of the lease's creator leaves the lease as it is and
+    beats beside it. The directory is listed when the looks begin, and again before the job is found
+    over: others may have begun meanwhile.
+
+    Args:
+        read: returns the beat with a token; None if there is none.
+        tokens: lists those of all beats.
+        silent_s: how long a process that cannot be seen from here shows nothing once it has ended.
+    """
+
+    def __init__(
+        self, read: Callable[[str], bytes | None], tokens: Callable[[], set[str]], silent_s: float
+    ) -> None:
+        self._read = read
+        self._list_tokens = tokens
+        self._limit_s = silent_s
+        self._tokens: set[str] | None = None
+        """As last listed; None: not yet."""
+        self._silences: dict[str | None, Silence] = {}
+        """By token of what cannot be seen from here; None: the lease and its creator's beat."""
+        self.process: Holder | None = None
+        """The one that lives, or that may; None: the lease was not readable."""
+        self.silent_s = 0.0
+        """How long that one was silent."""
+
+    def look(self, found: bytes, holder: Holder | None) -> bool | None:
+        """Return whether the job lives; None: it is to be looked at again.
+
+        Args:
+            found: the lease.
+            holder: what it says; None: nothing that can be read.
+        """
+        was_listed = self._tokens is not None
+        waiting: list[tuple[float, Holder | None]] = []
+        for token, process, sign in self._signs(found, holder):
+            ended = process.has_ended() if process else None
+            silence = self._silences.setdefault(token, Silence(3 * _LOOK_S))
+            silent_s = silence.look(sign, time.monotonic())
+            if ended is False or (ended is None and silence.has_changed):
+                self.process = process
+                return True
+            if not ended and silent_s < self.limit_s(process):
+                waiting.append((silent_s, process))
+        if holder is not None and not waiting and was_listed and self._has_grown():
+            waiting.append((0.0, holder))
+        if not waiting:
+            return False
+        self.silent_s, self.process = min(waiting, key=lambda each: each[0])
+        return None
+
+    def limit_s(self, process: Holder | None) -> float:
+        """Return after how many seconds of silence a process has ended.
+
+        Args:
+            process: None: who has written a lease that cannot be read.
+        """
+        return self._limit_s if process else UNREADABLE_S
+
+    def _signs(
+        self, found: bytes, holder: Holder | None
+    ) -> Iterator[tuple[str | None, Holder | None, bytes]]:
+        """Yield what the job's processes show: first the lease's creator, then those beside it."""
+        if holder is None:
+            yield None, None, found
+            return
+        yield None, holder, found + (self._read(holder.token) or b"")
+        if self._tokens is None:
+            self._tokens = self._list_tokens()
+        for token in sorted(self._tokens - {holder.token}):
+            beat = self._read(token)  # none: it has ended in order
+            process = read_holder(beat)
+            if beat is not None and process is not None and process.owner == holder.owner:
+                yield token, process, beat
+
+    def _has_grown(self) -> bool:
+        """List the beats again; whether there are more."""
+        before, self._tokens = self._tokens or set(), self._list_tokens()
+        return not self._tokens <= before
+
+
 class Lease:
     """A job's right to commit in one directory.
 
@@ -168,8 +252,10 @@ class Lease:
         self.at_renewal: Callable[[], object] = lambda: None
         """Called after each renewal, in the thread that renews."""
         self._failed_attempts = 0
-        self._silence = Silence(3 * _LOOK_S)
-        """Of the lease that `take` waits for; kept when its time is up, so the next one goes on."""
+        self._other = self._new_life()
+        """The job that `take` waits for; kept when its time is up, so the next one goes on."""
+        self._creator = Silence(2 * timing.renew_s)
+        """The process that has created the lease, if it is another one."""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -229,7 +315,7 @@ class Lease:
                 elif is_ours or self._is_over(found, holder):  # other processes of the job may live
                     self._take_away(found)
                 else:
-                    self._wait(holder, deadline_s)
+                    self._wait(deadline_s)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -262,66 +348,64 @@ class Lease:
             contextlib.suppress(CheckpointError),
             typed_errors(self._storage, self._name, "give back"),
         ):
-            found = self._read(self._name)
-            holder = read_holder(found)
-            if found is not None and holder is not None and holder.token == self._me.token:
+            found = self._look_at_creator()
+            if found is not None and self._is_left(read_holder(found)):
                 self._take_away(found)
         self._storage.remove(self._beat_name(self.token))
 
-    def _wait(self, holder: Holder | None, deadline_s: float) -> None:
+    def _is_left(self, holder: Holder | None) -> bool:
+        """Whether a lease is this process's own, or its job's and nobody else gives it back."""
+        if holder is None or holder.owner != self.owner:
+            return False
+        if holder.token == self.token:
+            return True
+        has_ended = holder.has_ended()
+        return self._creator.silent_s >= self.timing.silent_s if has_ended is None else has_ended
+
+    def _wait(self, deadline_s: float) -> None:
         """Wait until the next look at a lease of which nobody knows whether it is over."""
+        other, process = self._other, self._other.process
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise CheckpointError(
-                f"{self._storage.where()} is used by {_named(holder)}, and whether that has ended "
-                f"cannot be seen from here: it was silent for {self._silence.silent_s:.1f} s, its "
-                f"lease is over after {self._limit_s(holder):g} s. Try again, which goes on "
+                f"{self._storage.where()} is used by {_named(process)}, and whether that has ended "
+                f"cannot be seen from here: it was silent for {other.silent_s:.1f} s, its "
+                f"lease is over after {other.limit_s(process):g} s. Try again, which goes on "
                 "waiting, or raise timeout_s"
             )
         wait_s = min(_LOOK_S, self.timing.silent_s, left_s)
         self.waited_s += wait_s
         if self._ended.wait(wait_s):
-            raise self._refused(holder)
-
-    def _limit_s(self, holder: Holder | None) -> float:
-        return self.timing.silent_s if holder else UNREADABLE_S
+            raise self._refused(process)
 
     def _is_over(self, found: bytes, holder: Holder | None) -> bool:
-        """Whether nobody holds a lease any more; False: it is to be looked at again.
+        """Whether nobody holds another job's lease any more; False: it is to be looked at again.
 
         Raises:
-            CheckpointError: the holder lives.
+            CheckpointError: a process of that job lives.
         """
-        has_ended, beats = self._life_of(holder) if holder else (None, b"")
-        silence = self._silence
-        silent_s = silence.look(found + beats, time.monotonic())
-        if has_ended is False or silence.has_changed:
-            self._silence = Silence(3 * _LOOK_S)
-            raise self._refused(holder)
-        if not has_ended and silent_s < self._limit_s(holder):
+        other = self._other
+        lives = other.look(found, holder)
+        if lives is None:
             return False
+        self._other = self._new_life()
+        if lives:
+            raise self._refused(other.process)
         where = self._storage.where()
         _logger.warning("%s: taking over from %s, which is gone", where, _named(holder))
         return True
 
-    def _life_of(self, holder: Holder) -> tuple[bool | None, bytes]:
-        """Return whether all processes of the holder's job have certainly ended, and their beats.
+    def _new_life(self) -> JobLife:
+        def read(token: str) -> bytes | None:
+            return self._read(self._beat_name(token))
 
-        A process that is started elsewhere in the holder's place leaves the lease as it is. Of
-        those that cannot be seen from here, their beats tell.
-        """
-        ends, beats = [holder.has_ended()], [self._read(self._beat_name(holder.token)) or b""]
-        for name in sorted(self._storage.names()) if ends != [False] else ():
-            if name.startswith(f".{self._name}.") and name != self._beat_name(holder.token):
-                data = self._read(name)
-                process = read_holder(data) if name.endswith(".beat") else None
-                if data is not None and process is not None and process.owner == holder.owner:
-                    ends.append(process.has_ended())
-                    beats.append(data)
-        if False in ends:
-            return False, b""
-        unknown = [beat for ended, beat in zip(ends, beats, strict=True) if ended is None]
-        return None if unknown else True, b"".join(unknown)
+        return JobLife(read, self._tokens, self.timing.silent_s)
+
+    def _tokens(self) -> set[str]:
+        """List the tokens of all beats."""
+        prefix, suffix = self._beat_name("\0").split("\0")
+        beats = [name for name in self._storage.names() if name.endswith(suffix)]
+        return {name[len(prefix) : -len(suffix)] for name in beats if name.startswith(prefix)}
 
     def _create(self) -> bool:
         """Create the lease, unless there is one; begin to renew it."""
@@ -384,9 +468,19 @@ class Lease:
             try:
                 with typed_errors(self._storage, self._beat_name(self.token), "write"):
                     self._beat(number)
+                    self._look_at_creator()
             except CheckpointError as error:
                 _logger.warning("the lease was not renewed: %s", error)
             self.at_renewal()
+
+    def _look_at_creator(self) -> bytes | None:
+        """Return the lease; note whether the process that has created it still renews it."""
+        found = self._read(self._name)
+        holder = read_holder(found)
+        if found is not None and holder is not None and holder.token != self.token:
+            beat = self._read(self._beat_name(holder.token)) or b""
+            self._creator.look(found + beat, time.monotonic())
+        return found
 
     def _read(self, name: str) -> bytes | None:
         return read_small(self._storage, name)

@@ -67,6 +67,8 @@ PROBE_PERIOD_S = 15.0
 servers for restarts."""
 TELL_PERIOD_S = 60.0
 """How often a worker that waits at a rendezvous logs for whom."""
+LONGEST_KEY = messages.MAX_KEY_LENGTH - 16
+"""Of a rendezvous, as its users name it: a later use has its count behind it."""
 BRING_TIMEOUT_S = 30.0
 """For what a worker keeps of passed rendezvous: far more than ps:0 needs to take it in."""
 
@@ -238,7 +240,13 @@ class RendezvousClient:
         """
         uses = self._uses.get(key, 0)
         # A key may end like a count: with its own # doubled, no two uses have one name.
-        name = key.replace("#", "##") + (f"#{uses}" if uses else "")
+        escaped = key.replace("#", "##")
+        if not 0 < len(escaped) <= LONGEST_KEY:
+            raise PSSettingsError(
+                f"a rendezvous key has 1 to {LONGEST_KEY} characters, a # counting twice, got "
+                f"{len(escaped)}: {key[:40]!r}; a shorter one names it as well"
+            )
+        name = escaped + (f"#{uses}" if uses else "")
         reply = self._wait(name, value, timeout_s)
         self._uses[key] = uses + 1
         answer = messages.decode_reply(reply.meta, messages.RendezvousValues)
@@ -730,7 +738,7 @@ class PSClient:
         All workers use the same keys in the same order; a key may be used again.
 
         Args:
-            key: name of the rendezvous.
+            key: name of the rendezvous, of 1 to 240 characters; a # counts twice.
             value: what the other workers get, up to 1 MiB.
             timeout_s: seconds until the slowest worker has to come.
 

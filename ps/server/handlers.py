@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,7 +25,13 @@ from ps.consistency.gate import Event
 from ps.consistency.modes import make_policy
 from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
-from ps.errors import ManifestMismatch, PSSettingsError, ServerPhaseError, ShapeError
+from ps.errors import (
+    ManifestMismatch,
+    PSSettingsError,
+    ServerPhaseError,
+    ShapeError,
+    StaleGeneration,
+)
 from ps.exactly_once import SessionRecord
 from ps.kernels_ahead import KernelsAhead
 from ps.manifest.diff import manifest_differences
@@ -47,7 +52,7 @@ from ps.server.lifecycle import Lifecycle
 from ps.server.loss_report import RestorePoint
 from ps.server.rendezvous import RendezvousBoard
 from ps.server.request import Attempt, attempt_of, request_id
-from ps.server.save_restore import RestoreTurns, ShardSaving, restore_into
+from ps.server.save_restore import Restored, RestoreTurns, ShardSaving, restore_into
 from ps.server.shard import ServingShard
 from ps.stats.counters import Counters
 from ps.stats.server_stats import ServerStats
@@ -260,6 +265,7 @@ class Service:
         manifest = self._read_manifest(call, request)
         if self.life.shard is None:
             self._check_seed_size(call, manifest)
+            self._restores.kept = None  # it takes the memory of a shard
             shard = self._new_shard(self._new_dense(manifest), self._new_tables(manifest))
             shard.seed_id = request.seed_id
             _read_frozen(call, shard.dense.frozen)
@@ -526,12 +532,15 @@ class Service:
         manifest = self._read_manifest(call, request)
         with self._restores.turn(request, attempt_of(call.peer), call.peer_gone):
             if self.life.shard is None:
-                storage = self._open_storage(request.directory)
-                checkpoint = read_manifest(storage, request.step)
-                like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
-                by = partial(getattr, self._restores, "by")  # a newer process may ask meanwhile
-                if self.restore(storage, checkpoint, like, by=by, resumes=True):
-                    self._restored = request
+                kept, self._restores.kept = self._restores.kept, None
+                restored = kept[1] if kept else self._read_asked(request, manifest)
+                try:
+                    # By the newest process of the chief: one may have asked meanwhile.
+                    if self._serve(restored, self._restores.by):
+                        self._restored = request
+                except StaleGeneration:
+                    self._restores.kept = request, restored
+                    raise
                 self._refuse_other(manifest)
             elif self._restored != request:
                 raise ServerPhaseError(
@@ -540,14 +549,14 @@ class Service:
                 )
         self._reply_description(call)
 
+    def _read_asked(self, request: messages.Restore, manifest: Manifest) -> Restored:
+        storage = self._open_storage(request.directory)
+        checkpoint = read_manifest(storage, request.step)
+        like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
+        return self._read_shard(storage, checkpoint, like, resumes=True)
+
     def restore(
-        self,
-        root: Root,
-        checkpoint: Checkpoint,
-        like: RestoreOptions,
-        *,
-        by: Callable[[], Attempt | None] = lambda: None,
-        resumes: bool = False,
+        self, root: Root, checkpoint: Checkpoint, like: RestoreOptions, *, resumes: bool = False
     ) -> bool:
         """Fill the shard from a checkpoint; False when another one was faster.
 
@@ -555,13 +564,16 @@ class Service:
             root: the checkpoint root.
             checkpoint: the one to restore.
             like: what it has to fit.
-            by: returns the worker that has asked for it; None: no worker.
             resumes: a run begins with it; False: the run that saved it goes on.
 
         Raises:
             CheckpointError: it is damaged or of another model.
-            StaleGeneration: the worker's process was replaced or lost meanwhile.
         """
+        return self._serve(self._read_shard(root, checkpoint, like, resumes=resumes))
+
+    def _read_shard(
+        self, root: Root, checkpoint: Checkpoint, like: RestoreOptions, *, resumes: bool
+    ) -> Restored:
         newer = steps_after(root, checkpoint)
         manifest = manifest_to_serve(checkpoint, like)
         reset, place = like.reset_optimizer, self.settings
@@ -577,14 +589,33 @@ class Service:
         if like.job is not None:  # in another run the attempts count from 0 again
             for session in sessions or ():
                 shard.gate.fence(WorkerRank(session.worker), session.generation)
-        num_changes = shard.num_changes
-        if not self.life.install(shard, by()):
-            return False
-        self._saving.passed_over = newer
         is_whole = not like.reset_optimizer and not any(table.has_left_out for table in tables)
-        if is_whole and manifest == checkpoint.manifest:
-            self._saving.note_restored(checkpoint.save_id, num_changes)
-        age_s = time.time() - extra.saved_at_s if extra.saved_at_s else 0.0
+        return Restored(
+            shard=shard,
+            checkpoint=checkpoint,
+            passed_over=newer,
+            is_whole=is_whole and manifest == checkpoint.manifest,
+            num_changes=shard.num_changes,
+            saved_at_s=extra.saved_at_s,
+        )
+
+    def _serve(self, restored: Restored, by: Attempt | None = None) -> bool:
+        """Serve what was read; False when another one was faster.
+
+        Args:
+            restored: the shard and where it is from.
+            by: the worker that has asked for it; None: no worker.
+
+        Raises:
+            StaleGeneration: the worker's process was replaced or lost meanwhile.
+        """
+        checkpoint = restored.checkpoint
+        if not self.life.install(restored.shard, by):
+            return False
+        self._saving.passed_over = restored.passed_over
+        if restored.is_whole:
+            self._saving.note_restored(checkpoint.save_id, restored.num_changes)
+        age_s = time.time() - restored.saved_at_s if restored.saved_at_s else 0.0
         self._restore_point = RestorePoint(checkpoint.step, max(0.0, age_s))
         return True
 

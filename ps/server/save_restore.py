@@ -21,6 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
@@ -251,6 +252,22 @@ class ShardSaving:
             return messages.Saved(record, snapshot.clock, self.passed_over, frozen_hash)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A shard that was read from a checkpoint, before it serves."""
+
+    shard: ServingShard
+    checkpoint: Checkpoint
+    passed_over: tuple[int, ...]
+    """Newer steps in the directory when it was read."""
+    is_whole: bool
+    """Whether it is all that the checkpoint holds, so that a delta can add to that."""
+    num_changes: int
+    """Of the shard right after it was filled."""
+    saved_at_s: float
+    """See ShardExtra."""
+
+
 class RestoreTurns:
     """Restores that clients ask one server for, one after the other.
 
@@ -259,6 +276,9 @@ class RestoreTurns:
     """
 
     def __init__(self) -> None:
+        self.kept: tuple[messages.Restore, Restored] | None = None
+        """What was read for a process that was replaced meanwhile: its next one asks for it again.
+        Changed by who has the turn, and let go by a seed."""
         self._changed = threading.Condition()
         self._under_way: messages.Restore | None = None
         self.by: Attempt | None = None
@@ -289,6 +309,8 @@ class RestoreTurns:
                 raise ServerPhaseError("the client of this restore is gone")
             self._under_way, self.by = request, by
         try:
+            if self.kept is not None and self.kept[0] != request:
+                self.kept = None  # before another one takes the same memory
             yield
         finally:
             with self._changed:

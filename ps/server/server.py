@@ -24,6 +24,7 @@ from ps.manifest.manifest import WorkerRank
 from ps.protocol.permissions import ServerPhase
 from ps.server.handlers import Service
 from ps.stats.server_stats import ServerStats
+from ps.successor_watch import SuccessorWatch
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.descriptors import make_room
 from rpc.endpoint import Endpoint
@@ -64,6 +65,7 @@ class PSServer:
     ) -> None:
         self.settings = settings
         self._guard = guard
+        self._watch = None if guard is None else SuccessorWatch(guard)
         self._open_storage = open_storage
         if guard is not None:
             generation = guard.number
@@ -128,9 +130,10 @@ class PSServer:
         Raises:
             CheckpointError: another process took this server's place meanwhile.
         """
-        if self._guard is not None:
+        if self._guard is not None and self._watch is not None:
             self._guard.claim(self.endpoint)
             self._guard.wait_for_older()
+            self._watch.start()
         self._listener.start()
 
     def start_restoring(
@@ -196,15 +199,6 @@ class PSServer:
         """The counters as they are now."""
         return self._service.stats()
 
-    def fence(self, worker: int, generation: int) -> None:
-        """Refuse the worker's generations below this one from now on.
-
-        Args:
-            worker: its rank, from 0.
-            generation: the oldest that may still push.
-        """
-        self._service.life.fence(WorkerRank(worker), generation)
-
     def worker_lost(self, worker: int, generation: int | None = None) -> None:
         """Stop waiting for a worker that has died, and fence it.
 
@@ -223,9 +217,11 @@ class PSServer:
         return self._service.life.stopping.wait(timeout_s)
 
     def look_for_successor(self) -> str:
-        """Return who has taken this server's place; empty: nobody."""
-        newer = self._guard.look() if self._guard is not None else None
-        return self._guard.replaced_text(newer) if self._guard and newer else ""
+        """Return who has taken this server's place; empty: nobody, as far as can be seen."""
+        if self._guard is None or self._watch is None:
+            return ""
+        newer = self._watch.successor()
+        return self._guard.replaced_text(newer) if newer else ""
 
     def _make_room(self, *, per_worker: int) -> None:
         """Raise the limit of open files as far as allowed; refuse what cannot fit.
@@ -247,20 +243,19 @@ class PSServer:
 
     def _refuse_if_replaced(self) -> None:
         """Close all connections once replaced: clients reconnect to the new server."""
-        if self._guard is None:
-            return
-        try:
-            self._guard.check()
-        except ServerPhaseError as error:
-            self._service.stop(error.message)
+        replaced = self.look_for_successor()
+        if replaced:
+            self._service.stop(replaced)
             self._listener.close(_REPLACED_CLOSE_S)
-            raise
+            raise ServerPhaseError(replaced)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End all waits, close the connections and the ports. Idempotent."""
         self._service.stop("closed")
         self._listener.close(timeout_s)
         self._service.life.close()
+        if self._watch is not None:  # after the last request, which may wait for a look
+            self._watch.close()
 
 
 def _read_newest(storage: Storage, step: int | None, read: Callable[[], Read]) -> Read:

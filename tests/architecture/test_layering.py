@@ -57,7 +57,7 @@ LEVELS = {
         ("consistency", "dense", "tables"),
         ("config", "kernels_ahead", "sorted_rows"),
         ("checkpoint",),
-        ("protocol",),
+        ("protocol", "successor_watch"),
         ("client", "collector", "server"),
         ("cli",),
     ),

@@ -417,3 +417,142 @@ def test_whatever_byte_of_a_lease_is_damaged_never_two_jobs_commit(tmp_path, sto
         first.release()
         second.release()
         (tmp_path / LEASE_NAME).unlink(missing_ok=True)
+
+
+def show_life(tmp_path, process: Holder, number: int) -> None:
+    """Renew the beat of a process as that does."""
+    content = leases.Beat(**msgspec.structs.asdict(process), beat=number)
+    (tmp_path / f".{LEASE_NAME}.{process.token}.beat").write_bytes(msgspec.json.encode(content))
+
+
+@pytest.mark.fault("F43")
+def test_a_refusal_names_the_process_that_lives_beside_a_dead_holder(tmp_path, storage):
+    write(tmp_path, msgspec.structs.replace(this_holder("other", "ab"), pid=1, started="1"))
+    show_life(tmp_path, this_holder("other", "cd"), 1)
+    expected = rf"used by job 'other' \(host .*, pid {os.getpid()}\), so job 'next'"
+    with pytest.raises(CheckpointError, match=expected):
+        Lease(storage, "next").take()
+
+
+@pytest.mark.fault("F43")
+def test_a_refusal_names_the_process_that_has_renewed_beside_a_silent_holder(
+    tmp_path, storage, monkeypatch
+):
+    write(tmp_path, elsewhere())
+    sibling = elsewhere(host="third", pid=33, token="cd")
+    show_life(tmp_path, sibling, 1)
+    lease = Lease(storage, "next")
+
+    def renew_meanwhile(_seconds: float) -> bool:
+        show_life(tmp_path, sibling, 2)
+        return False
+
+    monkeypatch.setattr(lease._ended, "wait", renew_meanwhile)
+    with pytest.raises(CheckpointError, match=r"used by job 'other' \(host third, pid 33\)"):
+        lease.take()
+
+
+@pytest.mark.fault("F43")
+def test_a_process_that_ends_in_order_is_no_sign_of_life_of_its_job(tmp_path, storage, monkeypatch):
+    write(tmp_path, msgspec.structs.replace(this_holder("other", "ab"), started="1"))
+    for token in ("cd", "ef"):
+        show_life(tmp_path, elsewhere(token=token), 1)
+    lease = Lease(storage, "next", timing=LeaseTiming(silent_s=0.05))
+    really_wait = lease._ended.wait
+
+    def end_one_meanwhile(seconds: float) -> bool:
+        (tmp_path / f".{LEASE_NAME}.cd.beat").unlink(missing_ok=True)
+        return really_wait(seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease._ended, "wait", end_one_meanwhile)
+        assert lease.take()
+    lease.release()
+
+
+@pytest.mark.fault("F43")
+def test_a_process_that_begins_during_the_wait_keeps_the_lease(tmp_path, storage, monkeypatch):
+    write(tmp_path, elsewhere())
+    lease = Lease(storage, "next")
+    now_s, begun = 0.0, elsewhere(host="third", pid=33, token="cd")
+
+    def wait(seconds: float) -> bool:
+        nonlocal now_s
+        now_s += seconds
+        if now_s > 30.0:  # not before: the first look has not seen it
+            show_life(tmp_path, begun, int(now_s / 15.0))
+        return False
+
+    monkeypatch.setattr("ps.checkpoint.lease.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(lease._ended, "wait", wait)
+    with pytest.raises(CheckpointError, match=r"used by job 'other' \(host third, pid 33\)"):
+        lease.take()
+    assert now_s < 120.0
+
+
+def test_a_wait_for_a_silent_lease_does_not_list_the_directory_at_each_look(
+    tmp_path, storage, monkeypatch
+):
+    write(tmp_path, elsewhere())
+    lease = Lease(storage, "next")
+    now_s, num_listings, really_list = 0.0, 0, storage.names
+
+    def wait(seconds: float) -> bool:
+        nonlocal now_s
+        now_s += seconds
+        return False
+
+    def names(directory: str = "") -> list[str]:
+        nonlocal num_listings
+        num_listings += 1
+        return really_list(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ps.checkpoint.lease.time.monotonic", lambda: now_s)
+        patch.setattr(lease._ended, "wait", wait)
+        patch.setattr(lease, "_begin_to_beat", lambda: None)
+        patch.setattr(storage, "names", names)
+        assert lease.take()
+    assert now_s >= 60.0
+    assert num_listings == 3  # when it began, before it took over, and what remains is removed
+    lease.release()
+
+
+@pytest.mark.fault("F43")
+def test_the_last_process_of_a_job_gives_back_what_its_lost_chief_has_taken(tmp_path, storage):
+    write(tmp_path, elsewhere(owner="job"))
+    moved = Lease(storage, "job", timing=LeaseTiming(renew_s=0.01, silent_s=0.05))
+    assert not moved.take()
+    wait_until(lambda: moved._creator.silent_s >= 0.05, "the silence of the lost process")
+    moved.release()
+    assert found(tmp_path) is None
+
+
+@pytest.mark.fault("F43")
+def test_a_process_that_ends_gives_back_what_one_has_taken_that_ended_here(tmp_path, storage):
+    moved = Lease(storage, "job")
+    write(tmp_path, elsewhere(owner="job"))
+    assert not moved.take()
+    write(tmp_path, msgspec.structs.replace(this_holder("job", "ab"), started="1"))
+    moved.release()
+    assert found(tmp_path) is None
+
+
+@pytest.mark.fault("F43")
+@pytest.mark.parametrize("renewed", [True, False])
+def test_a_lease_of_a_process_that_may_live_stays(tmp_path, storage, renewed):
+    """That one renews, or was not watched for long enough."""
+    write(tmp_path, elsewhere(owner="job"))
+    other = Lease(storage, "job", timing=LeaseTiming(renew_s=0.01 if renewed else 15.0))
+    looks = 0
+
+    def renew() -> None:
+        nonlocal looks
+        looks += 1
+        show_life(tmp_path, elsewhere(owner="job"), looks)
+
+    other.at_renewal = renew
+    assert not other.take()
+    wait_until(lambda: not renewed or looks > 3)
+    other.release()
+    assert found(tmp_path) == elsewhere(owner="job")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.lease import this_holder
 from ps.checkpoint.storage import storage_at
-from ps.errors import CheckpointError, ServerPhaseError
+from ps.errors import CheckpointError
 from ps.server.loss_report import LossReport
 from ps.stats.server_stats import ServerStats
 from tests.support.ps_cluster import run_all
@@ -43,7 +44,7 @@ def guard(root: Path, cluster: str = "c") -> GenerationFence:
 
 
 @pytest.mark.fault("F11")
-def test_the_later_process_is_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_later_process_is_the_server(tmp_path: Path):
     first = guard(tmp_path)
     first.claim()
     second = guard(tmp_path)
@@ -51,13 +52,11 @@ def test_the_later_process_is_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     assert first.successor() is None  # not before it serves
     second.claim()
     assert first.successor() == second._mine
-    first.check()  # it has looked a moment ago
-    monkeypatch.setattr("ps.checkpoint.fencing.LOOK_S", 0.0)
-    with pytest.raises(
-        ServerPhaseError, match=r"ps:3 \(start 1, pid \d+\) was replaced by start 2"
-    ):
-        first.check()
-    second.check()
+    assert re.fullmatch(
+        r"ps:3 \(start 1, pid \d+\) was replaced by start 2 \(host .*, pid \d+\)",
+        first.replaced_text(second._mine),
+    )
+    assert second.successor() is None
     with pytest.raises(CheckpointError, match=r"replaced by start 2 .* while it started"):
         first.claim()
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.errors import CheckpointError, ServerPhaseError
+from ps.errors import CheckpointError, ServerPhaseError, StaleGeneration
 from ps.manifest.manifest import Hyper, WorkerRank
+from ps.protocol.permissions import ServerPhase
 from ps.server import handlers
 from ps.server.request import Attempt
 from ps.server.save_restore import restore_into
@@ -92,6 +93,47 @@ def test_a_request_that_comes_again_gets_what_the_first_one_has_read(
     assert reading.num_begun == 1
     again.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
     np.testing.assert_array_equal(bed.pulled(again)["trainable"], np.float32(5.0))
+
+
+@pytest.fixture
+def read_in_vain(bed: Cluster, saved: Path, reading: HeldReading) -> None:
+    """A checkpoint that was read for a chief that is known to be gone by then."""
+
+    def replace() -> None:
+        assert reading.stands.wait(WAIT_S)
+        bed.driver().worker_lost(0, 0)
+        reading.goes_on.set()
+
+    refused, _ = run_all(lambda: bed.client().restore(saved), replace)
+    assert isinstance(refused, StaleGeneration)
+    assert bed.servers[0].phase is ServerPhase.EMPTY
+
+
+def test_what_was_read_for_a_replaced_chief_is_kept_for_the_next_one(
+    bed: Cluster, saved: Path, reading: HeldReading, read_in_vain: None
+):
+    """Others know that a chief is gone long before its next process asks."""
+    again = bed.client(0, 1)
+    assert again.restore(saved) == 2
+    assert reading.num_begun == 1
+    again.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+    np.testing.assert_array_equal(bed.pulled(again)["trainable"], np.float32(5.0))
+
+
+def test_another_step_is_read_in_its_place(
+    bed: Cluster, saved: Path, reading: HeldReading, read_in_vain: None
+):
+    again = bed.client(0, 1)
+    assert again.restore(saved, step=1) == 1
+    np.testing.assert_array_equal(bed.pulled(again)["trainable"], np.float32(3.0))
+    assert bed.servers[0]._service._restores.kept is None
+
+
+def test_a_seed_takes_its_place(bed: Cluster, read_in_vain: None):
+    again = bed.client(0, 1)
+    again.seed(MANIFEST, filled(MANIFEST, 7.0))
+    np.testing.assert_array_equal(bed.pulled(again)["trainable"], np.float32(7.0))
+    assert bed.servers[0]._service._restores.kept is None
 
 
 def test_a_restore_under_way_is_waited_for(bed: Cluster, saved: Path, reading: HeldReading):

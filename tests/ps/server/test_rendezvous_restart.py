@@ -14,7 +14,7 @@ import pytest
 
 from ps.client import client as client_module
 from ps.client.client import PSClient
-from ps.errors import ServerGone, ServerPhaseError
+from ps.errors import PSSettingsError, ServerGone, ServerPhaseError
 from ps.manifest.manifest import SGD, Hyper
 from ps.protocol import passed as passed_module
 from tests.support.ps_cluster import (
@@ -222,3 +222,16 @@ def test_a_key_that_ends_like_a_count_is_another_rendezvous():
 
             found = succeeded(run_all(*(partial(meet, each) for each in clients)))
             assert found == [{0: b"%d" % at, 1: b"%d" % at}] * 2, key
+
+
+@pytest.mark.parametrize(
+    ("longest", "too_long"), [("k" * 240, "k" * 241), ("#" * 120, "#" * 121), ("k", "")]
+)
+def test_a_key_that_is_taken_once_is_taken_again(longest: str, too_long: str):
+    with cluster() as bed:
+        client = bed.client()
+        for use in range(2):
+            value = b"%d" % use
+            assert client.rendezvous(longest, value, timeout_s=MEET_S) == {0: value}
+        with pytest.raises(PSSettingsError, match=r"has 1 to 240 characters, a # counting twice"):
+            client.rendezvous(too_long, b"", timeout_s=MEET_S)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.checkpoint import fencing
+from ps import successor_watch
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
@@ -808,7 +808,7 @@ def test_a_server_ends_after_it_has_answered_the_stop_request():
 def test_a_server_that_is_replaced_during_a_push_does_not_acknowledge_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(fencing, "LOOK_S", 0.0)
+    monkeypatch.setattr(successor_watch, "LOOK_S", 0.0)
     manifest = make_manifest(rule=ADD)
     credentials = Credentials("c", b"s" * 32)
     settings = ServerSettings(rank=0, num_servers=1, num_workers=1)
