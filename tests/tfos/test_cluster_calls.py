@@ -103,7 +103,11 @@ def test_an_rdd_is_fed_ten_times_unless_told_otherwise(cluster):
 @pytest.mark.parametrize(
     ("name", "resumes_epochs", "calls"),
     [
-        ("sql.streaming.queryId", True, r"foreachBatch\(cluster\.train_batch\) or cluster\.stream\("),
+        (
+            "sql.streaming.queryId",
+            True,
+            r"foreachBatch\(cluster\.train_batch\) or cluster\.stream\(",
+        ),
         ("spark.streaming.internal.batchTime", True, r"cluster\.train\(dstream\)"),
         ("sql.streaming.queryId", False, ""),
         ("spark.scheduler.pool", True, ""),

@@ -109,9 +109,12 @@ def check_epochs_of_batches(
     if plan is None or not plan.resume_epochs:
         return
     if property_of(QUERY_ID):
-        where, calls = "foreachBatch", (
-            "df.writeStream.foreachBatch(cluster.train_batch) or cluster.stream(df, "
-            "checkpoint_location), which train each batch once"
+        where, calls = (
+            "foreachBatch",
+            (
+                "df.writeStream.foreachBatch(cluster.train_batch) or cluster.stream(df, "
+                "checkpoint_location), which train each batch once"
+            ),
         )
     elif property_of(_BATCH_TIME):
         where, calls = "foreachRDD", "cluster.train(dstream) before ssc.start()"
