@@ -146,6 +146,23 @@ def test_rows_lost_after_the_order_to_end_the_epoch_are_fed_again_and_the_epoch_
 
 
 @pytest.mark.fault("F01")
+def test_who_joins_behind_rows_that_were_fed_again_learns_what_validates_their_epoch():
+    played = Played()
+    played.lose("worker:2")
+    for feed in ("input", VALIDATION_FEED):
+        stats = messages.FeedSnapshot(feed)
+        for name in ("worker:0", "worker:1"):
+            played.happens.append((name, messages.FlushReached(feed, 0, stats)))
+    request = dataclasses.replace(REQUEST, validation=REQUEST.data)
+    no_rows = [FeedReport(0, rows=0)]
+    jobs(played, lambda task: fed(task) if task.feed == "input" else no_rows).train(request)
+    ends = [each for each in played.batch_orders if isinstance(each, messages.Flush)]
+    told = [(each.rounds, each.validation) for each in ends if each.feed == "input"]
+    checked_by = (VALIDATION_FEED, 0)
+    assert told == [(0, checked_by), (1, checked_by)], "who joins now gets the last one alone"
+
+
+@pytest.mark.fault("F01")
 def test_feeding_again_that_fails_or_is_interrupted_leaves_no_epoch_open():
     def fails(task: FeedTask) -> list[FeedReport]:
         if task.again is not None:
