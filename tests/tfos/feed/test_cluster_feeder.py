@@ -231,7 +231,7 @@ def test_a_micro_batch_that_the_chief_knows_as_trained_is_not_fed():
         made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
     assert tasks == []
     assert played.batch_orders[1:] == [messages.LeaveBatch("input", 1, in_part=False)]
-    with made._calls.enter("input", lambda: False) as call:
+    with made._calls.enter("input", lambda: False, 5.0) as call:
         assert call.epochs.take() == 0, "no rows came and no end, so the epoch is still to be fed"
 
 
@@ -1002,6 +1002,27 @@ def test_workers_that_serve_their_own_shards_may_restore_while_they_are_fed(monk
     made._watch._coordinator.happens.insert(0, ("worker:0", begun))
     assert made.train(REQUEST).trained_rows == ROWS
     assert limits == [made._config.checkpoints.limit_s]
+
+
+@pytest.mark.parametrize("steps", [0.0, 1.0])
+def test_workers_that_have_restored_their_shards_keep_to_feed_timeout(steps, monkeypatch):
+    made, limits = standing_still(monkeypatch, "", num_servers=0, resume=True)
+    played = made._watch._coordinator
+    begun = messages.BatchReport("", 0, True, {}, epochs={})
+    played.happens.insert(0, ("worker:0", begun))
+
+    def fed(task: FeedTask) -> list[FeedReport]:
+        limits.append(task.config.feed_timeout_s)
+        stats = messages.FeedSnapshot("input")
+        reached = messages.FlushReached("input", task.epoch, stats, {"steps": steps})
+        played.happens += [(f"worker:{rank}", reached) for rank in range(3)]
+        return ten_each(task)
+
+    made._epochs._feed = lambda run, task: fed(task)
+    made._await_metrics = lambda *_: None
+    made.train(dataclasses.replace(REQUEST, num_epochs=2))
+    restoring_s = made._config.checkpoints.limit_s
+    assert limits == [restoring_s, REQUEST.feed_timeout_s if steps else restoring_s]
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -393,7 +393,7 @@ def test_the_end_of_a_stream_waits_for_its_last_epoch_as_long_as_the_best_save_m
 
     state = trained((4, 10))
     state.num_unsaved = 0  # its own save was behind it
-    bed.coordinator.wait = wait  # type: ignore[method-assign]
+    bed.coordinator.wait = wait  # type: ignore[method-assign,assignment]
     streams._save_last(state, 600.0, math.inf)
     assert waits == [plan.limit_s]
     assert plan.limit_s > 7200.0
