@@ -13,13 +13,16 @@ import time
 
 import pytest
 
+from feeding.columnar.schema import Schema
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
+from feeding.protocol.messages import Hello
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.receiver.data_feed import DataFeed
 from feeding.sender.unreachable import UNREACHABLE
-from feeding.sender.worker_link import FeedTarget, WorkerLink
+from feeding.sender.worker_link import FeedTarget, WorkerLink, greet
 from rpc.client.connection import connect
 from rpc.endpoint import Endpoint
+from rpc.errors import Unreachable
 from tests.support.feed import (
     CONFIG,
     CREDENTIALS,
@@ -338,6 +341,32 @@ def test_a_gone_host_is_waited_for_by_one_partition_only(inference, monkeypatch)
         worker.channel.finish("input")
         reading.result()
     assert [tries.count(each.endpoint) for each in gone] == [1, 1]
+
+
+@pytest.mark.fault("F01")
+def test_gone_hosts_are_waited_for_side_by_side_a_few_at_once(monkeypatch):
+    monkeypatch.setattr("feeding.sender.worker_link._AT_ONCE", 3)
+    together, waits, most, met = threading.Barrier(3), list[int](), list[int](), list[int]()
+
+    def away(endpoint, *args, **fields):
+        waits.append(endpoint.port)
+        most.append(len(waits))
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(together.wait(10.0))
+        waits.remove(endpoint.port)
+        raise Unreachable(f"no connection to {endpoint}")
+
+    monkeypatch.setattr("feeding.sender.worker_link.connect", away)
+    links = [
+        WorkerLink(FeedTarget(number, f"worker:{number}", Endpoint("127.0.0.1", 1 + number)))
+        for number in range(6)
+    ]
+    try:
+        greet(links, CREDENTIALS, Hello("input", Schema(())), 5.0)
+    finally:
+        UNREACHABLE.clear()
+    told = {link.lost.reason.partition(":")[0] for link in links if link.lost is not None}
+    assert (told, len(met), max(most)) == ({"Unreachable"}, 6, 3)
 
 
 @pytest.mark.fault("F01")
