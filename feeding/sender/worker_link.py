@@ -72,11 +72,9 @@ def process_key(worker: int, attempt: int) -> int:
 class LostWorker:
     """A worker whose connection ended while it was fed."""
 
-    worker: int
+    process: int
     name: str
     reason: str
-    accepted_rows: int
-    """Rows that it had accepted from this feeder; they may or may not be trained."""
     resent_rows: int
     """Rows in flight to it that went to another worker; it may have accepted them too."""
 
@@ -99,7 +97,6 @@ class WorkerLink:
     way: str = ""
     """Transport to the worker, for people; empty without a connection."""
     sent_bytes: int = 0
-    sent_chunks: int = 0
     accepted: AcceptedRows = field(default_factory=AcceptedRows)
     ended: bool = False
     """Whether the worker has read the end of the epoch, and refuses its rows."""
@@ -117,11 +114,6 @@ class WorkerLink:
     def may_answer(self) -> bool:
         """Whether the worker is lost and may answer the next try."""
         return self.silent or self.passed_over
-
-    @property
-    def accepted_rows(self) -> int:
-        """Rows of this partition that the worker accepted."""
-        return self.accepted.num_rows
 
     @property
     def wants_none(self) -> bool:
@@ -234,7 +226,6 @@ class WorkerLink:
             return False
         if chunk is not None:
             self.sent_bytes += chunk.num_bytes
-            self.sent_chunks += 1
         return True
 
     def put(self, chunk: Chunk, timeout_s: float, attempt: int = 0) -> bool:
@@ -339,9 +330,7 @@ class WorkerLink:
             self.close()
             return
         resent_rows = 0 if chunk is None else chunk.num_rows
-        self.lost = LostWorker(
-            self.target.worker, self.target.name, reason, self.accepted_rows, resent_rows
-        )
+        self.lost = LostWorker(self.target.process, self.target.name, reason, resent_rows)
         self.silent = silent
         self.num_silences += silent
         self.close()

@@ -177,6 +177,21 @@ class EpochFeed:
             if worker.status in _LOST and self.ledger.counts_on(_process_of(worker))
         ]
 
+    def resent_to_others(self, state: ClusterView) -> str:
+        """Return whose rows others got too, though they live; empty if there are none.
+
+        Args:
+            state: of the cluster.
+        """
+        lost = {_process_of(each) for each in _attempts(state) if each.status in _LOST}
+        resent = self.ledger.resent.items()
+        found = [
+            f"{rows} rows were on their way to {name} when a feed task lost its connection"
+            for (process, name), rows in resent
+            if rows and process not in lost
+        ]
+        return "; ".join(found)
+
     def report(self, state: ClusterView, *, seconds: float) -> reports.EpochReport:
         """Return the counts of the epoch.
 

@@ -135,6 +135,11 @@ class EpochFeeder:
                 stall_s=stall_s,
                 of_chief=True,
             )
+        if resent := self._coordinator.read(run.resent_to_others):
+            self._console.warn(
+                f"{call.title}: {resent}, and went to another worker. It lives and may have "
+                "them too, so trained twice. If that comes again look at the network to its host"
+            )
         seconds = time.monotonic() - started_s
         return self._coordinator.read(lambda state: run.report(state, seconds=seconds))
 

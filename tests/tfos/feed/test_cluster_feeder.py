@@ -12,7 +12,7 @@ import pytest
 
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.task import FeedReport, FeedTask
-from feeding.sender.worker_link import process_key
+from feeding.sender.worker_link import LostWorker, process_key
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
 from tfos.config import Checkpoints, ClusterConfig, Restarts
@@ -143,6 +143,27 @@ def test_rows_lost_after_the_order_to_end_the_epoch_are_fed_again_and_the_epoch_
     everybody = [("worker:0", 0), ("worker:1", 0), ("worker:2", 0)]
     assert played.flushed == [*everybody, ("worker:0", 1), ("worker:1", 1)]
     assert played.warned == ["worker:0", "worker:1"]
+
+
+@pytest.mark.fault("F02")
+def test_rows_that_went_to_others_when_a_connection_to_a_living_worker_broke_are_told():
+    warned: list[str] = []
+    resent = (LostWorker(1, "worker:1", "reset", 16), LostWorker(2, "worker:2", "reset", 16))
+
+    def breaks(task: FeedTask) -> list[FeedReport]:
+        (report,) = fed(task)
+        return [report if task.again else dataclasses.replace(report, lost=resent)]
+
+    played = Played()
+    played.reach("worker:1", 10)
+    played.lose("worker:2")
+    played.reach("worker:0", 20)
+    made = jobs(played, breaks)
+    made._epochs._console = types.SimpleNamespace(warn=warned.append, line=lambda _: None)  # type: ignore[assignment]
+    made.train(REQUEST)
+    text = "; ".join(each for each in warned if "connection" in each)
+    assert "16 rows were on their way to worker:1 when a feed task lost its connection" in text
+    assert "worker:2" not in text, "it was lost, so its rows were fed again"
 
 
 @pytest.mark.fault("F01")
