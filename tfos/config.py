@@ -337,7 +337,9 @@ def chief_limit_s(plan: Checkpoints | None, least_s: float) -> float:
     return least_s if plan is None else max(least_s, plan.limit_s)
 
 
-def worker_limit_s(plan: Checkpoints | None, feed_timeout_s: float, *, has_servers: bool) -> float:
+def worker_limit_s(
+    plan: Checkpoints | None, feed_timeout_s: float, *, restores_within: bool
+) -> float:
     """Return the seconds for which workers that are fed may take no row.
 
     They take none while the chief saves the best checkpoint, at the end of an epoch, and while it
@@ -346,9 +348,10 @@ def worker_limit_s(plan: Checkpoints | None, feed_timeout_s: float, *, has_serve
     Args:
         plan: of the cluster; None: it saves nothing.
         feed_timeout_s: of the call that feeds.
-        has_servers: whether servers hold the parameters, restored before main_fun begins.
+        restores_within: whether main_fun may yet come to that restore.
     """
-    if plan is None or (plan.keep_best is None and (has_servers or not plan.resume)):
+    waits = plan is not None and (plan.keep_best is not None or (plan.resume and restores_within))
+    if not waits:
         return feed_timeout_s
     return chief_limit_s(plan, feed_timeout_s)
 

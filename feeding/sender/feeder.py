@@ -104,7 +104,7 @@ class Selection:
 class FeedReport:
     """Counts of one fed partition.
 
-    rows = sum of worker_rows + dropped_rows + rows accepted by workers that were lost later.
+    rows = what `accepted` has + dropped_rows.
     With exactly_once, the rows that earlier attempts of the task have fed count too.
     """
 
@@ -113,12 +113,8 @@ class FeedReport:
     """Wanted rows of the partition."""
     partition_rows: int = 0
     """Rows of the partition as this attempt has read it, wanted or not."""
-    num_bytes: int = 0
-    chunks: int = 0
     dropped_rows: int = 0
     """Rows that were not sent: every trainer had stopped reading, or `unsent`."""
-    worker_rows: dict[int, int] = field(default_factory=dict)
-    """Rows accepted by each worker that was connected at the end."""
     lost: tuple[LostWorker, ...] = ()
     """Workers whose connection ended before the partition's end, also without rows to send."""
     accepted: dict[int, bytes] = field(default_factory=dict)
@@ -376,7 +372,7 @@ class Feeder:
             if not link.is_kept:
                 link.check_closed()
         lost = tuple(link.lost for link in self._links if link.lost is not None)
-        accepted = sum(link.accepted_rows for link in self._links)
+        accepted = sum(link.accepted.num_rows for link in self._links)
         # Unwanted rows are still read to their end: the report has their number.
         read = self._packer.rows_read + self._packer.skip(rows)
         total = self._selection.num_rows
@@ -387,12 +383,7 @@ class Feeder:
             partition=self._partition,
             rows=total,
             partition_rows=read,
-            num_bytes=sum(link.sent_bytes for link in self._links),
-            chunks=sum(link.sent_chunks for link in self._links),
             dropped_rows=total - accepted,
-            worker_rows={
-                link.target.worker: link.accepted_rows for link in self._links if link.alive
-            },
             lost=lost,
             accepted={
                 link.target.process: link.accepted.pack() for link in self._links if link.accepted

@@ -4,7 +4,7 @@ Covers: connecting, one call at a time, losing the worker.
 Does not: choose workers (routing), decide when to fail (feeder, inference), keep connections
 between two partitions (connection_pool).
 Runs in: a Spark task.
-Threads: one.
+Threads: one; `greet` connects to several workers on short-lived threads of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,6 +33,8 @@ from rpc.client.connection import Connection, PendingCall, connect, wait_any
 from rpc.endpoint import Endpoint, boot_id
 from rpc.errors import DeadlineExceeded, RemoteError, RpcError, Unreachable
 
+_AT_ONCE = 16
+"""Workers to which a feed task connects side by side; one whose host is gone holds up its place."""
 PATIENCE_S = 1.0
 """A worker that has not answered for this long gets no more chunks until it does."""
 FRESH_S = 0.25
@@ -69,11 +72,9 @@ def process_key(worker: int, attempt: int) -> int:
 class LostWorker:
     """A worker whose connection ended while it was fed."""
 
-    worker: int
+    process: int
     name: str
     reason: str
-    accepted_rows: int
-    """Rows that it had accepted from this feeder; they may or may not be trained."""
     resent_rows: int
     """Rows in flight to it that went to another worker; it may have accepted them too."""
 
@@ -96,7 +97,6 @@ class WorkerLink:
     way: str = ""
     """Transport to the worker, for people; empty without a connection."""
     sent_bytes: int = 0
-    sent_chunks: int = 0
     accepted: AcceptedRows = field(default_factory=AcceptedRows)
     ended: bool = False
     """Whether the worker has read the end of the epoch, and refuses its rows."""
@@ -114,11 +114,6 @@ class WorkerLink:
     def may_answer(self) -> bool:
         """Whether the worker is lost and may answer the next try."""
         return self.silent or self.passed_over
-
-    @property
-    def accepted_rows(self) -> int:
-        """Rows of this partition that the worker accepted."""
-        return self.accepted.num_rows
 
     @property
     def wants_none(self) -> bool:
@@ -231,7 +226,6 @@ class WorkerLink:
             return False
         if chunk is not None:
             self.sent_bytes += chunk.num_bytes
-            self.sent_chunks += 1
         return True
 
     def put(self, chunk: Chunk, timeout_s: float, attempt: int = 0) -> bool:
@@ -336,9 +330,7 @@ class WorkerLink:
             self.close()
             return
         resent_rows = 0 if chunk is None else chunk.num_rows
-        self.lost = LostWorker(
-            self.target.worker, self.target.name, reason, self.accepted_rows, resent_rows
-        )
+        self.lost = LostWorker(self.target.process, self.target.name, reason, resent_rows)
         self.silent = silent
         self.num_silences += silent
         self.close()
@@ -417,16 +409,14 @@ def greet(
         links: to the workers.
         credentials: of the cluster.
         hello: the first request.
-        timeout_s: per worker for connecting, then for all answers together.
+        timeout_s: for connecting, `_AT_ONCE` workers at a time, then for all answers together.
 
     Raises:
         FeedError: a worker refused: its trainer failed, or the cluster is stopping.
     """
     waiting = links
     while waiting:
-        for link in waiting:
-            link.open(credentials, timeout_s)
-            link.ask(hello, timeout_s)
+        _ask_all(waiting, credentials, hello, timeout_s)
         deadline = time.monotonic() + timeout_s
         while any(link.pending for link in waiting):
             done = wait_links(waiting, deadline - time.monotonic())
@@ -440,3 +430,32 @@ def greet(
                 link.lose(f"no answer within {timeout_s:g} s of connecting", silent=True)
         # Their kept connection had broken; a new one that breaks makes the worker lost.
         waiting = [link for link in waiting if link.alive and link.connection is None]
+
+
+def _ask_all(
+    links: list[WorkerLink], credentials: Credentials, hello: Request, timeout_s: float
+) -> None:
+    """Connect to workers where needed, and send each the first request.
+
+    Args:
+        links: to the workers.
+        credentials: of the cluster.
+        hello: the first request.
+        timeout_s: per worker.
+    """
+
+    def ask(link: WorkerLink) -> None:
+        link.open(credentials, timeout_s)
+        link.ask(hello, timeout_s)
+
+    new = [link for link in links if link.connection is None]
+    if len(new) < 2:
+        for link in links:
+            ask(link)
+        return
+    for link in links:
+        if link.connection is not None:
+            ask(link)
+    with ThreadPoolExecutor(min(len(new), _AT_ONCE), "tfos-connect") as threads:
+        for asked in [threads.submit(ask, link) for link in new]:
+            asked.result()

@@ -199,11 +199,12 @@ def counted_feed(trace: Trace, num_rows: int) -> tuple[Counted, int]:
         list(task(0, iter(rows)))  # imports and caches are warm after it
         with trace.on() as calls:
             (report,) = task(1, iter(rows))
-        if sum(report.worker_rows.values()) != len(rows):
+        if report.rows - report.dropped_rows != len(rows):
             raise RuntimeError(f"fed {len(rows)} rows, the report says {report}")
         for channel in channels:
             channel.finish("input")
-    return Counted(calls, threading.get_ident()), report.chunks
+    counted = Counted(calls, threading.get_ident())
+    return counted, counted.by_function["feeding/sender/worker_link.py", "WorkerLink.put"]
 
 
 def _drop_all(channel: FeedChannel) -> None:

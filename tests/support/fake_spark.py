@@ -88,6 +88,9 @@ class FakeSpark:
     def setLocalProperty(self, key: str, value: str | None) -> None:
         self._thread.properties = {**self.properties, key: value}
 
+    def getLocalProperty(self, key: str) -> str | None:
+        return self.properties.get(key)
+
     def parallelize(self, elements: list[Any], num_slices: int) -> FakeRdd:
         assert len(elements) == num_slices
         return FakeRdd(self, elements)

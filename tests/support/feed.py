@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 from feeding.columnar.batch import EpochEnd, FeedEnd
 from feeding.config import FeedConfig
 from feeding.protocol.messages import LIMITS
+from feeding.protocol.row_ranges import AcceptedRows
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
 from feeding.sender.connection_pool import POOL
-from feeding.sender.task import FeedTarget, FeedTask, InferenceTask
+from feeding.sender.task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
 
@@ -111,6 +113,12 @@ class Background:
         if self._error is not None:
             raise self._error
         return self._value
+
+
+def worker_rows(report: FeedReport) -> Counter[int]:
+    """Return how many rows each worker has accepted, by its number."""
+    packed = report.accepted.items()
+    return Counter({worker: AcceptedRows.unpack(rows).num_rows for worker, rows in packed})
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_spark import FakeSpark
 from tests.support.nodes import node_settings
 from tfos import TFCluster
-from tfos.config import ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
@@ -97,6 +97,33 @@ def test_an_rdd_is_fed_ten_times_unless_told_otherwise(cluster):
     rdd = types.SimpleNamespace(mapPartitionsWithIndex=None)
     cluster.train(dataRDD=rdd)
     assert feeding.calls == [(rdd, 10, "input")]
+    cluster.abort()
+
+
+@pytest.mark.parametrize(
+    ("name", "resumes_epochs", "calls"),
+    [
+        (
+            "sql.streaming.queryId",
+            True,
+            r"foreachBatch\(cluster\.train_batch\) or cluster\.stream\(",
+        ),
+        ("spark.streaming.internal.batchTime", True, r"cluster\.train\(dstream\)"),
+        ("sql.streaming.queryId", False, ""),
+        ("spark.scheduler.pool", True, ""),
+    ],
+)
+def test_a_batch_of_a_stream_is_no_epoch_of_a_run_that_resumes(
+    cluster, name, resumes_epochs, calls
+):
+    plan = Checkpoints(directory="/runs/7", resume_epochs=resumes_epochs)
+    cluster._reserved.config = ClusterConfig(checkpoints=plan)
+    feeding = cluster._feed_service.feeder = Feeding()
+    rdd = types.SimpleNamespace(mapPartitionsWithIndex=None)
+    cluster._reserved.sc.setLocalProperty(name, "7")
+    with pytest.raises(SettingsError, match=calls) if calls else contextlib.nullcontext():
+        cluster.train(rdd, 1)
+    assert feeding.calls == ([] if calls else [(rdd, 1, "input")])
     cluster.abort()
 
 

@@ -75,13 +75,12 @@ class ClusterFeeder:
             is_abandoned: whether the user's thread no longer waits for this call; wake the
                 coordinator once it changes.
         """
-        request = self._with_saves(request)
         feed, num_epochs = request.feed, request.num_epochs
         source, progress = source_of(request), TrainingProgress(num_epochs)
         count = self._coordinator.read(lambda state: state.epochs.count)
         done: list[reports.EpochReport] = []
         with (
-            self._calls.enter(feed, is_abandoned) as call,
+            self._calls.enter(feed, is_abandoned, request.feed_timeout_s) as call,
             validating(request, self._calls, is_abandoned) as validation,
         ):
             try:
@@ -94,7 +93,8 @@ class ClusterFeeder:
                     self._begin_epoch(call)
                     if validation is not None:
                         self._begin_epoch(validation.call)
-                    report = self._epochs.feed(source, call, request, progress, validation)
+                    limited = self._limited(call, request)
+                    report = self._epochs.feed(source, call, limited, progress, validation)
                     if report is None or report.dropped_rows:
                         self._watch.check_not_ending(call)
                     if report is None:
@@ -115,7 +115,7 @@ class ClusterFeeder:
                     if validation is not None and not is_left_out:
                         self._validate(validation, number)
                 if done:
-                    self._await_metrics(call, progress, request.feed_timeout_s)
+                    self._await_metrics(call, progress, call.limit_s)
             finally:
                 self._console.end_progress()
         told = self._coordinator.read(lambda state: state.epochs.since(count, feed))
@@ -233,7 +233,8 @@ class ClusterFeeder:
         call, progress = validation.call, validation.progress
         progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
         progress.start_epoch(number, self._watch.sample(call.feed))
-        report = self._epochs.feed(validation.source, call, validation.request, progress)
+        request = self._limited(call, validation.request)
+        report = self._epochs.feed(validation.source, call, request, progress)
         if report is not None:
             self._console.progress(validation.add(report), final=True)
 
@@ -254,13 +255,13 @@ class ClusterFeeder:
             batch: the micro-batch and its state.
             is_abandoned: whether the user's call was interrupted.
         """
-        request = self._with_saves(request)
         progress = TrainingProgress(1, title=f"batch {batch.batch_id}")
-        with self._calls.enter(request.feed, is_abandoned) as call:
+        with self._calls.enter(request.feed, is_abandoned, request.feed_timeout_s) as call:
             try:
                 progress.start_epoch(0, self._watch.sample(request.feed))
                 self._begin_epoch(call)
-                report = self._epochs.feed(source_of(request), call, request, progress)
+                limited = self._limited(call, request)
+                report = self._epochs.feed(source_of(request), call, limited, progress)
                 if report is not None and report.fed_rows:
                     progress.add(self._watch.sample(request.feed))
                     self._console.progress(final_line(report, progress), final=True)
@@ -285,13 +286,21 @@ class ClusterFeeder:
         )
         return answers_of(request, task)
 
-    def _with_saves(self, request: FeedRequest) -> FeedRequest:
-        """Return a call that lets the workers stand still while the chief saves or restores."""
-        has_servers = self._coordinator.read(lambda state: bool(state.servers))
-        limit_s = worker_limit_s(
-            self._config.checkpoints, request.feed_timeout_s, has_servers=has_servers
+    def _limited(self, call: FeedCall, request: FeedRequest) -> FeedRequest:
+        """Return a request for one epoch that lets workers stand still while the chief works.
+
+        Args:
+            call: keeps the limit.
+            request: of the call, or of its validation.
+        """
+        call.limit_s = self._coordinator.read(
+            lambda state: worker_limit_s(
+                self._config.checkpoints,
+                call.feed_timeout_s,
+                restores_within=not state.servers and not state.has_stepped,
+            )
         )
-        return dataclasses.replace(request, feed_timeout_s=limit_s)
+        return dataclasses.replace(request, feed_timeout_s=call.limit_s)
 
     def _begin_epoch(self, call: FeedCall) -> None:
         call.epoch = call.epochs.take()

@@ -1,7 +1,7 @@
 """Entry of train() and inference(): checks first, then the cluster's feeder; loads numpy late.
 
 Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
-that it does not have, a phase without feeds.
+that it does not have, a phase without feeds, a batch of a stream in the place of an epoch.
 Does not: feed (tfos.feed.cluster_feeder).
 Runs in: the driver.      Threads: any; `_making` guards the one object that feeds.
 """
@@ -16,6 +16,7 @@ from tfos.driver import preflight, stream_stop
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import SettingsError
+from tfos.feed.micro_batch import check_epochs_of_batches
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase, require
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
@@ -46,7 +47,7 @@ class FeedService:
         """Feed the data of a request; see TFCluster.train.
 
         Raises:
-            SettingsError: an argument, or the cluster's input mode, does not fit.
+            SettingsError: an argument, the cluster's input mode or the calling thread does not fit.
             NodeFailedError: the cluster has failed.
             PhaseError: it does not run.
         """
@@ -55,6 +56,8 @@ class FeedService:
 
         def train() -> TrainReport | None:
             feeder = self._open("train()", request)
+            sc, plan = self._reserved.sc, self._reserved.config.checkpoints
+            check_epochs_of_batches(plan, sc.getLocalProperty)
             if hasattr(request.data, "foreachRDD"):
                 stream_stop.publish(self._reserved)
                 times = request.num_epochs or 1

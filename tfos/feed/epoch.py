@@ -37,6 +37,7 @@ class EpochFeed:
         call: of the user, which may be interrupted.
         progress: the console's live line.
         counts: whether a run that resumes this one leaves the epoch out, if it is fed whole.
+        checked_by: the feed and epoch that validate it; None: none.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class EpochFeed:
         progress: TrainingProgress,
         *,
         counts: bool,
+        checked_by: FeedEpoch | None = None,
     ) -> None:
         self.source = source
         self.task = task
         self.call = call
         self.progress = progress
+        self._checked_by = checked_by
         self.num_fed = call.epochs.num_fed + 1 if counts else 0
         """Epochs of train() that are fed whole once this one is; 0: it is none of them."""
         self.ledger = EpochLedger(task.feed, task.epoch)
@@ -62,15 +65,14 @@ class EpochFeed:
         self._have_ended: set[int] = set()
         """Processes of workers that have read the epoch's end before its lost rows came again."""
 
-    def end(self, state: ClusterState, checked_by: FeedEpoch | None = None) -> list[Action]:
-        """Return the orders to end the epoch after the rows fed so far.
+    def end(self, state: ClusterState) -> list[Action]:
+        """Return the orders to end the epoch after the rows fed so far; the last one replaces all.
 
         Args:
             state: of the cluster.
-            checked_by: the feed and epoch that validate it; None: none.
         """
         task = self.task
-        return state.flush(task.feed, task.epoch, checked_by, self.rounds, self.num_fed)
+        return state.flush(task.feed, task.epoch, self._checked_by, self.rounds, self.num_fed)
 
     def next_round(self, targets: tuple[FeedTarget, ...], rows: Rows) -> FeedTask:
         """Return the task that feeds lost rows again to these workers.
@@ -174,6 +176,21 @@ class EpochFeed:
             for worker in _attempts(state)
             if worker.status in _LOST and self.ledger.counts_on(_process_of(worker))
         ]
+
+    def resent_to_others(self, state: ClusterView) -> str:
+        """Return whose rows others got too, though they live; empty if there are none.
+
+        Args:
+            state: of the cluster.
+        """
+        lost = {_process_of(each) for each in _attempts(state) if each.status in _LOST}
+        resent = self.ledger.resent.items()
+        found = [
+            f"{rows} rows were on their way to {name} when a feed task lost its connection"
+            for (process, name), rows in resent
+            if rows and process not in lost
+        ]
+        return "; ".join(found)
 
     def report(self, state: ClusterView, *, seconds: float) -> reports.EpochReport:
         """Return the counts of the epoch.

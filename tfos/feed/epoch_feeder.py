@@ -26,7 +26,6 @@ from tfos.config import ClusterConfig, chief_limit_s
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
-from tfos.control.messages import FeedEpoch
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import NodeFailedError
 from tfos.feed.epoch import EpochFeed, targets_of
@@ -124,9 +123,10 @@ class EpochFeeder:
             self._begin(batch, call, progress, stall_s)
         started_s = time.monotonic()
         counts = batch is None and not request.is_interval and not request.is_validation
-        run = EpochFeed(source, self._task(call, request, targets), call, progress, counts=counts)
+        task = self._task(call, request, targets)
+        run = EpochFeed(source, task, call, progress, counts=counts, checked_by=checked_by)
         with self._blaming(run):
-            is_empty = self._run(run, batch, checked_by)
+            is_empty = self._run(run, batch)
         if batch is not None and not is_empty:
             self._watch.until(
                 lambda state: batch.is_over(state, feed),
@@ -135,10 +135,15 @@ class EpochFeeder:
                 stall_s=stall_s,
                 of_chief=True,
             )
+        if resent := self._coordinator.read(run.resent_to_others):
+            self._console.warn(
+                f"{call.title}: {resent}, and went to another worker. It lives and may have "
+                "them too, so trained twice. If that comes again look at the network to its host"
+            )
         seconds = time.monotonic() - started_s
         return self._coordinator.read(lambda state: run.report(state, seconds=seconds))
 
-    def _run(self, run: EpochFeed, batch: MicroBatch | None, checked_by: FeedEpoch | None) -> bool:
+    def _run(self, run: EpochFeed, batch: MicroBatch | None) -> bool:
         """Feed an epoch until every worker has trained it; return whether a batch had no rows."""
         feed, epoch = run.task.feed, run.task.epoch
         try:
@@ -148,13 +153,13 @@ class EpochFeeder:
             self._ways.tell(feed, results)
             self._feed_lost(run)
         except BaseException:
-            self._fail(run, batch, checked_by)
+            self._fail(run, batch)
             raise
         if batch is not None and not count:
             self._coordinator.act(lambda state: batch.leave(state, feed, in_part=False))
             run.call.epochs.give_back(epoch)
             return True
-        self._coordinator.act(lambda state: run.end(state, checked_by))
+        self._coordinator.act(run.end)
         try:
             self._end(run)
         except BaseException:
@@ -164,9 +169,7 @@ class EpochFeeder:
         self._coordinator.act(lambda state: state.come_to(feed, epoch + 1))
         return False
 
-    def _fail(
-        self, run: EpochFeed, batch: MicroBatch | None, checked_by: FeedEpoch | None = None
-    ) -> None:
+    def _fail(self, run: EpochFeed, batch: MicroBatch | None) -> None:
         """End an epoch that failed: the chief records neither it nor its batch.
 
         Rows of a later call wait behind its end, also where a round has revoked the order for it.
@@ -174,13 +177,12 @@ class EpochFeeder:
         Args:
             run: the epoch.
             batch: that it is; None: none.
-            checked_by: the feed and epoch that validate it; None: none, or it was told before.
         """
         if batch is not None:  # before the end: behind it the chief would record the batch
             feed = run.task.feed
             self._coordinator.act(lambda state: batch.leave(state, feed, in_part=True))
         run.num_fed = 0
-        self._coordinator.act(lambda state: run.end(state, checked_by))
+        self._coordinator.act(run.end)
 
     @contextlib.contextmanager
     def _blaming(self, run: EpochFeed) -> Iterator[None]:

@@ -41,6 +41,8 @@ class EpochLedger:
         """By worker: partition and packed rows, as the feed tasks reported them."""
         self._unsent: dict[int, RowRanges] = {}
         """By partition, rows that no worker was left to take."""
+        self.resent: Counter[tuple[int, str]] = Counter()
+        """By worker and its name, rows in flight that went to others as a connection broke."""
         self.suspects = Suspects()
 
     def add(self, reports: Iterable[FeedReport], *, again: bool = False) -> int:
@@ -53,6 +55,8 @@ class EpochLedger:
         """
         dropped = 0
         for report in reports:
+            for lost in report.lost:
+                self.resent[lost.process, lost.name] += lost.resent_rows
             if not again:
                 self._fed_rows += report.rows
                 self._partition_rows[report.partition] = report.partition_rows

@@ -1,18 +1,26 @@
 """Micro-batch of a stream at the driver: its orders to the chief and the chief's reports.
 
-Covers: the orders to the chief, the meaning of its reports.      Pure.
+Covers: the orders to the chief, the meaning of its reports; refusing batches as epochs.      Pure.
 Does not: feed (tfos.feed.epoch_feeder), count or skip batches (tfos.streaming), record or save
 batch ids (tfos.worker.trained.feeds).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from tfos.config import Checkpoints
 from tfos.control.members import NodeStatus
 from tfos.control.messages import BatchReport, LeaveBatch, TrainBatch
 from tfos.control.state.actions import Action, Send
 from tfos.control.state.cluster_view import ClusterView
+from tfos.errors import SettingsError
+
+QUERY_ID = "sql.streaming.queryId"
+"""Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
+_BATCH_TIME = "spark.streaming.internal.batchTime"
+"""Spark's local property on the thread of an interval of a DStream."""
 
 
 class BatchKnown(Exception):
@@ -84,6 +92,40 @@ class MicroBatch:
         """
         found = answer_to(state, feed, self.number)
         return (found is not None and found.is_done) or not chief_trains(state)
+
+
+def check_epochs_of_batches(
+    plan: Checkpoints | None, property_of: Callable[[str], str | None]
+) -> None:
+    """Refuse train() on a batch of a stream where a run that resumes leaves epochs out.
+
+    Args:
+        plan: of the cluster; None: it saves nothing.
+        property_of: Spark's local properties on the caller's thread.
+
+    Raises:
+        SettingsError: that run would leave out as many new batches as this one has trained.
+    """
+    if plan is None or not plan.resume_epochs:
+        return
+    if property_of(QUERY_ID):
+        where, calls = (
+            "foreachBatch",
+            (
+                "df.writeStream.foreachBatch(cluster.train_batch) or cluster.stream(df, "
+                "checkpoint_location), which train each batch once"
+            ),
+        )
+    elif property_of(_BATCH_TIME):
+        where, calls = "foreachRDD", "cluster.train(dstream) before ssc.start()"
+    else:
+        return
+    raise SettingsError(
+        f"train() within {where} would make each batch an epoch, and a run that resumes from these "
+        "checkpoints leaves out as many epochs as were trained before: new batches. Use "
+        f"{calls}; or pass Checkpoints(resume_epochs=False), with which no batch is left out and "
+        "one that Spark brings again is trained again"
+    )
 
 
 def answer_to(state: ClusterView, feed: str, number: int) -> BatchReport | None:

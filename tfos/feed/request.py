@@ -63,6 +63,10 @@ class FeedCall:
     is_abandoned: Callable[[], bool]
     """Whether its user was interrupted and does not wait for it any more."""
     epochs: EpochNumbers
+    feed_timeout_s: float
+    """As the user gave it."""
+    limit_s: float = 0.0
+    """Of the epoch that is fed: above `feed_timeout_s` where workers wait for the chief."""
     epoch: int = 0
     """Of the feed, from 0, counted over all calls."""
 
@@ -92,12 +96,15 @@ class FeedCalls:
         self._epochs: dict[str, EpochNumbers] = {}
 
     @contextlib.contextmanager
-    def enter(self, feed: str, is_abandoned: Callable[[], bool]) -> Iterator[FeedCall]:
+    def enter(
+        self, feed: str, is_abandoned: Callable[[], bool], feed_timeout_s: float
+    ) -> Iterator[FeedCall]:
         """Feed alone.
 
         Args:
             feed: name of the feed.
             is_abandoned: whether the user's call was interrupted.
+            feed_timeout_s: as the user gave it.
 
         Raises:
             PhaseError: another call feeds this feed: their rows and epochs would mix.
@@ -110,7 +117,8 @@ class FeedCalls:
                     "for it, or use another feed: name it in queues= of reserve() and in qname=."
                 )
             epochs = self._epochs.setdefault(feed, EpochNumbers())
-            call = self._calls[feed] = FeedCall(feed, time.monotonic(), is_abandoned, epochs)
+            call = FeedCall(feed, time.monotonic(), is_abandoned, epochs, feed_timeout_s)
+            self._calls[feed] = call
         try:
             yield call
         finally:

@@ -76,7 +76,7 @@ def validating(
         batch=None,
         is_validation=True,
     )
-    with calls.enter(VALIDATION_FEED, is_abandoned) as call:
+    with calls.enter(VALIDATION_FEED, is_abandoned, request.feed_timeout_s) as call:
         yield ValidationPlan(
             own, source_of(own), call, TrainingProgress(request.num_epochs, is_validation=True)
         )

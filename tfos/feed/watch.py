@@ -135,7 +135,8 @@ class FeedWatch:
         """
         reason = reason_of(error)
         waits = self._waits() if reason.startswith(_NOBODY_TOOK) else ""
-        own = FeedJobError(f"feeding {call.title} failed in Spark: {reason}{waits}")
+        raised = self._raised(call) if reason.startswith(_NOBODY_TOOK) else ""
+        own = FeedJobError(f"feeding {call.title} failed in Spark: {reason}{raised}{waits}")
         if reason.startswith(_OF_THE_DATA):
             return (self._cause() if self._coordinator.read(_has_ended) else None) or own
         if not self._coordinator.wait(lambda state: _has_ended(state) or state.is_ending, _BLAME_S):
@@ -184,22 +185,34 @@ class FeedWatch:
         )
         return FeedTimeout(
             f"no worker took a row or made a step for {stall_s:.0f} s, and {call.title} has not "
-            f"ended at {'; '.join(waiting)}. If steps are that slow raise {self._limit(stall_s)}; "
-            f"main_fun must read this feed to its end{self._waits()}"
+            f"ended at {'; '.join(waiting)}. If steps are that slow raise "
+            f"{self._limit(call, stall_s)}; main_fun must read this feed to its end{self._waits()}"
         )
 
-    def _limit(self, stall_s: float) -> str:
+    def _limit(self, call: FeedCall, stall_s: float) -> str:
         """Return the setting that a limit for workers comes from.
 
         Args:
+            call: the feeding call.
             stall_s: the limit.
         """
-        plan = self._config.checkpoints
-        if plan is None or stall_s != plan.limit_s:
-            return "feed_timeout"
+        given, plan = f"feed_timeout={call.feed_timeout_s:g}", self._config.checkpoints
+        if plan is None or stall_s <= call.feed_timeout_s:
+            return given
         return (
-            f"Checkpoints(timeout_s={plan.timeout_s:g}), or feed_timeout above the {stall_s:.0f} s "
-            "that follow from it, as workers wait while the chief saves or restores"
+            f"Checkpoints(timeout_s={plan.timeout_s:g}), or {given} above the {stall_s:.0f} s that "
+            "follow from it, as workers wait while the chief saves or restores"
+        )
+
+    def _raised(self, call: FeedCall) -> str:
+        """Return whose the limit was that a task has waited for, if it is not the user's."""
+        plan = self._config.checkpoints
+        if plan is None or call.limit_s <= call.feed_timeout_s:
+            return ""
+        return (
+            f"; feed_timeout={call.feed_timeout_s:g} was raised to {call.limit_s:.0f} s by "
+            f"Checkpoints(timeout_s={plan.timeout_s:g}), as workers wait while the chief saves or "
+            "restores"
         )
 
     def _waits(self) -> str:
@@ -214,7 +227,8 @@ def _silent(call: FeedCall, stall_s: float) -> FeedTimeout:
     return FeedTimeout(
         f"{call.title} waits for the chief, which told nothing for {stall_s:.0f} s: it restores"
         " a checkpoint, validates or saves. Look at the log of worker:0. If validation is that "
-        "slow raise feed_timeout; if a restore or a save is, Checkpoints(timeout_s=...)"
+        f"slow raise feed_timeout={call.feed_timeout_s:g}; if a restore or a save is, "
+        "Checkpoints(timeout_s=...)"
     )
 
 

@@ -28,13 +28,16 @@ from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.streaming.state import QueryState, RunPhase, StreamLag, StreamRun
 
 DEFAULT_STOP_S = 600.0
-"""Seconds without progress of a batch until its feed fails."""
+"""As long as a batch without progress takes to fail, by the default of `feed_timeout`."""
 _LOOK_S = 0.5
 _POLL_S = 0.02
 _COMMIT_S = 5.0
-"""For Spark to mark a batch as done once train_batch has returned, and for `fit` to end it."""
+"""For Spark to mark a batch as done once train_batch has returned."""
 _END_S = 30.0
 """For a query to end after the order to stop, once no batch runs."""
+_SAVE_SHARE = 0.25
+"""Of the time that the cluster's end leaves a stream, what neither the running batch nor Spark
+takes from a save behind it."""
 
 
 class StreamTraining:
@@ -51,7 +54,8 @@ class StreamTraining:
         run: the batches of this run of the query.
         coordinator: of the cluster.
         ending: raises the cluster's failure.
-        save: saves the parameters behind the last batch, within so many seconds.
+        save: saves the parameters behind the last batch, and waits for the end of its epoch, within
+            so many seconds.
     """
 
     def __init__(
@@ -95,6 +99,11 @@ class StreamTraining:
     def rows(self) -> int:
         """Rows trained since this program began."""
         return self._state.rows
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows of these batches that no worker trained, and that Spark does not bring again."""
+        return self._state.dropped_rows
 
     @property
     def rows_per_s(self) -> float:
@@ -206,10 +215,13 @@ class StreamTraining:
         """Stop before the cluster's end; return an error that the user has not seen.
 
         Args:
-            timeout_s: for the running batch and the save behind it together.
+            timeout_s: for the running batch and the save behind it together; a quarter is for the
+                save where saves do not follow each batch.
         """
+        by_s, share = time.monotonic() + timeout_s, _SAVE_SHARE if self._run.saves_behind else 0.0
+        spark_s = timeout_s * (1.0 - share)
         try:
-            self._stop(min(timeout_s, DEFAULT_STOP_S), save_by_s=time.monotonic() + timeout_s)
+            self._stop(min(spark_s, threading.TIMEOUT_MAX), time.monotonic() + spark_s, by_s)
         except Exception as error:  # noqa: BLE001  # the cluster has to end all the same
             return error
         return None if self._is_seen else self._error
@@ -226,6 +238,7 @@ class StreamTraining:
         parts = [
             "no batch yet" if batch is None else f"batch {batch}",
             f"{self.rows} rows",
+            *([f"{self.dropped_rows} dropped"] if self.dropped_rows else []),
             f"{self.rows_per_s:.0f} rows/s",
             "loss -" if loss is None else f"loss {loss:.4g}",
             *([] if lag is None else [str(lag)]),
@@ -242,8 +255,9 @@ class StreamTraining:
     def _stop(
         self,
         timeout_s: float,
-        *,
+        spark_by_s: float = math.inf,
         save_by_s: float = math.inf,
+        *,
         is_asked: bool = False,
         saves_again: bool = False,
     ) -> None:
@@ -251,6 +265,7 @@ class StreamTraining:
 
         Args:
             timeout_s: for the running batch.
+            spark_by_s: monotonic time until which Spark may take to end the query before the save.
             save_by_s: monotonic time until which the save behind it may take.
             is_asked: somebody else asked for it; who uses the handle sees the error.
             saves_again: save also behind a query that has ended, perhaps with something unsaved.
@@ -269,11 +284,16 @@ class StreamTraining:
                     "cluster with abort()"
                 )
             if not self._run.stop(max(0.0, deadline_s - time.monotonic())):
+                kept = ""
+                if self._run.saves_behind and not math.isinf(save_by_s):
+                    kept = (
+                        f", as shutdown(timeout=...) left it beside {_SAVE_SHARE:.0%} for the save"
+                    )
                 raise FeedJobError(
-                    f"the running micro-batch did not end within {timeout_s:.0f} s; call stop() "
-                    "again, or end the cluster with abort()"
+                    f"the running micro-batch did not end within {timeout_s:.0f} s{kept}; call "
+                    "stop() again, or end the cluster with abort()"
                 )
-            self._stop_query(save_by_s)
+            self._stop_query(spark_by_s, save_by_s)
             self._stop_error = None
         except TFOSError as error:
             if is_asked:
@@ -292,40 +312,33 @@ class StreamTraining:
         if is_unsaved:
             self._stop_error = None  # what is lost stays one
 
-    def _stop_query(self, save_by_s: float) -> None:
-        self._await_commit()
+    def _stop_query(self, spark_by_s: float, save_by_s: float) -> None:
+        self._await_commit(spark_by_s)
         # On a thread of its own: it returns when the query has ended, which a batch that is held
         # back prevents; and that one may end only after Spark knows of the stop.
         stopping = threading.Thread(target=self.query.stop, name="tfos-query-stop", daemon=True)
         stopping.start()
         began_s = time.monotonic()
-        deadline_s = began_s + _END_S
+        deadline_s = min(began_s + _END_S, spark_by_s)
         while self.query.isActive and time.monotonic() < deadline_s:
             stopping.join(_POLL_S)
         self._run.let_go.set()
-        stopping.join(_END_S)
-        if self._run.error is None:
-            self._await_metrics()
-            self._save(max(0.0, save_by_s - time.monotonic()))
+        try:
+            # Before the query's end, which may take Spark long: no batch is trained any more.
+            if self._run.error is None:
+                self._save(max(0.0, save_by_s - time.monotonic()))
+        finally:
+            stopping.join(min(_END_S, max(0.0, save_by_s - time.monotonic())))
         if self.query.isActive:
             raise FeedJobError(
                 f"query {self.query.id} is still active {time.monotonic() - began_s:.0f} s after "
                 "the order to stop; call query.stop()"
             )
 
-    def _await_metrics(self) -> None:
-        """Wait until `fit` has ended the last batch's epoch: `history` then has it."""
-        feed, epochs = self._state.feed, self._state.epochs
-        if epochs:
-            self._coordinator.wait(
-                lambda state: not state.epochs.is_awaited(feed, epochs[-1]) or _has_ended(state),
-                _COMMIT_S,
-            )
-
-    def _await_commit(self) -> None:
+    def _await_commit(self, by_s: float) -> None:
         """Wait until Spark marks the last batch as done; it would be repeated at the next start."""
         last_id = self._state.last_id
-        deadline_s = time.monotonic() + _COMMIT_S
+        deadline_s = min(time.monotonic() + _COMMIT_S, by_s)
         while last_id >= 0 and self.query.isActive and time.monotonic() < deadline_s:
             progress = self.last_progress
             if self._run.phase is RunPhase.HELD or (

@@ -63,6 +63,7 @@ class QueryState:
     num_batches: int = 0
     """Trained in this program; such with rows."""
     rows: int = 0
+    dropped_rows: int = 0
     rows_per_s: float = 0.0
     has_warned: bool = False
     epochs: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
@@ -113,6 +114,7 @@ class QueryState:
             self.num_unsaved += 1
             self.num_batches += 1
             self.rows += report.trained_rows
+            self.dropped_rows += report.dropped_rows
             self.rows_per_s = report.trained_rows / max(report.seconds, 1e-9)
             self.epochs.append(report.epoch)
         self.last_id = batch_id  # last: a reader that sees it also sees the numbers of this batch
@@ -139,6 +141,8 @@ class StreamRun:
     """Why train_batch failed, or the query was ended without a batch."""
     has_handle: bool = False
     """A StreamTraining ends the query in order."""
+    saves_behind: bool = False
+    """Whether its stop may have to save: saves do not follow each batch."""
     phase: RunPhase = RunPhase.IDLE
     let_go: threading.Event = field(default_factory=threading.Event)
     """The query has the order to stop: batches that are held back may end."""

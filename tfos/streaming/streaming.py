@@ -28,7 +28,7 @@ from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedJobError, PhaseError, SettingsError, TFOSError
 from tfos.feed.entry import FeedService
-from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to, chief_trains
+from tfos.feed.micro_batch import QUERY_ID, BatchKnown, MicroBatch, answer_to, chief_trains
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import InterruptibleCall
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-_QUERY_ID = "sql.streaming.queryId"
-"""Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
 _RUN_ID = "spark.jobGroup.id"
 """On the thread of a query this is the id of its run."""
 _FEED_TIMEOUT_S = 600.0
@@ -102,7 +100,8 @@ class Streams:
             query = writer.foreachBatch(functools.partial(self.train_batch, request)).start()
         state, run = self._state_of(str(query.id), str(query.runId))
         run.has_handle = True
-        save = functools.partial(self._save, state, None)
+        run.saves_behind = self._checkpoints is not None and self._save_every != 1
+        save = functools.partial(self._save_last, state, request.feed_timeout_s)
         training = StreamTraining(query, state, run, self._coordinator, self._ending, save)
         with self._lock:
             before = list(self._trainings)
@@ -122,7 +121,7 @@ class Streams:
             batch_id: Spark's number of it.
         """
         sc = self._sc
-        query = sc.getLocalProperty(_QUERY_ID) or ""
+        query = sc.getLocalProperty(QUERY_ID) or ""
         state, run = self._state_of(query, sc.getLocalProperty(_RUN_ID) if query else "")
         try:
             with run.batch():
@@ -267,6 +266,40 @@ class Streams:
         if answer is None and self._coordinator.read(_chief_has_returned):
             return  # the chief saves behind main_fun, before it says that it has returned
         self._check_saved(state, answer, awaited_id)
+
+    def _save_last(self, state: QueryState, feed_timeout_s: float, limit_s: float) -> None:
+        """Save behind the last batch of a run, then wait for the end of its epoch in `fit`.
+
+        Args:
+            state: of the query.
+            feed_timeout_s: of the stream.
+            limit_s: seconds for both.
+
+        Raises:
+            FeedJobError: as `_save`.
+        """
+        by_s = time.monotonic() + limit_s
+        self._save(state, None, limit_s)
+        if not state.epochs:
+            return
+        # The epoch ends with validation and callbacks, and with the save of the best checkpoint.
+        epoch = state.epochs[-1]
+        most_s = min(
+            max(0.0, by_s - time.monotonic()), chief_limit_s(self._checkpoints, feed_timeout_s)
+        )
+        is_told = self._coordinator.wait(
+            lambda cluster: (
+                not cluster.epochs.is_awaited(state.feed, epoch)
+                or cluster.phase is not ClusterPhase.RUNNING
+                or not chief_trains(cluster)
+            ),
+            most_s,
+        )
+        if not is_told:
+            self._console.warn(
+                f"the metrics of batch {state.trained_id} are not in the handle's history yet: fit "
+                f"has not ended its epoch {most_s:.4g} s after its rows were trained and saved"
+            )
 
     def _check_saved(
         self, state: QueryState, answer: BatchReport | None, awaited_id: int | None

@@ -6,7 +6,7 @@ Does not: receive or batch rows (feeding.receiver), record what is trained
 (tfos.worker.trained.feeds).
 Runs in: the worker's process.
 Threads: orders come from `tfos-orders`, and those that wait are carried out on a short-lived thread
-each; the rest from any.
+each, of which an epoch has one; the rest from any. `_lock` guards `_awaited`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class WorkerFeeds:
             on_rows=RowMarks(spec.rows_fd, self._names).note if spec.rows_fd >= 0 else None,
         )
         self.trained = TrainedFeeds(send, stopped)
+        self._lock = threading.Lock()
+        self._awaited: set[messages.FeedEpoch] = set()
+        """Epochs whose end a thread waits for."""
 
     def check(self, name: str) -> None:
         """Refuse a feed that will never be fed or ended: reading it would wait for ever.
@@ -148,9 +151,20 @@ class WorkerFeeds:
         if self._node.is_chief:  # which alone records it; before its rows end
             self.trained.count(feed, epoch, order.num_fed)
         self.channel.flush(feed, epoch, order.validation, order.rounds)
+        with self._lock:
+            if (feed, epoch) in self._awaited:
+                return  # its lost rows were fed again: the same end
+            self._awaited.add((feed, epoch))
         aside(self._await_flush, feed, epoch)
 
     def _await_flush(self, feed: str, epoch: int) -> None:
+        try:
+            self._tell_flushed(feed, epoch)
+        finally:
+            with self._lock:
+                self._awaited.discard((feed, epoch))
+
+    def _tell_flushed(self, feed: str, epoch: int) -> None:
         try:
             while not self.channel.wait_flushed(feed, epoch, _FLUSH_WAIT_S):
                 if self._stopped.is_set():

@@ -13,13 +13,16 @@ import time
 
 import pytest
 
+from feeding.columnar.schema import Schema
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
+from feeding.protocol.messages import Hello
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.receiver.data_feed import DataFeed
 from feeding.sender.unreachable import UNREACHABLE
-from feeding.sender.worker_link import FeedTarget, WorkerLink
+from feeding.sender.worker_link import FeedTarget, WorkerLink, greet
 from rpc.client.connection import connect
 from rpc.endpoint import Endpoint
+from rpc.errors import Unreachable
 from tests.support.feed import (
     CONFIG,
     CREDENTIALS,
@@ -29,6 +32,7 @@ from tests.support.feed import (
     feed_task,
     inference_task,
     read_epochs,
+    worker_rows,
     workers,
 )
 
@@ -133,12 +137,12 @@ def test_a_worker_that_dies_while_fed_is_replaced_by_the_others(after_rows):
             worker.channel.finish("input")
         read = [v for r in readers for b in r.result()[0] for v in b.nest().tolist()]
         (lost,) = report.lost
-        assert (lost.worker, lost.name) == (0, "worker:0")
+        assert (lost.process, lost.name) == (0, "worker:0")
         assert report.rows == 1000
         assert report.dropped_rows == 0
-        assert sum(report.worker_rows.values()) + lost.accepted_rows == 1000
+        assert sum(worker_rows(report).values()) == 1000
         # Nothing is fed twice: what the dead worker had accepted is the only gap.
-        assert len(read) == len(set(read)) == 1000 - lost.accepted_rows
+        assert len(read) == len(set(read)) == 1000 - worker_rows(report).get(0, 0)
 
 
 @pytest.mark.fault("F01")
@@ -160,7 +164,7 @@ def test_a_worker_that_dies_after_its_last_chunk_is_still_reported():
         (lost,) = report.lost
         assert lost.name == "worker:0"
         assert lost.resent_rows == 0
-        assert report.worker_rows[1] + lost.accepted_rows == report.rows == 1000
+        assert sum(worker_rows(report).values()) == report.rows == 1000
 
 
 @pytest.mark.fault("F01")
@@ -170,9 +174,8 @@ def test_a_worker_that_is_gone_before_the_first_row_is_reported():
         task = feed_task(targets)
         gone.listener.close()
         (report,) = run(task, 0, range(40))
-        assert report.worker_rows == {1: 40}
+        assert worker_rows(report) == {1: 40}
         assert report.lost[0].name == "worker:0"
-        assert report.lost[0].accepted_rows == 0
 
 
 @pytest.mark.fault("F35")
@@ -215,7 +218,7 @@ def test_a_frozen_worker_does_not_stop_rows_for_the_others():
             task = feed_task([worker], config=config)
             task = dataclasses.replace(task, targets=(frozen.target(1), *task.targets))
             (report,) = run(task, 0, range(100))
-            assert report.worker_rows == {0: 100}
+            assert worker_rows(report) == {0: 100}
             assert report.lost[0].name == "worker:1"
         finally:
             frozen.close()
@@ -247,7 +250,7 @@ def test_a_worker_that_answers_nobody_for_a_while_is_fed_once_it_does(monkeypatc
         with silent_until(worker, feeding, monkeypatch):
             feeding.append(background(feed_task([worker], config=config), 0, range(100)))
         (report,) = feeding[0].result()
-    assert (report.worker_rows, report.lost) == ({0: 100}, ())
+    assert (worker_rows(report), report.lost) == ({0: 100}, ())
 
 
 @pytest.mark.fault("F35")
@@ -341,6 +344,32 @@ def test_a_gone_host_is_waited_for_by_one_partition_only(inference, monkeypatch)
 
 
 @pytest.mark.fault("F01")
+def test_gone_hosts_are_waited_for_side_by_side_a_few_at_once(monkeypatch):
+    monkeypatch.setattr("feeding.sender.worker_link._AT_ONCE", 3)
+    together, waits, most, met = threading.Barrier(3), list[int](), list[int](), list[int]()
+
+    def away(endpoint, *args, **fields):
+        waits.append(endpoint.port)
+        most.append(len(waits))
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(together.wait(10.0))
+        waits.remove(endpoint.port)
+        raise Unreachable(f"no connection to {endpoint}")
+
+    monkeypatch.setattr("feeding.sender.worker_link.connect", away)
+    links = [
+        WorkerLink(FeedTarget(number, f"worker:{number}", Endpoint("127.0.0.1", 1 + number)))
+        for number in range(6)
+    ]
+    try:
+        greet(links, CREDENTIALS, Hello("input", Schema(())), 5.0)
+    finally:
+        UNREACHABLE.clear()
+    told = {link.lost.reason.partition(":")[0] for link in links if link.lost is not None}
+    assert (told, len(met), max(most)) == ({"Unreachable"}, 6, 3)
+
+
+@pytest.mark.fault("F01")
 @pytest.mark.slow
 @pytest.mark.parametrize("exactly_once", [False, True])
 def test_a_gone_host_is_tried_again_where_no_other_answers_or_its_rows_count(
@@ -398,7 +427,7 @@ def test_a_killed_worker_process_is_seen_at_once():
             (report,) = run(task, 0, rows())
             assert time.monotonic() - began < 8.0
             assert report.lost[0].name == "worker:1"
-            assert report.worker_rows[0] + report.lost[0].accepted_rows == 2000
+            assert sum(worker_rows(report).values()) == 2000
     finally:
         dying.close()
 

@@ -100,6 +100,11 @@ class Bed:
     def start(self, cluster: TFCluster) -> Any:
         return cluster.stream(self.rows().writeStream, str(self.progress))
 
+    def start_epochs(self, cluster: TFCluster) -> Any:
+        """Start a query whose batches would be epochs."""
+        writer = self.rows().writeStream.foreachBatch(lambda rows, _: cluster.train(rows, 1))
+        return writer.option("checkpointLocation", f"{self.progress}-epochs").start()
+
     def cluster(self, size: int = 3) -> TFCluster:
         saves = Checkpoints(directory=str(self.saves), every_s=3600, resume=True)
         config = ClusterConfig(checkpoints=saves)
@@ -244,6 +249,8 @@ def test_a_batch_of_which_a_part_could_not_be_read_comes_again_whole(spark, tmp_
 
 @pytest.mark.long
 def test_a_cluster_that_fails_ends_the_stream_with_its_own_error(spark, tmp_path):
+    from pyspark.errors import StreamingQueryException
+
     bed = Bed(spark, tmp_path)
     with bed.cluster() as cluster:
         with pytest.raises(SettingsError, match=r"takes a streaming DataFrame.*got int"):
@@ -251,6 +258,11 @@ def test_a_cluster_that_fails_ends_the_stream_with_its_own_error(spark, tmp_path
         training = bed.start(cluster)
         bed.put(1.0, 2.0)
         eventually(lambda: training.last_batch_id == 0, "a batch", WAIT_S)
+        training.stop()
+        query = bed.start_epochs(cluster)
+        with pytest.raises(StreamingQueryException, match=r"foreachBatch\(cluster\.train_batch\)"):
+            query.awaitTermination()
+        training = bed.start(cluster)
         bed.put(POISON)
         with pytest.raises(NodeFailedError, match="ValueError: a poisoned row") as caught:
             training.await_end(WAIT_S)

@@ -12,7 +12,7 @@ import pytest
 
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.task import FeedReport, FeedTask
-from feeding.sender.worker_link import process_key
+from feeding.sender.worker_link import LostWorker, process_key
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
 from tfos.config import Checkpoints, ClusterConfig, Restarts
@@ -145,6 +145,44 @@ def test_rows_lost_after_the_order_to_end_the_epoch_are_fed_again_and_the_epoch_
     assert played.warned == ["worker:0", "worker:1"]
 
 
+@pytest.mark.fault("F02")
+def test_rows_that_went_to_others_when_a_connection_to_a_living_worker_broke_are_told():
+    warned: list[str] = []
+    resent = (LostWorker(1, "worker:1", "reset", 16), LostWorker(2, "worker:2", "reset", 16))
+
+    def breaks(task: FeedTask) -> list[FeedReport]:
+        (report,) = fed(task)
+        return [report if task.again else dataclasses.replace(report, lost=resent)]
+
+    played = Played()
+    played.reach("worker:1", 10)
+    played.lose("worker:2")
+    played.reach("worker:0", 20)
+    made = jobs(played, breaks)
+    made._epochs._console = types.SimpleNamespace(warn=warned.append, line=lambda _: None)  # type: ignore[assignment]
+    made.train(REQUEST)
+    text = "; ".join(each for each in warned if "connection" in each)
+    assert "16 rows were on their way to worker:1 when a feed task lost its connection" in text
+    assert "worker:2" not in text, "it was lost, so its rows were fed again"
+
+
+@pytest.mark.fault("F01")
+def test_who_joins_behind_rows_that_were_fed_again_learns_what_validates_their_epoch():
+    played = Played()
+    played.lose("worker:2")
+    for feed in ("input", VALIDATION_FEED):
+        stats = messages.FeedSnapshot(feed)
+        for name in ("worker:0", "worker:1"):
+            played.happens.append((name, messages.FlushReached(feed, 0, stats)))
+    request = dataclasses.replace(REQUEST, validation=REQUEST.data)
+    no_rows = [FeedReport(0, rows=0)]
+    jobs(played, lambda task: fed(task) if task.feed == "input" else no_rows).train(request)
+    ends = [each for each in played.batch_orders if isinstance(each, messages.Flush)]
+    told = [(each.rounds, each.validation) for each in ends if each.feed == "input"]
+    checked_by = (VALIDATION_FEED, 0)
+    assert told == [(0, checked_by), (1, checked_by)], "who joins now gets the last one alone"
+
+
 @pytest.mark.fault("F01")
 def test_feeding_again_that_fails_or_is_interrupted_leaves_no_epoch_open():
     def fails(task: FeedTask) -> list[FeedReport]:
@@ -214,7 +252,7 @@ def test_a_micro_batch_that_the_chief_knows_as_trained_is_not_fed():
         made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
     assert tasks == []
     assert played.batch_orders[1:] == [messages.LeaveBatch("input", 1, in_part=False)]
-    with made._calls.enter("input", lambda: False) as call:
+    with made._calls.enter("input", lambda: False, 5.0) as call:
         assert call.epochs.take() == 0, "no rows came and no end, so the epoch is still to be fed"
 
 
@@ -985,6 +1023,27 @@ def test_workers_that_serve_their_own_shards_may_restore_while_they_are_fed(monk
     made._watch._coordinator.happens.insert(0, ("worker:0", begun))
     assert made.train(REQUEST).trained_rows == ROWS
     assert limits == [made._config.checkpoints.limit_s]
+
+
+@pytest.mark.parametrize("steps", [0.0, 1.0])
+def test_workers_that_have_restored_their_shards_keep_to_feed_timeout(steps, monkeypatch):
+    made, limits = standing_still(monkeypatch, "", num_servers=0, resume=True)
+    played = made._watch._coordinator
+    begun = messages.BatchReport("", 0, True, {}, epochs={})
+    played.happens.insert(0, ("worker:0", begun))
+
+    def fed(task: FeedTask) -> list[FeedReport]:
+        limits.append(task.config.feed_timeout_s)
+        stats = messages.FeedSnapshot("input")
+        reached = messages.FlushReached("input", task.epoch, stats, {"steps": steps})
+        played.happens += [(f"worker:{rank}", reached) for rank in range(3)]
+        return ten_each(task)
+
+    made._epochs._feed = lambda run, task: fed(task)
+    made._await_metrics = lambda *_: None
+    made.train(dataclasses.replace(REQUEST, num_epochs=2))
+    restoring_s = made._config.checkpoints.limit_s
+    assert limits == [restoring_s, REQUEST.feed_timeout_s if steps else restoring_s]
 
 
 @pytest.mark.parametrize("resume", [False, True])

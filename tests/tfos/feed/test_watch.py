@@ -42,7 +42,7 @@ REQUEST = FeedRequest(
     feed_timeout_s=60.0,
     num_epochs=1,
 )
-CALL = FeedCall("input", 0.0, lambda: False, EpochNumbers())
+CALL = FeedCall("input", 0.0, lambda: False, EpochNumbers(), 60.0)
 CLOSED = RuntimeError("feeding.errors.FeedClosed: worker:0 takes no more rows")
 
 
@@ -192,6 +192,7 @@ def test_a_chief_that_is_silent_is_not_told_as_rows_that_nobody_takes(cluster, m
     progress = TrainingProgress(1)
     with pytest.raises(FeedTimeout, match="epoch 1 of 'input' waits for the chief") as told:
         watch.until(lambda _: False, CALL, progress, stall_s=0.02, of_chief=True)
+    assert "If validation is that slow raise feed_timeout=60;" in str(told.value)
     assert "Checkpoints(timeout_s=...)" in str(told.value)
 
 
@@ -209,5 +210,23 @@ def test_an_epoch_that_stalls_names_the_limit_that_checkpoints_have_raised(clust
     watch = FeedWatch(cluster.coordinator, config, cluster.console)
     text = str(watch._stalled(CALL, saves.limit_s, None))
     assert "for 1530 s" in text
-    assert "If steps are that slow raise Checkpoints(timeout_s=600), or feed_timeout above" in text
-    assert "If steps are that slow raise feed_timeout;" in str(watch._stalled(CALL, 60.0, None))
+    assert (
+        "If steps are that slow raise Checkpoints(timeout_s=600), or feed_timeout=60 above the "
+        "1530 s that follow" in text
+    )
+    assert "If steps are that slow raise feed_timeout=60;" in str(watch._stalled(CALL, 60.0, None))
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_task_that_waited_longer_than_feed_timeout_says_whose_limit_it_was(
+    cluster, monkeypatch, raises
+):
+    monkeypatch.setattr("tfos.feed.watch._BLAME_S", 0.0)
+    saves = Checkpoints(directory="/runs/7", keep_best="loss" if raises else None, timeout_s=600.0)
+    watch = FeedWatch(
+        cluster.coordinator, replace(cluster.config, checkpoints=saves), cluster.console
+    )
+    reason = TIMED_OUT.replace("600", "1530")
+    call = replace(CALL, limit_s=saves.limit_s if raises else 60.0)
+    text = str(watch.failure(call, RuntimeError(reason)))
+    assert ("feed_timeout=60 was raised to 1530 s by Checkpoints(timeout_s=600)" in text) is raises

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import types
@@ -13,13 +14,13 @@ import pytest
 
 from tests.support.watched_job import WatchedJob
 from tfos.control.epoch_log import EpochLog
-from tfos.control.messages import EpochTrained, FitReading
+from tfos.control.messages import EpochTrained
 from tfos.errors import FeedJobError
 from tfos.monitor.reports import EpochReport
 from tfos.phases import ClusterPhase
 from tfos.streaming import handle
 from tfos.streaming.handle import StreamTraining
-from tfos.streaming.state import QueryState, RunPhase, StreamRun
+from tfos.streaming.state import QueryState, StreamRun
 from tfos.watch.job import STOP_REASON
 
 
@@ -77,35 +78,24 @@ def trained(fed_epoch: int, loss: float, feed: str = "input") -> EpochTrained:
     return EpochTrained(1, fed_epoch, {"loss": loss}, feed=feed, fed_epoch=fed_epoch)
 
 
-def test_the_history_of_a_stream_has_its_own_batches_and_its_stop_waits_for_the_last_one():
+def test_the_history_of_a_stream_has_its_own_batches():
     log = EpochLog()
-    log.note(FitReading("input"))
     for event in (trained(0, 9.0), trained(1, 0.5), trained(1, 8.0, "other"), trained(2, 7.0)):
         log.note(event)
     state = QueryState("q", feed="input")
     for batch_id, (epoch, rows) in enumerate([(1, 10), (3, 0), (4, 10)]):
         state.note(batch_id, EpochReport("input", epoch, rows, rows, 0, 0, 2.0))
-    cluster = types.SimpleNamespace(phase=ClusterPhase.RUNNING, epochs=log, streams_stop="")
-    ended = threading.Event()
-
-    def wait(is_over: Any, _: float) -> bool:
-        if threading.current_thread().name == "tfos-stream":  # looks for the cluster's end
-            ended.wait(20)
-        elif not is_over(cluster):
-            log.note(trained(4, 0.25))
-        return bool(is_over(cluster))
-
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
-    query.stop = lambda: setattr(query, "isActive", False)
-    run = StreamRun()
-    run.phase = RunPhase.HELD  # Spark has brought the next batch, so it has marked the last one
-    coordinator: Any = types.SimpleNamespace(read=lambda look: look(cluster), wait=wait)
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
-    training = StreamTraining(query, state, run, coordinator, ending, lambda _: None)
+    state.note(3, EpochReport("input", 5, 4, 1, 3, 0, 2.0))
+    cluster = types.SimpleNamespace(epochs=log, workers=[])
+    query = types.SimpleNamespace(isActive=False, lastProgress=None)
+    coordinator: Any = types.SimpleNamespace(read=lambda look: look(cluster))
+    training = StreamTraining(query, state, StreamRun(), coordinator, None, lambda _: None)  # type: ignore[arg-type]
+    assert training._ended.wait(20)
     assert training.history["loss"] == [0.5]
-    training.stop()
-    ended.set()
+    log.note(trained(4, 0.25))
     assert training.history["loss"] == [0.5, 0.25]
+    assert (training.rows, training.dropped_rows) == (21, 3)
+    assert "21 rows, 3 dropped, " in str(training)
 
 
 def asked_to_stop(
@@ -353,3 +343,51 @@ def test_the_clusters_end_gives_the_save_what_the_batch_has_left_of_its_time():
     assert given[0] < 30.0
     assert training._ended.wait(20)
     bed.coordinator.close()
+
+
+def test_spark_takes_no_time_of_the_save_to_end_a_query():
+    bed, has_saved = WatchedJob(), threading.Event()
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    in_time: list[bool] = []
+
+    def stop() -> None:  # as Spark's: it returns once the thread of the query has ended
+        query.isActive = False
+        in_time.append(has_saved.wait(20))
+
+    query.stop = stop
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    training = StreamTraining(
+        query, QueryState("q"), StreamRun(), bed.coordinator, ending, lambda _: has_saved.set()
+    )
+    training.stop()
+    assert in_time == [True]
+    assert training._ended.wait(20)
+    bed.coordinator.close()
+
+
+@pytest.mark.parametrize(
+    ("end_s", "saves_behind", "batch_s"),
+    [(40.0, True, 30.0), (40.0, False, 40.0), (259_200.0, True, 194_400.0)],
+)
+def test_a_save_keeps_a_quarter_of_the_time_of_the_clusters_end(end_s, saves_behind, batch_s):
+    bed, given, saved = WatchedJob(), list[float](), list[float]()
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    query.stop = lambda: setattr(query, "isActive", False)
+    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    run = StreamRun(saves_behind=saves_behind)
+    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ending, saved.append)
+
+    def stop(timeout_s: float) -> bool:
+        given.append(timeout_s)
+        return False
+
+    is_over, run.stop = run.stop, stop  # type: ignore[method-assign]
+    told = str(training.end(end_s))
+    run.stop = is_over  # type: ignore[method-assign]
+    training.end(math.inf)
+    assert training._ended.wait(20)
+    bed.coordinator.close()
+    assert f"within {batch_s:.0f} s" in told
+    assert ("left it beside 25% for the save" in told) is saves_behind
+    assert given[0] == pytest.approx(batch_s, abs=5.0)
+    assert saved == [math.inf]

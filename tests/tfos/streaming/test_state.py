@@ -20,8 +20,8 @@ from tfos.streaming.state import (
 )
 
 
-def report(rows: int) -> EpochReport:
-    return EpochReport("input", 0, rows, rows, 0, 0, 2.0)
+def report(rows: int, dropped: int = 0) -> EpochReport:
+    return EpochReport("input", 0, rows + dropped, rows, dropped, 0, 2.0)
 
 
 def test_a_batch_without_rows_is_over_and_needs_no_save():
@@ -30,6 +30,13 @@ def test_a_batch_without_rows_is_over_and_needs_no_save():
     state.note(1, report(0))
     assert (state.last_id, state.num_unsaved, state.num_batches) == (1, 1, 1)
     assert (state.rows, state.rows_per_s) == (10, 5.0)
+
+
+def test_rows_of_batches_that_no_worker_trained_are_counted():
+    state = QueryState("q")
+    state.note(0, report(10, dropped=5))
+    state.note(1, report(0, dropped=2))
+    assert (state.rows, state.dropped_rows) == (10, 7)
 
 
 @pytest.mark.parametrize(

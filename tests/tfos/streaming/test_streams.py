@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from tests.support.fake_spark import FakeSpark
 from tests.support.watched_job import WatchedJob, node_id
 from tfos import InputMode, TFCluster
 from tfos.config import Checkpoints
-from tfos.control.messages import BatchReport, Done, SaveBatches
+from tfos.control.messages import BatchReport, Done, EpochTrained, FitReading, SaveBatches
 from tfos.errors import FeedJobError, PhaseError, SettingsError
 from tfos.feed.dataframe import check_fed
 from tfos.feed.micro_batch import BatchKnown
@@ -368,3 +369,47 @@ def test_a_save_that_shutdown_cuts_short_names_the_timeout_of_shutdown():
         f"the {plan.limit_s:.0f} s that a save may take: call shutdown() with a longer timeout, "
         "or with None for no limit"
     )
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_end_of_a_stream_waits_for_its_last_epoch_as_long_as_the_best_save_may_take(ends):
+    """The chief saves the best checkpoint before it tells the metrics of an epoch."""
+    bed, streams, waits = WatchedJob(), calls()._streams, list[float]()
+    warned: list[str] = []
+    chief = node_id("worker:0")
+    bed.coordinator.on_event(chief, FitReading("input"))
+    plan = Checkpoints(directory="/runs/7", timeout_s=7200.0, keep_best="loss")
+    streams._checkpoints, streams._coordinator = plan, bed.coordinator
+    streams._console = SimpleNamespace(warn=warned.append)  # type: ignore[assignment]
+
+    def wait(is_over: Any, timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        assert not bed.coordinator.read(is_over)
+        if ends:
+            bed.coordinator.on_event(
+                chief, EpochTrained(1, 4, {"loss": 0.5}, feed="input", fed_epoch=4)
+            )
+        return bed.coordinator.read(is_over)
+
+    state = trained((4, 10))
+    state.num_unsaved = 0  # its own save was behind it
+    bed.coordinator.wait = wait  # type: ignore[method-assign,assignment]
+    streams._save_last(state, 600.0, math.inf)
+    assert waits == [plan.limit_s]
+    assert plan.limit_s > 7200.0
+    if ends:
+        assert warned == []
+    else:
+        streams._save_last(state, 600.0, 5.0)
+        assert waits[1] <= 5.0
+        assert "metrics of batch 4 are not in the handle's history yet" in warned[0]
+    bed.coordinator.close()
+
+
+@pytest.mark.parametrize(("every_batches", "saves_behind"), [(0, True), (1, False), (9, True)])
+def test_a_stream_may_have_to_save_behind_its_last_batch(every_batches, saves_behind):
+    cluster = calls()
+    plan = Checkpoints(directory="/runs/7", every_batches=every_batches)
+    cluster._streams._checkpoints = plan
+    assert cluster.stream(ended_query(0, "q"))._ended.wait(20)
+    assert cluster._streams._runs["q"].saves_behind is saves_behind

@@ -122,6 +122,11 @@ class ClusterView:
         """Return the workers whose main_fun has neither returned nor failed."""
         return [worker for worker in self.workers if worker.status is NodeStatus.RUNNING]
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a worker has made a training step, so that the parameters are in their place."""
+        return any(each.progress.get("steps", 0.0) > 0 for each in self.workers)
+
     def restarting(self) -> list[Member]:
         """Return the workers of a running cluster that were lost and are started again."""
         if self.phase is not ClusterPhase.RUNNING:

@@ -122,13 +122,13 @@ class TrainedFeed:
         return due
 
     def end_of(self, epoch: int, num_begun: int) -> TrainBatch | None:
-        """End the batch under way; None: this epoch is none.
+        """End the batch under way; None: this epoch is none, or another thread ends it.
 
         Args:
             epoch: that every worker has trained, as well as those before it.
             num_begun: saves that have begun so far.
         """
-        if self.due is None or self._begun is None or self.due.epoch > epoch:
+        if self.due is None or self._begun is None or self.due.epoch > epoch or self._is_ending:
             return None
         self._is_ending = True
         self.unsaved = self._begun._replace(num_begun=num_begun)

@@ -15,6 +15,7 @@ from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBat
 from tfos.fit_place import METADATA_NAME as FED_EPOCHS
 from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
 from tfos.worker.trained import feeds
+from tfos.worker.trained.feed import TrainedFeed
 from tfos.worker.trained.feeds import METADATA_NAME, TrainedFeeds
 
 PLACE = FitPlace(0, 1)
@@ -786,3 +787,14 @@ def test_an_epoch_without_rows_before_the_servers_have_a_model_is_recorded_with_
     run.client.set_metadata = keep  # type: ignore[method-assign]
     run.train(1, FitPlace(0, 2))
     assert run.noted == {"input": FedEpochs(2, 0, FitPlace(0, 2), run.run)}
+
+
+def test_a_batch_that_two_threads_find_over_ends_once():
+    """The second would end the next batch, which was admitted meanwhile."""
+    order = Bed().order(1, 4, 7)
+    state = TrainedFeed()
+    assert state.admit(order, None, ())
+    assert state.end_of(4, 0) is order
+    assert state.end_of(4, 0) is None
+    state.done()
+    assert state.is_free
