@@ -214,36 +214,82 @@ def test_a_fit_of_the_class_decides_epochs_lines_and_callbacks_of_a_feed(capsys)
     assert [f"{n}/{n} " in printed for n in (3, 6)] == [True] * 2
 
 
+class Calls(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """What Keras has called, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.logs, self.stops = [], [], []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(("begin", epoch))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(("end", epoch))
+
+    def on_train_end(self, logs=None):
+        self.calls.append("over")
+        self.logs.append(logs)
+        self.stops.append(self.model.stop_training)
+
+
 @pytest.mark.filterwarnings("error::tfos.errors.FeedEndedWarning")
-def test_a_fit_of_the_class_with_all_epochs_ends_with_the_feed_without_a_warning(caplog):
+def test_a_fit_of_the_class_goes_on_behind_all_epochs_of_the_feed(caplog, monkeypatch):
     caplog.set_level("INFO", logger="tfos.keras.fit.fit_call")
     with serving() as cluster:
         ctx = cluster.contexts[0]
+        stopped = []
+        monkeypatch.setattr(ctx.trained_feeds, "stopped", lambda *fit: stopped.append(fit))
         feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
-        ended: list[dict[str, float]] = []
-        model = deciding(ctx, keras.callbacks.LambdaCallback(on_train_end=ended.append))
+        calls = Calls()
+        model = deciding(ctx, calls)
         history = model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs())
-        assert history.epoch == [0, 1]
-        assert model.epochs_after is None
-        assert [logs["loss"] for logs in ended] == [history.history["loss"][-1]]
-    told = [each for each in caplog.records if "inside of DecidesAll.fit" in each.getMessage()]
-    assert [each.levelname for each in told] == ["INFO"]
+        assert history.epoch == [0, 1] == model.epochs_after
+        assert cluster.pushes == 5
+        assert calls.calls == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1), "over"]
+        assert [logs["loss"] for logs in calls.logs] == [history.history["loss"][-1]]
+        assert calls.stops == [False]
+        assert not stopped, "a run that resumes goes on behind these epochs"
+    assert not caplog.records
 
 
-def test_a_fit_of_the_class_that_does_not_go_on_when_the_feed_has_ended_is_told():
+def test_a_fit_of_the_class_that_asks_for_more_than_is_fed_goes_on_and_is_told():
     with serving() as cluster:
         ctx = cluster.contexts[0]
         feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
-        ended: list[dict[str, float]] = []
-        model = deciding(ctx, keras.callbacks.LambdaCallback(on_train_end=ended.append))
+        calls = Calls()
+        model = deciding(ctx, calls)
         with pytest.warns(FeedEndedWarning) as caught:
             history = model.fit(FeedDataset(ctx, BATCH), epochs=3)
+        (told,) = (str(each.message) for each in caught)
+        assert "after 2 epochs, fit(epochs=3) asked for more" in told
+        assert history.epoch == [0, 1] == model.epochs_after
+        assert calls.calls == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1), "over"]
+
+
+def test_a_fit_that_ends_before_its_feed_does_not_wait_for_the_next_epoch():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 3), finish=False)
+        model = deciding(ctx, Calls())
+        rows = FeedDataset(ctx, BATCH)
+        assert model.fit(rows, epochs=2).epoch == [0, 1]
+        ctx.feed_channel.finish("input")
+
+
+def test_a_fit_of_the_class_without_a_fed_epoch_is_told_of_code_that_does_not_run():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [], finish=True)
+        calls = Calls()
+        model = deciding(ctx, calls)
+        with pytest.warns(FeedEndedWarning) as caught:
+            model.fit(FeedDataset(ctx, BATCH), epochs=3)
         epochs, code = (str(each.message) for each in caught)
-        assert "after 2 epochs, fit(epochs=3) asked for more" in epochs
+        assert "after 0 epochs, fit(epochs=3) asked for more" in epochs
         assert "inside of DecidesAll.fit, which does not go on behind its epochs" in code
-        assert history.epoch == [0, 1]
         assert model.epochs_after is None
-        assert [logs["loss"] for logs in ended] == [history.history["loss"][-1]]
+        assert calls.calls == ["over"]
 
 
 class OwnLoop(keras.Sequential):  # type: ignore[misc]  # Keras has no types

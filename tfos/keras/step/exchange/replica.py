@@ -135,7 +135,7 @@ class Replica:
         return ""
 
     def _outside(self) -> Iterator[tuple[Any, Array, Any]]:
-        """Yield trained variables whose memory is not the adopted buffer's, received and own values.
+        """Yield variables whose memory is not the adopted buffer's, with received and own values.
 
         Nothing writes to the buffer, so a variable that shares its memory has what was received.
         """
