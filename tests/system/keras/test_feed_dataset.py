@@ -26,7 +26,7 @@ from tests.support.keras_training import (
     together,
 )
 from tests.support.waiting import wait_until
-from tfos.control.messages import BatchReport, EpochTrained, LeaveBatch, TrainBatch
+from tfos.control.messages import BatchReport, EpochTrained, FitReading, LeaveBatch, TrainBatch
 from tfos.errors import (
     FeedEndedWarning,
     NotDistributed,
@@ -539,6 +539,44 @@ def test_steps_per_epoch_of_a_feed_are_warned_of_where_workers_do_not_wait(caplo
         model = distribute(make_model(), ctx)
         model.fit(FeedDataset(ctx, BATCH), epochs=2, steps_per_epoch=1, verbose=0)
         assert caplog.text.count("are not the fed epochs") == 1
+
+
+class CutsEpochs(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    """A fit of its own that decides how many steps an epoch has."""
+
+    def fit(self, x, callbacks=None, **more):
+        return super().fit(x, callbacks=callbacks, steps_per_epoch=2, **more)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_steps_per_epoch_that_a_fit_of_the_class_sets_are_told_like_those_of_the_call(
+    num_workers, caplog
+):
+    with serving(num_workers=num_workers) as cluster:
+        models = [CutsEpochs([keras.Input((20,)), keras.layers.Dense(2)]) for _ in range(2)]
+        for ctx in cluster.contexts:
+            feed_epochs(ctx.feed_channel, batches(4), finish=num_workers == 1)
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            models[rank].compile("adam", LOSS)
+            model = distribute(models[rank], ctx, consistency="sync")
+            data, given = FeedDataset(ctx, BATCH), {"epochs": 2, "verbose": 0}
+            if num_workers == 1:
+                model.fit(data, **given)
+                return
+            with pytest.raises(SettingsError, match=r"steps_per_epoch=2\).*sync.*2 workers"):
+                model.fit(data, **given)
+            validated = FeedDataset(ctx, BATCH, feed="validation")
+            with pytest.raises(SettingsError, match=r"steps_per_epoch=...\) ends an epoch before"):
+                model.fit(data, **given, validation_data=validated)
+
+        together(work, num_workers)
+        assert caplog.text.count("are not the fed epochs") == int(num_workers == 1)
+        assert cluster.pushes == (4 if num_workers == 1 else 0)
+        told = [each for each in cluster.contexts[0].reported if isinstance(each, FitReading)]
+        feeds = {each.feed for each in told}
+        assert feeds == ({""} if num_workers == 1 else set()), "epochs may wait for later rows"
 
 
 def test_a_feed_that_ends_early_is_said_without_distribution_too():

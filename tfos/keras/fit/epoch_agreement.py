@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -85,6 +85,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         validation: the feed's validation passes.
         number: of the fit.
         place: where this worker joins others that train; None: all begin together.
+        check: refuses arguments by name with which no fit can run.
 
     Attributes:
         last: callbacks whose place is behind all others, in their order.
@@ -93,6 +94,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         steps: likewise.
         epochs_run: in this fit.
         epochs: that Keras' own fit was asked for, by the call or by a fit of the class.
+        steps_per_epoch: likewise.
         ends_with_feed: whether Keras' loop was ended behind the last epoch that is fed.
     """
 
@@ -102,13 +104,15 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         arguments: Mapping[str, Any],
         validation: ValidationPasses,
         number: int,
-        place: FitPlace | None = None,
+        place: FitPlace | None,
+        check: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__()
         dataset = arguments.get("x")
         self.data = FitData(trainer.ctx, arguments)
         self._number = number
         self._place = place
+        self._arguments, self._check = arguments, check
         self._trainer = trainer
         self._validation = validation
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
@@ -125,6 +129,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.given_on: Any = ()
         self.rows = self.steps = self.epochs_run = 0
         self.epochs = arguments["epochs"]
+        self.steps_per_epoch = arguments.get("steps_per_epoch")
         self.ends_with_feed = False
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
@@ -148,6 +153,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if fit is None or fit.model is not self.model:  # a loop of the class's own
             return
         self.epochs, self._running = fit.epochs, fit.callbacks
+        if fit.steps_per_epoch != self.steps_per_epoch:  # by a fit of the class
+            self.steps_per_epoch = fit.steps_per_epoch
+            self._check({**self._arguments, "steps_per_epoch": fit.steps_per_epoch})
         places = {id(each): place for place, each in enumerate(self.last, 1)} | {id(self): -1}
         given = fit.callbacks.callbacks
         fit.callbacks.callbacks = sorted(given, key=lambda each: places.get(id(each), 0))

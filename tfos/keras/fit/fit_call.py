@@ -164,7 +164,8 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
-        before = BeforeCallbacks(trainer, arguments, passes, number, place)
+        check = functools.partial(_check_steps, trainer=trainer)
+        before = BeforeCallbacks(trainer, arguments, passes, number, place, check)
         report = EpochReporter(trainer, before, dataset, arguments, number)
         before.last = [report, AfterCallbacks(trainer, name, kept_rate, before)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
@@ -267,7 +268,6 @@ def _check(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     _check_rows(arguments)
     _check_steps(arguments, trainer)
     _check_callbacks(arguments, trainer)
-    validation.check(arguments)
 
 
 def _check_rows(arguments: dict[str, Any]) -> None:
@@ -284,7 +284,11 @@ def _check_rows(arguments: dict[str, Any]) -> None:
 
 
 def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
-    """Refuse epochs that a worker could begin without rows while the others wait for its push."""
+    """Refuse epochs that a worker could begin without rows while the others wait for its push.
+
+    Also those of which no rows could validate.
+    """
+    validation.check(arguments)
     dataset, steps = arguments.get("x"), arguments.get("steps_per_epoch")
     if steps is None or not isinstance(dataset, BatchDataset) or not dataset.feed:
         return
