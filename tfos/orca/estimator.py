@@ -222,7 +222,7 @@ class Estimator:
         """
         verbose, recipe = self._settings.verbose, self._trained()
         check_batch_size(batch_size)
-        recipe.check_compiled()
+        recipe.check_compiled(trains=False)
         if callable(data):
             make = self._maker(data, batch_size)
             return evaluate_made(active_context(), make, recipe, verbose=verbose)
