@@ -25,7 +25,7 @@ from tfos.predict.signature import ModelSignature, TensorInfo
 _NAMED = (
     "Its own layers need get_config(), and its classes and functions a name: "
     "@keras.saving.register_keras_serializable() in a module that executors import, or "
-    "custom_objects="
+    "custom_objects= of KerasEstimator"
 )
 _NO_OPTIMIZER = (
     "the model is compiled without an optimizer: evaluate() takes it, fit() does not. Call "
@@ -117,15 +117,21 @@ class ModelRecipe:
                 model.optimizer = _fresh(model.optimizer, self.custom_objects)
             return model
         if self.model_fn is None:
-            raise SettingsError("there is neither a model nor a model_fn; pass one of them")
+            raise SettingsError(
+                "there is neither a model nor a function that makes one; pass one of them"
+            )
         model = self.model_fn()
-        _check(model, "model_fn returned")
+        _check(model, "model_fn (Orca's model_creator) returned")
         _check_optimizer(model, trains=trains)
         return model
 
 
 def recipe_of(
-    model: Any, model_fn: Any, custom_objects: Mapping[str, Any] | None = None
+    model: Any,
+    model_fn: Any,
+    custom_objects: Mapping[str, Any] | None = None,
+    *,
+    maker: str = "model_fn",
 ) -> ModelRecipe:
     """Return the recipe of a user's model.
 
@@ -133,6 +139,7 @@ def recipe_of(
         model: a compiled Keras model, its weights included; or None.
         model_fn: a function without arguments that returns one, in each worker; or None.
         custom_objects: classes and functions that a saved model names.
+        maker: what the caller calls `model_fn`, for errors.
 
     Raises:
         SettingsError: none or both are given, or the model is not compiled.
@@ -140,20 +147,20 @@ def recipe_of(
     """
     if (model is None) == (model_fn is None):
         raise SettingsError(
-            "pass either model=, a compiled Keras model, or model_fn=, a function that returns one"
+            f"pass either model=, a compiled Keras model, or {maker}=, a function that returns one"
         )
     custom = dict(custom_objects or {})
     if model is None:
         if not callable(model_fn):
             raise SettingsError(
-                f"model_fn must be a function that returns a compiled Keras model, got {model_fn!r}"
+                f"{maker} must be a function that returns a compiled Keras model, got {model_fn!r}"
             )
         return ModelRecipe(model_fn=model_fn, custom_objects=custom)
     _check(model, "model= is")
     if not model.built:
         raise SettingsError(
             "the model has no weights yet: add keras.Input(shape), call model.build(input_shape), "
-            "or pass model_fn="
+            f"or pass {maker}="
         )
     content = content_of(model)
     if _has_unnamed_function(content):

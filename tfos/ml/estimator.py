@@ -205,8 +205,8 @@ def _alone_in(directory: str) -> Iterator[None]:
                 "would. Name another directory; while you tune, name none: the fits of all folds "
                 "would share it. A fit that is to go on there, with resume=True, or in the "
                 "directory once you have emptied it, has its place in another program: in a "
-                "notebook, restart its kernel. To train on here from its weights alone, with a fresh "
-                "optimizer, fit KerasEstimator(fitted.keras_model()) with another directory"
+                "notebook, restart its kernel. To train on here from its weights alone, with a "
+                "fresh optimizer, fit KerasEstimator(fitted.keras_model()) with another directory"
             )
         _directories[directory] = "trains"
     try:
