@@ -155,10 +155,12 @@ def test_values_that_nobody_wrote_are_not_compared_once_they_are_held(
     group = make_group(shapes, dtype)
     replica = Replica([group], optimizer)
     compared = []
-    monkeypatch.setattr(
-        "tfos.keras.step.exchange.replica.raw_bytes",
-        lambda *given: compared.append(given) or raw_bytes(*given),
-    )
+
+    def noting(*given):
+        compared.append(given)
+        return raw_bytes(*given)
+
+    monkeypatch.setattr("tfos.keras.step.exchange.replica.raw_bytes", noting)
     for turn in range(2):
         receive(replica, [group], turn)
         replica.hold_copies()
