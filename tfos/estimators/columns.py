@@ -91,13 +91,13 @@ class ColumnPlan:
         """
         if len(inputs) > 1 and len(self.features) != len(inputs):
             raise SettingsError(
-                f"the model has {len(inputs)} inputs, features are {list(self.features)}: name one "
-                "column per input, in the order of the inputs"
+                f"the model has {len(inputs)} inputs, {self._word('featuresCols')} is "
+                f"{list(self.features)}: name one column per input, in the order of the inputs"
             )
         if num_outputs > 1 and len(self.labels) != num_outputs:
             raise SettingsError(
-                f"the model has {num_outputs} outputs, labels are {list(self.labels)}: name one "
-                "column per output, in the order of the outputs"
+                f"the model has {num_outputs} outputs, {self._word('labelCols')} is "
+                f"{list(self.labels)}: name one column per output, in the order of the outputs"
             )
         if len(inputs) == 1:
             (only,) = inputs
@@ -185,10 +185,11 @@ def _check_flag(what: str, kind: Any) -> None:
         )
 
 
-def named(columns: str | Sequence[str] | None) -> tuple[str, ...]:
+def named(what: str, columns: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names that a user gave as one or several.
 
     Args:
+        what: name of the argument, for the error.
         columns: a name, names, or None.
 
     Raises:
@@ -203,5 +204,5 @@ def named(columns: str | Sequence[str] | None) -> tuple[str, ...]:
         with contextlib.suppress(TypeError):  # a Column of Spark looks as if it had items
             names = tuple(columns)
     if not all(isinstance(each, str) for each in names):
-        raise SettingsError(f"columns must be a name or a list of names, got {columns!r}")
+        raise SettingsError(f"{what} must be a name or a list of names, got {columns!r}")
     return names

@@ -7,6 +7,7 @@ Threads: any; pure.
 from __future__ import annotations
 
 import importlib
+import types
 from typing import Any
 
 from tfos.errors import SettingsError
@@ -27,7 +28,14 @@ def reference_to(what: str, function: Any) -> str:
         return ""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     reference = f"{module}:{name}"
-    if module in ("", "__main__") or not name or "<" in name or not _leads_to(reference, function):
+    found = None if module in ("", "__main__") or "<" in name else _found(reference)
+    if isinstance(found, type(function)) and _is_other_version(function, found):
+        raise SettingsError(
+            f"{what} {name} of {module} cannot be saved: the module has another version of it by "
+            "now, and another program would import that one. Take it from the module again: "
+            f"from {module} import {name.partition('.')[0]}"
+        )
+    if found is None or not _is_same(found, function):
         raise SettingsError(
             f"{what} {name or function!r} of {module or 'no module'} cannot be saved: another "
             "program could not import it. Define it in a module, at top level; a method of an "
@@ -36,12 +44,49 @@ def reference_to(what: str, function: Any) -> str:
     return reference
 
 
-def _leads_to(reference: str, function: Any) -> bool:
-    """Say whether it is found by its name: a method without its object is another function."""
+def _found(reference: str) -> Any:
+    """Return what a name leads to; None: nothing."""
     try:
-        return bool(function_of(reference) == function)
+        return function_of(reference)
     except (ImportError, AttributeError):
+        return None
+
+
+def _is_same(found: Any, function: Any) -> bool:
+    """Say whether it is what its name leads to: a method without its object is another function.
+
+    A module that is loaded again has new objects of the same code.
+    """
+    if found == function:
+        return True
+    if isinstance(found, types.FunctionType) and isinstance(function, types.FunctionType):
+        return _code_of(found) == _code_of(function)
+    if isinstance(found, type) and isinstance(function, type):
+        return _code_of_class(found) == _code_of_class(function)
+    return False
+
+
+def _is_other_version(function: Any, found: Any) -> bool:
+    """Say whether both are written at the same place, and one of them before the file changed."""
+    if not isinstance(found, types.FunctionType | type) or _is_same(found, function):
         return False
+    return (found.__module__, found.__qualname__) == (function.__module__, function.__qualname__)
+
+
+def _code_of(function: types.FunctionType) -> tuple[Any, ...]:
+    # Python compares code by what it does and the lines where it stands.
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _code_of_class(kind: type) -> dict[str, Any]:
+    parts: dict[str, Any] = {"bases": [each.__qualname__ for each in kind.__bases__]}
+    for name, each in vars(kind).items():
+        plain = each.__func__ if isinstance(each, staticmethod | classmethod) else each
+        if isinstance(plain, types.FunctionType):
+            parts[name] = _code_of(plain)
+        elif name not in ("__dict__", "__weakref__"):
+            parts[name] = plain
+    return parts
 
 
 def function_of(reference: str) -> Any:

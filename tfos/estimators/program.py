@@ -197,7 +197,7 @@ class EvaluateProgram:
         from tfos.keras.fit.epoch_report import shown_metrics
 
         del args
-        model = self.recipe.build()
+        model = self.recipe.build(trains=False)
         found = model.evaluate(self.data.dataset(ctx, model), verbose=0, return_dict=True)
         return shown_metrics(found)
 

@@ -25,7 +25,11 @@ from tfos.predict.signature import ModelSignature, TensorInfo
 _NAMED = (
     "Its own layers need get_config(), and its classes and functions a name: "
     "@keras.saving.register_keras_serializable() in a module that executors import, or "
-    "custom_objects="
+    "custom_objects= of KerasEstimator"
+)
+_NO_OPTIMIZER = (
+    "the model is compiled without an optimizer: evaluate() takes it, fit() does not. Call "
+    'compile(optimizer="adam", loss=...) with the one that is to train it'
 )
 _NO_SLOTS = "the saved optimizer has 2 variables"
 """Keras' words for an optimizer with its iterations and rate alone."""
@@ -62,24 +66,32 @@ class ModelRecipe:
             optimizer = settings.get("inner_optimizer")  # of LossScaleOptimizer
         return ""
 
-    def check_compiled(self) -> None:
+    def check_compiled(self, *, trains: bool) -> None:
         """Refuse a file without loss and optimizer, as load() may have read one.
+
+        Args:
+            trains: a fit needs an optimizer; an evaluation needs none.
 
         Raises:
             NotCompiled: neither a fit nor an evaluation has anything to go by.
             SettingsError: the bytes are no `.keras` file.
         """
-        if self.content and not _compiled_with(self.content):
+        if not self.content:
+            return
+        if trains and _lacks_optimizer(self.content):
+            raise NotCompiled(_NO_OPTIMIZER)
+        if not _compiled_with(self.content):
             raise NotCompiled(
                 "the file has a model that was never compiled: predict() takes it, fit() and "
                 "evaluate() do not. Take it by get_model(), call compile(optimizer, loss) and pass "
                 "it as model=, or compile it before it is saved"
             )
 
-    def build(self, *, is_distributed: bool = False) -> Any:
+    def build(self, *, trains: bool = True, is_distributed: bool = False) -> Any:
         """Return the compiled model.
 
         Args:
+            trains: as of `check_compiled`.
             is_distributed: servers will train it, whose slots begin anew or come from a checkpoint:
                 the steps that its optimizer has made are left out.
 
@@ -92,6 +104,9 @@ class ModelRecipe:
                 # A model that has not trained has no slots yet: nothing that could be skipped.
                 warnings.filterwarnings("ignore", f"Skipping variable loading .*{_NO_SLOTS}")
                 model = model_of(self.content, self.custom_objects)
+            if _lacks_optimizer(self.content):
+                _check_optimizer(model, trains=trains)
+                return model
             if getattr(model, "optimizer", None) is None:  # Keras calls it compiled even then
                 raise NotCompiled(
                     f"a {type(model).__qualname__} is not compiled once it is loaded from its "
@@ -102,14 +117,21 @@ class ModelRecipe:
                 model.optimizer = _fresh(model.optimizer, self.custom_objects)
             return model
         if self.model_fn is None:
-            raise SettingsError("there is neither a model nor a model_fn; pass one of them")
+            raise SettingsError(
+                "there is neither a model nor a function that makes one; pass one of them"
+            )
         model = self.model_fn()
-        _check(model, "model_fn returned")
+        _check(model, "model_fn (Orca's model_creator) returned")
+        _check_optimizer(model, trains=trains)
         return model
 
 
 def recipe_of(
-    model: Any, model_fn: Any, custom_objects: Mapping[str, Any] | None = None
+    model: Any,
+    model_fn: Any,
+    custom_objects: Mapping[str, Any] | None = None,
+    *,
+    maker: str = "model_fn",
 ) -> ModelRecipe:
     """Return the recipe of a user's model.
 
@@ -117,6 +139,7 @@ def recipe_of(
         model: a compiled Keras model, its weights included; or None.
         model_fn: a function without arguments that returns one, in each worker; or None.
         custom_objects: classes and functions that a saved model names.
+        maker: what the caller calls `model_fn`, for errors.
 
     Raises:
         SettingsError: none or both are given, or the model is not compiled.
@@ -124,20 +147,20 @@ def recipe_of(
     """
     if (model is None) == (model_fn is None):
         raise SettingsError(
-            "pass either model=, a compiled Keras model, or model_fn=, a function that returns one"
+            f"pass either model=, a compiled Keras model, or {maker}=, a function that returns one"
         )
     custom = dict(custom_objects or {})
     if model is None:
         if not callable(model_fn):
             raise SettingsError(
-                f"model_fn must be a function that returns a compiled Keras model, got {model_fn!r}"
+                f"{maker} must be a function that returns a compiled Keras model, got {model_fn!r}"
             )
         return ModelRecipe(model_fn=model_fn, custom_objects=custom)
     _check(model, "model= is")
     if not model.built:
         raise SettingsError(
             "the model has no weights yet: add keras.Input(shape), call model.build(input_shape), "
-            "or pass model_fn="
+            f"or pass {maker}="
         )
     content = content_of(model)
     if _has_unnamed_function(content):
@@ -152,7 +175,7 @@ def recipe_of(
         custom_objects=custom,
         inputs=input_infos(model) if inputs else {},
         outputs=outputs,
-        has_trained=int(model.optimizer.iterations) > 0,
+        has_trained=model.optimizer is not None and int(model.optimizer.iterations) > 0,
     )
 
 
@@ -234,6 +257,12 @@ def _compiled_with(content: bytes) -> dict[str, Any]:
     return json.loads(_config_of(content)).get("compile_config") or {}
 
 
+def _lacks_optimizer(content: bytes) -> bool:
+    """Whether the file is of a model that was compiled with loss and metrics alone."""
+    config = _compiled_with(content)
+    return bool(config) and "optimizer" in config and config["optimizer"] is None
+
+
 def _has_unnamed_function(content: bytes) -> bool:
     return b'"class_name": "__lambda__"' in _config_of(content)
 
@@ -261,7 +290,14 @@ def model_of(
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
         file = Path(directory, "model.keras")
         file.write_bytes(content)
-        return load_model(file, custom_objects=custom_objects, compile=is_compiled)
+        if not is_compiled or not _lacks_optimizer(content):
+            return load_model(file, custom_objects=custom_objects, compile=is_compiled)
+        model = load_model(file, custom_objects=custom_objects, compile=False)
+    import keras
+
+    with keras.saving.custom_object_scope(dict(custom_objects or {})):  # Keras fails without one
+        model.compile(**keras.saving.deserialize_keras_object(_compiled_with(content)))
+    return model
 
 
 def _check(model: Any, what: str) -> None:
@@ -273,6 +309,11 @@ def _check(model: Any, what: str) -> None:
         raise NotCompiled(
             f"{what} a model that is not compiled; call model.compile(optimizer, loss)"
         )
+
+
+def _check_optimizer(model: Any, *, trains: bool) -> None:
+    if trains and model.optimizer is None:
+        raise NotCompiled(_NO_OPTIMIZER)
 
 
 def tensors_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

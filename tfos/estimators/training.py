@@ -374,7 +374,7 @@ def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
 
 def _check_settings(settings: FitSettings, recipe: ModelRecipe) -> None:
     settings.check()
-    recipe.check_compiled()
+    recipe.check_compiled(trains=True)
     if settings.learning_rate is not None and (schedule := recipe.schedule):
         raise SettingsError(
             f"learningRate={settings.learning_rate}: the model is compiled with the schedule "

@@ -288,7 +288,7 @@ class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no 
             return tuple, ((type(obj), [each for each in own if each[0] != "gauss_next"]),)
         if type(obj).__qualname__ == "Broadcast" and type(obj).__module__.startswith("pyspark."):
             return tuple, ((type(obj), obj.value),)  # its pickle is a number
-        if (parts := keras_state(obj)) is not None:
+        if (parts := keras_state(obj, self._walk.is_own)) is not None:
             return tuple, ((type(obj), self._walk.inside(obj, parts)),)
         return super().reducer_override(obj)
 

@@ -9,7 +9,7 @@ so their code is looked up in the objects themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -24,8 +24,13 @@ _FROM_COMPILE = {"CompileLoss", "CompileMetrics", "LossesContainer", "MetricsCon
 """What `compile` makes, and changes with the first batch, of what it was given, which counts."""
 
 
-def keras_state(value: Any) -> dict[str, Any] | None:
-    """Return what an object of Keras computes with; None: it is none, or has no configuration."""
+def keras_state(value: Any, is_own: Callable[[Any], bool]) -> dict[str, Any] | None:
+    """Return what an object of Keras computes with; None: it is none, or has no configuration.
+
+    Args:
+        value: any object.
+        is_own: tells whether the program has the class of an object.
+    """
     bases = {each.__name__ for each in type(value).__mro__ if _package(each.__module__) in _KERAS}
     if bases & {"RandomInitializer", "SeedGenerator"}:
         # Keras draws these where the user gives no seed; a given one is also in `_init_seed`,
@@ -44,51 +49,59 @@ def keras_state(value: Any) -> dict[str, Any] | None:
     if hasattr(value, "_compile_config"):  # as it was given: serialized, a loss is a name
         found["compiled"] = value._compile_config.config
     parts = value._flatten_layers() if hasattr(value, "_flatten_layers") else [value]
-    found["code"] = [(type(each), list(_code_of(each))) for each in parts]
+    found["code"] = [(type(each), list(_code_of(each, is_own))) for each in parts]
     if "Metric" in bases:
         return found  # its variables are what the last evaluation has left
     numbers = value.weights if hasattr(value, "weights") else value.variables
     return found | {"weights": [numpy.asarray(each) for each in numbers]}
 
 
-def _code_of(value: Any, met: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+def _code_of(
+    value: Any, is_own: Callable[[Any], bool], met: frozenset[int] = frozenset()
+) -> Iterator[tuple[str, Any]]:
     """Yield functions and objects that an object of Keras calls and that no package of Keras has.
 
-    Also those that its losses, metrics, rates and optimizers call.
+    Also those that its losses, metrics, rates and optimizers call, and whatever it has of a class
+    of the program.
 
     Args:
         value: a layer, a metric, an optimizer, ...
+        is_own: as of `keras_state`.
         met: ids of those that have it.
     """
     met |= {id(value)}
     for name, parts in sorted(vars(value).items()):
-        for each in _members(parts):
-            if id(each) in met or not _is_called(each):
+        for each in _members(parts, is_own):
+            if id(each) in met or _is_layer(each) or not (_is_called(each) or is_own(each)):
                 continue
             code = code_behind(each)
             home = getattr(code, "__globals__", {"__name__": code.__module__})["__name__"]
             if _package(home) not in _OWN_CODE_IS_NAMED:
                 yield name, each
             elif _package(type(each).__module__) in _KERAS and hasattr(each, "__dict__"):
-                yield from _code_of(each, met)
+                yield from _code_of(each, is_own, met)
+
+
+def _is_layer(value: Any) -> bool:
+    """Whether it is a layer, which stands beside the one that has it."""
+    return hasattr(value, "_flatten_layers") and not hasattr(value, "update_state")
 
 
 def _is_called(value: Any) -> bool:
     """Whether an object that an object of Keras has may lead to code that counts with it."""
     if type(value).__name__ in _FROM_COMPILE:
         return False
-    is_metric = hasattr(value, "update_state")
-    # Layers inside a layer stand beside it.
-    is_layer = hasattr(value, "_flatten_layers") and not is_metric
-    return (callable(value) and not is_layer) or hasattr(value, "apply_gradients")
+    return callable(value) or hasattr(value, "apply_gradients")
 
 
-def _members(value: Any) -> list[Any]:
+def _members(value: Any, is_own: Callable[[Any], bool]) -> list[Any]:
+    if is_own(value):  # a named tuple of the program has more than its members
+        return [value]
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list | tuple):
         return [value]
-    return [inner for each in value for inner in _members(each)]
+    return [inner for each in value for inner in _members(each, is_own)]
 
 
 def _package(module: str) -> str:

@@ -65,7 +65,8 @@ class KerasEstimator(
         consistency: of ctx.distribute; "async".
         stalenessBound: of ssp: steps that a worker may be ahead of the slowest.
         checkpointDir: where the servers save while they train.
-        resume: go on from the newest checkpoint there.
+        resume: go on from the newest checkpoint there, of a fit of another program or of one that
+            has failed. Within a program nothing tells a second fit from the next fold of a tuner.
         feedTimeout: seconds without any worker taking a row; 600.
         exactlyOnce: a task that Spark repeats skips the rows that it fed before; False. Right only
             where Spark computes a partition with the same rows in the same order again.
@@ -200,10 +201,12 @@ def _alone_in(directory: str) -> Iterator[None]:
         if directory in _directories:
             raise SettingsError(
                 f"checkpointDir={directory!r}: a fit of this program {_directories[directory]} "
-                "there, and this one would go on from its weights. Name another directory; while "
-                "you tune, name none: the fits of all folds would share it. A fit that is to go on "
-                "there, or in the directory once you have emptied it, has its place in another "
-                "program: in a notebook, restart its kernel"
+                "there, and this one would go on from its weights, as the next fold of a tuner "
+                "would. Name another directory; while you tune, name none: the fits of all folds "
+                "would share it. A fit that is to go on there, with resume=True, or in the "
+                "directory once you have emptied it, has its place in another program: in a "
+                "notebook, restart its kernel. To train on here from its weights alone, with a "
+                "fresh optimizer, fit KerasEstimator(fitted.keras_model()) with another directory"
             )
         _directories[directory] = "trains"
     try:

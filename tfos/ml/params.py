@@ -180,7 +180,7 @@ class FitParams(ModelParams):
     )
     resume = param(
         "resume",
-        "whether a fit goes on from the newest checkpoint in checkpointDir",
+        "whether a fit goes on from the newest checkpoint in checkpointDir, of another program",
         TypeConverters.toBoolean,
     )
     feedTimeout = param(

@@ -7,6 +7,7 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,9 @@ from tfos.estimators.recipe import ModelRecipe
 from tfos.predict.signature import TensorInfo
 
 _FILE = "model.keras"
+_FORMAT = 2
+"""Of what stands beside an estimator's Params. The first one had no number, and of inputs the names
+alone: what else is needed is then unknown, as of a model without fixed inputs."""
 _PIECE_BYTES = 8 << 20
 """Of one call into the JVM."""
 
@@ -98,6 +102,7 @@ class EstimatorWriter(_WriterOf):
             )
         class_weight = estimator.class_weight or {}
         self._extra = {
+            "format": _FORMAT,
             "model_fn": reference_to("model_fn", recipe.model_fn),
             "callbacks": reference_to("callbacks", callbacks or None),
             "custom": _references(recipe.custom_objects),
@@ -121,15 +126,8 @@ class EstimatorReader(_ReaderOf):
     def load(self, path: str) -> Any:
         """Return what was saved there."""
         metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
-        model_fn = function_of(metadata["model_fn"])
-        recipe = ModelRecipe(
-            content=b"" if model_fn else _read(self.sc, f"{path}/{_FILE}"),
-            model_fn=model_fn,
-            custom_objects=_functions(metadata["custom"]),
-            inputs=_inputs(metadata["inputs"]),
-            outputs=tuple(metadata["outputs"]),
-            has_trained=metadata.get("has_trained", False),
-        )
+        content = b"" if metadata["model_fn"] else _read(self.sc, f"{path}/{_FILE}")
+        recipe = recipe_from(metadata, content, path)
         made = self._cls(
             model_fn=_nothing,
             callbacks=function_of(metadata["callbacks"]) or (),
@@ -139,10 +137,34 @@ class EstimatorReader(_ReaderOf):
         return _with_params(made, metadata)
 
 
-def _inputs(saved: list[Any]) -> dict[str, TensorInfo]:
-    if any(isinstance(each, str) for each in saved):
-        return {}  # an older version saved names alone: unknown
-    return {name: TensorInfo(**{**info, "shape": tuple(info["shape"])}) for name, info in saved}
+def recipe_from(metadata: Mapping[str, Any], content: bytes, path: str) -> ModelRecipe:
+    """Return the recipe of a saved estimator.
+
+    Args:
+        metadata: that EstimatorWriter wrote.
+        content: of the file beside it; empty: a function makes the model.
+        path: of the estimator, for the error.
+
+    Raises:
+        SettingsError: a newer tfos has written it.
+    """
+    written = metadata.get("format", 1)
+    if written > _FORMAT:
+        raise SettingsError(
+            f"{path} was saved in format {written} of an estimator, and this tfos reads up to "
+            f"{_FORMAT}: load it with the version of tfos that saved it, or a newer one"
+        )
+    inputs = metadata["inputs"] if written > 1 else []
+    return ModelRecipe(
+        content=content,
+        model_fn=function_of(metadata["model_fn"]),
+        custom_objects=_functions(metadata["custom"]),
+        inputs={
+            name: TensorInfo(**{**each, "shape": tuple(each["shape"])}) for name, each in inputs
+        },
+        outputs=tuple(metadata["outputs"]),
+        has_trained=metadata.get("has_trained", False),
+    )
 
 
 def _nothing() -> None:

@@ -147,7 +147,7 @@ class Estimator:
         if model_dir is not None:
             place = read_facts(active_context()).output_place
             model_dir = output_directory(model_dir, "models", place)
-        return cls(recipe_of(model, make), config, settings, model_dir)
+        return cls(recipe_of(model, make, maker="model_creator"), config, settings, model_dir)
 
     def fit(  # noqa: PLR0913 - Orca's arguments
         self,
@@ -228,7 +228,7 @@ class Estimator:
         """
         verbose, recipe = self._settings.verbose, self._trained()
         check_batch_size(batch_size)
-        recipe.check_compiled()
+        recipe.check_compiled(trains=False)
         if callable(data):
             make = self._maker(data, batch_size)
             return evaluate_made(active_context(), make, recipe, verbose=verbose)
@@ -255,11 +255,13 @@ class Estimator:
             SettingsError: there is no trained model yet, or columns that do not fit it.
         """
         frame = _frame(data, _ROWS)
-        columns = named(feature_cols)
+        columns = named("feature_cols", feature_cols)
         self._trained()
         signature = self._read(frame)
         outputs = list(signature.outputs)
-        names = named(output_cols) or ((PREDICTION,) if len(outputs) == 1 else tuple(outputs))
+        names = named("output_cols", output_cols) or (
+            (PREDICTION,) if len(outputs) == 1 else tuple(outputs)
+        )
         if len(names) != len(outputs):
             raise SettingsError(
                 f"output_cols={list(names)}, the model has the outputs {outputs}; name a column "
@@ -384,7 +386,9 @@ def _plan_of(
         features: its feature_cols.
         labels: its label_cols.
     """
-    return ColumnPlan(features=named(features), labels=named(labels), words=_WORDS)
+    return ColumnPlan(
+        features=named("feature_cols", features), labels=named("label_cols", labels), words=_WORDS
+    )
 
 
 def _of_each(batch_size: int, workers: int) -> int:

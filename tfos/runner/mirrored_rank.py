@@ -41,8 +41,6 @@ _KERAS_2_FIT = "tf_keras.src.engine.training"
 """Where tf-keras has `Model`."""
 _ROWS_OF = ("x", "y", "sample_weight")
 """What `fit` takes a row of each of at a time."""
-_SEED_STATE = "seed_generator_state"
-"""Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
 
 
 def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
@@ -119,7 +117,6 @@ def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
                 "override train_step() in its place, or use tfos.run and ctx.distribute"
             )
         ctx.distribute(model, consistency="sync")
-        draw_apart(model, ctx.rank)
         vars(model)["fit"] = _sharing(model.fit, ctx.rank, ctx.num_workers)
         models.append(model)
         return model.fit(*args, **kwargs)
@@ -250,20 +247,6 @@ def _count_rows(given: Mapping[str, Any], size: int) -> int:
             "no row of the other beside it. Give all of them equally many rows"
         )
     return counts["x"][0]
-
-
-def draw_apart(model: Any, rank: int) -> None:
-    """Let the layers of this rank draw other numbers than those of rank 0.
-
-    Args:
-        model: whose seed generators have the same state on all ranks.
-        rank: from 0.
-    """
-    for variable in model.non_trainable_variables:
-        if variable.name == _SEED_STATE:
-            seed, count = np.asarray(variable)
-            own = np.random.SeedSequence([int(seed), rank]).generate_state(1)[0] if rank else seed
-            variable.assign([own, count])
 
 
 def part_of_batches(dataset: Any, rank: int, size: int) -> Any:

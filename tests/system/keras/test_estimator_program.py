@@ -645,6 +645,35 @@ def test_a_file_of_a_model_that_was_never_compiled_is_no_fit_before_a_node_start
     assert not estimator.get_model().compiled
 
 
+def doubled(true, guess):
+    """Return twice the error."""
+    return 2 * keras.ops.abs(true - guess)
+
+
+def only_scored():
+    """Return a model that is compiled to be evaluated."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer=None, loss=doubled, metrics=["mae"])
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_model_without_an_optimizer_is_evaluated_and_refused_by_a_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
+    recipe = recipe_of(only_scored(), None, {"doubled": doubled})
+    data = MadeData(lambda: tf.data.Dataset.from_tensors((np.ones((4, 1)), np.ones((4, 1)))))
+    for each in (recipe, ModelRecipe(model_fn=only_scored)):
+        found = EvaluateProgram(recipe=each, data=data)(None, context(0))
+        assert found["loss"] == pytest.approx(2 * found["mae"])
+        with pytest.raises(NotCompiled, match=r"without an optimizer: evaluate\(\) takes it"):
+            each.build()
+    (tmp_path / "m.keras").write_bytes(recipe.content)
+    estimator = Estimator(ModelRecipe(), {}, FitSettings(), None)
+    estimator.load(str(tmp_path / "m.keras"))
+    with pytest.raises(NotCompiled, match=r"without an optimizer.*compile\(optimizer="):
+        estimator.fit(made)
+
+
 def made(config, batch_size):
     """Stand for a function of data."""
 

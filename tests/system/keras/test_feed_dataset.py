@@ -26,7 +26,7 @@ from tests.support.keras_training import (
     together,
 )
 from tests.support.waiting import wait_until
-from tfos.control.messages import BatchReport, EpochTrained, LeaveBatch, TrainBatch
+from tfos.control.messages import BatchReport, EpochTrained, FitReading, LeaveBatch, TrainBatch
 from tfos.errors import (
     FeedEndedWarning,
     NotDistributed,
@@ -214,36 +214,82 @@ def test_a_fit_of_the_class_decides_epochs_lines_and_callbacks_of_a_feed(capsys)
     assert [f"{n}/{n} " in printed for n in (3, 6)] == [True] * 2
 
 
+class Calls(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """What Keras has called, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.logs, self.stops = [], [], []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(("begin", epoch))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(("end", epoch))
+
+    def on_train_end(self, logs=None):
+        self.calls.append("over")
+        self.logs.append(logs)
+        self.stops.append(self.model.stop_training)
+
+
 @pytest.mark.filterwarnings("error::tfos.errors.FeedEndedWarning")
-def test_a_fit_of_the_class_with_all_epochs_ends_with_the_feed_without_a_warning(caplog):
+def test_a_fit_of_the_class_goes_on_behind_all_epochs_of_the_feed(caplog, monkeypatch):
     caplog.set_level("INFO", logger="tfos.keras.fit.fit_call")
     with serving() as cluster:
         ctx = cluster.contexts[0]
+        stopped = []
+        monkeypatch.setattr(ctx.trained_feeds, "stopped", lambda *fit: stopped.append(fit))
         feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
-        ended: list[dict[str, float]] = []
-        model = deciding(ctx, keras.callbacks.LambdaCallback(on_train_end=ended.append))
+        calls = Calls()
+        model = deciding(ctx, calls)
         history = model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs())
-        assert history.epoch == [0, 1]
-        assert model.epochs_after is None
-        assert [logs["loss"] for logs in ended] == [history.history["loss"][-1]]
-    told = [each for each in caplog.records if "inside of DecidesAll.fit" in each.getMessage()]
-    assert [each.levelname for each in told] == ["INFO"]
+        assert history.epoch == [0, 1] == model.epochs_after
+        assert cluster.pushes == 5
+        assert calls.calls == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1), "over"]
+        assert [logs["loss"] for logs in calls.logs] == [history.history["loss"][-1]]
+        assert calls.stops == [False]
+        assert not stopped, "a run that resumes goes on behind these epochs"
+    assert not caplog.records
 
 
-def test_a_fit_of_the_class_that_does_not_go_on_when_the_feed_has_ended_is_told():
+def test_a_fit_of_the_class_that_asks_for_more_than_is_fed_goes_on_and_is_told():
     with serving() as cluster:
         ctx = cluster.contexts[0]
         feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
-        ended: list[dict[str, float]] = []
-        model = deciding(ctx, keras.callbacks.LambdaCallback(on_train_end=ended.append))
+        calls = Calls()
+        model = deciding(ctx, calls)
         with pytest.warns(FeedEndedWarning) as caught:
             history = model.fit(FeedDataset(ctx, BATCH), epochs=3)
+        (told,) = (str(each.message) for each in caught)
+        assert "after 2 epochs, fit(epochs=3) asked for more" in told
+        assert history.epoch == [0, 1] == model.epochs_after
+        assert calls.calls == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1), "over"]
+
+
+def test_a_fit_that_ends_before_its_feed_does_not_wait_for_the_next_epoch():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 3), finish=False)
+        model = deciding(ctx, Calls())
+        rows = FeedDataset(ctx, BATCH)
+        assert model.fit(rows, epochs=2).epoch == [0, 1]
+        ctx.feed_channel.finish("input")
+
+
+def test_a_fit_of_the_class_without_a_fed_epoch_is_told_of_code_that_does_not_run():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [], finish=True)
+        calls = Calls()
+        model = deciding(ctx, calls)
+        with pytest.warns(FeedEndedWarning) as caught:
+            model.fit(FeedDataset(ctx, BATCH), epochs=3)
         epochs, code = (str(each.message) for each in caught)
-        assert "after 2 epochs, fit(epochs=3) asked for more" in epochs
+        assert "after 0 epochs, fit(epochs=3) asked for more" in epochs
         assert "inside of DecidesAll.fit, which does not go on behind its epochs" in code
-        assert history.epoch == [0, 1]
         assert model.epochs_after is None
-        assert [logs["loss"] for logs in ended] == [history.history["loss"][-1]]
+        assert calls.calls == ["over"]
 
 
 class OwnLoop(keras.Sequential):  # type: ignore[misc]  # Keras has no types
@@ -493,6 +539,44 @@ def test_steps_per_epoch_of_a_feed_are_warned_of_where_workers_do_not_wait(caplo
         model = distribute(make_model(), ctx)
         model.fit(FeedDataset(ctx, BATCH), epochs=2, steps_per_epoch=1, verbose=0)
         assert caplog.text.count("are not the fed epochs") == 1
+
+
+class CutsEpochs(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    """A fit of its own that decides how many steps an epoch has."""
+
+    def fit(self, x, callbacks=None, **more):
+        return super().fit(x, callbacks=callbacks, steps_per_epoch=2, **more)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_steps_per_epoch_that_a_fit_of_the_class_sets_are_told_like_those_of_the_call(
+    num_workers, caplog
+):
+    with serving(num_workers=num_workers) as cluster:
+        models = [CutsEpochs([keras.Input((20,)), keras.layers.Dense(2)]) for _ in range(2)]
+        for ctx in cluster.contexts:
+            feed_epochs(ctx.feed_channel, batches(4), finish=num_workers == 1)
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            models[rank].compile("adam", LOSS)
+            model = distribute(models[rank], ctx, consistency="sync")
+            data, given = FeedDataset(ctx, BATCH), {"epochs": 2, "verbose": 0}
+            if num_workers == 1:
+                model.fit(data, **given)
+                return
+            with pytest.raises(SettingsError, match=r"steps_per_epoch=2\).*sync.*2 workers"):
+                model.fit(data, **given)
+            validated = FeedDataset(ctx, BATCH, feed="validation")
+            with pytest.raises(SettingsError, match=r"steps_per_epoch=...\) ends an epoch before"):
+                model.fit(data, **given, validation_data=validated)
+
+        together(work, num_workers)
+        assert caplog.text.count("are not the fed epochs") == int(num_workers == 1)
+        assert cluster.pushes == (4 if num_workers == 1 else 0)
+        told = [each for each in cluster.contexts[0].reported if isinstance(each, FitReading)]
+        feeds = {each.feed for each in told}
+        assert feeds == ({""} if num_workers == 1 else set()), "epochs may wait for later rows"
 
 
 def test_a_feed_that_ends_early_is_said_without_distribution_too():

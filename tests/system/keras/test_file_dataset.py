@@ -196,7 +196,7 @@ def test_the_loss_within_an_epoch_is_looked_at_once_a_second_and_may_be_unknown(
 
     now_s = [10.0]
     told: list[dict[str, float]] = []
-    fit = RunningFit(Model(), True, None, None, 0, 1, None)
+    fit = RunningFit(Model(), True, None, None, 0, 1, None, None)
     progress = LoneProgress(fit, SeenProgress(told.append), lambda: now_s[0])
     for batch in range(1, 8):
         now_s[0] += 0.4

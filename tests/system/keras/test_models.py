@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ps.errors import ManifestMismatch, NonFiniteGradient
-from tests.support.keras_training import blobs, serving
+from tests.support.keras_training import blobs, serving, together
 from tfos.errors import (
     NotCompiled,
     SettingsError,
@@ -562,3 +562,31 @@ def test_labels_that_keras_would_broadcast_over_one_unit_are_refused(cluster, op
     assert not cluster.pushes
     model.fit(X, np.zeros((256, 1), "float32"), batch_size=32, verbose=0)
     assert cluster.pushes == 8
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_workers_of_one_seed_draw_other_numbers_and_the_chief_those_of_one_process(built):
+    def make():
+        keras.utils.set_random_seed(3)
+        seeded = [keras.layers.Dropout(0.5, seed=7), keras.layers.Dropout(0.5)]
+        first = [keras.Input((64,))] if built else []
+        model = keras.Sequential([*first, *seeded, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    def drops(model):
+        ones = np.ones((1, 64))
+        return [layer(ones, training=True).numpy().tobytes() for layer in model.layers[:2]]
+
+    x, y = np.ones((4, 64), "float32"), np.ones((4, 1), "float32")
+    alone, models = make(), [make() for _ in range(3)]
+    alone.train_on_batch(x, y)
+    with serving(num_workers=3) as servers:
+
+        def work(rank):
+            distribute(models[rank], servers.contexts[rank]).train_on_batch(x, y)
+            return drops(models[rank])
+
+        found = together(work, 3)
+    assert found[0] == drops(alone)
+    assert [len(set(each)) for each in zip(*found, strict=True)] == [3, 3]

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import weakref
 from typing import Literal
 
 import keras
@@ -144,6 +145,80 @@ def test_a_buffer_that_receives_again_says_nothing_of_the_variables(optimizer):
     assert replica.take() is adopted
     adopted.arrays["trainable"][:] = 7
     assert not replica.changed_here()
+
+
+@pytest.mark.parametrize("shapes", [ALIGNED, ODD, [(8, 16)], [(3,)]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_that_nobody_wrote_are_not_compared_once_they_are_held(
+    shapes, dtype, optimizer, monkeypatch
+):
+    group = make_group(shapes, dtype)
+    replica = Replica([group], optimizer)
+    compared = []
+
+    def noting(*given):
+        compared.append(given)
+        return raw_bytes(*given)
+
+    monkeypatch.setattr("tfos.keras.step.exchange.replica.raw_bytes", noting)
+    for turn in range(2):
+        receive(replica, [group], turn)
+        replica.hold_copies()
+        assert not replica.changed_here()
+    assert not compared, "the cost of predict does not grow with the weights"
+    receive(replica, [group], 2)  # a step, behind which nothing holds
+    assert not replica.changed_here()
+    before = len(compared)
+    assert not replica.changed_here()
+    assert len(compared) == before
+    assert before == 0 or (shapes, dtype) != (ALIGNED, "float32")
+
+
+def _compiled(write, *, jit_compile):
+    return lambda value: tf.function(write, jit_compile=jit_compile)(value)
+
+
+@pytest.mark.parametrize("shapes", [ALIGNED, [(8, 16)], [(3,), (5, 5)]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda value: value.assign(value + 1),
+        lambda value: value.assign_add(tf.ones_like(value)),
+        lambda value: value[0].assign(value[0] + 1),
+        lambda value: value.scatter_sub(tf.IndexedSlices(value[:1] + 1, [0])),
+        *(
+            _compiled(lambda value: value.assign_sub(tf.ones_like(value)), jit_compile=each)
+            for each in (True, False)
+        ),
+    ],
+)
+def test_a_written_variable_is_told_wherever_its_memory_is(shapes, dtype, held, write, optimizer):
+    group = make_group(shapes, dtype)
+    replica = Replica([group], optimizer)
+    receive(replica, [group], 1)
+    if held:
+        replica.hold_copies()
+    variable = group.variables[-1]
+    before = variable.numpy()
+    write(variable.value)
+    for _ in range(2):
+        assert replica.changed_here() == variable.path
+    variable.assign(before)
+    assert not replica.changed_here()
+
+
+def test_held_values_are_let_go_by_the_next_ones(optimizer):
+    group = make_group([(3,), (5, 5)])
+    replica = Replica([group], optimizer)
+    receive(replica, [group], 1)
+    replica.hold_copies()
+    held = [weakref.ref(each) for each in replica._copies.values()]
+    assert held
+    receive(replica, [group], 2)
+    gc.collect()
+    assert not [each for each in held if each() is not None]
 
 
 def test_values_are_compared_bit_by_bit_in_their_own_memory():

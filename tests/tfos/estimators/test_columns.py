@@ -98,10 +98,10 @@ def test_columns_that_do_not_fit_the_model_are_refused():
     plan.check_model(FIELDS, [], 0)
     plan.check_model(FIELDS, [FLOAT, TEXT], 1)
     with pytest.raises(
-        SettingsError, match=r"the model has 3 inputs, features are \['n', 'word'\]"
+        SettingsError, match=r"the model has 3 inputs, featuresCols is \['n', 'word'\]"
     ):
         plan.check_model(FIELDS, [FLOAT] * 3, 1)
-    with pytest.raises(SettingsError, match=r"the model has 2 outputs, labels are \['y'\]"):
+    with pytest.raises(SettingsError, match=r"the model has 2 outputs, labelCols is \['y'\]"):
         plan.check_model(FIELDS, [FLOAT, TEXT], 2)
     with pytest.raises(SettingsError, match="feature column word: string: the model takes float32"):
         plan.check_model(FIELDS, [FLOAT], 1)
@@ -138,7 +138,7 @@ def test_several_columns_for_lists_of_any_length_are_refused():
 
 
 def test_one_name_or_several():
-    assert (named("a"), named(["a", "b"]), named(None)) == (("a",), ("a", "b"), ())
+    assert (named("c", "a"), named("c", ["a", "b"]), named("c", None)) == (("a",), ("a", "b"), ())
 
 
 class Column:
@@ -151,4 +151,4 @@ class Column:
 @pytest.mark.parametrize("given", [[1], 5, Column(), {"a": "b"}, {}])
 def test_what_is_no_name_is_no_column(given):
     with pytest.raises(SettingsError, match=r"must be a name or a list of names, got .*"):
-        named(given)
+        named("feature_cols", given)

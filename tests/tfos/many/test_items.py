@@ -504,6 +504,7 @@ def test_an_items_generator_of_random_numbers_counts_by_its_state():
 
 
 FRAMEWORKS = """
+from typing import NamedTuple
 import numba, keras, tensorflow as tf, tf_keras
 import numpy as np
 from tfos.many.digests import function_digest, value_digest
@@ -546,7 +547,22 @@ class Scored(keras.layers.Layer):
         self.score = score
     def get_config(self): return {}
 
+class Helper:
+    def __init__(self, rate): self.rate = rate
+
+class Pair(NamedTuple):
+    rate: float
+    name: str = ""
+
+class Helped(keras.Sequential):
+    def __init__(self, helper):
+        super().__init__([keras.layers.Identity()])
+        self.helper = helper
+    def get_config(self): return {}
+
 def rate(): return RATE
+HELPED, LISTS, PAIRED = Helped(Helper(RATE)), Helped({"a": [Helper(RATE)]}), Helped(Pair(RATE))
+INNER = sequence(keras, Scored(Helper(RATE)))
 FALLING = keras.optimizers.Adam(Falling())
 SLOWED = sequence(keras, keras.layers.Identity(), optimizer=keras.optimizers.SGD(rate))
 SCALES = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(Falling()))
@@ -581,10 +597,14 @@ def metric(item): return METRIC
 def listed(item): return LISTED
 def held(item): return HELD
 def root(item): return ROOT
+def helped(item): return HELPED
+def lists(item): return LISTS
+def paired(item): return PAIRED
+def inner(item): return INNER
 
 for each in (
     loss, model, graph, compiled, first, drawn, seeded, drop, own, gen, scaled, fails, bent, old,
-    falling, rated, scales, metric, listed, held, root,
+    falling, rated, scales, metric, listed, held, root, helped, lists, paired, inner,
 ):
     print(function_digest(each))
 

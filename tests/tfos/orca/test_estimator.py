@@ -71,11 +71,36 @@ def test_columns_that_are_refused_have_the_names_of_orcas_arguments():
         ({"label_cols": "y"}, "feature_cols names no column"),
         ({"feature_cols": "x", "label_cols": ["y", "y"]}, r"label_cols=\['y', 'y'\] has a column"),
         ({"feature_cols": "z", "label_cols": "y"}, "feature_cols: 'z': the DataFrame has no such"),
+        ({"feature_cols": 3, "label_cols": "y"}, "feature_cols must be a name or a list"),
+        ({"feature_cols": "x", "label_cols": [3]}, "label_cols must be a name or a list"),
     ):
         with pytest.raises(SettingsError, match=text):
             estimator.fit(frame, **given)
         with pytest.raises(SettingsError, match=text):
             estimator.evaluate(frame, **given)
+
+
+def test_columns_that_do_not_fit_the_model_have_the_names_of_orcas_arguments():
+    both = {"a": TensorInfo("float32", (1,)), "b": TensorInfo("float32", (1,))}
+    recipe = dataclasses.replace(ONE_INPUT, inputs=both, outputs=("c", "d"))
+    estimator = Estimator(recipe, {}, FitSettings(), None)
+    frame = frame_of(x=DoubleType(), y=DoubleType())
+    with pytest.raises(SettingsError, match=r"has 2 inputs, feature_cols is \['x'\]: name one"):
+        estimator.fit(frame, feature_cols="x", label_cols="y")
+    with pytest.raises(SettingsError, match=r"has 2 outputs, label_cols is \['y'\]: name one"):
+        estimator.fit(frame, feature_cols=["x", "y"], label_cols="y")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "pass either model=, a compiled Keras model, or model_creator="),
+        ({"model_creator": 3}, "model_creator must be a function"),
+    ],
+)
+def test_a_model_that_is_refused_has_the_name_of_orcas_argument(given, text):
+    with pytest.raises(SettingsError, match=text):
+        Estimator.from_keras(**given)
 
 
 def made(config: Any, batch_size: int) -> None:

@@ -55,6 +55,11 @@ class ColumnRoles:
             self.map_fn,
             weights=self.weight_col,
             float_dtype=float_dtype,
+            words=(
+                "feature_cols" if self.features is None else "features",
+                "label_cols" if self.labels is None else "labels",
+                "weight_col",
+            ),
         )
 
 
@@ -73,9 +78,10 @@ class RowMapper:
         map_fn: takes the parts as arrays, a whole batch at once, and returns the parts to train on.
         weights: selects the sample weights.
         float_dtype: the model's float type.
+        words: what the caller calls `features`, `labels` and `weights`, for errors.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place, by keyword
         self,
         features: Selector | None = None,
         labels: Selector | None = None,
@@ -84,10 +90,12 @@ class RowMapper:
         *,
         weights: Selector | None = None,
         float_dtype: str = "float32",
+        words: tuple[str, str, str] = ("features", "labels", "weights"),
     ) -> None:
         self._features = features
         self._labels = labels
         self._weights = weights
+        self._words = words
         self._by_name = dict(dtypes) if isinstance(dtypes, Mapping) else {}
         by_part = () if isinstance(dtypes, Mapping) else dtypes or ()
         self._dtypes = (by_part,) if isinstance(by_part, str) else tuple(by_part)
@@ -123,20 +131,27 @@ class RowMapper:
     def _parts(self, columns: Any) -> tuple[Any, ...]:
         if self._features is None and self._labels is None and self._weights is None:
             return _by_place(columns)
+        x_word, y_word, weight_word = self._words
         if self._features is None:
-            raise SettingsError(
-                f"labels={self._labels!r} without features; name the features as well, "
-                "for example features=slice(1, None), labels=0"
+            given = (
+                (y_word, self._labels) if self._labels is not None else (weight_word, self._weights)
             )
-        x = _select(columns, self._features, "features")
+            raise SettingsError(
+                f"{given[0]}={given[1]!r} without {x_word}; name the features as well, "
+                f"for example {x_word}=slice(1, None), {y_word}=0"
+            )
+        x = _select(columns, self._features, x_word)
         if self._labels is None:
             if self._weights is not None:
-                raise SettingsError(f"weights={self._weights!r} without labels to weigh")
+                raise SettingsError(
+                    f"{weight_word}={self._weights!r} without {y_word}, whose loss it weighs; name "
+                    "the labels as well"
+                )
             return (x,)
-        y = _select(columns, self._labels, "labels")
+        y = _select(columns, self._labels, y_word)
         if self._weights is None:
             return x, y
-        return x, y, _select(columns, self._weights, "weights")
+        return x, y, _select(columns, self._weights, weight_word)
 
     def _cast(self, part: Any, dtype: str | None, float_dtype: str | None) -> Any:
         if isinstance(part, Mapping):
@@ -178,7 +193,7 @@ def _by_place(columns: Any) -> tuple[Any, ...]:
     if len(columns) > 3:
         raise SettingsError(
             f"rows have {len(columns)} values; ctx.dataset takes rows of (x, y), or select them: "
-            "features=slice(1, None), labels=0"
+            "feature_cols=slice(1, None), label_cols=0"
         )
     return tuple(columns)
 
@@ -225,7 +240,7 @@ def _select_inside(row: Array, selector: Any, what: str) -> Any:
         shape = "x".join(map(str, row.shape[1:])) or "single numbers"
         raise SettingsError(
             f"{what}={selector!r}, but the rows are arrays without names ({shape}); select by "
-            "position, for example features=slice(1, None), labels=0"
+            f"position, for example {what}=slice(1, None)"
         )
     try:
         return row[:, selector if isinstance(selector, int | slice) else list(selector)]

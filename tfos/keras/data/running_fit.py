@@ -31,6 +31,7 @@ class RunningFit:
     class_weight: Any
     initial_epoch: int
     epochs: int
+    steps_per_epoch: int | None
     callbacks: Any
     """Keras' CallbackList from `on_train_begin` on; before that what the call was given."""
 
@@ -56,6 +57,7 @@ def running_fit() -> RunningFit | None:
                 found["class_weight"],
                 found["initial_epoch"],
                 found["epochs"],
+                found["steps_per_epoch"],
                 found["callbacks"],
             )
         frame = frame.f_back

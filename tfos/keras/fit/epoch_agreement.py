@@ -12,7 +12,8 @@ At the end of an epoch every worker
        ModelCheckpoint and best weights hold the servers' newest parameters. Where a worker was
        lost, all wait before the pull until the driver has had its rows fed again;
     4. runs the user's callbacks (EarlyStopping, ReduceLROnPlateau, ...);
-    5. joins again and reaches a second rendezvous: learning rate and stop are the chief's.
+    5. joins again and reaches a second rendezvous: learning rate and stop are the chief's;
+    6. waits for the next epoch of a feed, or its end, which ends Keras' loop.
 The next epoch begins after 5 on all workers, so no worker steps without the others.
 """
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -69,7 +70,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class FeedEnded(Exception):
-    """Leaves Keras' epoch loop: no further epoch will be fed. Caught by `distribute`'s fit."""
+    """Leaves a loop of epochs that is not Keras', or has begun none: no epoch will be fed.
+
+    Caught by `distribute`'s fit.
+    """
 
 
 class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -81,6 +85,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         validation: the feed's validation passes.
         number: of the fit.
         place: where this worker joins others that train; None: all begin together.
+        check: refuses arguments by name with which no fit can run.
 
     Attributes:
         last: callbacks whose place is behind all others, in their order.
@@ -89,6 +94,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         steps: likewise.
         epochs_run: in this fit.
         epochs: that Keras' own fit was asked for, by the call or by a fit of the class.
+        steps_per_epoch: likewise.
+        ends_with_feed: whether Keras' loop was ended behind the last epoch that is fed.
     """
 
     def __init__(
@@ -97,13 +104,15 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         arguments: Mapping[str, Any],
         validation: ValidationPasses,
         number: int,
-        place: FitPlace | None = None,
+        place: FitPlace | None,
+        check: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__()
         dataset = arguments.get("x")
         self.data = FitData(trainer.ctx, arguments)
         self._number = number
         self._place = place
+        self._arguments, self._check = arguments, check
         self._trainer = trainer
         self._validation = validation
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
@@ -120,6 +129,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.given_on: Any = ()
         self.rows = self.steps = self.epochs_run = 0
         self.epochs = arguments["epochs"]
+        self.steps_per_epoch = arguments.get("steps_per_epoch")
+        self.ends_with_feed = False
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start all workers together, so that none trains what the others do not."""
@@ -142,6 +153,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if fit is None or fit.model is not self.model:  # a loop of the class's own
             return
         self.epochs, self._running = fit.epochs, fit.callbacks
+        if fit.steps_per_epoch != self.steps_per_epoch:  # by a fit of the class
+            self.steps_per_epoch = fit.steps_per_epoch
+            self._check({**self._arguments, "steps_per_epoch": fit.steps_per_epoch})
         places = {id(each): place for place, each in enumerate(self.last, 1)} | {id(self): -1}
         given = fit.callbacks.callbacks
         fit.callbacks.callbacks = sorted(given, key=lambda each: places.get(id(each), 0))
@@ -150,7 +164,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             params["steps"] = None  # of all callbacks: the next epoch may have another number
 
     def end_with_feed(self) -> Any:
-        """End the fit where no further epoch is fed, as Keras does behind its loop of epochs.
+        """End a fit that FeedEnded has left, as Keras does behind its loop of epochs.
 
         Returns:
             The history; None: the class's own loop made none.
@@ -167,8 +181,24 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         return getattr(model, "history", None)
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Record that a loop of the class's own has ended its callbacks itself."""
+        """Record that the callbacks end; what has ended with the feed, no callback has stopped."""
         self._has_ended = True
+        if self.ends_with_feed:
+            self.model.stop_training = False
+
+    def end_last_epoch(self, epoch: int) -> None:
+        """Let Keras' loop end here if it is to have more epochs, and none will be fed.
+
+        Behind all callbacks: what stands behind the loop, also in a fit of the class, then runs.
+
+        Args:
+            epoch: number of the epoch that has ended.
+        """
+        if self._running is None or self._dataset is None or not self._feed:
+            return
+        if epoch + 1 < self.epochs and not self.model.stop_training:
+            self.ends_with_feed = not self._has_epoch(self._dataset)
+            self.model.stop_training = self.ends_with_feed
 
     def _beginnings(self) -> dict[int, Beginning]:
         own = msgspec.msgpack.encode(self.data.beginning())
@@ -204,14 +234,15 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """
         self._validation.epoch = epoch
         if self._dataset is not None:
-            self._start_epoch(self._dataset)
+            if not self._has_epoch(self._dataset):
+                raise FeedEnded
             self._dataset.pushes_under_way = self._trainer.pipeline
         self._trainer.is_between_epochs = False
         self._trainer.first_batch.begin_epoch()
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
 
-    def _start_epoch(self, dataset: BatchDataset) -> None:
-        """Wait for the first batch.
+    def _has_epoch(self, dataset: BatchDataset) -> bool:
+        """Wait for the next epoch's first batch; False: the feed has ended.
 
         Where lost rows of the epoch before are fed again, another worker trains them first: the
         barrier must not hold it up until this one has rows.
@@ -225,9 +256,10 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 self._trainer.workers.leave()
 
         if not dataset.start_epoch(let_others_go_on):
-            raise FeedEnded
+            return False
         if has_left:
             self._trainer.workers.join()
+        return True
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Steps 1 to 3 of the module's list.
@@ -341,12 +373,14 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         trainer: of the model.
         name: prefix of the rendezvous' keys.
         kept_rate: of the model.
-        data: of the fit.
+        before: the first callback.
     """
 
-    def __init__(self, trainer: PSTrainer, name: str, kept_rate: KeptRate, data: FitData) -> None:
+    def __init__(
+        self, trainer: PSTrainer, name: str, kept_rate: KeptRate, before: BeforeCallbacks
+    ) -> None:
         super().__init__()
-        self._data = data
+        self._before = before
         self._trainer = trainer
         self._name = name
         self._kept_rate = kept_rate
@@ -384,12 +418,13 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         trainer.workers.join()
         self._kept_rate.record()
         self._follow(f"{self._name}/{epoch}/decision")
+        self._before.end_last_epoch(epoch)
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
         """End with the same parameters everywhere, restored best weights included."""
         self._trainer.is_between_epochs = False
         self._trainer.workers.leave()
-        if self._has_run or self._data.is_trained(self.params["epochs"]):
+        if self._has_run or self._before.data.is_trained(self.params["epochs"]):
             self._trainer.finalize()
         self._kept_rate.end()
         self._follow(f"{self._name}/end")
@@ -399,7 +434,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         trainer = self._trainer
         rate = learning_rate(trainer.optimizer)
         stop = bool(self.model.stop_training) or trainer.ctx.stop_asked
-        state = self._data.state() if trainer.ctx.num_workers > 1 else None
+        state = self._before.data.state() if trainer.ctx.num_workers > 1 else None
         own = Decision(trainer.ctx.is_chief, stop, rate, trainer.assigned, state)
         trainer.assigned = False
         answers = trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))

@@ -51,8 +51,6 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         self._before = before
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
         self._feed = "" if self._dataset is None else self._dataset.feed
-        # With steps_per_epoch, an epoch may wait for rows that are fed after the driver's call.
-        self._is_followed = bool(self._feed) and arguments.get("steps_per_epoch") is None
         self._number, self._first_epoch = number, int(arguments.get("initial_epoch") or 0)
         self._fit = next(_fits)
         self._began_s = 0.0
@@ -110,8 +108,10 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
             self._ctx.epochs.fit_reads(self._reading(is_over=True))
 
     def _reading(self, *, is_over: bool = False) -> FitReading:
+        # With steps_per_epoch, an epoch may wait for rows that are fed after the driver's call.
+        is_followed = self._before.steps_per_epoch is None
         return FitReading(
-            self._feed if self._is_followed else "",
+            self._feed if is_followed else "",
             is_over,
             number=self._number,
             epoch=self._first_epoch,

@@ -164,17 +164,22 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
-        before = BeforeCallbacks(trainer, arguments, passes, number, place)
+        check = functools.partial(_check_steps, trainer=trainer)
+        before = BeforeCallbacks(trainer, arguments, passes, number, place, check)
         report = EpochReporter(trainer, before, dataset, arguments, number)
-        before.last = [report, AfterCallbacks(trainer, name, kept_rate, before.data)]
+        before.last = [report, AfterCallbacks(trainer, name, kept_rate, before)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
         given_on = _callbacks(model, arguments, before, ProgressReport(trainer.ctx))
         arguments["callbacks"] = before.given_on = given_on
         try:
             with trainer.pipelining():
-                return given.call()
+                result = given.call()
+            if before.ends_with_feed:
+                _tell_of_end(before)
+            return result
         except FeedEnded:
-            _tell_of_end(model, before)
+            _tell_of_end(before)
+            _tell_of_code(model, before)
             return before.end_with_feed()
         finally:
             trainer.end_fit()
@@ -192,18 +197,9 @@ def _follow_positions(
             _check_first_epoch(dataset, arguments)
 
 
-def _tell_of_end(model: Any, before: BeforeCallbacks) -> None:
-    """Tell of epochs that were not fed, and of code that does not run."""
-    own = inspect.unwrap(type(model).fit)
-    has_own = own is not inspect.unwrap(keras.Model.fit)
-    left_out = (
-        f"the feed ended inside of {own.__qualname__}, which does not go on behind its epochs "
-        "then: fit returns model.history. Do what comes there behind the call of fit, or in "
-        "on_train_end of a callback"
-    )
+def _tell_of_end(before: BeforeCallbacks) -> None:
+    """Warn of epochs that were asked for and not fed."""
     if isinstance(before.epochs, AllEpochs):  # the right way to end with the feed
-        if has_own:
-            logger.info(left_out)
         return
     not_fed = (
         f"the feed ended after {before.epochs_run} epochs, fit(epochs={before.epochs}) asked for "
@@ -211,7 +207,21 @@ def _tell_of_end(model: Any, before: BeforeCallbacks) -> None:
         "fit(epochs=ctx.all_epochs)"
     )
     warnings.warn(not_fed, FeedEndedWarning, stacklevel=3)
-    if has_own:
+
+
+def _tell_of_code(model: Any, before: BeforeCallbacks) -> None:
+    """Warn of code that does not run: of a loop that is not Keras', or before its first epoch."""
+    own = inspect.unwrap(type(model).fit)
+    if own is inspect.unwrap(keras.Model.fit):
+        return
+    left_out = (
+        f"the feed ended inside of {own.__qualname__}, which does not go on behind its epochs "
+        "then: fit returns model.history. Do what comes there behind the call of fit, or in "
+        "on_train_end of a callback"
+    )
+    if isinstance(before.epochs, AllEpochs):
+        logger.info(left_out)
+    else:
         warnings.warn(left_out, FeedEndedWarning, stacklevel=3)
 
 
@@ -258,7 +268,6 @@ def _check(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     _check_rows(arguments)
     _check_steps(arguments, trainer)
     _check_callbacks(arguments, trainer)
-    validation.check(arguments)
 
 
 def _check_rows(arguments: dict[str, Any]) -> None:
@@ -275,7 +284,11 @@ def _check_rows(arguments: dict[str, Any]) -> None:
 
 
 def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
-    """Refuse epochs that a worker could begin without rows while the others wait for its push."""
+    """Refuse epochs that a worker could begin without rows while the others wait for its push.
+
+    Also those of which no rows could validate.
+    """
+    validation.check(arguments)
     dataset, steps = arguments.get("x"), arguments.get("steps_per_epoch")
     if steps is None or not isinstance(dataset, BatchDataset) or not dataset.feed:
         return

@@ -1,7 +1,7 @@
 """Attaching a worker to the servers: they get or have its model, and its frozen weights are theirs.
 
 Covers: the manifest that `ctx.distribute` asks for; seeding; the size of buckets; the comparison of
-two manifests and its sentences; taking over frozen weights.
+two manifests and its sentences; taking over frozen weights; what each rank's layers draw.
 Does not: pull what trains (tfos.keras.step.exchange).
 Threads: none of its own.
 """
@@ -28,6 +28,8 @@ from tfos.keras.step.variables import VariableGroup, Variables
 ATTACH_TIMEOUT_S = READY_TIMEOUT_S + 600.0
 """For the chief to seed the servers: its imports, its data, its first batch, and then the wait for
 the servers' kernels."""
+_SEED_STATE = "seed_generator_state"
+"""Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
 
 
 def attach(
@@ -106,6 +108,23 @@ def adopt_frozen(
     client.pull_frozen(manifest, received, timeout_s=timeout_s)
     for group in groups:
         group.assign(tf.constant(received.pop(group.name)))
+
+
+def draw_apart(model: Any, rank: int) -> None:
+    """Let the layers of this rank draw other numbers than those of rank 0, which stay as they are.
+
+    A layer with a seed, or a program that sets one, has the same on all workers: each would drop
+    the same units of all rows that are trained at once.
+
+    Args:
+        model: whose seed generators may have the same state on all ranks.
+        rank: from 0.
+    """
+    for variable in model.non_trainable_variables if rank else ():
+        if variable.name == _SEED_STATE:
+            seed, count = np.asarray(variable)
+            own = np.random.SeedSequence([int(seed), rank]).generate_state(1)[0]
+            variable.assign([own, count])
 
 
 def as_served(manifest: Manifest, client: Any) -> Manifest:

@@ -192,6 +192,7 @@ class PSTrainer:
         model, client = self.model, self.client
         found = variables.collect(model, self.optimizer)
         before = attach.attach(client, model, found, self.settings, seeds=seeds)
+        attach.draw_apart(model, self.ctx.worker_rank)
         if self.waits:
             client.timeout_s = max(client.timeout_s, BARRIER_TIMEOUT_S)
             self.workers.attached()

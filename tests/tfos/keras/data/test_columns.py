@@ -7,7 +7,7 @@ import pytest
 
 from feeding.columnar.batch import Ragged
 from tfos.errors import SettingsError
-from tfos.keras.data.columns import RowMapper
+from tfos.keras.data.columns import ColumnRoles, RowMapper
 
 MATRIX = np.arange(12.0).reshape(3, 4)
 LABELS = np.array([1, 0, 1])
@@ -124,6 +124,29 @@ def test_lists_of_any_length_stay_lists_with_the_dtype_asked_for():
     named = RowMapper({"items": "items", "user": "user"})(row)[0]
     assert isinstance(named["items"], Ragged)
     assert isinstance(RowMapper(["user", "items"])(row)[0][1], Ragged)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"feature_cols": "z"}, r"^feature_cols='z', but the rows have \['a'\]"),
+        ({"features": "z"}, r"^features='z', but the rows have \['a'\]"),
+        ({"features": "a", "label_cols": "z"}, r"^label_cols='z', but the rows"),
+        ({"feature_cols": "a", "labels": "z"}, r"^labels='z', but the rows"),
+        ({"label_cols": "a"}, r"^label_cols='a' without feature_cols; .*feature_cols=slice"),
+        ({"labels": "a"}, r"^labels='a' without feature_cols; .*labels=0"),
+        ({"weight_col": "a"}, r"^weight_col='a' without feature_cols; "),
+        ({"features": "a", "weight_col": "a"}, r"^weight_col='a' without label_cols, whose loss"),
+        (
+            {"feature_cols": "a", "label_cols": "a", "weight_col": "z"},
+            r"^weight_col='z', but the rows have",
+        ),
+    ],
+)
+def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
+    mapper = ColumnRoles(**given).mapper("float32")
+    with pytest.raises(SettingsError, match=sentence):
+        mapper({"a": LABELS})
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ class ParameterExchange:
         with self._times.on("pull"):
             self.clock = self._client.pull(received.arrays).clock
         self._replica.adopt(received, self.clock)
+        self._replica.hold_copies()
         self._replica.give(received)
         if self._averages is not None:
             self._averages.pull(self._client)

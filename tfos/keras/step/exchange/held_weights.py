@@ -1,7 +1,8 @@
 """Values of the weights that nothing trains, held to tell whether the program has changed them.
 
 Covers: the comparison, which reads no value where nothing was written.
-Does not: compare trained weights (tfos.keras.step.exchange.replica), refuse a change.
+Does not: compare trained weights (tfos.keras.step.exchange.replica), which has more than one place
+where they may be; refuse a change.
 Threads: the thread that trains.
 
 A held tensor shares the memory of its variable. Whatever writes a variable gives it other memory
@@ -32,13 +33,13 @@ class HeldWeights:
     """
 
     def __init__(self, groups: Sequence[VariableGroup]) -> None:
-        self._held = [(each, _read(each)) for group in groups for each in group.variables]
+        self._held = [(each, read(each)) for group in groups for each in group.variables]
 
     def changed(self) -> str:
         """Return the path of a variable that has other values than before; empty: none has."""
         for place, (variable, held) in enumerate(self._held):
-            now = _read(variable)
-            if _address(now) == _address(held):
+            now = read(variable)
+            if address(now) == address(held):
                 continue
             if not np.array_equal(raw_bytes(now), raw_bytes(held)):
                 return str(variable.path)
@@ -46,14 +47,15 @@ class HeldWeights:
         return ""
 
 
-def _read(variable: Any) -> Any:
+def read(variable: Any) -> Any:
+    """Return a variable's values as a tensor that shares its memory."""
     import tensorflow as tf
 
     value = variable.value
     return tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype)  # no copy
 
 
-def _address(tensor: Any) -> int | None:
+def address(tensor: Any) -> int | None:
     """Return where a tensor's values are, on whatever device; None: it has none."""
     import tensorflow as tf
 

@@ -13,7 +13,7 @@ array that it was given, as long as a tensor shares the array's memory.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from tfos.keras.aligned_memory import aligned
 from tfos.keras.compiled_call import CompiledCall
 from tfos.keras.step import optimizers
+from tfos.keras.step.exchange.held_weights import address, read
 from tfos.keras.step.variables import VariableGroup, raw_bytes
 
 MAX_SHARED = 4
@@ -109,11 +110,34 @@ class Replica:
         self._batches_per_update = optimizers.batches_per_update(optimizer)
         self._given: list[Received] = []
         self._adopted: Received | None = None
+        self._copies: dict[int, Any] = {}
+        """By variable a tensor over its memory, which is its own and has the received values. What
+        writes a variable gives it other memory while somebody holds what it had."""
+
+    def hold_copies(self) -> None:
+        """Hold the variables' values as they are, just adopted, to be compared by their place."""
+        for variable, _, own in self._outside():
+            self._copies[id(variable)] = own
 
     def changed_here(self) -> str:
         """Return the path of a trained variable that has other values than received; empty: none.
 
-        Asked while nothing is in flight; it compares the values.
+        Asked while nothing is in flight; it compares values only where nothing has held them.
+        """
+        for variable, received, own in self._outside():
+            held = self._copies.get(id(variable))
+            if held is not None and address(held) == address(own):
+                continue
+            dtype = variable.value.dtype.as_numpy_dtype
+            if not np.array_equal(raw_bytes(own), raw_bytes(received, dtype)):
+                return str(variable.path)
+            self._copies[id(variable)] = own
+        return ""
+
+    def _outside(self) -> Iterator[tuple[Any, Array, Any]]:
+        """Yield variables whose memory is not the adopted buffer's, with received and own values.
+
+        Nothing writes to the buffer, so a variable that shares its memory has what was received.
         """
         adopted = self._adopted
         for group in self._groups:
@@ -121,23 +145,21 @@ class Replica:
                 continue
             flat = adopted.arrays[group.name]
             for variable, part in group.ranges:
-                own = raw_bytes(variable.value.read_value())
-                if not np.array_equal(
-                    own, raw_bytes(flat[part], variable.value.dtype.as_numpy_dtype)
-                ):
-                    return str(variable.path)
-        return ""
+                own = read(variable)
+                if address(own) != flat[part].ctypes.data:
+                    yield variable, flat[part], own
 
     def forget_values(self) -> None:
         """Ask no more whether the variables are as received, until the next values come."""
         self._adopted = None
+        self._copies.clear()
 
     def take(self) -> Received:
         """Return a buffer that nobody uses, with arbitrary content."""
         for index, received in enumerate(self._given):
             if not received.is_shared:
                 if received is self._adopted:  # the variables have copies, and this changes
-                    self._adopted = None
+                    self.forget_values()
                 return self._given.pop(index)
         return Received(self._groups)
 
@@ -153,6 +175,7 @@ class Replica:
             iterations: new value of the optimizer's `iterations`.
             statistics: whether to assign the layers' statistics as well.
         """
+        self._copies.clear()  # before the variables get other memory, so that this one is free then
         is_full = sum(given.is_shared for given in self._given) >= MAX_SHARED
         for group in self._groups:
             if not group.trainable and not statistics:
