@@ -1,7 +1,7 @@
 """Parquet footers: read, bounded and made safe before pyarrow parses them; cached for a data set.
 
 Covers: Footer, ParquetLimits, the byte ranges of a row group's columns; read_footers (many files at
-a time), FooterCache, open_listed.
+a time), FooterCache.
 Does not: read pages (row_groups), choose columns (plan).
 Threads: any; read_footers reads on threads of its own, which end with the call.
 
@@ -26,11 +26,11 @@ import pyarrow.parquet as pq
 
 from feeding.arrow.columns import one_line
 from feeding.config import MIB
-from feeding.errors import DataError, FeedSettingsError, FileChanged
+from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import RangeReader
-from feeding.filesystem.registry import filesystem_for
 from feeding.formats.parquet.column_metadata import check_column_metadata
 from feeding.reading.bad_records import BadData
+from feeding.reading.listed import open_listed
 from feeding.reading.splits import SourceFile
 from rpc.field_texts import with_field_texts
 
@@ -322,22 +322,6 @@ class FooterCache:
         return footer
 
 
-def open_listed(file: SourceFile) -> RangeReader:
-    """Open a file that was listed.
-
-    Raises:
-        FileChanged: the file has another size now.
-    """
-    opened = filesystem_for(file.path).open(file.path)
-    if opened.size_bytes != file.size_bytes:
-        opened.close()
-        raise FileChanged(
-            f"{file.path} had {file.size_bytes} bytes when it was listed, now "
-            f"{opened.size_bytes}; train on files that are not written to any more"
-        )
-    return opened
-
-
 def read_footers(
     files: Sequence[SourceFile], cache: FooterCache, bad: BadData
 ) -> Iterator[tuple[SourceFile, Footer]]:
@@ -354,7 +338,7 @@ def read_footers(
     """
 
     def read(file: SourceFile) -> Footer | DataError:
-        with contextlib.closing(open_listed(file)) as opened:
+        with contextlib.closing(open_listed(file.path, file.size_bytes)) as opened:
             try:
                 return cache.footer(opened)
             except DataError as error:

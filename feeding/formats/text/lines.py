@@ -19,10 +19,8 @@ from typing import BinaryIO, cast
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.readahead import ReadAhead
+from feeding.reading.gzip_bound import beyond_ratio
 from rpc.field_texts import with_field_texts
-
-_RATIO_FROM_BYTES = 16 * MIB
-"""Up to this size a high ratio is harmless."""
 
 
 @with_field_texts
@@ -189,12 +187,8 @@ class GzipBytes(io.RawIOBase):
                 f"{self._name}: the compressed data is damaged after byte {self._made}: {error}"
             ) from None
         self._made += count
-        stored, ratio = self._file.tell(), self._limits.max_gzip_ratio
-        if self._made > max(_RATIO_FROM_BYTES, ratio * stored):
-            raise DataError(
-                f"{self._name}: {stored} compressed bytes became {self._made}, max_gzip_ratio is "
-                f"{ratio}"
-            )
+        if text := beyond_ratio(self._made, self._file.tell(), self._limits.max_gzip_ratio):
+            raise DataError(f"{self._name}: {text}")
         return count
 
     def close(self) -> None:

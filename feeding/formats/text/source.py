@@ -17,14 +17,15 @@ import numpy as np
 
 from feeding.columnar.ops import Columns, num_rows
 from feeding.columnar.schema import ColumnSpec, Schema
-from feeding.errors import DataError, FileChanged
+from feeding.errors import DataError
 from feeding.filesystem.interface import FileStatus, Path, RangeReader
 from feeding.filesystem.readahead import ReadAhead
-from feeding.filesystem.registry import DEFAULTS, filesystem_for
+from feeding.filesystem.registry import DEFAULTS
 from feeding.formats.text.lines import GzipBytes, LineBlock, LineLimits, LineReader
 from feeding.formats.text.row_index import RowLines
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import GZIP_NAMES, data_files, is_gzip
+from feeding.reading.listed import open_listed
 from feeding.reading.partitions import PartitionColumn, partition_columns
 from feeding.reading.row_counts import PieceRows
 from feeding.reading.splits import SourceFile, Split
@@ -104,14 +105,7 @@ class LineSource:
         Raises:
             FileChanged: the file has another size now.
         """
-        file = filesystem_for(path).open(path)
-        if file.size_bytes != self._sizes[path]:
-            file.close()
-            raise FileChanged(
-                f"{path} had {self._sizes[path]} bytes when it was listed, now "
-                f"{file.size_bytes}; train on files that are not written to any more"
-            )
-        return file
+        return open_listed(path, self._sizes[path])
 
     def stream(self, file: RangeReader, start: int = 0) -> BinaryIO:
         """Return a file's bytes, decompressed, from the byte before `start` on.

@@ -24,10 +24,8 @@ from feeding.errors import DataError, FeedSettingsError
 from feeding.formats.tfrecord import frame_kernels
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import is_gzip
+from feeding.reading.gzip_bound import beyond_ratio
 from rpc.field_texts import with_field_texts
-
-_RATIO_FROM_BYTES = 16 * MIB
-"""Up to this size a high ratio is harmless."""
 
 
 @with_field_texts
@@ -244,13 +242,10 @@ class RecordReader:
         return False
 
     def _is_bomb(self) -> bool:
-        made, limit = self._file_at + self._filled, self._limits.max_gzip_ratio
-        if made <= max(_RATIO_FROM_BYTES, limit * self._file.num_read):
-            return False
-        self._damage = (
-            f"{self._file.num_read} compressed bytes became {made}, max_gzip_ratio is {limit}"
-        )
-        return True
+        num_made, num_stored = self._file_at + self._filled, self._file.num_read
+        text = beyond_ratio(num_made, num_stored, self._limits.max_gzip_ratio)
+        self._damage = text or self._damage
+        return bool(text)
 
     def _after_fault(self, at: int, fault: int, length: int) -> int:
         """Report a damaged record; returns the offset of the next frame."""

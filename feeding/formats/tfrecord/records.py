@@ -17,12 +17,13 @@ from typing import TypeVar
 import numpy as np
 
 from feeding.columnar.chunk import Array
-from feeding.errors import DataError, FileChanged
+from feeding.errors import DataError
 from feeding.filesystem.readahead import ReadAhead
-from feeding.filesystem.registry import DEFAULTS, filesystem_for
+from feeding.filesystem.registry import DEFAULTS
 from feeding.formats.tfrecord import frame_kernels
 from feeding.formats.tfrecord.framing import RecordBlock, RecordLimits, RecordReader, is_compressed
 from feeding.reading.bad_records import BadData
+from feeding.reading.listed import open_listed
 from feeding.reading.splits import Split
 
 
@@ -63,12 +64,7 @@ def opened_records(
         FileChanged: the file has another size now.
         OSError: the file cannot be read.
     """
-    with contextlib.closing(filesystem_for(split.path).open(split.path)) as file:
-        if file.size_bytes != size_bytes:
-            raise FileChanged(
-                f"{split.path} had {size_bytes} bytes when it was listed, now {file.size_bytes}; "
-                "read files that are not written to any more"
-            )
+    with contextlib.closing(open_listed(split.path, size_bytes)) as file:
         if split.start and is_compressed(file.read_range(0, frame_kernels.FRAME_HEAD)):
             yield RecordReader(io.BytesIO(), split.path)
             return

@@ -145,7 +145,6 @@ def test_rows_lost_after_the_order_to_end_the_epoch_are_fed_again_and_the_epoch_
     assert played.warned == ["worker:0", "worker:1"]
 
 
-@pytest.mark.fault("F02")
 def test_rows_that_went_to_others_when_a_connection_to_a_living_worker_broke_are_told():
     warned: list[str] = []
     resent = (LostWorker(1, "worker:1", "reset", 16), LostWorker(2, "worker:2", "reset", 16))

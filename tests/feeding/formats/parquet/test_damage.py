@@ -176,7 +176,7 @@ def test_a_directory_in_the_place_of_a_file_and_a_file_that_changes(good, tmp_pa
     path = Path(shutil.copy(good, tmp_path / "f"))
     source = ParquetSource(str(path))
     stored(path, table(ROWS + 1))
-    with pytest.raises(FileChanged, match="train on files that are not written to any more"):
+    with pytest.raises(FileChanged, match="read files that are not written to any more"):
         rows_of(source)
 
 
