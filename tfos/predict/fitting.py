@@ -20,6 +20,9 @@ from tfos.predict.signature import TensorInfo
 
 Array = np.ndarray[Any, Any]
 
+MOST_EXACT = 1 << 53
+"""Beyond it two whole numbers share one double."""
+
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
@@ -33,7 +36,8 @@ class Misfit:
 def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
     """Return values in the dtype of an input; floats may be rounded, integers may not change.
 
-    A finite number that would become infinite does not fit.
+    A finite number that would become infinite does not fit, and neither does an integer that shares
+    one double with another in the place of a float.
 
     Args:
         values: [rows, ...], or the items of ragged rows.
@@ -52,7 +56,7 @@ def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
         # The processor notes an overflow, so the ordinary case needs no pass over the values.
         with np.errstate(invalid="ignore", over="raise"):
             found = values.astype(info.dtype)
-        if found.dtype.kind not in "iub":
+        if found.dtype.kind not in "iub" and not is_wide(values):
             return found
     except FloatingPointError:
         with np.errstate(invalid="ignore", over="ignore"):
@@ -72,6 +76,13 @@ def _changed(values: Array, found: Array) -> tuple[Array, str]:
         values: as they were.
         found: the same, in the dtype of an input.
     """
+    if found.dtype.kind not in "iub" and is_wide(values):
+        shared = (values > MOST_EXACT) | (values < -MOST_EXACT)
+        if shared.any():
+            return shared, (
+                "integers of this size share one double, as ids and times in nanoseconds do: "
+                "declare keras.Input(dtype='int64'), or make a smaller number of the column"
+            )
     if found.dtype.kind not in "iub":
         infinite = np.isinf(found) & np.isfinite(values)
         return infinite, f"no number of {found.dtype} is that large: scale the column"
@@ -81,6 +92,15 @@ def _changed(values: Array, found: Array) -> tuple[Array, str]:
         changed = np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
         next_step = f"{values.dtype} rounds integers of this size: make a column of long from them"
     return changed, next_step
+
+
+def is_wide(values: Array) -> bool:
+    """Return whether two integers of this dtype can share one double.
+
+    Args:
+        values: of any dtype.
+    """
+    return values.dtype.kind in "iu" and values.dtype.itemsize == 8
 
 
 def check_columns(what: str, count: int, *, is_ragged: bool) -> None:

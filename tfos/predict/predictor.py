@@ -25,7 +25,7 @@ from feeding.columnar.ops import Columns, joined, num_rows, split_rows
 from feeding.sender.arrow_inference import UnansweredBatches
 from tfos.errors import SettingsError
 from tfos.feed.dataframe_columns import quoted
-from tfos.predict.fitting import Array, check_columns
+from tfos.predict.fitting import MOST_EXACT, Array, check_columns, is_wide
 from tfos.predict.loading import loaded
 from tfos.predict.signature import ModelSignature, TensorInfo
 from tfos.predict.tensors import Inputs, arrow_column, column_type
@@ -39,8 +39,6 @@ _PYTHONS = {
     **dict.fromkeys(("int8", "uint8", "int16", "uint16", "int32", "uint32"), "int64"),
 }
 """The dtype of Python's numbers, by that of an output."""
-_MOST_EXACT = 1 << 53
-"""Beyond it two whole numbers share one double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +206,9 @@ def _formed(values: Array, form: str) -> Array:
 
 def _check_exact(values: Array, output: str) -> None:
     """Refuse whole numbers so large that two of them share one double."""
-    if values.dtype.name not in ("int64", "uint64"):
+    if not is_wide(values):
         return
-    rounded = (values > _MOST_EXACT) | (values < -_MOST_EXACT)
+    rounded = (values > MOST_EXACT) | (values < -MOST_EXACT)
     if rounded.any():
         found = values.reshape(-1)[int(np.argmax(rounded.reshape(-1)))]
         raise SettingsError(

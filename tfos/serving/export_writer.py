@@ -104,8 +104,8 @@ class ExportWriter:
             OSError: the file system failed.
         """
         directory = self._place.child(f"tables/{table.directory}")
-        stem, batch = self._named("part"), batch_rows(table.row_nbytes)
-        rows = _FileSequence(self._fs, directory, stem, row_schema(table), batch)
+        stem, count = self._named("part"), batch_rows(table.row_nbytes)
+        rows = _FileSequence(self._fs, directory, stem, row_schema(table), count)
         gone = _FileSequence(self._fs, directory, self._named("gone"), GONE_SCHEMA, batch_rows(8))
         with rows, gone:
             for batch in batches:

@@ -399,7 +399,7 @@ def test_a_bad_row_names_partition_row_and_column(tmp_path):
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Free(keras.Model):
+class Free(keras.Model):  # type: ignore[misc]  # Keras is not checked
     """A model without fixed inputs."""
 
     def __init__(self, **kwargs):

@@ -76,9 +76,12 @@ def test_only_the_chief_reads_the_rows_of_all_tables(tmp_path, monkeypatch):
         (layer,) = (each for each in model.layers if isinstance(each, Embedding))
         read = []
         real = layer.source.dump
-        monkeypatch.setattr(
-            layer.source, "dump", lambda *given: read.append(given) or real(*given), raising=False
-        )
+
+        def dump(*given):
+            read.append(given)
+            return real(*given)
+
+        monkeypatch.setattr(layer.source, "dump", dump, raising=False)
         compat.export_saved_model(model, str(tmp_path / "m"), is_chief=False)
         assert (read, list(tmp_path.iterdir())) == ([], [])
         compat.export_saved_model(model, str(tmp_path / "m"), is_chief=True)

@@ -13,6 +13,7 @@ from feeding.columnar.batch import Ragged
 from feeding.errors import RowError
 from tfos.errors import SettingsError
 from tfos.predict import predictor as predictor_module
+from tfos.predict.fitting import Misfit, fitted
 from tfos.predict.loading import LoadedModel
 from tfos.predict.predictor import OutputColumn, Predictor, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
@@ -307,3 +308,29 @@ def test_names_that_the_model_lacks_are_refused_with_those_it_has():
     )
     with pytest.raises(SettingsError, match="no number per row; read it as an array"):
         predictor.schema()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (np.array([7, 2**53 + 1]), "9007199254740993"),
+        (np.array([7, -(2**53) - 1]), "-9007199254740993"),
+        (np.array([7, 2**63 + 1025], np.uint64), "9223372036854776833"),
+    ],
+)
+def test_integers_that_share_one_double_do_not_fit_a_float_input(given, text, dtype):
+    """They are ids or times: the model answered for another one, without a word."""
+    found = fitted(given, "x", TensorInfo(dtype, ()))
+    assert isinstance(found, Misfit)
+    assert found.place == 1
+    assert f"value {text} does not fit input 'x', {dtype}" in found.text
+    assert "keras.Input" in found.text
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64"])
+def test_integers_that_a_double_holds_fit_a_float_input(kind):
+    given = np.array([0, 2**53], kind)
+    found = fitted(given, "x", TensorInfo("float64", ()))
+    assert not isinstance(found, Misfit)
+    assert found.astype(kind).tolist() == given.tolist()
