@@ -38,11 +38,8 @@ def test_each_run_that_resumes_has_room_for_its_clients(
             assert num_sessions(bed) == 1
 
 
-def test_runs_of_one_cluster_id_have_room_for_their_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_runs_of_one_cluster_id_have_room_for_their_clients(tmp_path: Path):
     """As servers that are started by hand, with the same command for each run."""
-    monkeypatch.setattr(exactly_once, "MAX_SESSIONS", exactly_once.MAX_RESTORES + 1)
     counts = []
     for run in range(1, 9):
         with cluster(job="daily") as bed:
