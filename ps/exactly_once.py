@@ -171,9 +171,9 @@ MAX_SESSIONS = 4096
 """Clients of one worker's generation at a server, closed ones included; in hybrid one counts as
 two. A server forgets none, so that no late copy is applied twice: one more is refused. A session
 takes about 300 bytes, and as much in each checkpoint."""
-MAX_RESTORES = 3
+MAX_RESTORES = 16
 """Restores that a session outlives without a request. A client that lives has sent again by then
-what it got no ack for: it does so at once to each server that it reaches."""
+what it got no ack for, to each server that it reaches: only a later copy would be applied twice."""
 MAX_UNDER_WAY = 256
 """How many of them may have a request under way, which takes 8 bytes per bucket and segment."""
 

@@ -38,8 +38,11 @@ def test_each_run_that_resumes_has_room_for_its_clients(
             assert num_sessions(bed) == 1
 
 
-def test_runs_of_one_cluster_id_have_room_for_their_clients(tmp_path: Path):
+def test_runs_of_one_cluster_id_have_room_for_their_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As servers that are started by hand, with the same command for each run."""
+    monkeypatch.setattr(exactly_once, "MAX_RESTORES", 3)
     counts = []
     for run in range(1, 9):
         with cluster(job="daily") as bed:
@@ -55,7 +58,10 @@ def test_runs_of_one_cluster_id_have_room_for_their_clients(tmp_path: Path):
     assert counts == [1, 2, 3, 4, 4, 4, 4, 4]
 
 
-def test_a_client_that_pushes_keeps_its_record_through_any_number_of_restores(tmp_path: Path):
+def test_a_client_that_pushes_keeps_its_record_through_any_number_of_restores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(exactly_once, "MAX_RESTORES", 3)
     with cluster() as bed:
         client = bed.client()
         client.seed(MANIFEST, filled(MANIFEST))
