@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from feeding.sender.connection_pool import POOL
 from feeding.sender.task import FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
+from tests.support.waiting import wait_until
 
 WAIT_S = 20.0
 CREDENTIALS = Credentials.generate()
@@ -114,13 +114,8 @@ class Background:
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        pause.wait(0.002)
-    return found
+    """Wait for a condition, by default as long as a feed may take."""
+    return wait_until(condition, what, timeout_s)
 
 
 def read_epochs(worker: Worker, batch_size: int = 10, **options: Any) -> Background:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 
 import msgspec
 
@@ -11,6 +10,7 @@ from ps.stats.server_stats import ServerStats
 from rpc.endpoint import Endpoint
 from rpc.histogram import Latency
 from tests.support.control import moving
+from tests.support.waiting import wait_until
 from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
@@ -80,9 +80,9 @@ class WatchedJob:
 
     def answer_save(self, **fields: object) -> None:
         """Play the chief: wait for the order, and report."""
-        deadline_s = time.monotonic() + 10.0
-        while not (number := self.coordinator.read(lambda state: state.saves_asked)):
-            assert time.monotonic() < deadline_s
+        number = wait_until(
+            lambda: self.coordinator.read(lambda state: state.saves_asked), "the order", 10.0
+        )
         saved = messages.SavedNow(number, **fields)  # type: ignore[arg-type]
         self.coordinator.on_event(node_id("worker:0"), saved)
 
