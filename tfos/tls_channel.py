@@ -1,14 +1,30 @@
-"""What a gRPC channel proves itself by, and whom it believes: one process's keys.
+"""A process's side of a gRPC channel to its driver: what it proves itself by, and one call.
 
-Covers: which of the keys goes where; a chain in the place of the authority would be believed.
+Covers: which of the keys goes where; a chain in the place of the authority would be believed. Which
+failures of a call a repetition may change.
 Does not: open a channel (tfos.control.client, tfos.many.slot.client), serve (tfos.tls_server).
+Threads: any.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 
 from rpc.auth.certificates import TlsCredentials
+from tfos.errors import ControlRefused, ControlUnavailable
+
+REFUSALS = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""The driver's answers that no repetition changes."""
 
 
 def channel_credentials(keys: TlsCredentials) -> grpc.ChannelCredentials:
@@ -22,3 +38,32 @@ def channel_credentials(keys: TlsCredentials) -> grpc.ChannelCredentials:
         private_key=keys.key_pem,
         certificate_chain=keys.cert_pem,
     )
+
+
+def ask(channel: Any, path: str, body: bytes, timeout_s: float, where: str) -> bytes:
+    """Make a call, which waits for the driver to become reachable, and return the reply.
+
+    Args:
+        channel: to the driver.
+        path: of the call.
+        body: the encoded request.
+        timeout_s: seconds until ControlUnavailable.
+        where: who asks what of whom, for the error.
+
+    Raises:
+        ControlUnavailable: no reply arrived in time, or the channel is closed.
+        ControlRefused: the driver refuses, and would again.
+    """
+    try:
+        reply: bytes = channel.unary_unary(path)(body, timeout=timeout_s, wait_for_ready=True)
+    except grpc.RpcError as error:
+        failure = ControlRefused if error.code() in REFUSALS else ControlUnavailable
+        raise failure(f"{where}: {reason_of(error)}") from None
+    except ValueError as error:  # the channel was closed by another thread
+        raise ControlUnavailable(f"{where}: {error}") from error
+    return reply
+
+
+def reason_of(error: Any) -> str:
+    """Return the code and the details of a grpc.RpcError."""
+    return f"{error.code().name}: {error.details() or 'no details'}"

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavailable
 from feeding.filesystem import globbing
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, check_range
+from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
 from feeding.filesystem.location import Location, parse
-from feeding.filesystem.temp_files import collected, pieces_of, staging_name
+from feeding.filesystem.remote import RemoteFileSystem, RemoteReader
+from feeding.filesystem.temp_files import pieces_of, staging_name
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class FsspecFileSystem:
+class FsspecFileSystem(RemoteFileSystem):
     """See FileSystem."""
 
     renames_whole = False
@@ -44,7 +45,7 @@ class FsspecFileSystem:
         Raises:
             MissingPackage: fsspec, or its package for the scheme, is not installed.
         """
-        self._root = somewhere.root
+        super().__init__(somewhere)
         self._config = config
         self._calls = BoundedCalls()
         self._inner = _inner(somewhere)
@@ -53,10 +54,6 @@ class FsspecFileSystem:
         """See FileSystem."""
         location = self._own(path)
         return self._status(location, self._run("look at", location, self._info))
-
-    def exists(self, path: Path) -> bool:
-        """See FileSystem."""
-        return globbing.find(self, self._own(path)) is not None
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
@@ -70,27 +67,17 @@ class FsspecFileSystem:
             key=lambda status: status.path,
         )
 
-    def glob(self, pattern: Path) -> list[FileStatus]:
-        """See FileSystem."""
-        return globbing.glob(self, self._own(pattern))
-
     def open(self, path: Path) -> FsspecReader:
         """See FileSystem."""
         location = self._own(path)
         status = self.status(path)
         if status.is_directory:
             raise IsADirectoryError(errno.EISDIR, "not a regular file", str(location))
-
-        def read(offset: int, length: int) -> Callable[[], bytes]:
-            return self._start_range(location, offset, length)
-
-        return FsspecReader(str(location), status.size_bytes, read)
+        return FsspecReader(str(location), status.size_bytes, partial(self._start_range, location))
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
-        target = self._own(path)
-        if not overwrite and self.exists(path):
-            raise FileExistsError(errno.EEXIST, "it exists", str(target))
+        target = self._writable(path, overwrite)
         staged = target.sibling(staging_name(target.name))
         try:
             # Only OSError is translated: an error of the caller's `content` stays as it is.
@@ -101,10 +88,6 @@ class FsspecFileSystem:
             with suppress(OSError):
                 self.delete(str(staged))
             raise
-
-    def create(self, path: Path, *, overwrite: bool = True) -> AbstractContextManager[BinaryIO]:
-        """See FileSystem."""
-        return collected(lambda pieces: self.write(path, pieces, overwrite=overwrite))
 
     def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
         """See FileSystem. Two clients that do this at once may both succeed."""
@@ -204,12 +187,6 @@ class FsspecFileSystem:
             for piece in pieces():
                 file.write(piece)
 
-    def _own(self, path: Path) -> Location:
-        location = parse(path)
-        if location.root != self._root:
-            raise PathError(f"{location} is not on {self._root}")
-        return location
-
     def _path(self, location: Location) -> str:
         return str(self._inner._strip_protocol(str(location)))
 
@@ -227,40 +204,27 @@ class FsspecFileSystem:
         return FileStatus(path, size, is_directory, millis)
 
 
-class FsspecReader:
+class FsspecReader(RemoteReader):
     """See RangeReader.
 
     Args:
         path: of the open file, for messages.
         size_bytes: size of the file when it was opened.
-        read: (offset, length) to a function that waits for those bytes.
+        start: (offset, length) to a function that waits for those bytes.
     """
 
     def __init__(
-        self, path: str, size_bytes: int, read: Callable[[int, int], Callable[[], bytes]]
+        self, path: str, size_bytes: int, start: Callable[[int, int], Callable[[], bytes]]
     ) -> None:
-        self.path = path
+        super().__init__(path)
         self.size_bytes = size_bytes
-        self._read = read
-
-    def __enter__(self) -> FsspecReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def read_range(self, offset: int, length: int) -> bytes:
-        """See RangeReader."""
-        return self.start_range(offset, length)()
-
-    def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
-        """See RangeReader."""
-        check_range(self.path, offset, length)
-        length = max(0, min(length, self.size_bytes - offset))
-        return self._read(offset, length) if length else bytes
+        self._start_range = start
 
     def close(self) -> None:
         """See RangeReader. Nothing is kept open."""
+
+    def _start(self, offset: int, length: int) -> Callable[[], bytes]:
+        return self._start_range(offset, length)
 
 
 def _inner(somewhere: Location) -> AbstractFileSystem:

@@ -1,7 +1,7 @@
 """Streams: non-blocking bytes over TCP or a Unix socket, which can be polled together.
 
-Covers: the Stream protocol (inproc, shm_stream and record_stream implement it too), SocketStream,
-every socket option, waiting on several streams.
+Covers: the Stream protocol (shm_stream and record_stream implement it too), SocketStream, every
+socket option, waiting on several streams.
 Does not: frames (wire.frame_io), authentication (auth.handshake), listening (listen).
 Threads: one thread uses a stream at a time; `shutdown` and `peer_closed` may be called from any
 thread.
@@ -103,12 +103,18 @@ class SocketStream:
         sock: connected; the stream owns it.
         peer_address: for messages.
         limits: sizes of the socket's buffers, in bytes.
+        transport: its name; None: "unix" or "tcp", by the socket's family.
     """
 
     def __init__(
-        self, sock: socket.socket, peer_address: str, limits: Limits = DEFAULT_LIMITS
+        self,
+        sock: socket.socket,
+        peer_address: str,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        transport: str | None = None,
     ) -> None:
-        self.transport = "unix" if sock.family == socket.AF_UNIX else "tcp"
+        self.transport = transport or ("unix" if sock.family == socket.AF_UNIX else "tcp")
         self.peer_address = peer_address
         self._sock = sock
         self._lock = threading.Lock()

@@ -26,15 +26,10 @@ import msgspec
 from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import Endpoint
 from tfos.control import codec, messages
-from tfos.control.client import (
-    CALL_TIMEOUT_S,
-    REFUSALS,
-    REGISTER_TIMEOUT_S,
-    channel_options,
-)
+from tfos.control.client import CALL_TIMEOUT_S, REGISTER_TIMEOUT_S, channel_options
 from tfos.control.identity import tls_name
 from tfos.failure import NodeId
-from tfos.tls_channel import channel_credentials
+from tfos.tls_channel import REFUSALS, channel_credentials
 
 HOST = "127.0.0.1"
 BEGIN_TIMEOUT_S = 300.0

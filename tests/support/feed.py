@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from feeding.sender.connection_pool import POOL
 from feeding.sender.task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
+from tests.support.waiting import wait_until
 
 WAIT_S = 20.0
 CREDENTIALS = Credentials.generate()
@@ -122,13 +122,8 @@ def worker_rows(report: FeedReport) -> Counter[int]:
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        pause.wait(0.002)
-    return found
+    """Wait for a condition, by default as long as a feed may take."""
+    return wait_until(condition, what, timeout_s)
 
 
 def read_epochs(worker: Worker, batch_size: int = 10, **options: Any) -> Background:

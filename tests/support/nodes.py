@@ -18,6 +18,7 @@ import cloudpickle
 import pytest
 
 from rpc.auth.handshake import Credentials
+from tests.support.cluster_states import node_id
 from tests.support.control import ControlBed, RecordingHandler
 from tests.support.marked_processes import MARKER, kill, marked, wait_gone
 from tests.support.named_memory import left_since, named
@@ -189,8 +190,7 @@ class NodeBed:
         )
 
     def order(self, name: str, order: messages.Order, attempt: int = 0) -> None:
-        role, index = name.split(":")
-        self.control.server.send(NodeId(role, int(index), attempt), order)
+        self.control.server.send(node_id(name, attempt), order)
 
     def release(self, *names: str) -> tuple[messages.RosterEntry, ...]:
         """Wait until these nodes listen, then start them all."""

@@ -10,12 +10,13 @@ import json
 import os
 import re
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.waiting import JVM_PAUSE_S, wait_until
 
 pyspark = pytest.importorskip("pyspark")
 
@@ -49,11 +50,14 @@ class Standalone:
 
     def _told(self, pattern: str) -> int:
         """Return the port that the master's log names."""
-        log, deadline = self._directory / "0.log", time.monotonic() + START_S
-        while not (found := re.search(pattern, log.read_text(errors="replace"))):
-            assert time.monotonic() < deadline, f"the master did not start; see {log}"
-            time.sleep(0.05)
-        return int(found[1])
+        log = self._directory / "0.log"
+        (port,) = wait_until(
+            lambda: re.findall(pattern, log.read_text(errors="replace"))[:1],
+            f"the master; see {log}",
+            START_S,
+            pause_s=JVM_PAUSE_S,
+        )
+        return int(port)
 
     def add_workers(
         self, count: int, *, host: str = "127.0.0.1", cores: int = 1, memory: str = "1g"
@@ -64,10 +68,12 @@ class Standalone:
             work = self._directory / f"work-{self._num_workers}"
             place = ["--host", host, "--webui-port", "0", "-d", str(work)]
             self._start("worker.Worker", *place, "-c", str(cores), "-m", memory, self.url)
-        deadline = time.monotonic() + START_S
-        while self._alive_workers() < self._num_workers:
-            assert time.monotonic() < deadline, f"workers did not register; see {self._directory}"
-            time.sleep(0.1)
+        wait_until(
+            lambda: self._alive_workers() >= self._num_workers,
+            f"{self._num_workers} workers; see {self._directory}",
+            START_S,
+            pause_s=JVM_PAUSE_S,
+        )
 
     def _alive_workers(self) -> int:
         try:
@@ -125,7 +131,9 @@ def make_context(master: str, **conf: str) -> Any:
 
 def await_executors(sc: Any, count: int) -> None:
     """Wait until `count` executors have registered."""
-    deadline = time.monotonic() + START_S
-    while sc._jsc.sc().getExecutorMemoryStatus().size() - 1 < count:
-        assert time.monotonic() < deadline, "executors did not register"
-        time.sleep(0.05)
+    wait_until(
+        lambda: sc._jsc.sc().getExecutorMemoryStatus().size() - 1 >= count,
+        f"{count} executors",
+        START_S,
+        pause_s=JVM_PAUSE_S,
+    )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import io
-import time
 
 import msgspec
 
 from ps.stats.server_stats import ServerStats
 from rpc.endpoint import Endpoint
 from rpc.histogram import Latency
+from tests.support.cluster_states import node_id
 from tests.support.control import moving
+from tests.support.waiting import wait_until
 from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
-from tfos.failure import NodeFailure, NodeId
+from tfos.failure import NodeFailure
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 from tfos.watch.job import Job
@@ -32,11 +33,6 @@ SERVER = ServerStats(
     bytes_out=7000,
     requests={"push": Latency(8, 0.1, 0.001, 0.002, 0.003)},
 )
-
-
-def node_id(name: str) -> NodeId:
-    role, _, index = name.partition(":")
-    return NodeId(role, int(index))
 
 
 class WatchedJob:
@@ -80,9 +76,9 @@ class WatchedJob:
 
     def answer_save(self, **fields: object) -> None:
         """Play the chief: wait for the order, and report."""
-        deadline_s = time.monotonic() + 10.0
-        while not (number := self.coordinator.read(lambda state: state.saves_asked)):
-            assert time.monotonic() < deadline_s
+        number = wait_until(
+            lambda: self.coordinator.read(lambda state: state.saves_asked), "the order", 10.0
+        )
         saved = messages.SavedNow(number, **fields)  # type: ignore[arg-type]
         self.coordinator.on_event(node_id("worker:0"), saved)
 

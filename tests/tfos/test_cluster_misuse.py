@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_spark import FakeRdd, FakeSpark
+from tests.support.waiting import wait_until
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
 from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, UnsupportedError
@@ -60,9 +61,7 @@ def _interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
     """Send Ctrl-C to the main thread once something is so."""
 
     def watch() -> None:
-        pulse = threading.Event()
-        while not condition():
-            pulse.wait(0.002)
+        wait_until(condition)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     thread = threading.Thread(target=watch)

@@ -5,16 +5,16 @@ import traceback
 
 import pytest
 
+from tests.support.cluster_states import node_id
 from tfos.errors import NodeFailedError, TFOSError
-from tfos.failure import NodeFailure, NodeId
+from tfos.failure import NodeFailure
 
 TEXT = 'Traceback (most recent call last):\n  File "train.py", line 3\nZeroDivisionError: by zero'
 
 
 def _failure(name: str = "worker:2", **fields: object) -> NodeFailure:
-    role, _, index = name.partition(":")
     return NodeFailure(
-        NodeId(role, int(index)),
+        node_id(name),
         "host-b",
         881,
         executor_id="5",

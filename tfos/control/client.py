@@ -19,9 +19,9 @@ import msgspec
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.identity import tls_name
-from tfos.errors import ControlRefused, ControlUnavailable
+from tfos.errors import ControlUnavailable
 from tfos.failure import NodeId
-from tfos.tls_channel import channel_credentials
+from tfos.tls_channel import REFUSALS, ask, channel_credentials, reason_of
 
 Reply = TypeVar("Reply")
 
@@ -31,17 +31,6 @@ REGISTER_TIMEOUT_S = 20.0
 """The first call also connects; the driver may be busy starting jobs."""
 _RESUBSCRIBE_S = 0.2
 _KEEPALIVE_MS = 10_000
-
-REFUSALS = frozenset(
-    {
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
-"""The driver's answers that no repetition changes."""
 
 
 class ControlClient:
@@ -164,20 +153,10 @@ class ControlClient:
     ) -> Reply:
         if self._closed.is_set():
             raise ControlUnavailable(f"{method}: this client is closed")
-        call = self._channel.unary_unary(codec.path(method))
-        try:
-            body: bytes = call(codec.encode(message), timeout=timeout_s, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise self._failure(method, error) from None
-        except ValueError as error:  # the channel was closed by another thread
-            raise ControlUnavailable(f"{method}: {error}") from error
-        return decode(body)
-
-    def _failure(self, method: str, error: Any) -> ControlRefused | ControlUnavailable:
-        text = f"{method} of {self.node.name} to the driver at {self._address}: {_reason(error)}"
-        if error.code() in REFUSALS:
-            return ControlRefused(text)
-        return ControlUnavailable(text)
+        where = f"{method} of {self.node.name} to the driver at {self._address}"
+        return decode(
+            ask(self._channel, codec.path(method), codec.encode(message), timeout_s, where)
+        )
 
     def _receive(
         self, on_order: Callable[[messages.Order], None], on_end: Callable[[str], None]
@@ -193,7 +172,7 @@ class ControlClient:
                     on_order(item.order)
             except grpc.RpcError as error:
                 if error.code() in REFUSALS:
-                    self._end(on_end, _reason(error))
+                    self._end(on_end, reason_of(error))
                     return
                 self._closed.wait(_RESUBSCRIBE_S)
             except (ValueError, codec.MalformedMessage) as error:
@@ -225,10 +204,6 @@ class ControlClient:
     def __exit__(self, *exc_info: object) -> None:
         with contextlib.suppress(grpc.RpcError):
             self.close()
-
-
-def _reason(error: Any) -> str:
-    return f"{error.code().name}: {error.details() or 'no details'}"
 
 
 def channel_options(target_name: str) -> list[tuple[str, Any]]:

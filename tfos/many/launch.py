@@ -27,7 +27,7 @@ from tfos.many.messages import CLIENT_NAME
 from tfos.many.queue import ItemTraining, TrainingQueue
 from tfos.many.results import ClaimedResults, ResultHead, ResultsDirectory
 from tfos.many.run import MapRun, SlotJobs
-from tfos.many.server import ManyServer
+from tfos.many.server import many_server
 from tfos.many.slot.specs import RunSettings
 from tfos.many.slot.task import SlotTask
 from tfos.many.trainings import ManyTrainings
@@ -176,7 +176,7 @@ def start(
     authority = ClusterAuthority(run_id)
     try:
         run = _restored(place, work, options, claimed)
-        server = ManyServer(run, authority.driver(), num_slots=num_slots)
+        server = many_server(run, authority.driver(), num_slots=num_slots)
     except BaseException:
         work.release()
         raise

@@ -7,7 +7,6 @@ Threads: calls run on daemon threads of the server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from rpc.auth.certificates import TlsCredentials
@@ -26,8 +25,8 @@ class ManyHandler(Protocol):
         """Answer a slot that lives."""
 
 
-class ManyServer:
-    """Serves one run.
+def many_server(handler: ManyHandler, credentials: TlsCredentials, *, num_slots: int) -> TlsServer:
+    """Return the server of one run, which does not listen yet.
 
     Args:
         handler: is called for each message.
@@ -35,41 +34,19 @@ class ManyServer:
         num_slots: of the run; each may wait in a call.
     """
 
-    def __init__(
-        self, handler: ManyHandler, credentials: TlsCredentials, *, num_slots: int
-    ) -> None:
-        def order(draw: messages.Draw) -> bytes:
-            return codec.encode(messages.OrderReply(handler.on_draw(draw)))
+    def order(draw: messages.Draw) -> bytes:
+        return codec.encode(messages.OrderReply(handler.on_draw(draw)))
 
-        def reply(beat: messages.SlotBeat) -> bytes:
-            return codec.encode(handler.on_beat(beat))
+    def reply(beat: messages.SlotBeat) -> bytes:
+        return codec.encode(handler.on_beat(beat))
 
-        calls = {
-            messages.DRAW: unary(messages.decode_draw, _is_slot, order),
-            messages.BEAT: unary(messages.decode_beat, _is_slot, reply),
-        }
-        self._server = TlsServer(
-            calls,
-            credentials,
-            num_peers=num_slots,
-            max_message_bytes=codec.MAX_MESSAGE_BYTES,
-        )
-
-    def start(self, host: str, ports: Sequence[int]) -> int:
-        """Serve at the first port that is free; return it.
-
-        Args:
-            host: address to listen at.
-            ports: one or more, to try in this order; 0 is one of the system's choice.
-
-        Raises:
-            ControlError: none of them can be bound.
-        """
-        return self._server.start(host, ports)
-
-    def close(self) -> None:
-        """End all calls. Idempotent."""
-        self._server.close()
+    calls = {
+        messages.DRAW: unary(messages.decode_draw, _is_slot, order),
+        messages.BEAT: unary(messages.decode_beat, _is_slot, reply),
+    }
+    return TlsServer(
+        calls, credentials, num_peers=num_slots, max_message_bytes=codec.MAX_MESSAGE_BYTES
+    )
 
 
 def _is_slot(peer: str, _: object) -> str:

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
-from feeding.errors import PathError
-from feeding.filesystem import globbing
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.hdfs.client import HdfsRequest, Requests
 from feeding.filesystem.hdfs.hadoop_conf import namenode_of
 from feeding.filesystem.hdfs.reader import HdfsReader
 from feeding.filesystem.hdfs.writer import write_whole
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
-from feeding.filesystem.location import Location, parse
-from feeding.filesystem.temp_files import collected, pieces_of
+from feeding.filesystem.location import Location
+from feeding.filesystem.remote import RemoteFileSystem
+from feeding.filesystem.temp_files import pieces_of
 
 if TYPE_CHECKING:
     from hdfs_native import Client
     from hdfs_native import FileStatus as NativeStatus
 
 
-class HdfsFileSystem:
+class HdfsFileSystem(RemoteFileSystem):
     """See FileSystem."""
 
     renames_whole = True
@@ -40,7 +38,7 @@ class HdfsFileSystem:
             somewhere: any path on the file system.
             config: timeouts and read-ahead.
         """
-        self._root = somewhere.root
+        super().__init__(somewhere)
         self._requests = Requests(namenode_of(somewhere, os.environ), config)
 
     def status(self, path: Path) -> FileStatus:
@@ -49,14 +47,6 @@ class HdfsFileSystem:
         request = HdfsRequest("look at", str(location))
         native = self._requests.ask(request, lambda client: client.get_file_info(location.path))
         return _status(location, native)
-
-    def exists(self, path: Path) -> bool:
-        """See FileSystem."""
-        try:
-            self.status(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
@@ -70,10 +60,6 @@ class HdfsFileSystem:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
         return sorted((_status(location, native) for native in found), key=_path_of)
 
-    def glob(self, pattern: Path) -> list[FileStatus]:
-        """See FileSystem."""
-        return globbing.glob(self, self._own(pattern))
-
     def open(self, path: Path) -> HdfsReader:
         """See FileSystem."""
         location = self._own(path)
@@ -81,18 +67,12 @@ class HdfsFileSystem:
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
-        target = self._own(path)
-        if not overwrite and self.exists(str(target)):  # before the work; the rename asks again
-            raise FileExistsError(errno.EEXIST, "it exists", str(target))
+        target = self._writable(path, overwrite)
 
         def rename(staged: Location) -> None:
             self._rename(staged, target, overwrite, "write")
 
         write_whole(self._requests, target, pieces_of(content), rename)
-
-    def create(self, path: Path, *, overwrite: bool = True) -> AbstractContextManager[BinaryIO]:
-        """See FileSystem."""
-        return collected(lambda pieces: self.write(path, pieces, overwrite=overwrite))
 
     def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
         """See FileSystem."""
@@ -116,12 +96,6 @@ class HdfsFileSystem:
             return client.delete(location.path, recursive) or attempts > 1
 
         return self._requests.ask(HdfsRequest("delete", str(location)), work)
-
-    def _own(self, path: Path) -> Location:
-        location = parse(path)
-        if location.root != self._root:
-            raise PathError(f"{location} is not on {self._root}")
-        return location
 
     def _rename(self, source: Location, target: Location, overwrite: bool, action: str) -> None:
         attempts = 0

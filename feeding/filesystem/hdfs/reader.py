@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from feeding.errors import FileChanged
 from feeding.filesystem.bounded_calls import BoundedCall, CallTimeout
 from feeding.filesystem.hdfs.client import HdfsRequest, RequestBudget, Requests
-from feeding.filesystem.interface import check_range
+from feeding.filesystem.remote import RemoteReader
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader
@@ -49,7 +49,7 @@ def open_file(client: Client, path: str) -> OpenFile:
     return OpenFile(client, client.read(path), status.length, status.modification_time)
 
 
-class HdfsReader:
+class HdfsReader(RemoteReader):
     """See RangeReader."""
 
     def __init__(self, requests: Requests, path: str, inner_path: str) -> None:
@@ -60,7 +60,7 @@ class HdfsReader:
             path: the user's, with its scheme.
             inner_path: on the NameNode.
         """
-        self.path = path
+        super().__init__(path)
         self._requests = requests
         self._inner_path = inner_path
         self._lock = threading.Lock()
@@ -70,30 +70,15 @@ class HdfsReader:
         self.size_bytes = opened.size_bytes
         self._first = (opened.size_bytes, opened.modified_ms)
 
-    def __enter__(self) -> HdfsReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def read_range(self, offset: int, length: int) -> bytes:
-        """See RangeReader."""
-        return self.start_range(offset, length)()
-
-    def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
-        """See RangeReader."""
-        check_range(self.path, offset, length)
-        length = max(0, min(length, self.size_bytes - offset))  # hdfs-native panics past the end
-        if not length:
-            return bytes
-        first = _Range(self, offset, length)
-        first.start()
-        return first.take
-
     def close(self) -> None:
         """See RangeReader."""
         with self._lock:
             self._file = None
+
+    def _start(self, offset: int, length: int) -> Callable[[], bytes]:
+        first = _Range(self, offset, length)
+        first.start()
+        return first.take
 
     def _opened(self) -> OpenFile:
         """Return the open file, opening it (again) if it is not."""

@@ -1,4 +1,4 @@
-"""Feeders and a worker's channel over each transport: what one sends the other reads, in order."""
+"""Feeders and a worker's channel: what one sends the other reads, in order."""
 
 import dataclasses
 import functools
@@ -34,8 +34,6 @@ from tests.support.feed import (
 
 pytestmark = pytest.mark.socket
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["inproc", "unix", "tcp"])
-
 
 def run(task, partition, rows):
     return list(task(partition, iter(rows)))
@@ -52,7 +50,7 @@ def finish(some, epochs=1):
         worker.channel.finish("input")
 
 
-@TRANSPORTS
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
 def test_rows_come_out_once_in_full_batches_across_partitions(transport):
     with workers(1, transport=transport) as (worker,):
         reading = read_epochs(worker, 10)
@@ -75,9 +73,8 @@ def test_rows_come_out_once_in_full_batches_across_partitions(transport):
         assert (stats.epochs_done, stats.unread_bytes) == (2, 0)
 
 
-@TRANSPORTS
-def test_two_workers_read_what_three_tasks_feed_and_nothing_is_lost(transport):
-    with workers(2, transport=transport) as both:
+def test_two_workers_read_what_three_tasks_feed_and_nothing_is_lost():
+    with workers(2, transport="tcp") as both:
         readers = [read_epochs(worker, 8) for worker in both]
         feeders = [
             background(feed_task(both), p, [p * 1000 + r for r in range(300)]) for p in range(3)
@@ -97,9 +94,8 @@ def test_two_workers_read_what_three_tasks_feed_and_nothing_is_lost(transport):
             assert fed == worker.channel.stats("input").fed_rows
 
 
-@TRANSPORTS
-def test_two_workers_that_read_nothing_yet_share_evenly(transport):
-    with workers(2, transport=transport) as both:
+def test_two_workers_that_read_nothing_yet_share_evenly():
+    with workers(2) as both:
         feeders = [background(feed_task(both), p, list(range(300))) for p in range(3)]
         reports = [feeder.result()[0] for feeder in feeders]
         shares = [sum(worker_rows(report)[worker.rank] for report in reports) for worker in both]
@@ -120,9 +116,8 @@ def test_pickled_batches_arrive_as_their_rows():
 
 
 @pytest.mark.fault("F34")
-@TRANSPORTS
-def test_uneven_and_empty_partitions_do_not_hang(transport):
-    with workers(2, transport=transport) as both:
+def test_uneven_and_empty_partitions_do_not_hang():
+    with workers(2) as both:
         readers = [read_epochs(worker, 10) for worker in both]
         sizes = [0, 1, 57, 0, 16]
         total = sum(
@@ -151,11 +146,10 @@ def test_a_worker_without_rows_learns_the_schema_from_any_feeder():
         assert str(schemas[0]) == "(0: float64[2], 1: int64)"
 
 
-@TRANSPORTS
-def test_unread_bytes_stay_bounded_while_the_trainer_stands_still(transport):
+def test_unread_bytes_stay_bounded_while_the_trainer_stands_still():
     config = dataclasses.replace(CONFIG, max_inflight_bytes=20_000, chunk_rows=10)
     rows = [np.zeros(100) for _ in range(500)]  # 400 kB; a chunk is 8 kB
-    with workers(1, config, transport) as (worker,):
+    with workers(1, config) as (worker,):
         feeding = [background(feed_task([worker], config=config), p, rows) for p in (0, 1)]
         bound = config.max_inflight_bytes + 2 * 8000
         eventually(
@@ -301,9 +295,8 @@ def test_terminate_drops_what_is_left_and_releases_the_feeder():
         assert stats.dropped_rows == stats.fed_rows - 20
 
 
-@TRANSPORTS
-def test_inference_gives_one_result_per_row_in_order(transport):
-    with workers(2, transport=transport) as both:
+def test_inference_gives_one_result_per_row_in_order():
+    with workers(2) as both:
         loops = [answer_all(w, lambda rows: [(r[0] * 2, "x") for r in rows], 10) for w in both]
         given = {p: [[p * 100 + r, 0] for r in range(n)] for p, n in enumerate([57, 0, 1, 33, 16])}
         asking = {p: background(inference_task(both), p, given[p]) for p in given}

@@ -76,9 +76,8 @@ def greet_all(some):
             feeder.call(encode(Hello("input", SCHEMA, greets_all=True)), timeout_s=WAIT_S)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "unix", "tcp"])
-def test_the_partitions_of_a_process_share_a_connection_per_worker(transport):
-    with workers(3, transport=transport) as some:
+def test_the_partitions_of_a_process_share_a_connection_per_worker():
+    with workers(3) as some:
         reading = [read_epochs(worker) for worker in some]
         for epoch in range(2):
             for partition in range(20):
@@ -101,9 +100,8 @@ def sessions(some):
     return [len(worker.channel._state.answers_of("input")._sessions) for worker in some]
 
 
-@pytest.mark.parametrize("transport", ["inproc", "unix", "tcp"])
-def test_partitions_of_inference_share_a_connection_per_worker(transport):
-    with workers(3, transport=transport) as some:
+def test_partitions_of_inference_share_a_connection_per_worker():
+    with workers(3) as some:
         answering = [answer_doubled(worker) for worker in some]
         for partition in range(20):
             rows = list(range(partition, partition + 40))

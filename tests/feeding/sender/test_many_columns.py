@@ -23,9 +23,7 @@ def names_of(num_columns):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_columns", "transport"), [(1000, "tcp"), (MAX_COLUMNS, "inproc"), (MAX_COLUMNS, "unix")]
-)
+@pytest.mark.parametrize(("num_columns", "transport"), [(1000, "tcp"), (MAX_COLUMNS, "unix")])
 def test_a_frame_of_many_columns_is_fed(num_columns, transport):
     names = names_of(num_columns)
     batch = pa.record_batch({name: np.arange(3.0) for name in names})

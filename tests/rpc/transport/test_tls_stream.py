@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
@@ -16,13 +15,12 @@ import pytest
 from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials, Role
 from rpc.client.connection import Connection, connect
-from rpc.errors import AuthError, DeadlineExceeded, IntegrityError, PeerGone, TransportError
+from rpc.errors import AuthError, DeadlineExceeded, TransportError
 from rpc.limits import Limits
 from rpc.server.listener import Listener
 from rpc.transport import tls_stream
-from rpc.transport.stream import SocketStream
-from rpc.transport.tls_stream import MAX_HANDSHAKE_BYTES, TlsStream
-from tests.support.rpc import SERVER, WAIT_S, WORKER, RawClient, bed, little_memory, tls_pair
+from rpc.transport.tls_stream import MAX_HANDSHAKE_BYTES
+from tests.support.rpc import SERVER, WAIT_S, WORKER, RawClient, bed, little_memory
 from tests.support.tls import CLUSTER, Keys, first_word, raw_context
 from tests.support.waiting import wait_until
 
@@ -31,7 +29,6 @@ pytestmark = pytest.mark.socket
 KEYS = Keys()
 SECRET = b"s" * 32
 NONCE_BYTES = 32
-RECORD_HEAD_BYTES = 5
 OPENSSL = shutil.which("openssl") or ""
 
 
@@ -299,95 +296,14 @@ class TestStrangers:
         assert_logged(caplog, f"more than {MAX_HANDSHAKE_BYTES} bytes")
 
 
-class TestRecords:
-    @pytest.fixture
-    def ends(self) -> Iterator[tuple[TlsStream, socket.socket, socket.socket, TlsStream]]:
-        """A sender, what it sends on the wire, the wire to a receiver, and the receiver."""
-        left, right = socket.socketpair()
-        sender, receiver = tls_pair(SocketStream(left, "left"), SocketStream(right, "right"))
-        out, wire_out = socket.socketpair()
-        wire_in, into = socket.socketpair()
-        sender._inner.close()
-        receiver._inner.close()
-        sender._inner, receiver._inner = SocketStream(out, "left"), SocketStream(into, "right")
-        yield sender, wire_out, wire_in, receiver
-        for stream in (sender, receiver):
-            stream.close()
-        for wire in (wire_out, wire_in):
-            wire.close()
-
-    @pytest.mark.attack("A04")
-    @pytest.mark.parametrize("at", range(RECORD_HEAD_BYTES + 8 + 17))
-    def test_every_flipped_byte_is_found(self, ends, at):
-        sender, wire_out, wire_in, receiver = ends
-        record = sent(sender, wire_out, b"gradient")
-        assert len(record) == RECORD_HEAD_BYTES + 8 + 17
-        assert b"gradient" not in record
-        wire_in.sendall(record[:at] + bytes([record[at] ^ 1]) + record[at + 1 :])
-        wire_in.shutdown(socket.SHUT_WR)
-        # A length that is too long leaves TLS waiting for more, until the end.
-        with pytest.raises((IntegrityError, PeerGone) if at in (3, 4) else IntegrityError):
-            received(receiver)
-
-    @pytest.mark.attack("A03")
-    @pytest.mark.fault("F27")
-    @pytest.mark.parametrize("order", [(1,), (0, 0), (0, 2), (1, 0)])
-    def test_records_out_of_order_are_found(self, ends, order):
-        sender, wire_out, wire_in, receiver = ends
-        records = [sent(sender, wire_out, text) for text in (b"one", b"two", b"three")]
-        for index in order:
-            wire_in.sendall(records[index])
-        if order[0] == 0:
-            assert received(receiver, 3) == b"one"
-        with pytest.raises(IntegrityError, match="changed, dropped, repeated or inserted"):
-            received(receiver)
-
-    def test_bytes_that_change_while_they_are_sent_are_no_attack(self, ends):
-        """A server sends its live parameters, which pushes of other workers change meanwhile."""
-        sender, wire_out, wire_in, receiver = ends
-        sender._inner._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        live = bytearray(60_000)
-        taken = sender.sendmsg([memoryview(live)])
-        assert taken is None  # it is sealed, and most of it waits for the receiver
-        live[:] = b"\1" * len(live)
-        got = b""
-        while len(got) < len(live):
-            wire_in.sendall(wire_out.recv(65536))
-            taken = taken or sender.sendmsg([memoryview(live)])
-            got += received(receiver, 65536)
-        assert taken == len(live)
-        assert got == bytes(len(live))
-
-    @pytest.mark.fault("F28")
-    def test_a_record_that_is_cut_gives_out_nothing(self, ends):
-        sender, wire_out, wire_in, receiver = ends
-        record = sent(sender, wire_out, b"gradient")
-        for byte in record[:-1]:
-            wire_in.sendall(bytes([byte]))
-            assert receiver.recv_into(memoryview(bytearray(9))) is None
-            assert receiver.interest(read=True, write=False)[0][0] >= 0
-        wire_in.sendall(record[-1:])
-        assert received(receiver) == b"gradient"
-
-    def test_a_connection_ends_before_its_keys_are_used_up(self, monkeypatch):
-        monkeypatch.setattr(tls_stream, "MAX_RECORDS", 8)
-        with bed("tcp+tls") as made, made.connect() as connection:
-            connection.call(b"echo", [bytes(16384)], timeout_s=WAIT_S)
-            with pytest.raises(TransportError, match="as many as its keys are good for"):
-                connection.call(b"echo", [bytes(8 * 16384)], timeout_s=WAIT_S)
-            with made.connect() as another:
-                assert another.call(b"echo", [bytes(99)], timeout_s=WAIT_S).meta == b"done"
-
-
-def sent(sender: TlsStream, wire: socket.socket, text: bytes) -> bytes:
-    """Return what stands on the wire for a text."""
-    assert sender.sendmsg([memoryview(text)]) == len(text)
-    return wire.recv(65536)
-
-
-def received(receiver: TlsStream, num_bytes: int = 4096) -> bytes:
-    part = memoryview(bytearray(num_bytes))
-    return bytes(part[: receiver.recv_into(part) or 0])
+def test_a_connection_ends_before_its_keys_are_used_up(monkeypatch):
+    monkeypatch.setattr(tls_stream, "MAX_RECORDS", 8)
+    with bed("tcp+tls") as made, made.connect() as connection:
+        connection.call(b"echo", [bytes(16384)], timeout_s=WAIT_S)
+        with pytest.raises(TransportError, match="as many as its keys are good for"):
+            connection.call(b"echo", [bytes(8 * 16384)], timeout_s=WAIT_S)
+        with made.connect() as another:
+            assert another.call(b"echo", [bytes(99)], timeout_s=WAIT_S).meta == b"done"
 
 
 def assert_logged(caplog: pytest.LogCaptureFixture, pattern: str) -> None:

@@ -17,8 +17,9 @@ from rpc.auth.handshake import Session
 from rpc.errors import DeadlineExceeded, IntegrityError, PeerGone, ProtocolError, RpcError
 from rpc.limits import Limits
 from rpc.server.connection import ServedConnection
-from rpc.transport.inproc import InprocStream, stream_pair
+from rpc.transport.inproc import stream_pair
 from rpc.transport.memfd import SharedMemoryQuota
+from rpc.transport.stream import Stream
 from rpc.wire import frame
 from rpc.wire.frame import HEADER_BYTES, Frame, FrameKind, Opener, Sealer
 from rpc.wire.frame_io import FrameChannel, FrameReader
@@ -240,7 +241,7 @@ def test_a_drip_is_cut_though_each_byte_comes_in_time(monkeypatch):
     server.close()
 
 
-def _served(seen: list[bytes]) -> tuple[InprocStream, ServedConnection]:
+def _served(seen: list[bytes]) -> tuple[Stream, ServedConnection]:
     client, server = stream_pair(capacity_bytes=8 * 1024)
 
     def handle(call):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from ps.checkpoint.storage import storage_at
 from ps.client.saver import SaveOptions
 from tests.support.keras_training import DEADLINE_S, serving
+from tests.support.waiting import wait_until
 from tests.system.keras.test_file_dataset import rows_of, write
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras import Embedding
@@ -94,10 +94,12 @@ def test_each_checkpoint_has_the_metrics_of_the_model_that_was_saved(tmp_path):
         expected = []
         for number in (1, 2):
             expected.append(training.save())
-            deadline_s = time.monotonic() + DEADLINE_S
-            while len(context.told) < number:
-                assert time.monotonic() < deadline_s
+
+            def is_told(wanted: int = number) -> bool:
                 assert thread.is_alive()
+                return len(context.told) >= wanted
+
+            wait_until(is_told, "its evaluation", DEADLINE_S)
         context.stop_asked = True
         thread.join(DEADLINE_S)
         assert list(found[0].values()) == expected

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import JVM_PAUSE_S, wait_until
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.errors import (
     FeedJobError,
@@ -112,18 +113,20 @@ def _pids(cluster: TFCluster) -> list[int]:
 
 def _await_idle(sc) -> None:
     """Wait until no task of an earlier test runs any more."""
-    deadline = time.monotonic() + 60
     scheduler = sc._jsc.sc().taskScheduler()
-    while set(str(scheduler.runningTasksByExecutors().values().mkString(" ")).split()) - {"0"}:
-        assert time.monotonic() < deadline, "tasks of an earlier test still run"
-        time.sleep(0.05)
+
+    def is_idle() -> bool:
+        running = str(scheduler.runningTasksByExecutors().values().mkString(" "))
+        return not set(running.split()) - {"0"}
+
+    wait_until(is_idle, "the end of an earlier test's tasks", pause_s=JVM_PAUSE_S)
 
 
 def _await_gone(pids: list[int], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.02)
+    def left() -> list[int]:
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    wait_until(lambda: not left(), lambda: f"the end of {left()}", within_s)
 
 
 @pytest.mark.fault("F03")
@@ -386,10 +389,7 @@ class _Holder:
         rdd = self._sc.parallelize([0], 1).mapPartitions(hold)
         self._thread = threading.Thread(target=rdd.collect)
         self._thread.start()
-        deadline = time.monotonic() + 30
-        while not begun.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(begun.exists, "the task that holds a slot")
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.touch()

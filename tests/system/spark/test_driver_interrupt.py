@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ps.checkpoint.restore import newest_sound
 from tests.support.marked_processes import MARKER, wait_gone
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(480, func_only=True)]
 
@@ -103,14 +104,9 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
 
 
 def _await_gone(pids: list[int], within_s: float) -> None:
-    _await(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s)
-
-
-def _await(condition: Callable[[], bool], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s:.0f} s"
-        time.sleep(0.02)
+    wait_until(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "their end", within_s
+    )
 
 
 def _interrupt_starts(driver: Driver, count: int) -> None:
@@ -133,7 +129,7 @@ def _interrupt_a_save(driver: Driver) -> None:
     assert driver.interrupt(IMMEDIATE_S) in ("RUNNING", "FAILED")
     assert not list(directory.glob("step-*"))
     Path(f"{directory}-let-go").touch()
-    _await(lambda: bool(list(directory.glob("step-*"))), ABORT_S)
+    wait_until(lambda: list(directory.glob("step-*")), "the save", ABORT_S)
     assert newest_sound(directory).step > 0
     assert not list(directory.glob(".tmp-*"))
 

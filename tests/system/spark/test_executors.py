@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.feed import Background
 from tests.support.spark_masters import STANDALONE, await_executors, standalones
+from tests.support.waiting import JVM_PAUSE_S, wait_until
 from tfos import ClusterConfig, InputMode, NodeFailedError, TFCluster
 from tfos.console.console import Console
 from tfos.errors import NotEnoughSlots
@@ -25,6 +26,7 @@ three_executors = pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], 
 
 FOUND_S = 30.0
 ARRIVED_S = 100.0
+_until = partial(wait_until, timeout_s=ARRIVED_S, pause_s=JVM_PAUSE_S)
 
 
 def wait_for_file(args, ctx):
@@ -70,13 +72,6 @@ def executor_jvm(executor_id: str) -> psutil.Process:
 
 def _ancestors(process: psutil.Process) -> set[int]:
     return {parent.pid for parent in process.parents()}
-
-
-def _until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + ARRIVED_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
 
 
 def _node(cluster: TFCluster, name: str):

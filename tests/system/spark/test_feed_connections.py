@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import JVM_PAUSE_S, wait_until
 from tfos import ClusterConfig, InputMode, TFCluster
 
 pytestmark = [
@@ -53,9 +53,12 @@ def test_partitions_share_connections_which_end_with_their_cluster(spark, capfd)
             assert done is not None
             assert [epoch.trained_rows for epoch in done.epochs] == [PARTITIONS * 10] * 2
             assert 0 < max(kept(spark).values()) <= WORKERS
-        deadline = time.monotonic() + CLOSED_S
-        while any(kept(spark).values()):
-            assert time.monotonic() < deadline, "connections to workers that have ended"
+        wait_until(
+            lambda: not any(kept(spark).values()),
+            "the end of connections to workers that have ended",
+            CLOSED_S,
+            pause_s=JVM_PAUSE_S,
+        )
     told = re.findall(r"its tasks connected to workers (\d+) times", capfd.readouterr().err)
     assert len(told) == 2
     assert max(map(int, told)) <= PROCESSES * WORKERS

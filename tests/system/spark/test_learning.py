@@ -17,6 +17,7 @@ from ps.checkpoint.reader import latest, read_manifest
 from ps.checkpoint.score import Score
 from tests.support.node_children import child_of
 from tests.support.plain_steps import PlainSteps
+from tests.support.waiting import JVM_PAUSE_S, wait_until
 from tfos import Checkpoints, ClusterConfig, InputMode, TFCluster
 from tfos.errors import NodeFailedError
 from tfos.phases import ClusterPhase
@@ -150,15 +151,19 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_once_too_often_stops_th
     config = ClusterConfig(checkpoints=saves)
     cluster = TFCluster.reserve(spark, 3, 1, input_mode=InputMode.TENSORFLOW, config=config)
     cluster.start(push_for_ever, {"out": str(tmp_path)})
-    said = ""
+    said: list[str] = []
+
+    def is_told() -> bool:
+        said.append(capsys.readouterr().err)
+        return "lost since step" in "".join(said)
+
     _await(lambda: latest(saves.directory) is not None, cluster)
     _await_steps(tmp_path, cluster)
     child_of(cluster, "ps:0").send_signal(signal.SIGKILL)
-    while "lost since step" not in said:
-        said += capsys.readouterr().err
-        _await_little(cluster)
-    assert re.search(r"ps:0@.*: ps:0 killed by SIGKILL; started again from .* \(1 of 1\)", said)
-    assert re.search(r"ps:0: \d+ s, at least [\d,]+ updates? lost since step \d+", said)
+    _await(is_told, cluster)
+    told = "".join(said)
+    assert re.search(r"ps:0@.*: ps:0 killed by SIGKILL; started again from .* \(1 of 1\)", told)
+    assert re.search(r"ps:0: \d+ s, at least [\d,]+ updates? lost since step \d+", told)
     _await_steps(tmp_path, cluster)
     assert cluster.phase is ClusterPhase.RUNNING
     assert [failure.node.name for failure in cluster.failures] == ["ps:0"]
@@ -177,12 +182,8 @@ def _await_steps(out, cluster):
 
 
 def _await(condition, cluster):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, cluster.status()
-        _await_little(cluster)
+    def is_met() -> bool:
+        assert cluster.phase is ClusterPhase.RUNNING, cluster.failures
+        return bool(condition())
 
-
-def _await_little(cluster):
-    assert cluster.phase is ClusterPhase.RUNNING, cluster.failures
-    time.sleep(0.05)
+    wait_until(is_met, cluster.status, pause_s=JVM_PAUSE_S)

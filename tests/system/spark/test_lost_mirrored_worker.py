@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.node_children import child_of
+from tests.support.waiting import JVM_PAUSE_S, wait_until
 from tfos import ClusterConfig, Restarts, TFCluster
 from tfos.errors import NodeFailedError
 
 TOLD_S = 15.0
 """From the kill to the exception; docs/faults.md promises it."""
 STARTED_S = 120.0
+_wait = partial(wait_until, timeout_s=STARTED_S, pause_s=JVM_PAUSE_S)
 
 pytestmark = [
     pytest.mark.spark,
@@ -55,13 +58,6 @@ def build_late(out: str, ctx: Any) -> None:
     import tensorflow as tf
 
     tf.distribute.MultiWorkerMirroredStrategy()
-
-
-def _wait(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + STARTED_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("restarts", [0, 2])

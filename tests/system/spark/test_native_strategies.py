@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import sys
-import time
 
 import cloudpickle
 import psutil
@@ -14,6 +13,7 @@ import pytest
 
 from tests.support.node_children import child_of
 from tests.support.spark_masters import REPO
+from tests.support.waiting import JVM_PAUSE_S, wait_until
 from tfos import InputMode, TFCluster
 from tfos.errors import NodeFailedError
 
@@ -65,11 +65,11 @@ def until_told(args, ctx):
 
 
 def wait_for_steps(path, more_than):
-    deadline = time.monotonic() + 60
-    while not path.exists() or int(path.read_text()) <= more_than:
-        assert time.monotonic() < deadline, f"no steps after {more_than}"
-        time.sleep(0.05)
-    return int(path.read_text())
+    def steps() -> int:
+        return int(path.read_text()) if path.exists() else 0
+
+    wait_until(lambda: steps() > more_than, f"steps after {more_than}", pause_s=JVM_PAUSE_S)
+    return steps()
 
 
 @pytest.mark.parametrize("example", ["parameter_server"], indirect=True)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.cluster_states import node_id
 from tests.support.fake_spark import FakeSpark
-from tests.support.watched_job import node_id
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.cli import jobs, main
 from tfos.console.log_tail import MOST_CHARS

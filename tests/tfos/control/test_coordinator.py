@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from rpc.endpoint import Endpoint
+from tests.support.cluster_states import node_id
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
@@ -20,7 +21,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
 from tfos.errors import ControlRefused
-from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
+from tfos.failure import EXECUTOR_LOST, NodeFailure
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -63,8 +64,7 @@ class Node:
     """A supervisor's client that registers and serves."""
 
     def __init__(self, bed: Bed, name: str) -> None:
-        role, _, index = name.partition(":")
-        self.id = NodeId(role, int(index))
+        self.id = node_id(name)
         self.orders: queue.Queue[messages.Order] = queue.Queue()
         self.client = ControlClient(
             f"127.0.0.1:{bed.port}", "bed", self.id, bed.authority.node(name)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.endpoint import Endpoint
+from tests.support.cluster_states import node_id, running
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.state.cluster_state import ClusterState
@@ -37,21 +38,6 @@ MAY_REPORT = {
     messages.UpdatesLost: {"ps:0", "ps:1"},
     messages.Done: set(NODES),
 }
-
-
-def _id(name: str, attempt: int = 0) -> NodeId:
-    role, _, index = name.partition(":")
-    return NodeId(role, int(index), attempt)
-
-
-def _state() -> ClusterState:
-    state = ClusterState(PLAN, ClusterConfig())
-    state.move(ClusterPhase.RESERVED)
-    for name in NODES:
-        state.on_register(messages.Register(_id(name), "1", "h", 7), 0.0)
-    for name in NODES:
-        state.on_event(_id(name), messages.Listening(Endpoint("h", 1)), 0.0)
-    return state
 
 
 def _event(kind: type, of: NodeId) -> messages.Event:
@@ -85,14 +71,14 @@ def test_the_table_knows_every_event():
 @pytest.mark.parametrize("kind", MAY_REPORT, ids=lambda kind: kind.__name__)
 def test_a_role_may_report_exactly_what_the_table_says(kind):
     for name in NODES:
-        state = _state()
+        state = running(PLAN)
         before = repr(state)
-        event = _event(kind, _id(name))
+        event = _event(kind, node_id(name))
         if name in MAY_REPORT[kind]:
-            state.on_event(_id(name), event, 0.0)
+            state.on_event(node_id(name), event, 0.0)
             continue
         with pytest.raises(ControlRefused, match=f"{name} may not report {kind.__name__}"):
-            state.on_event(_id(name), event, 0.0)
+            state.on_event(node_id(name), event, 0.0)
         assert repr(state) == before
 
 
@@ -102,9 +88,9 @@ def test_a_failure_is_taken_of_the_reporter_and_its_attempt_only(kind):
     for name, named, attempt in itertools.product(NODES, NODES, (0, 1)):
         if name not in MAY_REPORT[kind] or (name, 0) == (named, attempt):
             continue
-        state = _state()
+        state = running(PLAN)
         with pytest.raises(ControlRefused, match="a node reports its own"):
-            state.on_event(_id(name), _event(kind, _id(named, attempt)), 0.0)
+            state.on_event(node_id(name), _event(kind, node_id(named, attempt)), 0.0)
         assert state.failures == []
 
 
@@ -115,22 +101,24 @@ def test_events_of_other_attempts_change_nothing(kind, attempt):
     state = ClusterState(PLAN, ClusterConfig())
     state.move(ClusterPhase.RESERVED)
     for name in NODES:
-        state.on_register(messages.Register(_id(name, 1), "1", "h", 7), 0.0)
+        state.on_register(messages.Register(node_id(name, 1), "1", "h", 7), 0.0)
     before = repr(state)
     for name in NODES:
-        assert state.on_event(_id(name, attempt), _event(kind, _id(name, attempt)), 1.0) == []
-        heartbeat = messages.Heartbeat(_id(name, attempt), 9, "x")
+        assert (
+            state.on_event(node_id(name, attempt), _event(kind, node_id(name, attempt)), 1.0) == []
+        )
+        heartbeat = messages.Heartbeat(node_id(name, attempt), 9, "x")
         assert state.on_heartbeat(heartbeat, 1.0)[0].fenced
-        assert "replaced" in state.on_stream_opened(_id(name, attempt), 1.0)
+        assert "replaced" in state.on_stream_opened(node_id(name, attempt), 1.0)
     assert repr(state) == before
 
 
 @pytest.mark.attack("A24")
 @given(st.text(st.characters(max_codepoint=0x2FF), max_size=20))
 def test_no_failure_steers_the_terminal(text):
-    state = _state()
+    state = running(PLAN)
     failure = NodeFailure(
-        *(_id("worker:1"), text, 7),
+        *(node_id("worker:1"), text, 7),
         executor_id=text,
         phase=text,
         error_type=text,
@@ -139,7 +127,7 @@ def test_no_failure_steers_the_terminal(text):
         log_tail=(text,),
         log_path=text,
     )
-    state.on_event(_id("worker:1"), messages.Failed(failure), 0.0)
+    state.on_event(node_id("worker:1"), messages.Failed(failure), 0.0)
     error = NodeFailedError(state.failures)
     shown = f"{error}{error.__cause__}{error.failures[0]!r}"
     assert all(char.isprintable() or char in "\t\n" for char in shown)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rpc.endpoint import Endpoint
+from tests.support.cluster_states import node_id
 from tests.support.unread_pipe import UnreadPipe
 from tests.support.waiting import wait_until
 from tfos.config import ClusterConfig
@@ -31,8 +32,7 @@ class PlayedNode:
     """A node's real reporter, whose heartbeats are counted."""
 
     def __init__(self, name: str, connect: Callable[[NodeId], ControlClient]) -> None:
-        role, _, index = name.partition(":")
-        node = NodeId(role, int(index))
+        node = node_id(name)
         self.beats = 0
         self.reporter = Reporter(
             lambda: connect(node),

@@ -6,14 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rpc.endpoint import Endpoint
-from tfos.config import ClusterConfig
+from tests.support.cluster_states import running
 from tfos.control import messages
-from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.failure import NodeId
-from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
 WORKER = NodeId("worker", 0)
@@ -23,10 +20,7 @@ class Played:
     """A coordinator of one worker, and a live console; something happens with each wait."""
 
     def __init__(self, happens: Iterator[Callable[[], object]]) -> None:
-        self.state = ClusterState(plan(1, 0), ClusterConfig())
-        self.state.move(ClusterPhase.RESERVED)
-        self.state.on_register(messages.Register(WORKER, "0", "host", 7), 0.0)
-        self.state.on_event(WORKER, messages.Listening(Endpoint("h", 1)), 0.0)
+        self.state = running(plan(1, 0))
         self.is_live = True
         self.shown: list[str] = []
         self.final: list[str] = []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rpc.endpoint import Endpoint
+from tests.support.cluster_states import node_id
 from tests.support.control import moving
 from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
@@ -21,15 +22,10 @@ from tfos.errors import (
     PhaseError,
     SettingsError,
 )
-from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
+from tfos.failure import EXECUTOR_LOST, NodeFailure
 from tfos.monitor.history import BestCheckpoint
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
-
-
-def node(name: str, attempt: int = 0) -> NodeId:
-    role, index = name.split(":")
-    return NodeId(role, int(index), attempt)
 
 
 class Cluster(ResultCalls):
@@ -47,23 +43,23 @@ class Cluster(ResultCalls):
             self.hear(name, messages.Listening(Endpoint("127.0.0.1", 1)))
 
     def register(self, name: str, pid: int, attempt: int = 0) -> None:
-        message = messages.Register(node(name, attempt), "0", "host", 1000 + pid)
+        message = messages.Register(node_id(name, attempt), "0", "host", 1000 + pid)
         self.coordinator.on_register(message)
 
     def hear(self, name: str, event: messages.Event) -> None:
-        self.coordinator.on_event(node(name), event)
+        self.coordinator.on_event(node_id(name), event)
 
     def returns(self, name: str, value: Any) -> None:
         self.hear(name, messages.Done(result=return_values.encode(value)))
 
     def fails(self, name: str, text: str, **how: Any) -> None:
-        self.hear(name, messages.Failed(NodeFailure(node(name), "host", 1, message=text, **how)))
+        self.hear(name, messages.Failed(NodeFailure(node_id(name), "host", 1, message=text, **how)))
 
     def ends(self) -> None:
         """The driver stops all, and every node confirms."""
         self.coordinator.act(lambda state: state.end(state.live(), "end", grace_s=1.0))
         for name in self.coordinator.read(lambda state: list(state.members)):
-            self.coordinator.on_stream_closed(node(name))
+            self.coordinator.on_stream_closed(node_id(name))
         self.coordinator.act(moving(ClusterPhase.CLOSED))
 
 
@@ -154,7 +150,7 @@ def test_the_value_is_the_last_attempts():
     cluster = Cluster()
     cluster.returns("worker:0", "old")
     member = cluster.coordinator.read(lambda state: state.members["worker:0"])
-    member.take(messages.Register(node("worker:0", 1), "0", "host", 9), 0.0)
+    member.take(messages.Register(node_id("worker:0", 1), "0", "host", 9), 0.0)
     assert member.done is None
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.support.short_calls import VALUE, file, short_calls
+from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlUnavailable
 from tfos.many.messages import Draw, Ended, Ending, EndSlot, SlotBeat, Train
+from tfos.many.server import many_server
 from tfos.many.slot import process
+from tfos.many.slot.client import ManyClient
 from tfos.many.slot.process import Slot
 from tfos.many.slot.specs import RunSettings, SlotSpec
 from tfos.many.slot.task import _values
@@ -176,3 +181,55 @@ def test_a_slot_that_ends_at_once_says_why_unless_nobody_reads_it(monkeypatch):
     finally:
         os.close(read)
         os.close(written)
+
+
+@pytest.fixture
+def refused(slot, monkeypatch) -> Iterator[Slot]:
+    """A slot whose certificate is that of another process, and which asks once."""
+    authority = ClusterAuthority("r")
+    server = many_server(cast("Any", None), authority.driver(), num_slots=1)
+    address = f"127.0.0.1:{server.start('127.0.0.1')}"
+    client = ManyClient(
+        dataclasses.replace(slot._spec.settings, driver_address=address), authority.node("worker:0")
+    )
+    calls: list[object] = []
+
+    def once(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def ask(message: object) -> Any:
+            assert not calls, "it asks again"
+            calls.append(message)
+            return call(message)
+
+        return ask
+
+    asking = SimpleNamespace(draw=once(client.draw), beat=once(client.beat))
+    monkeypatch.setattr(slot, "_client", asking)
+    yield slot
+    client._channel.close()
+    server.close()
+
+
+@pytest.mark.socket
+@pytest.mark.parametrize("step", ["_draw", "_watch"])
+def test_a_slot_that_the_driver_refuses_ends_at_once_with_the_reason(refused, monkeypatch, step):
+    read, written = os.pipe()
+    monkeypatch.setattr(refused, "_spec", msgspec.structs.replace(refused._spec, task_fd=read))
+    monkeypatch.setattr(process, "_BEAT_S", 0.0)
+
+    def end(reason: str) -> None:
+        raise SystemExit(reason)
+
+    monkeypatch.setattr(process, "_end_at_once", end)
+    try:
+        with pytest.raises(
+            SystemExit, match="PERMISSION_DENIED: the certificate is for 'worker:0'"
+        ):
+            getattr(refused, step)()
+    finally:
+        os.close(read)
+        os.close(written)
+
+
+@pytest.mark.socket
+def test_a_refused_slot_leaves_without_asking_again(refused):
+    refused._say_leaving()

@@ -15,11 +15,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ps.stats.server_stats import ServerStats, WorkerStats
+from tests.support.cluster_states import node_id
 from tests.support.fake_spark import FakeSpark
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
 from tfos.errors import SettingsError
-from tfos.failure import NodeId
 
 pytestmark = pytest.mark.socket
 
@@ -56,9 +56,8 @@ def scrape(url: str | None, token: str | None = None) -> dict[tuple[str, ...], f
 
 
 def beat(cluster: TFCluster, name: str, **fields: Any) -> None:
-    role, _, index = name.partition(":")
-    node = NodeId(role, int(index))
-    cluster._coordinator.on_heartbeat(messages.Heartbeat(node, 1, "main_fun", **fields))
+    beat = messages.Heartbeat(node_id(name), 1, "main_fun", **fields)
+    cluster._coordinator.on_heartbeat(beat)
 
 
 def test_one_page_has_all_nodes_and_ends_with_the_cluster(spark):

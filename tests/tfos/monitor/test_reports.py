@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from html.parser import HTMLParser
 
-from rpc.endpoint import Endpoint
-from tfos.config import ClusterConfig
+from tests.support.cluster_states import node_id, running
 from tfos.console import html
 from tfos.control import messages
 from tfos.control.state.cluster_state import ClusterState
@@ -15,7 +14,6 @@ from tfos.monitor.history import History, TrainedEpoch
 from tfos.monitor.reports import ClusterReport, EpochReport, NodeReport, TrainReport
 from tfos.monitor.status import cluster_report
 from tfos.node_memory import NODE_MEMORY_MIB, overhead_mib
-from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
 EVIL = "<script>alert('x')</script>\x1b[2J"
@@ -145,23 +143,18 @@ def test_only_web_addresses_become_links():
     assert Page(html.link("javascript:alert(1)")).tags == []
 
 
-def running(room_mib: float, *, executors: tuple[str, ...]) -> ClusterState:
+def measured(room_mib: float, *, executors: tuple[str, ...]) -> ClusterState:
     nodes = plan(3, 1)
     rooms_mib = {node.name: room_mib for node in nodes.nodes}
-    state = ClusterState(nodes, ClusterConfig(), rooms_mib=rooms_mib)
-    state.move(ClusterPhase.RESERVED)
-    for name, executor in zip(state.members, executors, strict=True):
-        role, _, index = name.partition(":")
-        node_id = NodeId(role, int(index))
-        state.on_register(messages.Register(node_id, executor, "host-b", 7), 0.0)
-        state.on_event(node_id, messages.Listening(Endpoint("h", 1)), 0.0)
-        beat = messages.Heartbeat(node_id, 1, "main_fun", rss_bytes=900 << 20)
+    state = running(nodes, executors=executors, rooms_mib=rooms_mib)
+    for name in state.members:
+        beat = messages.Heartbeat(node_id(name), 1, "main_fun", rss_bytes=900 << 20)
         state.on_heartbeat(beat, 0.0)
     return state
 
 
 def test_memory_is_summed_by_executor_and_one_without_room_is_told_with_both_numbers():
-    report = cluster_report("c", running(1408.0, executors=("3", "3", "4")), 1.0)
+    report = cluster_report("c", measured(1408.0, executors=("3", "3", "4")), 1.0)
     both, one = report.executors
     assert (both.nodes, both.rss_mib, both.is_over) == (("ps:0", "worker:0"), 1800.0, True)
     assert (one.nodes, one.rss_mib, one.is_over) == (("worker:1",), 900.0, False)
@@ -181,14 +174,14 @@ def test_what_nodes_hold_raises_the_advice_only_above_what_was_told_at_the_start
 
 
 def test_without_containers_the_sum_is_told_and_nobody_is_warned():
-    report = cluster_report("c", running(0.0, executors=("3", "3", "driver")), 1.0)
+    report = cluster_report("c", measured(0.0, executors=("3", "3", "driver")), 1.0)
     assert report.notes == ()
     assert [each.nodes for each in report.executors] == [("ps:0", "worker:0")]
     assert "executor 3 on host-b: 1,800 MiB: ps:0, worker:0" in str(report)
 
 
 def test_rows_that_a_main_fun_reads_itself_are_those_that_it_reports():
-    state = running(0.0, executors=("1", "2", "3"))
+    state = measured(0.0, executors=("1", "2", "3"))
     beat = messages.Heartbeat(NodeId("worker", 0), 2, "main_fun", progress={"rows": 640.0})
     state.on_heartbeat(beat, 0.0)
     fed = messages.FeedSnapshot("input", 100, 90, trained_rows=64)
@@ -198,7 +191,7 @@ def test_rows_that_a_main_fun_reads_itself_are_those_that_it_reports():
 
 
 def test_metrics_of_main_fun_are_shown_and_change_no_number_of_tfos():
-    state = running(0.0, executors=("1", "2", "3"))
+    state = measured(0.0, executors=("1", "2", "3"))
     metric = messages.METRIC
     progress = {"rows": 640.0, f"{metric}auc": 0.75, f"{metric}rows": 1.0, f"{metric}a\x1b[2J": 2.0}
     state.on_heartbeat(messages.Heartbeat(NodeId("worker", 0), 2, "", progress=progress), 0.0)

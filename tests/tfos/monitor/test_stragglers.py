@@ -6,17 +6,13 @@ import msgspec
 import pytest
 
 from ps.stats.server_stats import OpenRendezvous, ServerStats, TableStats, WorkerStats
-from rpc.endpoint import Endpoint
 from rpc.histogram import Latency
-from tfos.config import ClusterConfig
+from tests.support.cluster_states import node_id, running
 from tfos.control import messages
 from tfos.control.members import WINDOW_BEATS
-from tfos.control.state.cluster_state import ClusterState
-from tfos.failure import NodeId
 from tfos.monitor.reports import ClusterReport
 from tfos.monitor.status import cluster_report
 from tfos.monitor.stragglers import server_counters
-from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
 NOW = 100.0
@@ -26,22 +22,13 @@ class Cluster:
     """A running cluster's state, and heartbeats for it."""
 
     def __init__(self, num_workers: int, num_ps: int) -> None:
-        self.state = ClusterState(plan(num_workers + num_ps, num_ps), ClusterConfig())
-        self.state.move(ClusterPhase.RESERVED)
+        self.state = running(plan(num_workers + num_ps, num_ps), now_s=NOW)
         self._seq = 0
-        for name in self.state.members:
-            node = self.node(name)
-            self.state.on_register(messages.Register(node, "1", "h", 7), NOW)
-            self.state.on_event(node, messages.Listening(Endpoint("h", 1)), NOW)
-
-    def node(self, name: str) -> NodeId:
-        role, _, index = name.partition(":")
-        return NodeId(role, int(index))
 
     def beat(self, name: str, progress: dict[str, float] | None = None, stats: bytes = b"") -> None:
         self._seq += 1
         beat = messages.Heartbeat(
-            self.node(name), self._seq, "serving", progress=progress or {}, stats=stats
+            node_id(name), self._seq, "serving", progress=progress or {}, stats=stats
         )
         self.state.on_heartbeat(beat, NOW)
 
@@ -51,7 +38,7 @@ class Cluster:
         self.beat(name, {"steps": steps, **times})
 
     def served(self, name: str, **fields: object) -> None:
-        given = {"server": self.node(name).index, "phase": "SERVING", "clock": 1, "uptime_s": 1.0}
+        given = {"server": node_id(name).index, "phase": "SERVING", "clock": 1, "uptime_s": 1.0}
         self.beat(name, stats=msgspec.msgpack.encode(ServerStats(**{**given, **fields})))  # type: ignore[arg-type]
 
     def report(self) -> ClusterReport:

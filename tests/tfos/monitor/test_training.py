@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rpc.endpoint import Endpoint
-from tfos.config import ClusterConfig
+from tests.support.cluster_states import node_id, running
 from tfos.control import messages
-from tfos.control.state.cluster_state import ClusterState
-from tfos.failure import NodeId
 from tfos.monitor.training import sample, starting
-from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
 
@@ -18,26 +14,17 @@ class Cluster:
     """Two workers and a server that run."""
 
     def __init__(self) -> None:
-        self.state = ClusterState(plan(3, 1), ClusterConfig())
-        self.state.move(ClusterPhase.RESERVED)
-        for name in self.state.members:
-            self.state.on_register(messages.Register(self.node(name), "1", "h", 7), 0.0)
-        for name in self.state.members:
-            self.tell(name, messages.Listening(Endpoint("h", 1)), 0.0)
+        self.state = running(plan(3, 1))
         self.seq = 0
 
-    def node(self, name: str) -> NodeId:
-        role, _, index = name.partition(":")
-        return NodeId(role, int(index))
-
     def tell(self, name: str, event: messages.Event, at_s: float) -> None:
-        self.state.on_event(self.node(name), event, at_s)
+        self.state.on_event(node_id(name), event, at_s)
 
     def beat(self, name: str, trained_rows: int = 0, **progress: float) -> None:
         self.seq += 1
         feeds = (messages.FeedSnapshot("input", trained_rows=trained_rows),)
         beat = messages.Heartbeat(
-            self.node(name), self.seq, "main_fun", progress=progress, feeds=feeds
+            node_id(name), self.seq, "main_fun", progress=progress, feeds=feeds
         )
         self.state.on_heartbeat(beat, 0.0)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.cluster_states import node_id
 from tests.support.fake_spark import FakeSpark
-from tests.support.watched_job import WatchedJob, node_id
+from tests.support.watched_job import WatchedJob
 from tfos import InputMode, TFCluster
 from tfos.config import Checkpoints
 from tfos.control.messages import BatchReport, Done, EpochTrained, FitReading, SaveBatches

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.cluster_states import node_id
 from tests.support.waiting import wait_until
-from tests.support.watched_job import WatchedJob, node_id, server_stats
+from tests.support.watched_job import WatchedJob, server_stats
 from tfos.console.log_tail import MOST_CHARS, PIECE_BYTES, LogTail
 from tfos.control import messages
 from tfos.control.coordinator import READ_S

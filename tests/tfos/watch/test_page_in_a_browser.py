@@ -17,7 +17,8 @@ from starlette.routing import Route
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tests.support.browser import Browser
-from tests.support.watched_job import WatchedJob, node_id, server_stats
+from tests.support.cluster_states import node_id
+from tests.support.watched_job import WatchedJob, server_stats
 from tfos.control import messages
 from tfos.watch.page_server import JobPage
 

@@ -17,10 +17,9 @@ from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec
 from tfos.control.client import channel_options
 from tfos.control.identity import tls_name
-from tfos.errors import ControlUnavailable
 from tfos.many import messages
 from tfos.many.slot.specs import RunSettings
-from tfos.tls_channel import channel_credentials
+from tfos.tls_channel import ask, channel_credentials
 
 Reply = TypeVar("Reply")
 _DRAW_S = 15.0
@@ -29,7 +28,10 @@ _BEAT_S = 5.0
 
 
 class ManyClient:
-    """One slot's connection. Calls raise ControlUnavailable when no reply arrived in time.
+    """One slot's connection.
+
+    Calls raise ControlUnavailable when no reply arrived in time (retry) and ControlRefused when the
+    driver refuses this slot (end).
 
     Args:
         settings: of the run.
@@ -37,6 +39,7 @@ class ManyClient:
     """
 
     def __init__(self, settings: RunSettings, keys: TlsCredentials) -> None:
+        self._address = settings.driver_address
         self._channel: Any = grpc.secure_channel(
             settings.driver_address,
             channel_credentials(keys),
@@ -54,10 +57,5 @@ class ManyClient:
     def _call(
         self, path: str, message: msgspec.Struct, decode: Callable[[bytes], Reply], timeout_s: float
     ) -> Reply:
-        try:
-            body = self._channel.unary_unary(path)(
-                codec.encode(message), timeout=timeout_s, wait_for_ready=True
-            )
-        except grpc.RpcError as error:
-            raise ControlUnavailable(f"{path} to the driver: {error}") from None
-        return decode(body)
+        where = f"{path} to the driver at {self._address}"
+        return decode(ask(self._channel, path, codec.encode(message), timeout_s, where))

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from tfos.errors import ControlError
+from tfos.errors import ControlError, ControlRefused
 from tfos.many.messages import (
     Draw,
     Ended,
@@ -115,6 +115,8 @@ class Slot:
         while True:
             try:
                 self._client.beat(beat)
+            except ControlRefused:
+                return  # the driver misses its beats
             except ControlError:  # the watch ends this process when that lasts
                 time.sleep(_AGAIN_S)
             else:
@@ -184,6 +186,8 @@ class Slot:
             draw = Draw(slot, attempt, ended, holding, is_ahead, host)
             try:
                 order = self._client.draw(draw)
+            except ControlRefused as error:
+                _end_at_once(str(error))
             except ControlError:
                 self._put_ready(ended)
                 if is_ahead:
@@ -285,14 +289,18 @@ class Slot:
         """Beat; end this process once the task, the driver or its wish for results is gone."""
         poll = select.poll()
         poll.register(self._spec.task_fd, select.POLLIN)
+        last = ""
         while True:
             if poll.poll(1000 * _BEAT_S):
                 _end_at_once("its task has ended")  # the task sends nothing else
             ended, _ = self._take_ready()
             try:
                 reply = self._client.beat(SlotBeat(self._spec.slot, self._spec.attempt, ended))
-            except ControlError:
+            except ControlRefused as error:
+                _end_at_once(str(error))
+            except ControlError as error:
                 self._put_ready(ended)
+                last = str(error)
             else:
                 self._answered(ended, None)
                 if reply.stop:
@@ -300,7 +308,7 @@ class Slot:
             if time.monotonic() - self._answered_s > LEASE_S:
                 _end_at_once(
                     f"the driver at {self._spec.settings.driver_address} has not answered for "
-                    f"{LEASE_S:.0f} s; it is gone, or this host cannot reach it"
+                    f"{LEASE_S:.0f} s; it is gone, or this host cannot reach it ({last})"
                 )
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from rpc.endpoint import Endpoint
+from tests.support.cluster_states import node_id
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.control import messages
 from tfos.control.members import NodeStatus
 from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.job_end import JobEnd
-from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
+from tfos.failure import EXECUTOR_LOST, NodeFailure
 from tfos.fit_place import FitPlace
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
@@ -22,18 +23,13 @@ NOW = 100.0
 SAVES = Checkpoints(directory="/saves")
 
 
-def node(name: str, attempt: int = 0) -> NodeId:
-    role, _, index = name.partition(":")
-    return NodeId(role, int(index), attempt)
-
-
 def registers(state: ClusterState, name: str, attempt: int, now_s: float = NOW) -> Any:
-    register = messages.Register(node(name, attempt), "5", "host-b", 1000 + attempt)
+    register = messages.Register(node_id(name, attempt), "5", "host-b", 1000 + attempt)
     return state.on_register(register, now_s)
 
 
 def serves(state: ClusterState, name: str, attempt: int, port: int = 1) -> list[Action]:
-    return state.on_event(node(name, attempt), messages.Listening(Endpoint("h", port)), NOW)
+    return state.on_event(node_id(name, attempt), messages.Listening(Endpoint("h", port)), NOW)
 
 
 def running(workers: int = 1, ps: int = 1, **config: Any) -> ClusterState:
@@ -51,8 +47,10 @@ def dies(
     state: ClusterState, name: str, attempt: int = 0, now_s: float = NOW, **fields: Any
 ) -> list[Action]:
     fields = fields or {"signal": 9}
-    failure = NodeFailure(node(name, attempt), "host-b", 7, message="killed by SIGKILL", **fields)
-    return state.on_event(node(name, attempt), messages.Failed(failure), now_s)
+    failure = NodeFailure(
+        node_id(name, attempt), "host-b", 7, message="killed by SIGKILL", **fields
+    )
+    return state.on_event(node_id(name, attempt), messages.Failed(failure), now_s)
 
 
 def only(actions: list[Action], kind: type) -> Any:
@@ -157,7 +155,7 @@ def test_sparks_own_retry_of_a_lost_executors_task_takes_the_place():
 
 def test_a_new_attempt_learns_the_open_epochs_the_fit_and_what_it_has_missed():
     state = running()
-    chief = node("worker:0")
+    chief = node_id("worker:0")
     fit = messages.FitReading("input", number=0, epoch=0, fed_epoch=0)
     state.on_event(chief, fit, NOW)
     for epoch in range(3):
@@ -218,11 +216,11 @@ def test_nobody_waits_for_a_replacement_once_the_others_are_done_but_for_the_chi
     state = running()
     dies(state, "worker:1")
     assert len(state.awaited()) == 2
-    state.on_event(node("worker:0"), messages.Done(), NOW)
+    state.on_event(node_id("worker:0"), messages.Done(), NOW)
     assert state.awaited() == []
     state = running()
     dies(state, "worker:0")
-    state.on_event(node("worker:1"), messages.Done(), NOW)
+    state.on_event(node_id("worker:1"), messages.Done(), NOW)
     assert [each.name for each in state.awaited()] == ["worker:0"]
 
 
@@ -340,7 +338,7 @@ def test_a_worker_that_waits_for_a_lost_server_may_be_lost_again_and_ends_with_t
 
 def test_a_worker_whose_main_fun_has_returned_is_not_started_again():
     state = running()
-    state.on_event(node("worker:1"), messages.Done(), NOW)
+    state.on_event(node_id("worker:1"), messages.Done(), NOW)
     actions = dies(state, "worker:1", error_type=EXECUTOR_LOST)
     assert not [each for each in actions if isinstance(each, Replace)]
 
@@ -364,7 +362,7 @@ def test_a_server_that_cannot_go_on_fails_the_cluster(config, fields):
 def test_the_chief_of_a_stream_is_not_started_again():
     state = running(workers=3)
     report = messages.BatchReport("input", 1, True, {"query": 4})
-    state.on_event(node("worker:0"), report, NOW)
+    state.on_event(node_id("worker:0"), report, NOW)
     dies(state, "worker:0")
     assert state.phase is ClusterPhase.FAILED
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from rpc.endpoint import Endpoint
+from tests.support.cluster_states import node_id
 from tfos.config import ClusterConfig, Restarts
 from tfos.control import messages
 from tfos.control.members import NodeStatus
 from tfos.control.restarts.driver_pause import DriverPause
 from tfos.control.state.actions import Action, Send, Tell, Warn
 from tfos.control.state.cluster_state import ClusterState
-from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure, NodeId
+from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -25,20 +26,15 @@ def _state(cluster_size: int = 3, num_ps: int = 1, **config: object) -> ClusterS
     return state
 
 
-def _id(name: str, attempt: int = 0) -> NodeId:
-    role, _, index = name.partition(":")
-    return NodeId(role, int(index), attempt)
-
-
 def _register(
     state: ClusterState, name: str, attempt: int = 0, now_s: float = NOW, pid: int = 0
 ) -> tuple[messages.RegisterReply, list[Action]]:
-    register = messages.Register(_id(name, attempt), "5", "host-b", pid or 1000 + attempt)
+    register = messages.Register(node_id(name, attempt), "5", "host-b", pid or 1000 + attempt)
     return state.on_register(register, now_s)
 
 
 def _listen(state: ClusterState, name: str, attempt: int = 0, now_s: float = NOW) -> list[Action]:
-    return state.on_event(_id(name, attempt), messages.Listening(Endpoint("h", 1)), now_s)
+    return state.on_event(node_id(name, attempt), messages.Listening(Endpoint("h", 1)), now_s)
 
 
 def _running(cluster_size: int = 3, num_ps: int = 1, **config: object) -> ClusterState:
@@ -51,8 +47,8 @@ def _running(cluster_size: int = 3, num_ps: int = 1, **config: object) -> Cluste
 
 
 def _fail(state: ClusterState, name: str, **fields: object) -> list[Action]:
-    failure = NodeFailure(_id(name), "host-b", 7, **fields)  # type: ignore[arg-type]
-    return state.on_event(_id(name), messages.Failed(failure), NOW)
+    failure = NodeFailure(node_id(name), "host-b", 7, **fields)  # type: ignore[arg-type]
+    return state.on_event(node_id(name), messages.Failed(failure), NOW)
 
 
 def _orders(actions: list[Action], kind: type) -> set[str]:
@@ -68,7 +64,7 @@ def test_harmless_differences_of_versions_are_told_once_for_equal_executors():
     state = _state()
     told = []
     for name, skew in (("ps:0", "numpy 2.3"), ("worker:0", "numpy 2.3"), ("worker:1", "")):
-        register = messages.Register(_id(name), "5", "host-b", 1, skew=skew)
+        register = messages.Register(node_id(name), "5", "host-b", 1, skew=skew)
         told += state.on_register(register, NOW)[1]
     (warning,) = told
     assert isinstance(warning, Warn)
@@ -78,16 +74,16 @@ def test_harmless_differences_of_versions_are_told_once_for_equal_executors():
 @pytest.mark.attack("A26")
 def test_the_roster_has_only_addresses_that_registered_nodes_gave_of_themselves():
     state, forged = _state(), messages.Listening(Endpoint("evil.example", 1))
-    assert state.on_event(_id("ps:0"), forged, NOW) == []  # it has not registered
-    assert state.on_event(_id("ps:7"), forged, NOW) == []  # there is none
+    assert state.on_event(node_id("ps:0"), forged, NOW) == []  # it has not registered
+    assert state.on_event(node_id("ps:7"), forged, NOW) == []  # there is none
     for name in state.members:
         _register(state, name, attempt=1)
-    assert state.on_event(_id("ps:0", 0), forged, NOW) == []  # an attempt that was replaced
+    assert state.on_event(node_id("ps:0", 0), forged, NOW) == []  # an attempt that was replaced
     assert state.roster() == ()
     for name in state.members:
         event = messages.Listening(Endpoint(f"host-of-{name}", 1))
-        state.on_event(_id(name, 1), event, NOW)
-    state.on_event(_id("worker:0", 1), forged, NOW)  # another address afterwards
+        state.on_event(node_id(name, 1), event, NOW)
+    state.on_event(node_id("worker:0", 1), forged, NOW)  # another address afterwards
     hosts = {entry.node.name: entry.endpoint.host for entry in state.roster()}
     assert hosts == {name: f"host-of-{name}" for name in state.members}
 
@@ -123,8 +119,8 @@ def test_a_warning_names_a_few_workers_and_counts_many():
 
 def test_a_return_value_that_did_not_arrive_is_warned_of_once():
     state, done = _running(), messages.Done(no_result="main_fun returned a set")
-    actions = [*state.on_event(_id("worker:0"), done, NOW)]
-    actions += state.on_event(_id("worker:1"), done, NOW)
+    actions = [*state.on_event(node_id("worker:0"), done, NOW)]
+    actions += state.on_event(node_id("worker:1"), done, NOW)
     (warning,) = [each for each in actions if isinstance(each, Warn)]
     assert warning.text.startswith("worker:0: main_fun returned a set. The run goes on")
 
@@ -132,8 +128,8 @@ def test_a_return_value_that_did_not_arrive_is_warned_of_once():
 @pytest.mark.fault("F08")
 def test_servers_hear_of_a_worker_that_is_done_so_that_a_restarted_one_does_not_wait_for_it():
     state = _running()
-    actions = state.on_event(_id("worker:1"), messages.Done(), NOW)
-    assert actions == [Send(_id("ps:0", 0), messages.WorkerDone(1))]
+    actions = state.on_event(node_id("worker:1"), messages.Done(), NOW)
+    assert actions == [Send(node_id("ps:0", 0), messages.WorkerDone(1))]
     assert state.members["worker:1"].status is NodeStatus.DONE
 
 
@@ -148,15 +144,15 @@ def test_losing_a_server_or_the_chief_fails_the_cluster(name):
 @pytest.mark.fault("F08")
 def test_a_server_that_was_started_again_is_a_warning_and_a_record():
     state = _running()
-    failure = NodeFailure(_id("ps:0"), "host-b", 7, message="ps:0 killed by SIGKILL")
+    failure = NodeFailure(node_id("ps:0"), "host-b", 7, message="ps:0 killed by SIGKILL")
     again = messages.Restarted(failure, 1, 2)
-    (warning,) = state.on_event(_id("ps:0"), again, NOW)
+    (warning,) = state.on_event(node_id("ps:0"), again, NOW)
     assert isinstance(warning, Warn)
     assert warning.text.endswith(
         "ps:0 killed by SIGKILL; started again from the last checkpoint (1 of 2)"
     )
     lost = "ps:0: 12 s, at least 3,410 updates lost since step 900"
-    assert state.on_event(_id("ps:0"), messages.UpdatesLost(lost), NOW) == [Warn(lost)]
+    assert state.on_event(node_id("ps:0"), messages.UpdatesLost(lost), NOW) == [Warn(lost)]
     assert state.failures == [failure]
     assert (state.fatal, state.phase) == ([], ClusterPhase.RUNNING)
 
@@ -173,7 +169,7 @@ def test_losing_workers_one_by_one_ends_in_failure():
 def test_a_lost_worker_that_served_a_shard_fails_the_cluster_and_says_what_is_gone():
     state = _running(3, 0)
     for rank in range(3):
-        state.on_event(_id(f"worker:{rank}"), messages.ServesShard(), NOW)
+        state.on_event(node_id(f"worker:{rank}"), messages.ServesShard(), NOW)
     assert _orders(_killed(state, "worker:1"), messages.Stop) == {"worker:0", "worker:2"}
     (headline,) = state.fatal
     assert headline.message.startswith("worker:1 killed by SIGKILL. worker:1 served shard 2 of 3")
@@ -189,12 +185,12 @@ def test_a_worker_that_tensorflow_waits_for_fails_the_cluster_with_it(
 ):
     state = _running(3 + num_ps, num_ps, restarts=Restarts(workers=restarts))
     if is_told_first:
-        state.on_event(_id("worker:0"), messages.InCollective(2), NOW)
+        state.on_event(node_id("worker:0"), messages.InCollective(2), NOW)
         stopped = _orders(_killed(state, "worker:1"), messages.Stop)
     else:  # it was lost before the others built their strategy
         _killed(state, "worker:1")
         assert state.fatal == []
-        actions = state.on_event(_id("worker:2"), messages.InCollective(2), NOW)
+        actions = state.on_event(node_id("worker:2"), messages.InCollective(2), NOW)
         stopped = _orders(actions, messages.Stop)
     assert {"worker:0", "worker:2"} <= stopped
     (headline,) = state.fatal
@@ -210,7 +206,7 @@ def test_a_new_attempt_does_not_help_workers_that_know_the_old_ones_address():
     _register(state, "worker:1", attempt=100)
     _listen(state, "worker:1", attempt=100)
     assert state.fatal == []
-    state.on_event(_id("worker:0"), messages.InCollective(2), NOW)
+    state.on_event(node_id("worker:0"), messages.InCollective(2), NOW)
     assert len(state.fatal) == 1
     (headline,) = state.fatal
     assert headline.message.startswith("worker:1 killed by SIGKILL. MultiWorkerMirroredStrategy")
@@ -250,19 +246,19 @@ def test_failures_keep_their_order_of_arrival():
 def test_a_silent_node_is_given_up_after_the_limit_and_fenced_when_it_thaws():
     state = _running()
     for name in ("ps:0", "worker:0"):
-        state.on_heartbeat(messages.Heartbeat(_id(name), 1, "x"), NOW + 19)
+        state.on_heartbeat(messages.Heartbeat(node_id(name), 1, "x"), NOW + 19)
     assert state.on_tick(NOW + 19.9) == []
     actions = state.on_tick(NOW + 20.1)
     assert _orders(actions, messages.FenceWorker) == {"ps:0"}
     assert state.failures[0].error_type == NODE_SILENT
     assert "20.1 s (limit 20 s)" in state.failures[0].message
-    beat, _ = state.on_heartbeat(messages.Heartbeat(_id("worker:1"), 2, "x"), NOW + 25)
+    beat, _ = state.on_heartbeat(messages.Heartbeat(node_id("worker:1"), 2, "x"), NOW + 25)
     assert beat.fenced
 
 
 def _beat_all(state: ClusterState, now_s: float) -> None:
     for name in state.members:
-        state.on_heartbeat(messages.Heartbeat(_id(name), int(now_s), "x"), now_s)
+        state.on_heartbeat(messages.Heartbeat(node_id(name), int(now_s), "x"), now_s)
 
 
 @pytest.mark.fault("F06")
@@ -286,7 +282,7 @@ def test_the_headline_after_a_suspension_of_the_driver_is_the_suspension():
     state = _running(tolerate_lost_workers=False)
     state.on_tick(NOW)
     for name in state.members:  # the closed connections are read before the first tick
-        state.on_stream_closed(_id(name), NOW + 60)
+        state.on_stream_closed(node_id(name), NOW + 60)
     assert state.on_tick(NOW + 60) == []
     assert state.on_tick(NOW + 62) == []
     state.on_tick(NOW + 64)
@@ -299,7 +295,7 @@ def test_the_headline_after_a_suspension_of_the_driver_is_the_suspension():
 def test_a_failure_that_is_heard_before_the_first_tick_after_a_suspension_is_explained():
     pause = DriverPause(ClusterConfig())
     pause.on_tick([], NOW)
-    failure = NodeFailure(_id("worker:1"), "h", 7, message="its executor was lost")
+    failure = NodeFailure(node_id("worker:1"), "h", 7, message="its executor was lost")
     assert "was suspended for 59 s" in pause.explained(failure, NOW + 60).message
 
 
@@ -313,15 +309,15 @@ def test_an_error_of_main_fun_after_a_suspension_stays_the_headline():
 
 def test_a_broken_connection_that_does_not_come_back_is_a_loss_within_seconds():
     state = _running()
-    state.on_stream_closed(_id("worker:1"), NOW)
+    state.on_stream_closed(node_id("worker:1"), NOW)
     assert state.on_tick(NOW + 2.9) == []
     assert _orders(state.on_tick(NOW + 3.1), messages.FenceWorker) == {"ps:0"}
 
 
 def test_a_connection_that_comes_back_is_no_loss():
     state = _running()
-    state.on_stream_closed(_id("worker:1"), NOW)
-    assert state.on_stream_opened(_id("worker:1"), NOW + 2) == ""
+    state.on_stream_closed(node_id("worker:1"), NOW)
+    assert state.on_stream_opened(node_id("worker:1"), NOW + 2) == ""
     assert state.on_tick(NOW + 4) == []
 
 
@@ -329,7 +325,7 @@ def test_a_node_lost_while_starting_may_come_again():
     state = _state()
     _register(state, "worker:0")
     _listen(state, "worker:0")
-    state.on_stream_closed(_id("worker:0"), NOW)
+    state.on_stream_closed(node_id("worker:0"), NOW)
     actions = state.on_tick(NOW + 4)
     assert [type(action) for action in actions] == [Warn]
     assert state.phase is ClusterPhase.RESERVED
@@ -365,10 +361,10 @@ def test_a_retried_task_of_a_running_cluster_is_refused_and_its_old_attempt_lost
 
 def test_a_flush_goes_to_those_who_train_and_waits_for_them_only():
     state = _running(4, 1)
-    state.on_event(_id("worker:0"), messages.Done(), NOW)
+    state.on_event(node_id("worker:0"), messages.Done(), NOW)
     actions = state.flush("input", 0)
     assert _orders(actions, messages.Flush) == {"worker:1", "worker:2"}
-    state.on_event(_id("worker:1"), messages.FlushReached("input", 0), NOW)
+    state.on_event(node_id("worker:1"), messages.FlushReached("input", 0), NOW)
     assert [member.name for member in state.unflushed("input", 0)] == ["worker:2"]
     _fail(state, "worker:2", signal=9)
     assert state.unflushed("input", 0) == []
@@ -377,17 +373,17 @@ def test_a_flush_goes_to_those_who_train_and_waits_for_them_only():
 def test_a_flush_carries_the_counts_of_its_moment():
     state = _running()
     old = messages.FeedSnapshot("input", fed_rows=10, taken_rows=4)
-    beat = messages.Heartbeat(_id("worker:1"), 1, "x", feeds=(old,))
+    beat = messages.Heartbeat(node_id("worker:1"), 1, "x", feeds=(old,))
     state.on_heartbeat(beat, NOW)
     final = messages.FeedSnapshot("input", fed_rows=10, taken_rows=10)
-    state.on_event(_id("worker:1"), messages.FlushReached("input", 0, final), NOW)
+    state.on_event(node_id("worker:1"), messages.FlushReached("input", 0, final), NOW)
     assert state.members["worker:1"].feed("input") == final
 
 
 def test_ends_of_epochs_that_are_told_in_another_order_are_kept():
     state = _running()
     for epoch in (1, 0):
-        state.on_event(_id("worker:1"), messages.FlushReached("input", epoch), NOW)
+        state.on_event(node_id("worker:1"), messages.FlushReached("input", epoch), NOW)
     assert [member.name for member in state.unflushed("input", 1)] == ["worker:0"]
 
 
@@ -395,19 +391,19 @@ def test_an_orderly_end_is_no_failure():
     state = _running()
     assert _orders(state.finish(("input",)), messages.FinishFeed) == {"worker:0", "worker:1"}
     for name in ("worker:0", "worker:1"):
-        state.on_event(_id(name), messages.Done(), NOW)
+        state.on_event(node_id(name), messages.Done(), NOW)
     assert state.training() == []
     assert _orders(state.stop(state.live(), "bye", grace_s=1), messages.Stop) == set(state.members)
     assert state.stop(state.live(), "again", grace_s=1) == []
     for name in state.members:
-        state.on_stream_closed(_id(name), NOW)
+        state.on_stream_closed(node_id(name), NOW)
     assert state.live() == []
     assert state.failures == []
 
 
 def test_a_server_that_ends_by_itself_fails_the_cluster():
     state = _running()
-    state.on_event(_id("ps:0"), messages.Done(), NOW)
+    state.on_event(node_id("ps:0"), messages.Done(), NOW)
     assert state.phase is ClusterPhase.FAILED
     assert "ended without an order" in state.fatal[0].message
 
@@ -419,7 +415,7 @@ def test_a_worker_that_ends_before_main_fun_began_fails_the_cluster(serves: bool
         _register(state, name)
     if serves:
         _listen(state, "worker:1")
-    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    state.on_event(node_id("worker:1"), messages.Done(), NOW)
     assert state.phase is ClusterPhase.FAILED
     assert "before main_fun began" in state.fatal[0].message
 
@@ -435,9 +431,11 @@ def test_a_worker_killed_by_our_own_stop_is_no_failure():
 def test_tensorboard_is_told_and_its_absence_is_a_warning():
     state = _running()
     up = messages.TensorBoardUp("http://127.0.0.1:6006")
-    assert state.on_event(_id("worker:0"), up, NOW) == [Tell("TensorBoard: http://127.0.0.1:6006")]
+    assert state.on_event(node_id("worker:0"), up, NOW) == [
+        Tell("TensorBoard: http://127.0.0.1:6006")
+    ]
     down = messages.TensorBoardUp("", "not installed")
-    assert state.on_event(_id("worker:0"), down, NOW) == [Warn("no TensorBoard: not installed")]
+    assert state.on_event(node_id("worker:0"), down, NOW) == [Warn("no TensorBoard: not installed")]
 
 
 @pytest.mark.attack("A23")
@@ -454,12 +452,12 @@ def test_tensorboard_is_told_and_its_absence_is_a_warning():
 def test_a_tensorboard_that_others_can_reach_is_warned_of_once(url, is_open):
     state = _running()
     up = messages.TensorBoardUp(url)
-    actions = state.on_event(_id("worker:0"), up, NOW)
+    actions = state.on_event(node_id("worker:0"), up, NOW)
     assert actions[0] == Tell(f"TensorBoard: {url}")
     warnings = [action.text for action in actions if isinstance(action, Warn)]
     assert len(warnings) == is_open
     assert all("has no login" in text and "tensorboard_host=" in text for text in warnings)
-    assert state.on_event(_id("worker:0"), up, NOW) == []  # reports may arrive twice
+    assert state.on_event(node_id("worker:0"), up, NOW) == []  # reports may arrive twice
 
 
 @pytest.mark.fault("F19")
@@ -467,7 +465,7 @@ def test_a_missing_node_is_described_with_place_age_and_phase():
     state = _state()
     _register(state, "worker:1")
     event = messages.PhaseChanged("import tensorflow")
-    state.on_event(_id("worker:1"), event, NOW + 1)
+    state.on_event(node_id("worker:1"), event, NOW + 1)
     text = state.members["worker:1"].describe(NOW + 58)
     assert text == (
         "worker:1 (executor 5 on host-b, pid 1000, 58 s since it registered, "
@@ -535,7 +533,7 @@ def test_a_lost_server_of_tensorflow_that_main_fun_never_notices_fails_the_clust
 
 def test_a_lost_server_of_tensorflow_after_main_fun_costs_nothing():
     state = _on_tensorflow()
-    state.on_event(_id("chief:0"), messages.Done(), NOW)
+    state.on_event(node_id("chief:0"), messages.Done(), NOW)
     _killed(state, "ps:0")
     state.members["ps:0"].heard_s = NOW
     assert state.on_tick(NOW) == []
@@ -548,7 +546,7 @@ def test_a_server_of_tensorflow_that_raises_or_ends_fails_the_cluster():
     _fail(state, "worker:1", error_type="ImportError", message="no tensorflow", exit_code=1)
     assert state.phase is ClusterPhase.FAILED
     state = _on_tensorflow()
-    state.on_event(_id("ps:0"), messages.Done(), NOW)
+    state.on_event(node_id("ps:0"), messages.Done(), NOW)
     assert "ended without an order" in state.fatal[0].message
 
 
@@ -571,7 +569,7 @@ def _mirrored(cluster_size: int = 2) -> ClusterState:
 @pytest.mark.parametrize("is_told", [True, False], ids=["by its supervisor", "by silence"])
 def test_a_mirrored_worker_that_is_lost_after_main_fun_returned_costs_nothing(is_told):
     state = _mirrored()
-    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    state.on_event(node_id("worker:1"), messages.Done(), NOW)
     if is_told:  # while the chief exports
         actions = _fail(state, "worker:1", error_type=EXECUTOR_LOST, message="executor 5 is lost")
     else:
@@ -599,7 +597,7 @@ def test_a_strategy_that_waits_for_a_worker_that_has_returned_fails_the_cluster(
     actions: list[Action] = []
     for name in sorted(told, reverse=returns_first):
         assert state.fatal == []
-        actions = state.on_event(_id(name), told[name], NOW)
+        actions = state.on_event(node_id(name), told[name], NOW)
         if is_lost_then and name == "worker:1" and returns_first:
             _fail(state, name, error_type=EXECUTOR_LOST, message="executor 5 is lost")
     assert _orders(actions, messages.Stop) >= {"worker:0"}
@@ -617,7 +615,7 @@ def test_a_worker_outside_the_strategy_of_the_others_may_return():
         ("worker:2", messages.Done()),
         ("worker:1", messages.InCollective(2)),
     ):
-        state.on_event(_id(name), event, NOW)
+        state.on_event(node_id(name), event, NOW)
         assert state.fatal == []
 
 
@@ -625,8 +623,8 @@ def test_a_notice_of_a_strategy_that_comes_late_fails_nobody():
     """Reports of two nodes overtake each other."""
     state = _mirrored()
     for event in (messages.InCollective(2), messages.Done()):
-        state.on_event(_id("worker:1"), event, NOW)
-    assert state.on_event(_id("worker:0"), messages.InCollective(2), NOW) == []
+        state.on_event(node_id("worker:1"), event, NOW)
+    assert state.on_event(node_id("worker:0"), messages.InCollective(2), NOW) == []
     _fail(state, "worker:1", error_type=EXECUTOR_LOST, message="executor 5 is lost")
     assert state.fatal == []
 
@@ -638,8 +636,8 @@ def test_the_error_of_a_step_without_a_worker_that_returned_says_so(error, is_ex
     """TensorFlow's own text calls it unhealthy and crashed."""
     state = _mirrored()
     for name in state.members:
-        state.on_event(_id(name), messages.InCollective(2), NOW)
-    state.on_event(_id("worker:1"), messages.Done(), NOW)
+        state.on_event(node_id(name), messages.InCollective(2), NOW)
+    state.on_event(node_id("worker:1"), messages.Done(), NOW)
     _fail(state, "worker:0", error_type=error, message="Collective ops is aborted", traceback="t")
     (headline,) = state.fatal
     assert headline.node.name == "worker:0"
@@ -652,7 +650,7 @@ def _beats(state: ClusterState, now_s: float, **steps: int) -> list[Action]:
     """Let a second pass, with a heartbeat of each worker."""
     for name in ("worker:0", "worker:1", "worker:2"):
         progress = {"steps": float(steps.get(name.replace(":", ""), 0)), "at_s": now_s}
-        beat = messages.Heartbeat(_id(name), int(now_s), "main_fun", progress=progress)
+        beat = messages.Heartbeat(node_id(name), int(now_s), "main_fun", progress=progress)
         state.on_heartbeat(beat, now_s)
     return state.on_tick(now_s)
 
@@ -660,10 +658,10 @@ def _beats(state: ClusterState, now_s: float, **steps: int) -> list[Action]:
 def test_workers_that_stand_still_after_another_one_returned_are_warned_of_once():
     state = _mirrored(3)
     for name in state.members:
-        state.on_event(_id(name), messages.InCollective(2), NOW)
+        state.on_event(node_id(name), messages.InCollective(2), NOW)
     told = [each for second in range(100) for each in _beats(state, NOW + second)]
     assert told == []  # nobody has returned
-    state.on_event(_id("worker:1"), messages.Done(), NOW + 100)
+    state.on_event(node_id("worker:1"), messages.Done(), NOW + 100)
     told = [each for s in range(100, 159) for each in _beats(state, NOW + s, worker0=s)]
     assert told == []
     told = [each for s in range(159, 400) for each in _beats(state, NOW + s, worker0=s)]
@@ -678,12 +676,12 @@ def test_workers_that_stand_still_after_another_one_returned_are_warned_of_once(
 def test_a_worker_that_goes_on_or_is_alone_is_not_said_to_stand_still():
     state = _mirrored(3)
     for name in state.members:
-        state.on_event(_id(name), messages.InCollective(2), NOW)
-    state.on_event(_id("worker:1"), messages.Done(), NOW)
+        state.on_event(node_id(name), messages.InCollective(2), NOW)
+    state.on_event(node_id("worker:1"), messages.Done(), NOW)
     told = [e for s in range(300) for e in _beats(state, NOW + s, worker0=s // 50, worker2=s)]
     assert told == []
     independent = _running(4, 1)
-    independent.on_event(_id("worker:1"), messages.Done(), NOW)
+    independent.on_event(node_id("worker:1"), messages.Done(), NOW)
     for second in range(300):
         independent.members["ps:0"].heard_s = NOW + second
         assert _beats(independent, NOW + second) == []
@@ -693,8 +691,8 @@ def test_a_worker_outside_the_strategy_is_blamed_for_nothing_when_it_returns():
     """Workers 0 and 1 have a TF_CONFIG of two tasks; worker 2 evaluates."""
     state = _mirrored(3)
     for name in ("worker:0", "worker:1"):
-        state.on_event(_id(name), messages.InCollective(2), NOW)
-    state.on_event(_id("worker:2"), messages.Done(), NOW)
+        state.on_event(node_id(name), messages.InCollective(2), NOW)
+    state.on_event(node_id("worker:2"), messages.Done(), NOW)
     assert [each for second in range(100) for each in _beats(state, NOW + second)] == []
     error = f"{OF_TENSORFLOW}.UnavailableError"
     _fail(state, "worker:0", error_type=error, message="Collective ops is aborted", traceback="t")
@@ -704,8 +702,8 @@ def test_a_worker_outside_the_strategy_is_blamed_for_nothing_when_it_returns():
 def test_a_worker_outside_the_strategy_is_not_said_to_wait_for_one_of_it():
     state = _mirrored(3)
     for name in ("worker:0", "worker:1"):
-        state.on_event(_id(name), messages.InCollective(2), NOW)
-    state.on_event(_id("worker:0"), messages.Done(), NOW)
+        state.on_event(node_id(name), messages.InCollective(2), NOW)
+    state.on_event(node_id("worker:0"), messages.Done(), NOW)
     told = [each for s in range(300) for each in _beats(state, NOW + s, worker1=s)]
     assert told == []
 
@@ -713,7 +711,7 @@ def test_a_worker_outside_the_strategy_is_not_said_to_wait_for_one_of_it():
 def test_workers_that_cannot_tell_of_their_strategy_are_warned_of_all_the_same():
     """Another version of TensorFlow has no notice of it."""
     state = _mirrored(3)
-    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    state.on_event(node_id("worker:1"), messages.Done(), NOW)
     told = [each for second in range(100) for each in _beats(state, NOW + second)]
     assert ["worker:1 has returned" in each.text for each in told if isinstance(each, Warn)] == [
         True
@@ -767,13 +765,13 @@ def test_a_silent_evaluator_is_lost_and_does_not_come_back():
 
 def test_nobody_waits_for_an_evaluator_and_servers_do_not_hear_of_it():
     state = _evaluated()
-    done = state.on_event(_id("evaluator:0"), messages.Done(), NOW)
+    done = state.on_event(node_id("evaluator:0"), messages.Done(), NOW)
     assert done == []
     assert {each.name for each in state.unflushed("input", 0)} == {"worker:0", "worker:1"}
     assert _orders(state.flush("input", 0), messages.Flush) == {"worker:0", "worker:1"}
     state = _evaluated()
     for name in ("worker:0", "worker:1"):
-        done = state.on_event(_id(name), messages.Done(), NOW)
+        done = state.on_event(node_id(name), messages.Done(), NOW)
         assert _orders(done, messages.WorkerDone) == {"ps:0"}
     assert not state.training()
     assert _orders(state.stop_evaluating("over"), messages.StopTraining) == {"evaluator:0"}
@@ -790,7 +788,7 @@ def test_an_evaluator_that_fails_before_the_cluster_runs_is_shown_as_any_other()
 def test_evaluations_are_kept_in_order_and_told():
     state = _evaluated()
     event = messages.Evaluated(120, {"val_loss": 0.25, "val_\x1b[2J": 1.0}, 0.5)
-    (told,) = state.on_event(_id("evaluator:0"), event, NOW)
+    (told,) = state.on_event(node_id("evaluator:0"), event, NOW)
     assert isinstance(told, Tell)
     assert told.text.startswith("evaluator:0: checkpoint of step 120: val_loss 0.25, val_")
     assert "\x1b" not in told.text

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rpc.endpoint import Endpoint
+from tests.support.cluster_states import node_id
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.control.members import NodeStatus
@@ -74,8 +75,7 @@ class StateMachine(RuleBasedStateMachine):
                 self.fences[node.name, order.rank, order.generation] += 1
 
     def sender(self, name: str, age: int) -> NodeId:
-        role, _, index = name.partition(":")
-        return NodeId(role, int(index), max(self.attempts[name] - age, 0))
+        return node_id(name, max(self.attempts[name] - age, 0))
 
     def hears(self, node: NodeId, event: messages.Event) -> None:
         """Give an event to the state; nothing changes by what a replaced attempt says."""
@@ -90,9 +90,8 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(name=names, newer=st.sampled_from([-1, 0, 1, 1, 1]), is_other=st.booleans())
     def registers(self, name: str, newer: int, is_other: bool) -> None:
-        role, _, index = name.partition(":")
         attempt = max(self.attempts[name] + newer, 0)
-        node = NodeId(role, int(index), attempt)
+        node = node_id(name, attempt)
         pid = 100 + attempt + 1000 * is_other
         register = messages.Register(node, "5", "host", pid)
         member = self.state.members[name]
@@ -106,7 +105,7 @@ class StateMachine(RuleBasedStateMachine):
             assert (reply.accepted, actions) == (was_live and pid == its_pid, [])
             assert reply.accepted or f"pid {its_pid}" in reply.reason
         elif reply.accepted:
-            assert stopped == ([NodeId(role, int(index), newest)] if newest >= 0 else [])
+            assert stopped == ([node_id(name, newest)] if newest >= 0 else [])
         if reply.accepted:
             assert attempt >= self.attempts[name]
             if attempt > self.attempts[name]:
