@@ -74,6 +74,7 @@ class ClusterState(ClusterOrders):
         if register.node.attempt < member.attempt:
             return self._refuse(f"replaced by attempt {member.attempt}")
         if register.node.attempt == member.attempt:
+            self._heard_again(register.node)
             if register.pid == member.pid and register.host == member.host and member.is_live:
                 return self._accept(), []
             return self._refuse(
@@ -119,12 +120,13 @@ class ClusterState(ClusterOrders):
             heartbeat: phase, progress and counters.
             now_s: monotonic seconds.
         """
+        self._heard_again(heartbeat.node)
         member = self._current(heartbeat.node)
         if member is None:
             return messages.HeartbeatReply(fenced=True), []
         member.heard_s = now_s
         member.take_heartbeat(heartbeat, now_s)
-        return messages.HeartbeatReply(), []
+        return messages.HeartbeatReply(), self._begun()
 
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
         """Handle an event of a node; reports of fenced attempts are ignored.
@@ -137,6 +139,7 @@ class ClusterState(ClusterOrders):
         Raises:
             ControlRefused: this node may not report this event; see control.permissions.
         """
+        self._heard_again(node)
         member = self._current(node)
         if member is None:
             return []
@@ -185,6 +188,7 @@ class ClusterState(ClusterOrders):
             node: who subscribes, with its attempt.
             now_s: monotonic seconds.
         """
+        self._heard_again(node)
         member = self._current(node)
         if member is None:
             return f"{node.name} attempt {node.attempt} was replaced or fenced"
@@ -260,6 +264,18 @@ class ClusterState(ClusterOrders):
             return None
         return member
 
+    def _heard_again(self, node: NodeId) -> None:
+        """Take back a node that was missing because nothing was heard of it while it started.
+
+        Spark repeats no task of a supervisor that lives, so no other attempt would come.
+        """
+        member = self.members.get(node.name)
+        if member is None or member.attempt != node.attempt or not member.is_unheard:
+            return
+        if self.phase is ClusterPhase.RESERVED and not self.is_ending:
+            member.is_unheard = False
+            member.status = NodeStatus.READY if member.endpoint else NodeStatus.REGISTERED
+
     def _skew(self, member: Member, register: messages.Register) -> list[Action]:
         return self._once(register.skew, notices.skewed(member, register.skew))
 
@@ -277,7 +293,11 @@ class ClusterState(ClusterOrders):
         if self.is_running:
             return self._joined(member)
         member.status = NodeStatus.READY
-        if self.missing() or self.phase is not ClusterPhase.RESERVED or self.is_ending:
+        return self._begun()
+
+    def _begun(self) -> list[Action]:
+        """Let a cluster begin of which the last node has come."""
+        if self.phase is not ClusterPhase.RESERVED or self.missing() or self.is_ending:
             return []
         self.move(ClusterPhase.RUNNING)
         for each in self.members.values():
@@ -378,7 +398,8 @@ class ClusterState(ClusterOrders):
             return [notices.lost_after_return(member, failure)]
         match meaning_of(member, failure, around, outside=outside):
             case Meaning.SPARK_RESTARTS:
-                member.status, member.endpoint = NodeStatus.MISSING, None
+                member.status = NodeStatus.MISSING
+                member.is_unheard = failure.error_type == NODE_SILENT
                 return [notices.lost_while_starting(member, failure)]
             case Meaning.EVALUATOR_LOST:
                 self._lose(member, failure, now_s)

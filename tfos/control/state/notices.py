@@ -74,13 +74,14 @@ def no_result(member: Member, reason: str) -> Warn:
 
 
 def lost_while_starting(member: Member, failure: NodeFailure) -> Warn:
-    """Warn that Spark has to start a node again before the cluster runs.
+    """Warn that a node has to be heard again, or started by Spark, before the cluster runs.
 
     Args:
         member: the node.
         failure: how it ended.
     """
-    return Warn(f"{member.where} was lost while starting: {failure.message}")
+    again = "; it goes on if it is heard again" if member.is_unheard else ""
+    return Warn(f"{member.where} was lost while starting: {failure.message}{again}")
 
 
 def started_again(member: Member, failure: NodeFailure) -> Warn:

@@ -249,7 +249,7 @@ class Reporter:
             self._output.wanted = reply.output
             self._changed.notify_all()
         if reply.fenced:
-            self._post(Unwanted("a newer attempt of this node has replaced it"))
+            self._post(Unwanted("the driver has given this attempt up, or a newer one replaced it"))
 
     def _timeout_s(self) -> float:
         if self._finish_by_s is None:
