@@ -1,7 +1,8 @@
 """Spark jobs, each on its own thread and under its own tag.
 
 Covers: running an action on its own thread, cancelling exactly it, short reasons; the scheduler
-pool and other local properties of the thread that starts it.
+pool and other local properties of the thread that starts it; jobs in waves, between which another
+job gets a slot.
 Does not: know nodes or feeds; the action is a function.
 Runs in: the driver.
 Threads: one per job. py4j gives each its own Java thread, without the local properties of the
@@ -14,17 +15,18 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from tfos.spark.facts import check_running
+from tfos.spark.facts import check_running, num_slots
 
 Result = TypeVar("Result")
 
 _CANCEL_AGAIN_S = 0.5
 """Delay before a job is cancelled again, in case it was not submitted at the first time."""
 _COUNT_S = 1.0
+_SHORTEST_S = 0.001
 _PYTHON_ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+(?:\n(?!\tat ).+)*", re.M
 )
@@ -58,6 +60,7 @@ class SparkJob(Generic[Result]):
         description: what Spark's UI shows.
         action: runs the job and returns its result.
         on_end: called on the job's thread once it has ended, however it did.
+        num_later: returns how many tasks the action has yet to submit; see Waves.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class SparkJob(Generic[Result]):
         description: str,
         action: Callable[[], Result],
         on_end: Callable[[SparkJob[Result]], None],
+        num_later: Callable[[], int] = lambda: 0,
     ) -> None:
         self._sc = sc
         self.tag = tag
         self._description = description
         self._action = action
         self._on_end = on_end
+        self._num_later = num_later
         self._cancelled = False
         self._ended = threading.Event()
         self._result: Result | None = None
@@ -127,7 +132,10 @@ class SparkJob(Generic[Result]):
 
     def _count_tasks(self) -> None:
         while not self._ended.wait(_COUNT_S):
-            self.tasks = _tasks_of(self._sc, self.tag)
+            tasks = _tasks_of(self._sc, self.tag)
+            if tasks is not None and tasks.total:
+                tasks = replace(tasks, total=tasks.total + self._num_later())
+            self.tasks = tasks
 
     def _run(self, act: Callable[[], Result | None]) -> None:
         try:
@@ -171,6 +179,49 @@ def collect_in_order(rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
         order: returns the partitions to run, given the number of partitions.
     """
     return list(rdd.ctx.runJob(rdd, iter, order(rdd.getNumPartitions())))
+
+
+class Waves:
+    """Runs the partitions of an RDD as Spark jobs that follow each other, each about `wave_s` long.
+
+    Spark gives a free slot to the job that was submitted first as long as that has tasks to start.
+    A job that is submitted meanwhile, such as that of a node's new attempt, gets a slot once the
+    tasks of the wave have started, and not at the end of all.
+
+    Args:
+        wave_s: seconds of a wave. Shorter: others wait less; longer: fewer pauses between waves.
+    """
+
+    def __init__(self, wave_s: float) -> None:
+        self._wave_s = wave_s
+        self.num_later = 0
+        """Tasks that are not submitted yet."""
+
+    def collect(self, rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
+        """As collect_in_order."""
+        partitions = order(rdd.getNumPartitions())
+        found: list[Any] = []
+        size, begin = 1, 0
+        while begin < len(partitions):
+            size = max(size, num_slots(rdd.ctx))
+            wave: Sequence[int] = partitions[begin : begin + size]
+            begin += len(wave)
+            self.num_later = len(partitions) - begin
+            started_s = time.monotonic()
+            found += rdd.ctx.runJob(rdd, iter, wave)
+            size = next_size(size, time.monotonic() - started_s, self._wave_s)
+        return found
+
+
+def next_size(size: int, took_s: float, wave_s: float) -> int:
+    """Return how many tasks the next wave has; it grows slowly: the first only fill buffers.
+
+    Args:
+        size: tasks of the wave that has ended.
+        took_s: seconds that it took.
+        wave_s: seconds that a wave is to take.
+    """
+    return max(1, min(2 * size, int(size * wave_s / max(took_s, _SHORTEST_S))))
 
 
 def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
