@@ -56,7 +56,7 @@ class Coordinator:
         plan: the nodes.
         config: timeouts, and what is shown.
         console: where warnings and output go.
-        rooms_mib: see ClusterState.
+        rooms_mib, task_attempts: see ClusterState.
         clock: returns monotonic seconds.
     """
 
@@ -67,9 +67,12 @@ class Coordinator:
         console: Console,
         *,
         rooms_mib: Mapping[str, float] | None = None,
+        task_attempts: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state = ClusterState(plan, config, rooms_mib=rooms_mib or {})
+        self._state = ClusterState(
+            plan, config, rooms_mib=rooms_mib or {}, task_attempts=task_attempts
+        )
         self._config = config
         self._console = console
         self._clock = clock

@@ -117,6 +117,28 @@ def notes(facts: SparkFacts, num_nodes: int = 1) -> list[str]:
     return lines
 
 
+def attempts_note(facts: SparkFacts, config: ClusterConfig, *, workers_hold_slots: bool) -> str:
+    """Return that Spark ends a job at its first lost executor, before a restart counts; or "".
+
+    Args:
+        facts: of the SparkContext.
+        config: the cluster's.
+        workers_hold_slots: whether a worker's task stays as long as its node.
+    """
+    if facts.is_in_driver or facts.task_attempts > 1:
+        return ""
+    restarts = config.restarts
+    wanted = [f"workers={restarts.workers}"] if restarts.workers and workers_hold_slots else []
+    wanted += [f"ps={restarts.ps}"] if restarts.ps and config.checkpoints is not None else []
+    if not wanted:
+        return ""
+    return (
+        f"Restarts({', '.join(wanted)}) starts no node again whose executor is lost, since Spark "
+        "then fails the job of all nodes at once (spark.task.maxFailures=1): set "
+        "spark.task.maxFailures to 2 or more, such as Spark's 4"
+    )
+
+
 def check_servers(plan: Plan, config: ClusterConfig) -> None:
     """Refuse settings that nobody can follow where TensorFlow's servers or strategies train.
 

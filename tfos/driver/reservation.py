@@ -177,6 +177,8 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     console.line(f"cluster {cluster_id}: {plan}")
     settings = _settings(request, facts, cluster_id, address.told, feeds)
     hold = slots.workers_hold_slots(needs, plan.num_workers, mode, offer, fit)
+    if note := preflight.attempts_note(facts, config, workers_hold_slots=hold):
+        console.warn(note)
     return Reservation(
         sc=sc,
         console=console,
@@ -240,7 +242,13 @@ def _coordinator(
 ) -> Coordinator:
     of_all = executor_memory.of_settings(facts.conf, facts.master)
     rooms = rooms_mib(request.plan, profiles, of_all)
-    return Coordinator(request.plan, request.config, console, rooms_mib=rooms)
+    return Coordinator(
+        request.plan,
+        request.config,
+        console,
+        rooms_mib=rooms,
+        task_attempts=facts.task_attempts,
+    )
 
 
 def _places(profiles: RoleProfiles, needs: SlotNeeds, offer: slots.Offer, fit: Fit) -> NodePlaces:

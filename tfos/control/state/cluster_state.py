@@ -106,6 +106,12 @@ class ClusterState(ClusterOrders):
             if member.is_live:
                 reason = f"attempt {member.attempt} of {member.name} is at work"
             return self._refuse(reason)[0], actions
+        if of_one_job and 0 < self.task_attempts - 1 <= attempts[0] % _ATTEMPTS_PER_JOB:
+            reason = (
+                f"one more loss of {member.name} would end the job of all its nodes "
+                f"(spark.task.maxFailures={self.task_attempts}): a job of its own starts it"
+            )
+            return self._refuse(reason)[0], actions
         member.take(register, now_s)
         # This attempt is here already, so no other one has to be started.
         actions = [action for action in actions if not isinstance(action, Replace)]
