@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import socket
@@ -96,8 +97,10 @@ class Supervisor:
         self._awaits_gpus = False
         self._listening: messages.Listening | None = None
         """What the child has reported while the GPUs were looked at."""
-        self._lease_s = REGISTER_WINDOW_S
-        """Default until registration sets it."""
+        self._lease_s = math.inf
+        """Registration sets it; until then the reporter has its own limit."""
+        self._is_cut_off = False
+        """The driver was never reached."""
         self._oom_kills = procfs.oom_kills()
         self._is_done = False
         """The child reported Done: main_fun returned, or the server ended as ordered."""
@@ -232,7 +235,8 @@ class Supervisor:
                 self._await_roster()
                 if self._planned.is_chief and self._settings.tensorboard.is_wanted:
                     self._board.start(self._spec, self._workspace, self._env)
-            case Unwanted(reason=reason):
+            case Unwanted(reason=reason, is_cut_off=is_cut_off):
+                self._is_cut_off = is_cut_off
                 self._stop(reason, UNWANTED_GRACE_S)
             case messages.Stop(reason=reason, grace_s=grace_s):
                 self._stop(reason, grace_s)
@@ -464,7 +468,8 @@ class Supervisor:
 
     def _write_status(self, state: State, reason: str = "") -> None:
         with contextlib.suppress(OSError):  # the node task may be gone
-            line = msgspec.json.encode(LaunchStatus(state, reason)) + b"\n"
+            status = LaunchStatus(state, reason, self._is_cut_off)
+            line = msgspec.json.encode(status) + b"\n"
             os.write(self._spec.status_fd, line)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import signal
+import socket
 import time
 
 import msgspec
@@ -185,6 +186,23 @@ def test_the_whole_tree_of_a_worker_is_killed(bed):
     run.wait()
     bed.assert_nothing_left()
     assert all(exited(pid) for pid in daemons)
+
+
+@pytest.mark.long
+@pytest.mark.fault("F14")
+def test_a_node_that_no_answer_of_the_driver_reaches_fails_its_task_with_the_address(bed):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # the kernel takes the connection, and nobody answers
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        bundle = bed.bundle("worker:0", wait_forever)
+        settings = dataclasses.replace(bundle.settings, driver_address=address)
+        run = bed.start(dataclasses.replace(bundle, settings=settings))
+        with pytest.raises(NodeStartError, match="did not reach the driver in 45 s") as told:
+            run.wait(2 * WAIT_S)
+    assert address in str(told.value)
+    assert "TFOS_SERVER_HOST" in str(told.value)
+    bed.assert_nothing_left()
 
 
 @pytest.mark.fault("F13")
