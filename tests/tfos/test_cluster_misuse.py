@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from tests.support.fake_spark import FakeRdd, FakeSpark
-from tfos import ClusterConfig, InputMode, TFCluster
+from tests.support.waiting import wait_until
+from tfos import ClusterConfig, InputMode, Restarts, TFCluster
 from tfos.control import messages
 from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, UnsupportedError
+from tfos.failure import NodeFailure, NodeId
 from tfos.feed import cluster_feeder
 from tfos.node.spec import NodeBundle
 from tfos.phases import ClusterPhase
@@ -174,6 +176,18 @@ def test_jobs_run_in_the_scheduler_pool_of_the_users_thread(spark):
     with _reserve(spark) as cluster:
         cluster.start(main_fun)
         cluster.train(FakeRdd(spark, [1]), 1)
+    assert spark.pools == ["mine"] * 3
+
+
+def test_the_job_of_a_new_attempt_runs_in_the_scheduler_pool_of_the_users_thread(spark):
+    spark.setLocalProperty("spark.scheduler.pool", "mine")
+    config = ClusterConfig(verbose=False, restarts=Restarts(workers=1))
+    with _reserve(spark, config=config) as cluster:
+        cluster.start(main_fun)
+        lost = NodeId("worker", 1)
+        failure = NodeFailure(lost, "h", 7, signal=9, message="killed by SIGKILL")
+        cluster._reserved.coordinator.on_event(lost, messages.Failed(failure))
+        wait_until(lambda: len(spark.pools) == 3, "the job of the new attempt")
     assert spark.pools == ["mine"] * 3
 
 

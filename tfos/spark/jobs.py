@@ -17,10 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from tfos.spark.facts import check_running, num_slots
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _CANCEL_AGAIN_S = 0.5
@@ -34,6 +35,7 @@ _PYTHON_ERROR = re.compile(
 _MAX_REASON_CHARS = 2000
 MAX_RESULT_SIZE = "spark.driver.maxResultSize"
 """Spark's setting that bounds what one job brings to the driver."""
+_FAILED_TASK = re.compile(r"\bTask (\d+) in stage [\d.]+ failed \d+ times")
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
 
 
@@ -153,20 +155,20 @@ class SparkJob(Generic[Result]):
         return None if self._cancelled else self._action()
 
 
-def inheriting(spark: Any, function: Callable[[], Result]) -> Callable[[], Result]:
+def inheriting(spark: Any, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return the function as one that runs with this thread's local properties on any thread.
 
     Args:
         spark: the SparkContext, or a session of Connect.
-        function: without arguments.
+        function: to call.
     """
     check_running(spark)
     properties = spark._jsc.sc().getLocalProperties().clone()
 
-    def run() -> Result:
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         check_running(spark)
         spark._jsc.sc().setLocalProperties(properties)
-        return function()
+        return function(*args, **kwargs)
 
     return run
 
@@ -247,19 +249,32 @@ def was_cancelled(error: BaseException) -> bool:
     return _CANCELLED.search(reason_of(error)) is not None
 
 
+def failed_task_of(error: BaseException) -> int | None:
+    """Return the number of the task that a job failed with, as Spark tells it; None: it does not.
+
+    Of a job over all partitions it is the number of the partition.
+    """
+    found = _FAILED_TASK.search(_text_of(error))
+    return int(found[1]) if found else None
+
+
 def reason_of(error: BaseException) -> str:
     """Return the useful part of a failed Spark job's error: the Python exception of the task.
 
     A Py4JJavaError's text is two stack traces of a hundred lines; what the task raised is the last
     paragraph of the Python traceback inside it.
     """
-    java = getattr(error, "java_exception", None)
-    text = str(java.getMessage() if java is not None else error)
+    text = _text_of(error)
     found = [match for match in _PYTHON_ERROR.findall(text) if not match.startswith("org.apache")]
     if found:
         return str(found[-1])[:_MAX_REASON_CHARS]
     lines = text.strip().splitlines() or [type(error).__qualname__]
     return lines[0][:_MAX_REASON_CHARS]
+
+
+def _text_of(error: BaseException) -> str:
+    java = getattr(error, "java_exception", None)
+    return str(java.getMessage() if java is not None else error)
 
 
 def advised_reason_of(error: BaseException) -> str:
