@@ -179,6 +179,8 @@ class ClusterState(ClusterOrders):
                 return [Warn(f"{member.where}: {event}")]
             case messages.UpdatesLost(text):
                 return [Warn(text)]
+            case messages.CutShort(grace_s):
+                return [notices.cut_short(member, grace_s)]
             case messages.Failed(failure, feeds):
                 member.last_feeds = feeds
                 return self._failed(member, failure, now_s)

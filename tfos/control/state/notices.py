@@ -84,6 +84,20 @@ def lost_while_starting(member: Member, failure: NodeFailure) -> Warn:
     return Warn(f"{member.where} was lost while starting: {failure.message}{again}")
 
 
+def cut_short(member: Member, grace_s: float) -> Warn:
+    """Warn that a worker had not ended by itself after main_fun had returned.
+
+    Args:
+        member: the worker.
+        grace_s: seconds that it had from the order to stop.
+    """
+    return Warn(
+        f"{member.where} still ran exit handlers or threads {grace_s:g} s after it was told to "
+        "stop, and was killed: what they had to write is missing. Let main_fun wait for them, or "
+        "end the cluster by shutdown(grace_secs=...) with more seconds"
+    )
+
+
 def started_again(member: Member, failure: NodeFailure) -> Warn:
     """Warn that a new attempt takes the place of a lost node.
 

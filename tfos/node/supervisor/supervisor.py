@@ -268,7 +268,13 @@ class Supervisor:
             self._loop.stop()
             return
         self._tell_child(messages.Stop(reason, grace_s))
-        self._loop.advance_timer("grace", grace_s, self._loop.stop)  # `_close` kills the rest
+        self._loop.advance_timer("grace", grace_s, lambda: self._cut_short(grace_s))
+
+    def _cut_short(self, grace_s: float) -> None:
+        """End the node with a child that has not followed the order to stop; `_close` kills it."""
+        if self._is_done and self._planned.runs_main_fun:
+            self._reporter.report(messages.CutShort(grace_s))
+        self._loop.stop()
 
     def _fail(self, failed: NodeFailure) -> None:
         """Report why this node ends, unless it was ending anyway, and end."""

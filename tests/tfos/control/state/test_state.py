@@ -146,6 +146,17 @@ def test_losing_a_server_or_the_chief_fails_the_cluster(name):
 
 
 @pytest.mark.fault("F08")
+def test_a_worker_that_was_killed_in_its_exit_handlers_is_a_warning_with_the_next_step():
+    state = _running()
+    state.on_event(_id("worker:1"), messages.Done(), NOW)
+    state.end(state.live(), "shutdown", grace_s=5.0)
+    (warning,) = state.on_event(_id("worker:1"), messages.CutShort(5.0), NOW)
+    assert isinstance(warning, Warn)
+    assert "worker:1@host-b still ran exit handlers or threads 5 s after" in warning.text
+    assert "shutdown(grace_secs=...)" in warning.text
+    assert state.failures == []
+
+
 def test_a_server_that_was_started_again_is_a_warning_and_a_record():
     state = _running()
     failure = NodeFailure(_id("ps:0"), "host-b", 7, message="ps:0 killed by SIGKILL")

@@ -555,3 +555,41 @@ def test_a_suspended_worker_is_ended_within_the_limit_for_a_hang(bed):
     assert failure.signal == signal.SIGKILL
     assert "suspended (SIGSTOP) for 4 s" in failure.message
     bed.assert_nothing_left()
+
+
+def leave_an_exit_handler(args, ctx):
+    """Return, and leave work that ends once there is a file."""
+    import atexit
+    import os
+    import time
+
+    def finish():
+        while not os.path.exists(args["may_end"]):
+            time.sleep(0.01)
+        with open(args["done"], "w"):
+            pass
+
+    atexit.register(finish)
+
+
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize("has_time", [True, False])
+def test_exit_handlers_of_main_fun_have_the_grace_of_the_stop_and_who_needs_longer_is_told(
+    bed, tmp_path, has_time
+):
+    args = {"may_end": str(tmp_path / "may-end"), "done": str(tmp_path / "done")}
+    run = bed.start(bed.bundle("worker:0", leave_an_exit_handler, args))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    grace_s = WAIT_S if has_time else 0.5
+    bed.order("worker:0", messages.Stop("shutdown", grace_s))
+    if has_time:
+        (tmp_path / "may-end").touch()
+    else:
+        assert bed.event("worker:0", messages.CutShort).grace_s == grace_s
+    run.wait()
+    assert (tmp_path / "done").exists() is has_time
+    events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
+    told = [event for event in events if isinstance(event, messages.CutShort)]
+    assert bool(told) is not has_time
+    bed.assert_nothing_left()
