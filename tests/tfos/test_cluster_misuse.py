@@ -353,3 +353,25 @@ def test_a_shutdown_whose_jobs_are_cancelled_while_workers_train_saves(
         assert isinstance(shutdown.exception(WAIT_S), NodeFailedError)
     assert finished
     assert f"the parameters were not saved to {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.fault("F15")
+def test_grace_secs_is_also_the_time_for_what_main_fun_leaves(spark, monkeypatch):
+    monkeypatch.setattr("tfos.driver.shutdown._ORDERLY_S", 0.1)
+    cluster = _reserve(spark)
+    cluster.start(main_fun)
+    cluster.shutdown(grace_secs=0.3)
+    stops = [order for node in spark.nodes for order in node.heard if isinstance(order, messages.Stop)]
+    assert [stop.grace_s for stop in stops] == [0.3] * 3
+
+
+@pytest.mark.fault("F18")
+def test_a_second_cluster_without_slots_is_told_which_one_of_this_program_runs(spark):
+    spark.slots = 3
+    with _reserve(spark) as first:
+        first.start(main_fun)
+        with pytest.raises(NotEnoughSlots) as caught:
+            _reserve(spark)
+        assert f"Cluster {first.cluster_id} of this program runs" in str(caught.value)
+        assert "shutdown()" in str(caught.value)
+        assert f"tfos stop --job {first.cluster_id}" in str(caught.value)

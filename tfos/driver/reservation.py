@@ -169,7 +169,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         job = _job(coordinator, cluster_id, facts)
         # Before the slots are there, so that `tfos status` tells what a job waits for.
         page = _open_doors(job, request, address.near, authority.node(OPERATOR_NAME), console)
-        offer, fit = _await_slots(sc, facts, coordinator, wait, console, cancel)
+        offer, fit = _await_slots(sc, facts, job, wait, console, cancel)
         _warn_of_disks(console, outputs, offer)
     except BaseException:
         coordinator.close()  # and give its slots back
@@ -355,12 +355,12 @@ def _open_doors(
 def _await_slots(
     sc: Any,
     facts: spark_facts.SparkFacts,
-    coordinator: Coordinator,
+    job: Job,
     wait: SlotWait,
     console: Console,
     cancel: CancelToken,
 ) -> tuple[slots.Offer, Fit]:
-    claims = claims_of(sc)
+    claims, coordinator = claims_of(sc), job.coordinator
     containers = YarnContainers(sc)
     gpu_resource = wait.config.gpu_resource
     given: int | None = None
@@ -369,9 +369,15 @@ def _await_slots(
         with claims.lock:
             seen = spark_facts.read_offer(sc, facts, gpu_resource)
             claimed, starting = claims.count()
-            offer = replace(seen, claimed=claimed, starting=starting, containers=given)
+            offer = replace(
+                seen,
+                claimed=claimed,
+                starting=starting,
+                running=claims.running(),
+                containers=given,
+            )
             if (fit := wait.ready(offer, time.monotonic())) is not None:
-                claims.add(coordinator, wait.needs.slots_by_node())
+                claims.add(coordinator, job.info.cluster_id, wait.needs.slots_by_node())
                 coordinator.act(lambda state: state.wait_for(""))
                 return offer, fit
         if offer.outstanding:
