@@ -361,7 +361,9 @@ def test_grace_secs_is_also_the_time_for_what_main_fun_leaves(spark, monkeypatch
     cluster = _reserve(spark)
     cluster.start(main_fun)
     cluster.shutdown(grace_secs=0.3)
-    stops = [order for node in spark.nodes for order in node.heard if isinstance(order, messages.Stop)]
+    stops = [
+        order for node in spark.nodes for order in node.heard if isinstance(order, messages.Stop)
+    ]
     assert [stop.grace_s for stop in stops] == [0.3] * 3
 
 

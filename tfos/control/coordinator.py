@@ -331,9 +331,7 @@ class Coordinator:
             self._replace(wanted)
         except Exception as error:  # noqa: BLE001 - such as no thread left on this host
             reason = f"the driver cannot start it again: {type(error).__name__}: {error}"
-            self._execute(
-                self._state.on_not_restarted(wanted.node.name, reason, self._clock())
-            )
+            self._execute(self._state.on_not_restarted(wanted.node.name, reason, self._clock()))
 
     def _watch_liveness(self) -> None:
         interval_s, num_errors = tick_s(self._config), 0

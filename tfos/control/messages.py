@@ -323,7 +323,7 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class CutShort(msgspec.Struct, frozen=True, tag=True):
-    """The worker's process still ran after main_fun when the grace of a stop ended; it is killed."""
+    """The worker's process still ran after main_fun when a stop's grace ended; it is killed."""
 
     grace_s: float
 

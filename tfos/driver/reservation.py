@@ -175,15 +175,13 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
-    settings = _settings(request, facts, cluster_id, address.told, feeds)
     hold = slots.workers_hold_slots(needs, plan.num_workers, mode, offer, fit)
-    if note := preflight.attempts_note(facts, config, workers_hold_slots=hold):
-        console.warn(note)
+    _warn_of_attempts(console, facts, config, hold=hold)
     return Reservation(
         sc=sc,
         console=console,
         plan=plan,
-        settings=settings,
+        settings=_settings(request, facts, cluster_id, address.told, feeds),
         coordinator=coordinator,
         keys=NodeKeys(authority, credentials.secret),
         credentials=_with_keys(credentials, Role.DRIVER, authority, config),
@@ -301,6 +299,13 @@ def _console(
 def _warn_of_disks(console: Console, outputs: Mapping[str, str], offer: slots.Offer) -> None:
     note = paths.one_host_note(outputs, (executor.host for executor in offer.executors))
     if note:
+        console.warn(note)
+
+
+def _warn_of_attempts(
+    console: Console, facts: spark_facts.SparkFacts, config: ClusterConfig, *, hold: bool
+) -> None:
+    if note := preflight.attempts_note(facts, config, workers_hold_slots=hold):
         console.warn(note)
 
 

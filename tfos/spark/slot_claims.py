@@ -32,9 +32,7 @@ class SlotClaims:
         self._clusters: weakref.WeakKeyDictionary[Coordinator, tuple[str, Mapping[str, int]]]
         self._clusters = weakref.WeakKeyDictionary()
 
-    def add(
-        self, cluster: Coordinator, cluster_id: str, slots_by_node: Mapping[str, int]
-    ) -> None:
+    def add(self, cluster: Coordinator, cluster_id: str, slots_by_node: Mapping[str, int]) -> None:
         """Promise slots to each node of this cluster until it registers or the cluster ends.
 
         Args:

@@ -148,7 +148,9 @@ def test_a_node_that_did_not_reach_the_driver_fails_its_task_so_that_spark_tries
     monkeypatch.setattr("tfos.node.launch.launch", lambda spec: PlayedSupervisor(status))
     bundle = make_bundle(driver_address="127.0.0.1:1", loopback=True)
     if is_cut_off:
-        with pytest.raises(NodeStartError, match=r"worker:1 on executor driver \(127\.0\.0\.1\): h did"):
+        with pytest.raises(
+            NodeStartError, match=r"worker:1 on executor driver \(127\.0\.0\.1\): h did"
+        ):
             NodeTask(hold_slot=False).at_driver(bundle)
     else:  # refused: another attempt is at work
         assert NodeTask(hold_slot=False).at_driver(bundle).reason == status.reason

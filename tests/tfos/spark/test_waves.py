@@ -26,14 +26,14 @@ class Slots:
     statusStore = sc
 
     def executorList(self, only_active: bool) -> Any:
-        executors = iter(self._slots)
-        waiting = list(executors)
-        return types.SimpleNamespace(
-            iterator=lambda: types.SimpleNamespace(
-                hasNext=lambda: bool(waiting),
-                next=lambda: types.SimpleNamespace(maxTasks=lambda n=waiting.pop(0): n),
-            )
-        )
+        waiting = list(self._slots)
+
+        def following() -> Any:
+            slots = waiting.pop(0)
+            return types.SimpleNamespace(maxTasks=lambda: slots)
+
+        executors = types.SimpleNamespace(hasNext=lambda: bool(waiting), next=following)
+        return types.SimpleNamespace(iterator=lambda: executors)
 
     def runJob(self, rdd: Any, function: Any, partitions: list[int]) -> list[int]:
         self.jobs.append(list(partitions))

@@ -177,10 +177,8 @@ class ClusterState(ClusterOrders):
             case messages.Restarted():
                 self._note(event.failure)
                 return [Warn(f"{member.where}: {event}")]
-            case messages.UpdatesLost(text):
-                return [Warn(text)]
-            case messages.CutShort(grace_s):
-                return [notices.cut_short(member, grace_s)]
+            case messages.UpdatesLost() | messages.CutShort():
+                return [notices.work_lost(member, event)]
             case messages.Failed(failure, feeds):
                 member.last_feeds = feeds
                 return self._failed(member, failure, now_s)
@@ -486,7 +484,12 @@ class ClusterState(ClusterOrders):
         actions: list[Action] = []
         for member in self.members.values():
             if member.status is NodeStatus.RESTARTING and now_s - member.lost_s > limit_s:
-                text = f"Spark had no slot for a new attempt of {member.name} in {limit_s:.0f} s"
+                text = (
+                    f"Spark had no slot for a new attempt of {member.name} in {limit_s:.0f} s: "
+                    "tasks of jobs that were submitted before come first, also those of other "
+                    "threads. Have one more slot than nodes, or "
+                    "raise ClusterConfig(reservation_timeout_s=...)"
+                )
                 member.restarts.limit = 0
                 failure = member.failure(EXECUTOR_LOST, text)
                 actions += self._end_of(member, failure, now_s, outside=True)

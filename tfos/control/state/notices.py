@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tfos.control import messages
 from tfos.control.members import Member
 from tfos.control.messages import Joining, TensorBoardUp
 from tfos.control.restarts.budget import WINDOW_S
@@ -84,17 +85,19 @@ def lost_while_starting(member: Member, failure: NodeFailure) -> Warn:
     return Warn(f"{member.where} was lost while starting: {failure.message}{again}")
 
 
-def cut_short(member: Member, grace_s: float) -> Warn:
-    """Warn that a worker had not ended by itself after main_fun had returned.
+def work_lost(member: Member, event: messages.UpdatesLost | messages.CutShort) -> Warn:
+    """Warn of updates that a server has lost, or of what a worker had to write after main_fun.
 
     Args:
-        member: the worker.
-        grace_s: seconds that it had from the order to stop.
+        member: the server or worker.
+        event: what it reports.
     """
+    if isinstance(event, messages.UpdatesLost):
+        return Warn(event.text)
     return Warn(
-        f"{member.where} still ran exit handlers or threads {grace_s:g} s after it was told to "
-        "stop, and was killed: what they had to write is missing. Let main_fun wait for them, or "
-        "end the cluster by shutdown(grace_secs=...) with more seconds"
+        f"{member.where} still ran exit handlers or threads {event.grace_s:g} s after it was told "
+        "to stop, and was killed: what they had to write is missing. Let main_fun wait for them, "
+        "or end the cluster by shutdown(grace_secs=...) with more seconds"
     )
 
 

@@ -36,9 +36,7 @@ def serves(state: ClusterState, name: str, attempt: int, port: int = 1) -> list[
     return state.on_event(node(name, attempt), messages.Listening(Endpoint("h", port)), NOW)
 
 
-def running(
-    workers: int = 1, ps: int = 1, task_attempts: int = 4, **config: Any
-) -> ClusterState:
+def running(workers: int = 1, ps: int = 1, task_attempts: int = 4, **config: Any) -> ClusterState:
     settings = ClusterConfig(restarts=Restarts(workers=workers, ps=ps), **config)
     state = ClusterState(plan(3, 1), settings, task_attempts=task_attempts)
     state.move(ClusterPhase.RESERVED)
@@ -237,6 +235,8 @@ def test_a_node_for_which_spark_has_no_slot_is_given_up_in_time():
         assert not [each for each in state.on_tick(NOW + second) if isinstance(each, Warn)]
     warning = only(state.on_tick(NOW + 31.0), Warn)
     assert "Spark had no slot for a new attempt of worker:1 in 30 s" in warning.text
+    assert "jobs that were submitted before" in warning.text
+    assert "raise ClusterConfig(reservation_timeout_s=...)" in warning.text
     assert state.members["worker:1"].status is NodeStatus.LOST
 
 
