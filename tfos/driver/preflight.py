@@ -32,6 +32,9 @@ SERVERS_AT_DRIVER = (
     "Without it they run on executors"
 )
 """Warning of every cluster whose servers are beside the driver."""
+_MIB = 1 << 20
+_LARGE_COPIES_BYTES = 256 * _MIB
+"""Of all copies of main_fun together: a quarter of Spark's default of spark.driver.memory."""
 RESERVED_QUEUES = ("output", "error")
 """Queue names of TensorFlowOnSpark that carry no fed rows."""
 VALIDATION_FEED = "validation"
@@ -136,6 +139,24 @@ def attempts_note(facts: SparkFacts, config: ClusterConfig, *, workers_hold_slot
         f"Restarts({', '.join(wanted)}) starts no node again whose executor is lost, since Spark "
         "then fails the job of all nodes at once (spark.task.maxFailures=1): set "
         "spark.task.maxFailures to 2 or more, such as Spark's 4"
+    )
+
+
+def size_note(size_bytes: int, num_nodes: int) -> str:
+    """Return that main_fun's copies may be too large for Spark's driver; "": they are not.
+
+    Args:
+        size_bytes: of main_fun and its arguments, pickled.
+        num_nodes: that get a copy each.
+    """
+    if size_bytes * num_nodes < _LARGE_COPIES_BYTES:
+        return ""
+    size_mib = size_bytes / _MIB
+    return (
+        f"main_fun with its arguments is {size_mib:.0f} MiB, and the driver's Java gets a copy for "
+        f"each of {num_nodes} nodes, {size_mib * num_nodes:.0f} MiB in all: pass the path of a "
+        "file that main_fun reads (ClusterConfig(inputs=...) and ctx.inputs bring it to every "
+        "worker), or raise spark.driver.memory and, above 128 MiB, spark.rpc.message.maxSize"
     )
 
 
