@@ -364,7 +364,10 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             ssc: a StreamingContext. First its stream is trained until it ends, until a main_fun
                 calls `feed.terminate()` or returns, or for `timeout`; then it is stopped
                 gracefully. Its SparkContext stays.
-            grace_secs: seconds between the return of main_fun and the stop of the nodes.
+            grace_secs: seconds between the return of main_fun and the stop of the nodes. Exit
+                handlers and threads that main_fun leaves have as long again from the stop on, at
+                least 5 s; a fed worker begins its exit handlers only then. Who needs longer is
+                killed, with a warning.
             timeout: seconds that a stream may go on, that all running micro-batches have to end and
                 be saved, and that main_fun may run after the end of the feeds, then nodes are
                 stopped by force; None: without limit; -1: three days, as at the end of the `with`

@@ -260,6 +260,11 @@ class ClusterConfig:
     """Show there what tfos says of itself too: its INFO lines in the nodes' logs, which files have
     them anyway, and the routes of rows."""
 
+    @property
+    def replaces_nodes(self) -> bool:
+        """Whether a lost node may come back as a new attempt, for which Spark needs a slot."""
+        return bool(self.restarts.workers or (self.restarts.ps and self.checkpoints is not None))
+
     def __post_init__(self) -> None:
         self._check_times_and_flags()
         if not isinstance(self.checkpoints, Checkpoints | None):

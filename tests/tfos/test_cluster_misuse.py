@@ -15,9 +15,10 @@ import pytest
 
 from tests.support.fake_spark import FakeRdd, FakeSpark
 from tests.support.waiting import wait_until
-from tfos import ClusterConfig, InputMode, TFCluster
+from tfos import ClusterConfig, InputMode, Restarts, TFCluster
 from tfos.control import messages
 from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, UnsupportedError
+from tfos.failure import NodeFailure, NodeId
 from tfos.feed import cluster_feeder
 from tfos.node.spec import NodeBundle
 from tfos.phases import ClusterPhase
@@ -173,6 +174,18 @@ def test_jobs_run_in_the_scheduler_pool_of_the_users_thread(spark):
     with _reserve(spark) as cluster:
         cluster.start(main_fun)
         cluster.train(FakeRdd(spark, [1]), 1)
+    assert spark.pools == ["mine"] * 3
+
+
+def test_the_job_of_a_new_attempt_runs_in_the_scheduler_pool_of_the_users_thread(spark):
+    spark.setLocalProperty("spark.scheduler.pool", "mine")
+    config = ClusterConfig(verbose=False, restarts=Restarts(workers=1))
+    with _reserve(spark, config=config) as cluster:
+        cluster.start(main_fun)
+        lost = NodeId("worker", 1)
+        failure = NodeFailure(lost, "h", 7, signal=9, message="killed by SIGKILL")
+        cluster._reserved.coordinator.on_event(lost, messages.Failed(failure))
+        wait_until(lambda: len(spark.pools) == 3, "the job of the new attempt")
     assert spark.pools == ["mine"] * 3
 
 
@@ -338,3 +351,27 @@ def test_a_shutdown_whose_jobs_are_cancelled_while_workers_train_saves(
         assert isinstance(shutdown.exception(WAIT_S), NodeFailedError)
     assert finished
     assert f"the parameters were not saved to {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.fault("F15")
+def test_grace_secs_is_also_the_time_for_what_main_fun_leaves(spark, monkeypatch):
+    monkeypatch.setattr("tfos.driver.shutdown._ORDERLY_S", 0.1)
+    cluster = _reserve(spark)
+    cluster.start(main_fun)
+    cluster.shutdown(grace_secs=0.3)
+    stops = [
+        order for node in spark.nodes for order in node.heard if isinstance(order, messages.Stop)
+    ]
+    assert [stop.grace_s for stop in stops] == [0.3] * 3
+
+
+@pytest.mark.fault("F18")
+def test_a_second_cluster_without_slots_is_told_which_one_of_this_program_runs(spark):
+    spark.slots = 3
+    with _reserve(spark) as first:
+        first.start(main_fun)
+        with pytest.raises(NotEnoughSlots) as caught:
+            _reserve(spark)
+        assert f"Cluster {first.cluster_id} of this program runs" in str(caught.value)
+        assert "shutdown()" in str(caught.value)
+        assert f"tfos stop --job {first.cluster_id}" in str(caught.value)

@@ -41,6 +41,8 @@ READ_S = 10.0
 """Who has read a node's log reads it again within this time."""
 FIRST_LINES_S = 3.0
 """Until they come from a node whose output nobody has read: its next heartbeat asks, usually."""
+_MOST_BLIND_TICKS = 2
+"""Errors in a row in the search for silent nodes: the second is no accident."""
 _LINES_PER_S = 400.0
 _BURST_LINES = 2000
 """Per node, twice what its supervisor sends (node.supervisor.log_buffer): a node that does not keep
@@ -54,7 +56,7 @@ class Coordinator:
         plan: the nodes.
         config: timeouts, and what is shown.
         console: where warnings and output go.
-        rooms_mib: see ClusterState.
+        rooms_mib, task_attempts: see ClusterState.
         clock: returns monotonic seconds.
     """
 
@@ -65,9 +67,12 @@ class Coordinator:
         console: Console,
         *,
         rooms_mib: Mapping[str, float] | None = None,
+        task_attempts: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state = ClusterState(plan, config, rooms_mib=rooms_mib or {})
+        self._state = ClusterState(
+            plan, config, rooms_mib=rooms_mib or {}, task_attempts=task_attempts
+        )
         self._config = config
         self._console = console
         self._clock = clock
@@ -317,14 +322,35 @@ class Coordinator:
             elif isinstance(action, Warn):
                 self._console.warn(action.text, waits=False)
             elif isinstance(action, Replace):
-                self._replace(action)
+                self._begin_again(action)
             else:
                 self._console.line(action.text, waits=False)
 
+    def _begin_again(self, wanted: Replace) -> None:
+        try:
+            self._replace(wanted)
+        except Exception as error:  # noqa: BLE001 - such as no thread left on this host
+            reason = f"the driver cannot start it again: {type(error).__name__}: {error}"
+            self._execute(self._state.on_not_restarted(wanted.node.name, reason, self._clock()))
+
     def _watch_liveness(self) -> None:
-        interval_s = tick_s(self._config)
+        interval_s, num_errors = tick_s(self._config), 0
         while not self._closing.wait(interval_s):
-            self.act(lambda state: state.on_tick(self._clock()))
+            try:
+                self.act(lambda state: state.on_tick(self._clock()))
+                num_errors = 0
+            except Exception as error:  # noqa: BLE001 - else frozen nodes are waited for without end
+                num_errors += 1
+                self._on_blind(error, is_fatal=num_errors == _MOST_BLIND_TICKS)
+
+    def _on_blind(self, error: Exception, *, is_fatal: bool) -> None:
+        """Tell that silent nodes were not looked for; end a cluster that goes on so."""
+        text = f"the driver cannot look for silent nodes: {type(error).__name__}: {error}"
+        if not is_fatal:
+            self._console.warn(text, waits=False)
+            return
+        text += f", {_MOST_BLIND_TICKS} times in a row. Start the cluster again, and report this"
+        self.act(lambda state: state.fail(state.workers[0].failure("", text)))
 
 
 def _as_it_is(failure: NodeFailure, _waits: bool) -> NodeFailure:

@@ -71,6 +71,8 @@ class Member:
     """When its training was last seen to go on, or main_fun to return, in monotonic seconds."""
     lost_s: float = 0.0
     """When its newest attempt was lost, in monotonic seconds."""
+    is_unheard: bool = False
+    """It is missing since it was silent while it started, and goes on if it is heard again."""
     stop_ordered: bool = False
     serves_shard: bool = False
     """It is a worker that serves a shard of the parameters."""
@@ -181,7 +183,7 @@ class Member:
         self._enter("registered", now_s)
         self.registered_s = self.heard_s = self.moved_s = now_s
         self.stream_lost_s = None
-        self.stop_ordered = self.in_collective = False
+        self.is_unheard = self.stop_ordered = self.in_collective = False
         self.beats.clear()
         self.flushes = {}
         self.done = None

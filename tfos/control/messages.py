@@ -322,6 +322,12 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class CutShort(msgspec.Struct, frozen=True, tag=True):
+    """The worker's process still ran after main_fun when a stop's grace ended; it is killed."""
+
+    grace_s: float
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The child ended well: main_fun returned, or the server followed an order to stop."""
 
@@ -351,6 +357,7 @@ Event = (
     | Failed
     | Restarted
     | UpdatesLost
+    | CutShort
     | Done
 )
 

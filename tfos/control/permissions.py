@@ -24,6 +24,7 @@ _OF_CHIEF = (
 )
 _OF_WORKERS = (messages.FlushReached, messages.ServesShard, messages.InCollective)
 _OF_SERVERS = (messages.Restarted, messages.UpdatesLost)
+_OF_MAIN_FUN = (messages.CutShort,)
 _OF_EVALUATOR = (messages.Evaluated,)
 _LINES = "\t\n"
 """Control characters that a traceback needs."""
@@ -65,6 +66,8 @@ def _refusal(planned: PlannedNode, event: messages.Event) -> str:
         return "only parameter servers may"
     if isinstance(event, _OF_EVALUATOR) and not planned.is_evaluator:
         return "only the evaluator may"
+    if isinstance(event, _OF_MAIN_FUN) and not planned.runs_main_fun:
+        return "only nodes that run main_fun may"
     if isinstance(event, _OF_WORKERS) and (not planned.runs_main_fun or planned.is_evaluator):
         return "only workers may"
     return ""

@@ -20,6 +20,7 @@ from tfos.doctor import collection
 from tfos.doctor.collection import PLACE, CollectRequest, Facts
 from tfos.slots.offer import ExecutorSlots
 from tfos.spark.jobs import SparkJob, reason_of
+from tfos.spark.node_rdd import node_rdd, task_location
 
 _IN_FLIGHT = 64
 
@@ -114,18 +115,7 @@ def rows_at(sc: Any, executor: ExecutorSlots) -> Any:
         sc: the SparkContext.
         executor: where.
     """
-    from pyspark import RDD
-    from pyspark.serializers import CPickleSerializer
-
-    java = sc._jvm
-    places = java.java.util.ArrayList()
-    places.append(f"executor_{executor.host}_{executor.executor_id}")
-    to_seq = java.PythonUtils.toSeq
-    serializer = CPickleSerializer()
-    rows = java.java.util.ArrayList()
-    rows.append(java.scala.Tuple2(serializer.dumps(None), to_seq(places)))
-    any_class = java.scala.reflect.ClassTag.Any()
-    return RDD(sc._jsc.sc().makeRDD(to_seq(rows), any_class).toJavaRDD(), sc, serializer)
+    return node_rdd(sc, [None], [task_location(executor.host, executor.executor_id)])
 
 
 def _settle(visit: Visit, job: SparkJob[Facts] | None, deadline_s: float, timeout_s: float) -> None:

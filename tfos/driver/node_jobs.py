@@ -28,7 +28,13 @@ from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
 from tfos.slots.profiles import NodePlaces, spark_profile
-from tfos.spark.jobs import SparkJob, advised_reason_of, was_cancelled
+from tfos.spark.jobs import (
+    SparkJob,
+    advised_reason_of,
+    failed_task_of,
+    inheriting,
+    was_cancelled,
+)
 from tfos.spark.node_rdd import node_rdd
 from tfos.topology import Plan, PlannedNode
 
@@ -103,6 +109,8 @@ class NodeJobs:
         """With their nodes, in the order of their start."""
         self._main_fun = b""
         self._workers_hold_slots = True
+        self._submit_as_user = _submit
+        """In the scheduler pool of the user's thread, also from another one."""
         coordinator.replace_by(self._restart_soon)
 
     def start(self, plan: Plan, main_fun: bytes, *, workers_hold_slots: bool) -> None:
@@ -114,6 +122,7 @@ class NodeJobs:
             workers_hold_slots: whether a worker's task stays as long as its node.
         """
         self._main_fun, self._workers_hold_slots = main_fun, workers_hold_slots
+        self._submit_as_user = inheriting(self._sc, _submit)
         self._coordinator.act(ClusterState.begin_start)
         servers = [("ps", plan.servers)]
         if plan.servers_at_driver:
@@ -155,7 +164,7 @@ class NodeJobs:
             if self._is_ended:
                 return
             try:
-                job.start()
+                self._submit_as_user(job)
             except Exception as error:  # noqa: BLE001 - py4j's many; Spark takes no job any more
                 reason, now_s = f"Spark took no job: {error}", self._coordinator.now_s()
                 self._coordinator.act(
@@ -256,6 +265,10 @@ class NodeJobs:
         return SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
 
 
+def _submit(job: SparkJob[list[Any]]) -> None:
+    job.start()
+
+
 def _by_role(
     nodes: tuple[PlannedNode, ...],
 ) -> list[tuple[str, tuple[PlannedNode, ...], bool]]:
@@ -275,5 +288,6 @@ def _end_of(job: SparkJob[list[Any]], nodes: tuple[PlannedNode, ...], first_atte
         nodes=nodes,
         first_attempt=first_attempt,
         error=advised_reason_of(job.error),
+        failed_partition=failed_task_of(job.error),
         is_cancelled=was_cancelled(job.error),
     )

@@ -32,6 +32,9 @@ SERVERS_AT_DRIVER = (
     "Without it they run on executors"
 )
 """Warning of every cluster whose servers are beside the driver."""
+_MIB = 1 << 20
+_LARGE_COPIES_BYTES = 256 * _MIB
+"""Of all copies of main_fun together: a quarter of Spark's default of spark.driver.memory."""
 RESERVED_QUEUES = ("output", "error")
 """Queue names of TensorFlowOnSpark that carry no fed rows."""
 VALIDATION_FEED = "validation"
@@ -115,6 +118,46 @@ def notes(facts: SparkFacts, num_nodes: int = 1) -> list[str]:
     if short := memory.shortage(max(1, min(num_nodes, memory.slots))):
         lines.append(short)
     return lines
+
+
+def attempts_note(facts: SparkFacts, config: ClusterConfig, *, workers_hold_slots: bool) -> str:
+    """Return that Spark ends a job at its first lost executor, before a restart counts; or "".
+
+    Args:
+        facts: of the SparkContext.
+        config: the cluster's.
+        workers_hold_slots: whether a worker's task stays as long as its node.
+    """
+    if facts.is_in_driver or facts.task_attempts > 1:
+        return ""
+    restarts = config.restarts
+    wanted = [f"workers={restarts.workers}"] if restarts.workers and workers_hold_slots else []
+    wanted += [f"ps={restarts.ps}"] if restarts.ps and config.checkpoints is not None else []
+    if not wanted:
+        return ""
+    return (
+        f"Restarts({', '.join(wanted)}) starts no node again whose executor is lost, since Spark "
+        "then fails the job of all nodes at once (spark.task.maxFailures=1): set "
+        "spark.task.maxFailures to 2 or more, such as Spark's 4"
+    )
+
+
+def size_note(size_bytes: int, num_nodes: int) -> str:
+    """Return that main_fun's copies may be too large for Spark's driver; "": they are not.
+
+    Args:
+        size_bytes: of main_fun and its arguments, pickled.
+        num_nodes: that get a copy each.
+    """
+    if size_bytes * num_nodes < _LARGE_COPIES_BYTES:
+        return ""
+    size_mib = size_bytes / _MIB
+    return (
+        f"main_fun with its arguments is {size_mib:.0f} MiB, and the driver's Java gets a copy for "
+        f"each of {num_nodes} nodes, {size_mib * num_nodes:.0f} MiB in all: pass the path of a "
+        "file that main_fun reads (ClusterConfig(inputs=...) and ctx.inputs bring it to every "
+        "worker), or raise spark.driver.memory and, above 128 MiB, spark.rpc.message.maxSize"
+    )
 
 
 def check_servers(plan: Plan, config: ClusterConfig) -> None:

@@ -150,9 +150,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     """
     config, plan = request.config, request.plan
     mode, feeds = _checked(request)
-    sc = spark_facts.classic_context(spark)
-    facts = spark_facts.read_facts(sc)
-    preflight.check_spark(facts.conf, config)
+    sc, facts = _context(spark, config)
     request = _filled(request, facts)
     config, outputs = request.config, preflight.outputs(request.config, request.tensorboard)
     profiles = profiles_of(request.resources, plan, facts, config)
@@ -172,12 +170,14 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         page = doors.open_doors(
             job, request.page, metrics.render, address.near, authority.node(OPERATOR_NAME), console
         )
-        offer, fit = await_slots(sc, facts, coordinator, wait, console, cancel)
+        offer, fit = await_slots(sc, facts, job, wait, console, cancel)
         _warn_of_disks(console, outputs, offer)
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
+    hold = workers_hold_slots(needs, plan.num_workers, mode, offer, fit)
+    _warn_of_attempts(console, facts, config, hold=hold)
     return Reservation(
         sc=sc,
         console=console,
@@ -187,7 +187,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         keys=NodeKeys(authority, credentials.secret),
         credentials=_with_keys(credentials, Role.DRIVER, authority, config),
         feeder_credentials=_with_keys(credentials, Role.FEEDER, authority, config),
-        workers_hold_slots=workers_hold_slots(needs, plan.num_workers, mode, offer, fit),
+        workers_hold_slots=hold,
         places=places_of(profiles, needs, offer, fit),
         listens_at=address.bound,
         job=job,
@@ -217,6 +217,14 @@ def _listen(
     return _Address(told, bound, near)
 
 
+def _context(spark: Any, config: ClusterConfig) -> tuple[Any, spark_facts.SparkFacts]:
+    """Return the SparkContext and its settings, with which a cluster can work."""
+    sc = spark_facts.classic_context(spark)
+    facts = spark_facts.read_facts(sc)
+    preflight.check_spark(facts.conf, config)
+    return sc, facts
+
+
 def _filled(request: ReservationRequest, facts: spark_facts.SparkFacts) -> ReservationRequest:
     """Return the request with what a job file says, and directories as all processes find them."""
     resources, config = job_settings.applied(facts.conf, request.resources, request.config)
@@ -242,7 +250,13 @@ def _coordinator(
 ) -> Coordinator:
     of_all = executor_memory.of_settings(facts.conf, facts.master)
     rooms = rooms_mib(request.plan, profiles, of_all)
-    coordinator = Coordinator(request.plan, request.config, console, rooms_mib=rooms)
+    coordinator = Coordinator(
+        request.plan,
+        request.config,
+        console,
+        rooms_mib=rooms,
+        task_attempts=facts.task_attempts,
+    )
     coordinator.explain_by(ExecutorEnds(sc).explain)
     return coordinator
 
@@ -290,6 +304,13 @@ def _console(
 def _warn_of_disks(console: Console, outputs: Mapping[str, str], offer: Offer) -> None:
     note = paths.one_host_note(outputs, (executor.host for executor in offer.executors))
     if note:
+        console.warn(note)
+
+
+def _warn_of_attempts(
+    console: Console, facts: spark_facts.SparkFacts, config: ClusterConfig, *, hold: bool
+) -> None:
+    if note := preflight.attempts_note(facts, config, workers_hold_slots=hold):
         console.warn(note)
 
 

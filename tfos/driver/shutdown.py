@@ -32,7 +32,7 @@ from tfos.spark.interruptible import InterruptibleCall
 _FORCE_S = 2.0
 """Grace of a node's child after an abort: enough to flush files, short of the user's patience."""
 _ORDERLY_S = 5.0
-"""Grace of a node's child after main_fun has returned."""
+"""Grace of a node's child after main_fun has returned, for exit handlers; grace_secs extends it."""
 _LAST_LINES_S = 2.0
 """How long the screen may take the last lines; what comes behind them, as a traceback, waits."""
 _WORKERS_SHARE = 0.6
@@ -120,7 +120,7 @@ class Shutdown:
             if self._coordinator.read(lambda state: state.training()):
                 self._stop_all("shutdown", _FORCE_S, save=True)
             else:
-                self._stop_all("shutdown", _ORDERLY_S, save=False)
+                self._stop_all("shutdown", max(_ORDERLY_S, grace_s), save=False)
         finally:
             self._close(ClusterPhase.CLOSED)
         self.raise_failure()
@@ -210,11 +210,12 @@ class Shutdown:
             if self._jobs is None:
                 return
             coordinator = self._coordinator
-            deadline_s = time.monotonic() + self._config.abort_s
+            longer_s = max(0.0, grace_s - _ORDERLY_S)  # which is within abort_s
+            deadline_s = time.monotonic() + self._config.abort_s + longer_s
             coordinator.act(lambda state: state.end(state.workers, reason, grace_s=grace_s))
             coordinator.wait(
                 lambda state: not any(worker.is_live for worker in state.workers),
-                self._config.abort_s * _WORKERS_SHARE,
+                self._config.abort_s * _WORKERS_SHARE + longer_s,
             )
             try:
                 if save:

@@ -8,6 +8,7 @@ Runs in: the driver.
 from __future__ import annotations
 
 from tfos.control.state.cluster_view import ClusterView
+from tfos.driver import preflight
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
@@ -35,6 +36,9 @@ def start_nodes(reserved: Reservation, ending: Shutdown, main_fun: bytes) -> Non
         on_cancel=lambda: ending.abort("its Spark job was cancelled"),
     )
     ending.begin(jobs)
+    num_copies = sum(node.runs_main_fun for node in reserved.plan.nodes)
+    if note := preflight.size_note(len(main_fun), num_copies):
+        reserved.console.warn(note)
     try:
         jobs.start(reserved.plan, main_fun, workers_hold_slots=reserved.workers_hold_slots)
         reserved.await_roster(reserved.config.reservation_timeout_s)

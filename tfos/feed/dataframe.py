@@ -23,7 +23,7 @@ from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.request import FeedRequest
 from tfos.feed.task_process import lasting_imports
-from tfos.spark.jobs import collect_in_order
+from tfos.spark.jobs import Waves, collect_in_order
 
 REPORT = "report"
 REPORT_SCHEMA = f"{REPORT} binary"
@@ -88,11 +88,13 @@ class FrameSource:
         self._names = tuple(name for name, _ in chosen)
         self._fills = dataframe_columns.fills(leaves, request.nulls)
 
-    def reports(self, task: FeedTask) -> list[FeedReport]:
+    def reports(self, task: FeedTask, waves: Waves | None = None) -> list[FeedReport]:
         """As FeedSource."""
         packer = functools.partial(ArrowPacker, names=self._names, fills=self._fills)
         arrow_task = ArrowTask(dataclasses.replace(task, packer=packer))
         fed = self._query().mapInArrow(arrow_task, REPORT_SCHEMA)
+        if waves is not None:
+            return reports_of(waves.collect(fed.rdd, task.order))
         if task.feeds_all_in_order:
             return reports_of(fed.collect())
         return reports_of(collect_in_order(fed.rdd, task.order))

@@ -37,10 +37,13 @@ from tfos.feed.suspects import Rows
 from tfos.feed.validation import ValidationPlan
 from tfos.feed.watch import FeedWatch
 from tfos.monitor import reports
-from tfos.spark.jobs import SparkJob
+from tfos.spark.jobs import SparkJob, Waves
 from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 _CANCEL_S = 5.0
+_WAVE_S = 30.0
+"""A new attempt waits so long for its slot, as for its imports. A pause between two waves is a
+fraction of a second, in which workers train the rows that they have."""
 
 
 class RouteLog:
@@ -331,12 +334,14 @@ class EpochFeeder:
         what = call.title
         if task.again is not None:
             tag, what = f"{tag}-{task.round_number}", f"{what}, lost rows again"
+        waves = self._waves()
         job = SparkJob(
             self._sc,
             tag,
             f"tfos {self._credentials.cluster_id}: {what}",
-            lambda: source.reports(task),
+            lambda: source.reports(task, waves),
             lambda _: self._coordinator.wake(),
+            lambda: waves.num_later if waves is not None else 0,
         )
         give_credentials(self._sc, self._credentials)
         job.start(count_tasks=True)
@@ -351,6 +356,12 @@ class EpochFeeder:
         reports = job.result()
         self._check_unsent(run, task, reports)
         return reports
+
+    def _waves(self) -> Waves | None:
+        """Return how the feed leaves a slot to new attempts of nodes; None: there are none."""
+        if not self._config.replaces_nodes:
+            return None
+        return Waves(min(_WAVE_S, self._config.reservation_timeout_s / 4))
 
     def _check_unsent(self, run: EpochFeed, task: FeedTask, reports: list[FeedReport]) -> None:
         """Refuse that no worker took rows if none of them was lost: they are out of reach."""

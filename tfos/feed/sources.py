@@ -22,7 +22,7 @@ from tfos.feed.dataframe import FrameSource
 from tfos.feed.dataframe_inference import answered, is_frame
 from tfos.feed.request import FeedRequest
 from tfos.feed.task_process import lasting_imports
-from tfos.spark.jobs import collect_in_order
+from tfos.spark.jobs import Waves, collect_in_order
 
 Loads: TypeAlias = Callable[[bytes], Sequence[Any]]
 
@@ -55,8 +55,12 @@ def raw_batches(rdd: Any) -> tuple[Any, Loads | None]:
 class FeedSource(Protocol):
     """Rows that can be fed any number of times."""
 
-    def reports(self, task: FeedTask) -> list[FeedReport]:
-        """Run one Spark job over the partitions of `task.order`, in this order.
+    def reports(self, task: FeedTask, waves: Waves | None = None) -> list[FeedReport]:
+        """Run the partitions of `task.order` in Spark, in this order.
+
+        Args:
+            task: feeds a partition.
+            waves: splits them into several jobs; None: they are one.
 
         Returns:
             The report of each partition.
@@ -89,13 +93,15 @@ class RddSource:
     def __init__(self, rdd: Any) -> None:
         self._rdd = rdd
 
-    def reports(self, task: FeedTask) -> list[FeedReport]:
+    def reports(self, task: FeedTask, waves: Waves | None = None) -> list[FeedReport]:
         """As FeedSource."""
         rdd, loads = raw_batches(self._rdd)
         if loads is not None:
             task = dataclasses.replace(task, packer=functools.partial(PickledPacker, loads=loads))
         fed = rdd.mapPartitionsWithIndex(RowTask(task))
         found: list[FeedReport]
+        if waves is not None:
+            return waves.collect(fed, task.order)
         found = fed.collect() if task.feeds_all_in_order else collect_in_order(fed, task.order)
         return found
 

@@ -163,3 +163,5 @@ class LaunchStatus(msgspec.Struct, frozen=True):
 
     state: State
     reason: str = ""
+    is_cut_off: bool = False
+    """It has ended because it never reached the driver."""

@@ -53,7 +53,7 @@ class NodeTask:
     """Starts the node that its partition holds.
 
     A user's exception never fails this task (Spark would run the user's code again); only a
-    supervisor that cannot be started does.
+    supervisor that cannot be started, or does not reach the driver, does.
     """
 
     hold_slot: bool
@@ -68,7 +68,7 @@ class NodeTask:
 
         Raises:
             VersionSkew: this executor cannot work with this driver.
-            NodeStartError: the supervisor did not come up.
+            NodeStartError: the supervisor did not come up, or did not reach the driver.
         """
         differences = versions.compare(self.versions, versions.installed())
         # Before the bundle is read, whose fields another release does not know.
@@ -159,6 +159,8 @@ class NodeTask:
             raise NodeStartError(
                 f"{where}: its supervisor ended at once: {handle.last_output() or 'without a word'}"
             )
+        if first.is_cut_off:  # Spark starts a failed task again, elsewhere if it can
+            raise NodeStartError(f"{where}: {first.reason}")
         if first.state is State.ENDED:
             return State.ENDED.value, first.reason
         last = handle.wait(frozenset({State.RELEASED, State.ENDED}))
@@ -207,10 +209,19 @@ def find_executor(*, loopback: bool, cores: int, gpus: tuple[str, ...] = ()) -> 
         loopback: everything runs on the driver's host.
         cores: of the executor.
         gpus: of the task.
+
+    Raises:
+        NodeStartError: no executor is above this process, as in a container of its own.
     """
     jvm_pid = procfs.java_ancestor() or 0
     executor_id = procfs.command_line_option(jvm_pid, "--executor-id") if jvm_pid else ""
     is_local = not executor_id
+    if is_local and not loopback:  # its peers are on other hosts, where 127.0.0.1 is another node
+        raise NodeStartError(
+            f"no Java with --executor-id is above process {os.getpid()} on {socket.gethostname()} "
+            f"({sys.executable}), so this node cannot tell its host nor the end of its executor: "
+            "PYSPARK_PYTHON must run in the executor's own PID namespace, with /proc readable"
+        )
     hostname = procfs.command_line_option(jvm_pid, "--hostname") if jvm_pid else ""
     cwd = os.getcwd()
     return Executor(

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from tfos.console.console import Console
-from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_state import ClusterState
 from tfos.errors import PhaseError
 from tfos.slots.claims import claims_of
@@ -24,6 +23,7 @@ from tfos.slots.wait import SlotWait, shortage
 from tfos.slots.yarn import YarnContainers
 from tfos.spark.facts import SparkFacts
 from tfos.spark.interruptible import CancelToken
+from tfos.watch.job import Job
 
 _OFFER_S = 0.1
 """How often slots are counted while executors are awaited."""
@@ -32,7 +32,7 @@ _OFFER_S = 0.1
 def await_slots(
     sc: Any,
     facts: SparkFacts,
-    coordinator: Coordinator,
+    job: Job,
     wait: SlotWait,
     console: Console,
     cancel: CancelToken,
@@ -42,7 +42,7 @@ def await_slots(
     Args:
         sc: the SparkContext.
         facts: what was read before the cluster began.
-        coordinator: the cluster's, which tells whoever asks what it waits for.
+        job: the cluster's, which tells whoever asks what it waits for.
         wait: decides.
         console: shows what is awaited, when it changes.
         cancel: set when nobody waits for the cluster any more.
@@ -51,7 +51,7 @@ def await_slots(
         NotEnoughSlots: they do not fit, and waiting longer is of no use.
         PhaseError: it was cancelled.
     """
-    claims = claims_of(sc)
+    claims, coordinator = claims_of(sc), job.coordinator
     containers = YarnContainers(sc)
     gpu_resource = wait.config.gpu_resource
     given: int | None = None
@@ -60,9 +60,15 @@ def await_slots(
         with claims.lock:
             seen = read_offer(sc, facts, gpu_resource)
             claimed, starting = claims.count()
-            offer = replace(seen, claimed=claimed, starting=starting, containers=given)
+            offer = replace(
+                seen,
+                claimed=claimed,
+                starting=starting,
+                running=claims.running(),
+                containers=given,
+            )
             if (fit := wait.ready(offer, time.monotonic())) is not None:
-                claims.add(coordinator, wait.needs.slots_by_node())
+                claims.add(coordinator, job.info.cluster_id, wait.needs.slots_by_node())
                 coordinator.act(lambda state: state.wait_for(""))
                 return offer, fit
         if offer.outstanding:

@@ -29,17 +29,18 @@ class SlotClaims:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._clusters: weakref.WeakKeyDictionary[Coordinator, Mapping[str, int]]
+        self._clusters: weakref.WeakKeyDictionary[Coordinator, tuple[str, Mapping[str, int]]]
         self._clusters = weakref.WeakKeyDictionary()
 
-    def add(self, cluster: Coordinator, slots_by_node: Mapping[str, int]) -> None:
+    def add(self, cluster: Coordinator, cluster_id: str, slots_by_node: Mapping[str, int]) -> None:
         """Promise slots to each node of this cluster until it registers or the cluster ends.
 
         Args:
             cluster: whose nodes they are.
+            cluster_id: as users know it.
             slots_by_node: those that take slots of the executors that all share.
         """
-        self._clusters[cluster] = slots_by_node
+        self._clusters[cluster] = cluster_id, slots_by_node
 
     def count(self) -> tuple[int, int]:
         """Return the slots claimed now, and how many of them are for starting nodes.
@@ -48,10 +49,18 @@ class SlotClaims:
         """
         awaited = [
             cluster.read(functools.partial(_awaited, slots_by_node))
-            for cluster, slots_by_node in list(self._clusters.items())
+            for cluster, (_, slots_by_node) in list(self._clusters.items())
         ]
         starting = sum(count for count, is_starting in awaited if is_starting)
         return sum(count for count, _ in awaited), starting
+
+    def running(self) -> tuple[str, ...]:
+        """Return the ids of the clusters whose nodes run."""
+        return tuple(
+            cluster_id
+            for cluster, (cluster_id, _) in list(self._clusters.items())
+            if cluster.phase is ClusterPhase.RUNNING
+        )
 
 
 _claims: weakref.WeakKeyDictionary[Any, SlotClaims] = weakref.WeakKeyDictionary()

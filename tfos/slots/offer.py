@@ -51,6 +51,8 @@ class Offer:
     expected: int | None = None
     claimed: int = 0
     """Slots of nodes that other clusters of this SparkContext have reserved and not started yet."""
+    running: tuple[str, ...] = ()
+    """Ids of the other clusters of this SparkContext that run."""
     starting: int = 0
     """Those of them that start now: they may be counted as busy, too, until they register."""
     containers: int | None = None

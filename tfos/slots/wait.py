@@ -65,7 +65,7 @@ class SlotWait:
         arriving |= offer.launching > 0 or offer.may_grow_to(self.needs.num_slots)
         waited_s = now_s - self.started_s
         if offer.complete and offer.fit(self.needs, is_idle=True) is None:
-            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
+            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")  # even if others end
         if offer.outstanding:
             self._outstanding_s = now_s
             if waited_s >= self.config.reservation_timeout_s:
@@ -78,7 +78,7 @@ class SlotWait:
         if now_s - max(self.started_s, self._outstanding_s) >= self.config.slot_wait_s or (
             still_s >= self.config.slot_settle_s and not arriving
         ):
-            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")
+            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {advice(offer)}")
         return None
 
     def until(self, offer: Offer) -> str:
@@ -90,6 +90,22 @@ class SlotWait:
             f"{_known(offer)}. Waiting for {offer.outstanding} more, "
             f"{self.config.reservation_timeout_s:.0f} s at most"
         )
+
+
+def advice(offer: Offer) -> str:
+    """Return what to do about slots that others hold.
+
+    Args:
+        offer: has the clusters of this program that run.
+    """
+    if not offer.running:
+        return ADVICE
+    names, are_more = " and ".join(offer.running), len(offer.running) > 1
+    stop = "; ".join(f"tfos stop --job {each}" for each in offer.running)
+    return (
+        f"Cluster{'s' * are_more} {names} of this program run{'s' * (not are_more)}: end "
+        f"{'them' if are_more else 'it'} by shutdown() ({stop}). Or: {ADVICE}"
+    )
 
 
 def _known(offer: Offer) -> str:

@@ -75,6 +75,11 @@ class SparkFacts:
         return NodeShare(math.ceil(float(self.conf.get("spark.task.cpus", "1"))), gpus)
 
     @property
+    def task_attempts(self) -> int:
+        """Attempts of a task that Spark makes before it fails the job."""
+        return int(self.conf.get("spark.task.maxFailures", "4"))
+
+    @property
     def driver_host(self) -> str:
         """The address at which nodes reach the driver; Spark has an IPv6 one in brackets."""
         host = self.conf.get("spark.driver.host", LOOPBACK)
@@ -245,3 +250,12 @@ def read_facts(sc: Any) -> SparkFacts:
 def max_result_bytes(sc: Any) -> int:
     """Return spark.driver.maxResultSize, of one job's results at the driver; 0: no limit."""
     return int(sc._jsc.sc().conf().getSizeAsBytes("spark.driver.maxResultSize", "1g"))
+
+
+def num_slots(sc: Any) -> int:
+    """Return how many tasks all executors run at once."""
+    summaries = sc._jsc.sc().statusStore().executorList(True).iterator()
+    slots = 0
+    while summaries.hasNext():
+        slots += int(summaries.next().maxTasks())
+    return slots

@@ -1,7 +1,8 @@
 """Spark jobs, each on its own thread and under its own tag.
 
 Covers: running an action on its own thread, cancelling exactly it, short reasons; the scheduler
-pool and other local properties of the thread that starts it.
+pool and other local properties of the thread that starts it; jobs in waves, between which another
+job gets a slot.
 Does not: know nodes or feeds; the action is a function.
 Runs in: the driver.
 Threads: one per job. py4j gives each its own Java thread, without the local properties of the
@@ -14,17 +15,19 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from tfos.spark.facts import check_running
+from tfos.spark.facts import check_running, num_slots
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _CANCEL_AGAIN_S = 0.5
 """Delay before a job is cancelled again, in case it was not submitted at the first time."""
 _COUNT_S = 1.0
+_SHORTEST_S = 0.001
 _PYTHON_ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+(?:\n(?!\tat ).+)*", re.M
 )
@@ -32,6 +35,7 @@ _PYTHON_ERROR = re.compile(
 _MAX_REASON_CHARS = 2000
 MAX_RESULT_SIZE = "spark.driver.maxResultSize"
 """Spark's setting that bounds what one job brings to the driver."""
+_FAILED_TASK = re.compile(r"\bTask (\d+) in stage [\d.]+ failed \d+ times")
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
 
 
@@ -58,6 +62,7 @@ class SparkJob(Generic[Result]):
         description: what Spark's UI shows.
         action: runs the job and returns its result.
         on_end: called on the job's thread once it has ended, however it did.
+        num_later: returns how many tasks the action has yet to submit; see Waves.
     """
 
     def __init__(
@@ -67,12 +72,14 @@ class SparkJob(Generic[Result]):
         description: str,
         action: Callable[[], Result],
         on_end: Callable[[SparkJob[Result]], None],
+        num_later: Callable[[], int] = lambda: 0,
     ) -> None:
         self._sc = sc
         self.tag = tag
         self._description = description
         self._action = action
         self._on_end = on_end
+        self._num_later = num_later
         self._cancelled = False
         self._ended = threading.Event()
         self._result: Result | None = None
@@ -127,7 +134,10 @@ class SparkJob(Generic[Result]):
 
     def _count_tasks(self) -> None:
         while not self._ended.wait(_COUNT_S):
-            self.tasks = _tasks_of(self._sc, self.tag)
+            tasks = _tasks_of(self._sc, self.tag)
+            if tasks is not None and tasks.total:
+                tasks = replace(tasks, total=tasks.total + self._num_later())
+            self.tasks = tasks
 
     def _run(self, act: Callable[[], Result | None]) -> None:
         try:
@@ -145,20 +155,20 @@ class SparkJob(Generic[Result]):
         return None if self._cancelled else self._action()
 
 
-def inheriting(spark: Any, function: Callable[[], Result]) -> Callable[[], Result]:
+def inheriting(spark: Any, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return the function as one that runs with this thread's local properties on any thread.
 
     Args:
         spark: the SparkContext, or a session of Connect.
-        function: without arguments.
+        function: to call.
     """
     check_running(spark)
     properties = spark._jsc.sc().getLocalProperties().clone()
 
-    def run() -> Result:
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         check_running(spark)
         spark._jsc.sc().setLocalProperties(properties)
-        return function()
+        return function(*args, **kwargs)
 
     return run
 
@@ -171,6 +181,49 @@ def collect_in_order(rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
         order: returns the partitions to run, given the number of partitions.
     """
     return list(rdd.ctx.runJob(rdd, iter, order(rdd.getNumPartitions())))
+
+
+class Waves:
+    """Runs the partitions of an RDD as Spark jobs that follow each other, each about `wave_s` long.
+
+    Spark gives a free slot to the job that was submitted first as long as that has tasks to start.
+    A job that is submitted meanwhile, such as that of a node's new attempt, gets a slot once the
+    tasks of the wave have started, and not at the end of all.
+
+    Args:
+        wave_s: seconds of a wave. Shorter: others wait less; longer: fewer pauses between waves.
+    """
+
+    def __init__(self, wave_s: float) -> None:
+        self._wave_s = wave_s
+        self.num_later = 0
+        """Tasks that are not submitted yet."""
+
+    def collect(self, rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
+        """As collect_in_order."""
+        partitions = order(rdd.getNumPartitions())
+        found: list[Any] = []
+        size, begin = 1, 0
+        while begin < len(partitions):
+            size = max(size, num_slots(rdd.ctx))
+            wave: Sequence[int] = partitions[begin : begin + size]
+            begin += len(wave)
+            self.num_later = len(partitions) - begin
+            started_s = time.monotonic()
+            found += rdd.ctx.runJob(rdd, iter, wave)
+            size = next_size(size, time.monotonic() - started_s, self._wave_s)
+        return found
+
+
+def next_size(size: int, took_s: float, wave_s: float) -> int:
+    """Return how many tasks the next wave has; it grows slowly: the first only fill buffers.
+
+    Args:
+        size: tasks of the wave that has ended.
+        took_s: seconds that it took.
+        wave_s: seconds that a wave is to take.
+    """
+    return max(1, min(2 * size, int(size * wave_s / max(took_s, _SHORTEST_S))))
 
 
 def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
@@ -196,19 +249,32 @@ def was_cancelled(error: BaseException) -> bool:
     return _CANCELLED.search(reason_of(error)) is not None
 
 
+def failed_task_of(error: BaseException) -> int | None:
+    """Return the number of the task that a job failed with, as Spark tells it; None: it does not.
+
+    Of a job over all partitions it is the number of the partition.
+    """
+    found = _FAILED_TASK.search(_text_of(error))
+    return int(found[1]) if found else None
+
+
 def reason_of(error: BaseException) -> str:
     """Return the useful part of a failed Spark job's error: the Python exception of the task.
 
     A Py4JJavaError's text is two stack traces of a hundred lines; what the task raised is the last
     paragraph of the Python traceback inside it.
     """
-    java = getattr(error, "java_exception", None)
-    text = str(java.getMessage() if java is not None else error)
+    text = _text_of(error)
     found = [match for match in _PYTHON_ERROR.findall(text) if not match.startswith("org.apache")]
     if found:
         return str(found[-1])[:_MAX_REASON_CHARS]
     lines = text.strip().splitlines() or [type(error).__qualname__]
     return lines[0][:_MAX_REASON_CHARS]
+
+
+def _text_of(error: BaseException) -> str:
+    java = getattr(error, "java_exception", None)
+    return str(java.getMessage() if java is not None else error)
 
 
 def advised_reason_of(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from ps.checkpoint.inspect import inspect
 from tests.support.node_children import child_of, java_of
 from tests.support.waiting import wait_until
 from tfos import Checkpoints, ClusterConfig, InputMode, Restarts, TFCluster
+from tfos.errors import TFOSError
 from tfos.fit_place import METADATA_NAME
 from tfos.phases import ClusterPhase
 
@@ -234,3 +236,35 @@ def test_a_program_that_is_run_again_feeds_the_epochs_that_the_first_run_had_not
 
 def _is_recorded(directory: Path) -> bool:
     return any(METADATA_NAME in step.metadata for step in inspect(str(directory)).steps)
+
+
+@pytest.mark.fault("F01")
+def test_a_new_attempt_gets_a_slot_while_tasks_that_feed_wait_for_one(
+    spark: Any, tmp_path: Path
+) -> None:
+    numbers = [([float(i % 3), float(i % 5), 1.0, 0.5], float(i % 7)) for i in range(100 * 640)]
+    rows = spark.parallelize(numbers, 100)  # for minutes of training, on two slots that feed
+    config = ClusterConfig(
+        restarts=Restarts(workers=1), max_inflight_bytes=4096, reservation_timeout_s=60
+    )
+    args = {"out": str(tmp_path), "consistency": "async", "step_s": 0.05}
+    reports: list[Any] = []
+
+    def feed() -> None:
+        with contextlib.suppress(TFOSError):  # it is aborted
+            reports.append(cluster.train(rows, num_epochs=1))
+
+    def is_back() -> bool:
+        assert cluster.phase is ClusterPhase.RUNNING, cluster.failures
+        nodes = {node.name: node for node in cluster.status().nodes}
+        return nodes["worker:1"].attempt == 100 and nodes["worker:1"].status == "running"
+
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=config) as cluster:
+        cluster.start(fit_slowly, args)
+        feeding = threading.Thread(target=feed)
+        feeding.start()
+        lose(cluster, "worker:1", tmp_path / "stepped-1-0")
+        wait_until(is_back, "attempt 100 of worker:1", timeout_s=90)
+        assert not reports
+        cluster.abort()
+        feeding.join()

@@ -14,12 +14,15 @@ import pytest
 
 from rpc.endpoint import Endpoint
 from tests.support.cluster_states import node_id
-from tfos.config import ClusterConfig
+from tfos.config import ClusterConfig, Restarts
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
+from tfos.control.state.actions import Action
+from tfos.control.state.cluster_state import ClusterState
 from tfos.errors import ControlRefused
 from tfos.failure import EXECUTOR_LOST, NodeFailure
 from tfos.phases import ClusterPhase
@@ -29,13 +32,12 @@ WAIT_S = 10.0
 
 
 class Bed:
-    def __init__(self) -> None:
+    def __init__(self, config: ClusterConfig | None = None) -> None:
         self.out = io.StringIO()
         self.authority = ClusterAuthority("bed")
         self.console = Console(stream=self.out)
-        self.coordinator = Coordinator(
-            plan(3, 1), ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3), self.console
-        )
+        config = config or ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3)
+        self.coordinator = Coordinator(plan(3, 1), config, self.console)
         self.port = self.coordinator.start("127.0.0.1", self.authority.driver())
         self.nodes: dict[str, Node] = {}
 
@@ -216,3 +218,46 @@ def test_a_part_that_does_not_close_is_told_and_the_others_and_the_server_close(
     assert "did not close: OSError: the disk is full" in bed.shown()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", bed.port)) != 0
+
+
+def _cannot_start(action: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_node_that_cannot_be_started_again_is_lost_and_others_are_still_found():
+    config = ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3, restarts=Restarts(workers=1))
+    bed = Bed(config)
+    try:
+        bed.coordinator.replace_by(_cannot_start)
+        bed.join_all()
+        bed.nodes["worker:1"].client.close()
+        assert bed.coordinator.wait(
+            lambda s: s.members["worker:1"].status is NodeStatus.LOST, WAIT_S
+        )
+        assert "RuntimeError: can't start new thread" in bed.shown()
+        bed.nodes["worker:0"].client.close()
+        assert bed.coordinator.wait(lambda s: s.phase is ClusterPhase.FAILED, WAIT_S)
+    finally:
+        bed.close()
+
+
+@pytest.mark.parametrize(("times", "phase"), [(1, "RUNNING"), (2, "FAILED")])
+def test_an_error_in_the_search_for_silent_nodes_is_told_and_ends_a_cluster_that_repeats_it(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, times: int, phase: str
+):
+    bed.join_all()
+    calls: queue.Queue[int] = queue.Queue()
+    on_tick = ClusterState.on_tick
+
+    def broken(state: ClusterState, now_s: float) -> list[Action]:
+        calls.put(calls.qsize())
+        if calls.qsize() <= times:
+            raise KeyError("worker:9")
+        return on_tick(state, now_s)
+
+    monkeypatch.setattr(ClusterState, "on_tick", broken)
+    assert bed.coordinator.wait(lambda s: calls.qsize() > 2, WAIT_S)
+    assert bed.coordinator.phase is ClusterPhase[phase]
+    told = "cannot look for silent nodes: KeyError: 'worker:9'"
+    assert told in bed.shown()
+    assert (phase == "FAILED") == any(told in each.message for each in bed.coordinator.failures())

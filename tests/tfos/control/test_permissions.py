@@ -36,6 +36,7 @@ MAY_REPORT = {
     messages.Failed: set(NODES),
     messages.Restarted: {"ps:0", "ps:1"},
     messages.UpdatesLost: {"ps:0", "ps:1"},
+    messages.CutShort: {"chief:0", "worker:0", "worker:1", "evaluator:0"},
     messages.Done: set(NODES),
 }
 
@@ -58,6 +59,7 @@ def _event(kind: type, of: NodeId) -> messages.Event:
         messages.Failed: messages.Failed(failure),
         messages.Restarted: messages.Restarted(failure, 1, 2),
         messages.UpdatesLost: messages.UpdatesLost("lost"),
+        messages.CutShort: messages.CutShort(5.0),
         messages.Done: messages.Done(),
     }
     return made[kind]

@@ -47,6 +47,33 @@ def test_ordinary_settings_pass():
     preflight.check_spark({"spark.executor.memory": "4g"}, ClusterConfig())
 
 
+def test_restarts_are_warned_of_where_spark_ends_a_job_at_its_first_lost_executor():
+    def note(failures: str, *, hold: bool, master: str = "yarn", **config: Any) -> str:
+        facts = _facts(master, spark_task_maxFailures=failures)
+        return preflight.attempts_note(facts, ClusterConfig(**config), workers_hold_slots=hold)
+
+    workers, saves = Restarts(workers=3), Checkpoints(directory="/saves")
+    told = note("1", hold=True, restarts=workers)
+    assert "Restarts(workers=3) starts no node again" in told
+    assert "set spark.task.maxFailures to 2 or more" in told
+    assert "Restarts(workers=3, ps=1)" in note("1", hold=True, restarts=workers, checkpoints=saves)
+    assert "Restarts(ps=1)" in note("1", hold=False, restarts=workers, checkpoints=saves)
+    assert not note("1", hold=False, restarts=workers)
+    assert not note("1", hold=True)
+    assert not note("2", hold=True, restarts=workers)
+    assert not note("1", hold=True, restarts=workers, master="local[4]")
+
+
+def test_large_arguments_of_main_fun_are_warned_of_with_size_and_number_of_copies():
+    told = preflight.size_note(50 << 20, num_nodes=200)
+    assert "50 MiB" in told
+    assert "200 nodes" in told
+    assert "10000 MiB in all" in told
+    assert "ctx.inputs" in told
+    assert not preflight.size_note(50 << 20, num_nodes=2)
+    assert not preflight.size_note(1 << 10, num_nodes=1000)
+
+
 @pytest.mark.attack("A28")
 def test_unencrypted_rpc_and_files_are_a_line_each_and_only_off_this_host():
     assert preflight.notes(_facts("local[4]")) == []

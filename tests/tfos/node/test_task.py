@@ -8,7 +8,7 @@ from rpc.auth.certificates import TlsCredentials
 from tests.support.nodes import node_settings
 from tfos.errors import NodeStartError
 from tfos.node import task
-from tfos.node.spec import NodeBundle
+from tfos.node.spec import LaunchStatus, NodeBundle, State
 from tfos.node.task import NodeTask, find_executor
 from tfos.topology import PlannedNode
 
@@ -94,11 +94,22 @@ def test_spark_local_ip_wins_and_yarns_log_directory_is_used(jvm, monkeypatch, t
 
 
 def test_local_mode_and_a_local_cluster_stay_on_loopback(jvm):
-    local = find_executor(loopback=False, cores=1)
+    local = find_executor(loopback=True, cores=1)
     assert (local.executor_id, local.host, local.log_dir) == ("driver", "127.0.0.1", "")
     jvm.update({"--executor-id": "0", "--hostname": "10.1.2.3"})
     near = find_executor(loopback=True, cores=1)
     assert (near.executor_id, near.host) == ("0", "127.0.0.1")
+
+
+@pytest.mark.parametrize("java", [None, 4711])
+def test_a_process_that_sees_no_executor_above_it_is_refused_where_hosts_differ(
+    jvm, monkeypatch, java
+):
+    """It would tell all peers 127.0.0.1, and would not notice the end of its executor."""
+    monkeypatch.setattr("tfos.node.procfs.java_ancestor", lambda: java)
+    with pytest.raises(NodeStartError, match="no Java with --executor-id is above process") as told:
+        find_executor(loopback=False, cores=2)
+    assert "PYSPARK_PYTHON" in str(told.value)
 
 
 def test_the_gpus_of_a_task_are_those_that_spark_gave_it():
@@ -113,6 +124,36 @@ def test_the_gpus_of_a_task_are_those_that_spark_gave_it():
     ] == [()] * 3
     executor = find_executor(loopback=True, cores=1, gpus=("1", "GPU-7"))
     assert executor.gpus == ("1", "GPU-7")
+
+
+class PlayedSupervisor:
+    """A supervisor that has ended before it registered."""
+
+    def __init__(self, status: LaunchStatus) -> None:
+        self.status = status
+
+    def wait(self, states, timeout_s=None):
+        return self.status
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("is_cut_off", [True, False])
+def test_a_node_that_did_not_reach_the_driver_fails_its_task_so_that_spark_tries_another_host(
+    monkeypatch, is_cut_off
+):
+    status = LaunchStatus(State.ENDED, "h did not reach the driver", is_cut_off)
+    monkeypatch.setattr("tfos.node.launch.launch", lambda spec: PlayedSupervisor(status))
+    bundle = make_bundle(driver_address="127.0.0.1:1", loopback=True)
+    if is_cut_off:
+        with pytest.raises(
+            NodeStartError, match=r"worker:1 on executor driver \(127\.0\.0\.1\): h did"
+        ):
+            NodeTask(hold_slot=False).at_driver(bundle)
+    else:  # refused: another attempt is at work
+        assert NodeTask(hold_slot=False).at_driver(bundle).reason == status.reason
 
 
 def test_result_names_are_what_the_driver_reads():

@@ -7,7 +7,7 @@ import pytest
 from tfos.errors import VersionSkew
 from tfos.node import versions
 from tfos.node.task import NodeTask
-from tfos.spark.jobs import reason_of
+from tfos.spark.jobs import failed_task_of, reason_of
 
 DRIVER = {
     "tfos": "1.2.0",
@@ -111,3 +111,12 @@ def test_a_package_of_which_pip_left_an_empty_directory_is_not_there(tmp_path, m
 def test_more_packages_are_looked_up_when_asked_for():
     more = versions.installed({"rows": ("pyarrow",), "nothing": ("no-such-distribution",)})
     assert set(more) - set(versions.installed()) == {"rows"}
+
+
+def test_the_task_that_a_job_failed_with_is_read_from_sparks_text():
+    text = (
+        "Job aborted due to stage failure: Task 3 in stage 0.0 failed 4 times, most recent "
+        "failure: Lost task 3.3 in stage 0.0 (TID 7) (host-b executor 5): VersionSkew: no"
+    )
+    assert failed_task_of(RuntimeError(text)) == 3
+    assert failed_task_of(RuntimeError("Job 1 cancelled")) is None

@@ -74,6 +74,7 @@ class ClusterState(ClusterOrders):
         if register.node.attempt < member.attempt:
             return self._refuse(f"replaced by attempt {member.attempt}")
         if register.node.attempt == member.attempt:
+            self._heard_again(register.node)
             if register.pid == member.pid and register.host == member.host and member.is_live:
                 return self._accept(), []
             return self._refuse(
@@ -105,6 +106,12 @@ class ClusterState(ClusterOrders):
             if member.is_live:
                 reason = f"attempt {member.attempt} of {member.name} is at work"
             return self._refuse(reason)[0], actions
+        if of_one_job and 0 < self.task_attempts - 1 <= attempts[0] % _ATTEMPTS_PER_JOB:
+            reason = (
+                f"one more loss of {member.name} would end the job of all its nodes "
+                f"(spark.task.maxFailures={self.task_attempts}): a job of its own starts it"
+            )
+            return self._refuse(reason)[0], actions
         member.take(register, now_s)
         # This attempt is here already, so no other one has to be started.
         actions = [action for action in actions if not isinstance(action, Replace)]
@@ -119,12 +126,13 @@ class ClusterState(ClusterOrders):
             heartbeat: phase, progress and counters.
             now_s: monotonic seconds.
         """
+        self._heard_again(heartbeat.node)
         member = self._current(heartbeat.node)
         if member is None:
             return messages.HeartbeatReply(fenced=True), []
         member.heard_s = now_s
         member.take_heartbeat(heartbeat, now_s)
-        return messages.HeartbeatReply(), []
+        return messages.HeartbeatReply(), self._begun()
 
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
         """Handle an event of a node; reports of fenced attempts are ignored.
@@ -137,6 +145,7 @@ class ClusterState(ClusterOrders):
         Raises:
             ControlRefused: this node may not report this event; see control.permissions.
         """
+        self._heard_again(node)
         member = self._current(node)
         if member is None:
             return []
@@ -168,8 +177,8 @@ class ClusterState(ClusterOrders):
             case messages.Restarted():
                 self._note(event.failure)
                 return [Warn(f"{member.where}: {event}")]
-            case messages.UpdatesLost(text):
-                return [Warn(text)]
+            case messages.UpdatesLost() | messages.CutShort():
+                return [notices.work_lost(member, event)]
             case messages.Failed(failure, feeds):
                 member.last_feeds = feeds
                 return self._failed(member, failure, now_s)
@@ -185,6 +194,7 @@ class ClusterState(ClusterOrders):
             node: who subscribes, with its attempt.
             now_s: monotonic seconds.
         """
+        self._heard_again(node)
         member = self._current(node)
         if member is None:
             return f"{node.name} attempt {node.attempt} was replaced or fenced"
@@ -260,6 +270,18 @@ class ClusterState(ClusterOrders):
             return None
         return member
 
+    def _heard_again(self, node: NodeId) -> None:
+        """Take back a node that was missing because nothing was heard of it while it started.
+
+        Spark repeats no task of a supervisor that lives, so no other attempt would come.
+        """
+        member = self.members.get(node.name)
+        if member is None or member.attempt != node.attempt or not member.is_unheard:
+            return
+        if self.phase is ClusterPhase.RESERVED and not self.is_ending:
+            member.is_unheard = False
+            member.status = NodeStatus.READY if member.endpoint else NodeStatus.REGISTERED
+
     def _skew(self, member: Member, register: messages.Register) -> list[Action]:
         return self._once(register.skew, notices.skewed(member, register.skew))
 
@@ -277,7 +299,11 @@ class ClusterState(ClusterOrders):
         if self.is_running:
             return self._joined(member)
         member.status = NodeStatus.READY
-        if self.missing() or self.phase is not ClusterPhase.RESERVED or self.is_ending:
+        return self._begun()
+
+    def _begun(self) -> list[Action]:
+        """Let a cluster begin of which the last node has come."""
+        if self.phase is not ClusterPhase.RESERVED or self.missing() or self.is_ending:
             return []
         self.move(ClusterPhase.RUNNING)
         for each in self.members.values():
@@ -378,7 +404,8 @@ class ClusterState(ClusterOrders):
             return [notices.lost_after_return(member, failure)]
         match meaning_of(member, failure, around, outside=outside):
             case Meaning.SPARK_RESTARTS:
-                member.status, member.endpoint = NodeStatus.MISSING, None
+                member.status = NodeStatus.MISSING
+                member.is_unheard = failure.error_type == NODE_SILENT
                 return [notices.lost_while_starting(member, failure)]
             case Meaning.EVALUATOR_LOST:
                 self._lose(member, failure, now_s)
@@ -457,7 +484,12 @@ class ClusterState(ClusterOrders):
         actions: list[Action] = []
         for member in self.members.values():
             if member.status is NodeStatus.RESTARTING and now_s - member.lost_s > limit_s:
-                text = f"Spark had no slot for a new attempt of {member.name} in {limit_s:.0f} s"
+                text = (
+                    f"Spark had no slot for a new attempt of {member.name} in {limit_s:.0f} s: "
+                    "tasks of jobs that were submitted before come first, also those of other "
+                    "threads. Have one more slot than nodes, or "
+                    "raise ClusterConfig(reservation_timeout_s=...)"
+                )
                 member.restarts.limit = 0
                 failure = member.failure(EXECUTOR_LOST, text)
                 actions += self._end_of(member, failure, now_s, outside=True)

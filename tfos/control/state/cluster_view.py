@@ -35,6 +35,8 @@ class ClusterView:
     tensorboard: messages.TensorBoardUp | None = None
     rooms_mib: Mapping[str, float] = field(default_factory=dict)
     """By node, what its executor's container has for nodes; 0: unknown, or it has no container."""
+    task_attempts: int = 4
+    """Attempts of a task that Spark makes before it fails the job (spark.task.maxFailures)."""
     waits_for: str = ""
     """What the driver waits for before it can start nodes; empty: nothing."""
     is_starting: bool = False

@@ -29,6 +29,8 @@ class JobEnd:
     """Of its nodes; 0: the job is their first."""
     error: str = ""
     """Why it failed; empty: it did not."""
+    failed_partition: int | None = None
+    """Number of the task that it failed with, which is that of its node; None: not known."""
     is_cancelled: bool = False
     """By somebody else, which is its error."""
     outcomes: Mapping[str, str] = field(default_factory=dict)
@@ -67,11 +69,18 @@ def blame_of(end: JobEnd, cluster: ClusterView) -> Blame | None:
         if all(member.stop_ordered for member in members):
             return None
         gone = [member for member in members if not member.is_live]
-        return Blame((missing or gone or members)[0], end.error)
+        return Blame((_failed(end, known, members) or missing or gone or members)[0], end.error)
     if not missing:
         return None
     outcome = end.outcomes.get(missing[0].name, "no result")
     return Blame(missing[0], f"its task ended before the node served: {outcome}")
+
+
+def _failed(end: JobEnd, known: list[Member], members: list[Member]) -> list[Member]:
+    """Return the node whose task failed, if Spark has told it and no later job has it."""
+    if end.failed_partition is None:
+        return []
+    return [each for each in known[end.failed_partition :][:1] if each in members]
 
 
 def _is_taken(member: Member, end: JobEnd) -> bool:

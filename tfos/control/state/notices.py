@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tfos.control import messages
 from tfos.control.members import Member
 from tfos.control.messages import Joining, TensorBoardUp
 from tfos.control.restarts.budget import WINDOW_S
@@ -74,13 +75,30 @@ def no_result(member: Member, reason: str) -> Warn:
 
 
 def lost_while_starting(member: Member, failure: NodeFailure) -> Warn:
-    """Warn that Spark has to start a node again before the cluster runs.
+    """Warn that a node has to be heard again, or started by Spark, before the cluster runs.
 
     Args:
         member: the node.
         failure: how it ended.
     """
-    return Warn(f"{member.where} was lost while starting: {failure.message}")
+    again = "; it goes on if it is heard again" if member.is_unheard else ""
+    return Warn(f"{member.where} was lost while starting: {failure.message}{again}")
+
+
+def work_lost(member: Member, event: messages.UpdatesLost | messages.CutShort) -> Warn:
+    """Warn of updates that a server has lost, or of what a worker had to write after main_fun.
+
+    Args:
+        member: the server or worker.
+        event: what it reports.
+    """
+    if isinstance(event, messages.UpdatesLost):
+        return Warn(event.text)
+    return Warn(
+        f"{member.where} still ran exit handlers or threads {event.grace_s:g} s after it was told "
+        "to stop, and was killed: what they had to write is missing. Let main_fun wait for them, "
+        "or end the cluster by shutdown(grace_secs=...) with more seconds"
+    )
 
 
 def started_again(member: Member, failure: NodeFailure) -> Warn:

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from tfos.control.client import ControlClient
 
 REGISTER_WINDOW_S = 45.0
-"""Seconds to retry the registration; the node task fails after 60 s."""
+"""Seconds to try to register; the node task fails after 60 s (tfos.node.launch)."""
+_REGISTER_CALL_S = 20.0
+"""Seconds until a registration without an answer is sent again."""
+_REACH_DRIVER = (
+    "let TFOS_SERVER_HOST and TFOS_SERVER_PORT, or spark.driver.host and spark.driver.bindAddress, "
+    "name an address and port of the driver that this host reaches, or open the port"
+)
 _RETRY_S = 0.5
 
 
@@ -42,6 +48,8 @@ class Unwanted:
     """The driver refused this node, replaced it, or is unreachable."""
 
     reason: str
+    is_cut_off: bool = False
+    """No call has reached the driver."""
 
 
 Notice = messages.Order | Registered | Unwanted
@@ -156,15 +164,20 @@ class Reporter:
         except ControlRefused as error:
             self._post(Unwanted(str(error)))
         except ControlUnavailable as error:
-            self._post(Unwanted(f"cannot register: {error}"))
+            host = self._register_message.host
+            text = f"{host} did not reach the driver in {REGISTER_WINDOW_S:g} s: {error}"
+            self._post(Unwanted(f"{text}; {_REACH_DRIVER}", is_cut_off=True))
 
     def _register(self) -> messages.RegisterReply:
         deadline_s = time.monotonic() + REGISTER_WINDOW_S
         while True:
             try:
-                reply = self._client.register(self._register_message)
+                left_s = max(0.0, deadline_s - time.monotonic())
+                reply = self._client.register(
+                    self._register_message, timeout_s=min(_REGISTER_CALL_S, left_s)
+                )
             except ControlUnavailable:
-                if time.monotonic() > deadline_s or self._finish_by_s is not None:
+                if time.monotonic() >= deadline_s or self._finish_by_s is not None:
                     raise
             else:
                 self._last_contact_s = time.monotonic()
@@ -249,7 +262,7 @@ class Reporter:
             self._output.wanted = reply.output
             self._changed.notify_all()
         if reply.fenced:
-            self._post(Unwanted("a newer attempt of this node has replaced it"))
+            self._post(Unwanted("the driver has given this attempt up, or a newer one replaced it"))
 
     def _timeout_s(self) -> float:
         if self._finish_by_s is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import socket
@@ -96,8 +97,10 @@ class Supervisor:
         self._awaits_gpus = False
         self._listening: messages.Listening | None = None
         """What the child has reported while the GPUs were looked at."""
-        self._lease_s = REGISTER_WINDOW_S
-        """Default until registration sets it."""
+        self._lease_s = math.inf
+        """Registration sets it; until then the reporter has its own limit."""
+        self._is_cut_off = False
+        """The driver was never reached."""
         self._oom_kills = procfs.oom_kills()
         self._is_done = False
         """The child reported Done: main_fun returned, or the server ended as ordered."""
@@ -232,7 +235,8 @@ class Supervisor:
                 self._await_roster()
                 if self._planned.is_chief and self._settings.tensorboard.is_wanted:
                     self._board.start(self._spec, self._workspace, self._env)
-            case Unwanted(reason=reason):
+            case Unwanted(reason=reason, is_cut_off=is_cut_off):
+                self._is_cut_off = is_cut_off
                 self._stop(reason, UNWANTED_GRACE_S)
             case messages.Stop(reason=reason, grace_s=grace_s):
                 self._stop(reason, grace_s)
@@ -264,7 +268,13 @@ class Supervisor:
             self._loop.stop()
             return
         self._tell_child(messages.Stop(reason, grace_s))
-        self._loop.advance_timer("grace", grace_s, self._loop.stop)  # `_close` kills the rest
+        self._loop.advance_timer("grace", grace_s, lambda: self._cut_short(grace_s))
+
+    def _cut_short(self, grace_s: float) -> None:
+        """End the node with a child that has not followed the order to stop; `_close` kills it."""
+        if self._is_done and self._planned.runs_main_fun:
+            self._reporter.report(messages.CutShort(grace_s))
+        self._loop.stop()
 
     def _fail(self, failed: NodeFailure) -> None:
         """Report why this node ends, unless it was ending anyway, and end."""
@@ -464,7 +474,8 @@ class Supervisor:
 
     def _write_status(self, state: State, reason: str = "") -> None:
         with contextlib.suppress(OSError):  # the node task may be gone
-            line = msgspec.json.encode(LaunchStatus(state, reason)) + b"\n"
+            status = LaunchStatus(state, reason, self._is_cut_off)
+            line = msgspec.json.encode(status) + b"\n"
             os.write(self._spec.status_fd, line)
 
 

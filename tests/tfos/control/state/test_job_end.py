@@ -37,6 +37,18 @@ def blamed(statuses: tuple[NodeStatus, ...], end: dict[str, Any], **fields: Any)
         (RUNNING, FAILED, ("worker:0", "stage failed")),
         ((NodeStatus.RUNNING, NodeStatus.LOST), FAILED, ("worker:1", "stage failed")),
         ((NodeStatus.LOST, NodeStatus.MISSING), FAILED, ("worker:1", "stage failed")),
+        (RUNNING, FAILED | {"failed_partition": 1}, ("worker:1", "stage failed")),
+        (
+            (NodeStatus.REGISTERED, NodeStatus.MISSING),
+            FAILED | {"failed_partition": 1},
+            ("worker:1", "stage failed"),
+        ),
+        (
+            (NodeStatus.MISSING, NodeStatus.REGISTERED),
+            FAILED | {"failed_partition": 1},
+            ("worker:1", "stage failed"),
+        ),
+        (RUNNING, FAILED | {"failed_partition": 7}, ("worker:0", "stage failed")),
         (
             (NodeStatus.RUNNING, NodeStatus.REGISTERED),
             {"outcomes": {"worker:1": "no such file"}},

@@ -32,9 +32,9 @@ def serves(state: ClusterState, name: str, attempt: int, port: int = 1) -> list[
     return state.on_event(node_id(name, attempt), messages.Listening(Endpoint("h", port)), NOW)
 
 
-def running(workers: int = 1, ps: int = 1, **config: Any) -> ClusterState:
+def running(workers: int = 1, ps: int = 1, task_attempts: int = 4, **config: Any) -> ClusterState:
     settings = ClusterConfig(restarts=Restarts(workers=workers, ps=ps), **config)
-    state = ClusterState(plan(3, 1), settings)
+    state = ClusterState(plan(3, 1), settings, task_attempts=task_attempts)
     state.move(ClusterPhase.RESERVED)
     for name in state.members:
         registers(state, name, 0, 0.0)
@@ -233,6 +233,8 @@ def test_a_node_for_which_spark_has_no_slot_is_given_up_in_time():
         assert not [each for each in state.on_tick(NOW + second) if isinstance(each, Warn)]
     warning = only(state.on_tick(NOW + 31.0), Warn)
     assert "Spark had no slot for a new attempt of worker:1 in 30 s" in warning.text
+    assert "jobs that were submitted before" in warning.text
+    assert "raise ClusterConfig(reservation_timeout_s=...)" in warning.text
     assert state.members["worker:1"].status is NodeStatus.LOST
 
 
@@ -372,3 +374,26 @@ def test_a_cluster_that_ends_starts_nothing_again():
     state.end(state.live(), "shutdown", grace_s=1.0)
     reply, _ = registers(state, "worker:1", 1)
     assert not reply.accepted
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize(("task_attempts", "num_taken"), [(2, 0), (4, 2)])
+def test_the_last_attempt_that_spark_makes_is_refused_and_a_job_of_its_own_starts_the_node(
+    task_attempts: int, num_taken: int
+):
+    state = running(workers=10, task_attempts=task_attempts)
+    for attempt in range(1, num_taken + 1):  # each loses its executor, which silence would tell
+        reply, actions = registers(state, "worker:1", attempt)
+        assert reply.accepted
+        assert not [each for each in actions if isinstance(each, Replace)]
+    reply, actions = registers(state, "worker:1", num_taken + 1)
+    assert not reply.accepted
+    assert f"spark.task.maxFailures={task_attempts}" in reply.reason
+    again = only(actions, Replace)
+    assert registers(state, "worker:1", again.first_attempt)[0].accepted
+
+
+def test_an_only_attempt_of_a_job_is_taken():
+    state = running(task_attempts=1)
+    again = only(dies(state, "worker:1"), Replace)
+    assert registers(state, "worker:1", again.first_attempt)[0].accepted

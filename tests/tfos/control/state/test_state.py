@@ -142,6 +142,17 @@ def test_losing_a_server_or_the_chief_fails_the_cluster(name):
 
 
 @pytest.mark.fault("F08")
+def test_a_worker_that_was_killed_in_its_exit_handlers_is_a_warning_with_the_next_step():
+    state = _running()
+    state.on_event(node_id("worker:1"), messages.Done(), NOW)
+    state.end(state.live(), "shutdown", grace_s=5.0)
+    (warning,) = state.on_event(node_id("worker:1"), messages.CutShort(5.0), NOW)
+    assert isinstance(warning, Warn)
+    assert "worker:1@host-b still ran exit handlers or threads 5 s after" in warning.text
+    assert "shutdown(grace_secs=...)" in warning.text
+    assert state.failures == []
+
+
 def test_a_server_that_was_started_again_is_a_warning_and_a_record():
     state = _running()
     failure = NodeFailure(node_id("ps:0"), "host-b", 7, message="ps:0 killed by SIGKILL")
@@ -330,6 +341,57 @@ def test_a_node_lost_while_starting_may_come_again():
     assert [type(action) for action in actions] == [Warn]
     assert state.phase is ClusterPhase.RESERVED
     assert _register(state, "worker:0", attempt=1)[0].accepted
+
+
+def _silent_while_starting(*, listens: bool) -> ClusterState:
+    """Return a cluster of which worker:0 has fallen silent and all others serve."""
+    state = _state()
+    for name in state.members:
+        _register(state, name)
+        if listens or name != "worker:0":
+            _listen(state, name)
+        if name == "worker:0":
+            state.on_stream_closed(node_id(name), NOW)
+            (warning,) = state.on_tick(NOW + 4)
+            assert isinstance(warning, Warn)
+            assert "its supervisor ended: connection closed 4.0 s ago" in warning.text
+            assert "it goes on if it is heard again" in warning.text
+        state.members[name].heard_s = NOW + 4
+    assert [each.name for each in state.missing()] == ["worker:0"]
+    return state
+
+
+@pytest.mark.fault("F03")
+def test_a_node_that_was_silent_while_starting_goes_on_once_it_is_heard_again():
+    state = _silent_while_starting(listens=True)
+    assert state.on_stream_opened(node_id("worker:0"), NOW + 5) == ""
+    reply, actions = state.on_heartbeat(messages.Heartbeat(node_id("worker:0"), 1, "x"), NOW + 5)
+    assert not reply.fenced
+    assert state.phase is ClusterPhase.RUNNING
+    assert _orders(actions, messages.Start) == set(state.members)
+
+
+@pytest.mark.fault("F03")
+def test_what_a_silent_node_reports_when_it_is_heard_again_counts():
+    state = _silent_while_starting(listens=False)
+    actions = _listen(state, "worker:0", now_s=NOW + 5)
+    assert state.phase is ClusterPhase.RUNNING
+    assert _orders(actions, messages.Start) == set(state.members)
+
+
+def test_a_silent_node_is_not_taken_back_by_a_cluster_that_ends():
+    state = _silent_while_starting(listens=True)
+    state.end(state.live(), "the end", grace_s=1.0)
+    reply, actions = state.on_heartbeat(messages.Heartbeat(node_id("worker:0"), 1, "x"), NOW + 5)
+    assert (reply.fenced, actions) == (True, [])
+    assert state.on_stream_opened(node_id("worker:0"), NOW + 5)
+
+
+def test_a_newer_attempt_takes_the_place_of_a_silent_node():
+    state = _silent_while_starting(listens=True)
+    assert _register(state, "worker:0", attempt=1)[0].accepted
+    reply, _ = state.on_heartbeat(messages.Heartbeat(node_id("worker:0"), 1, "x"), NOW + 5)
+    assert reply.fenced
 
 
 @pytest.mark.fault("F04")

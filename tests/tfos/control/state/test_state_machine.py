@@ -19,7 +19,7 @@ from rpc.endpoint import Endpoint
 from tests.support.cluster_states import node_id
 from tfos.config import ClusterConfig
 from tfos.control import messages
-from tfos.control.members import NodeStatus
+from tfos.control.members import Member, NodeStatus
 from tfos.control.state.actions import Action, Send
 from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
@@ -77,10 +77,15 @@ class StateMachine(RuleBasedStateMachine):
     def sender(self, name: str, age: int) -> NodeId:
         return node_id(name, max(self.attempts[name] - age, 0))
 
+    def is_heard(self, member: Member) -> bool:
+        """Whether its newest attempt counts, or does so as soon as it says something."""
+        may_come_back = self.state.phase is ClusterPhase.RESERVED and not self.state.is_ending
+        return member.is_live or (member.is_unheard and may_come_back)
+
     def hears(self, node: NodeId, event: messages.Event) -> None:
         """Give an event to the state; nothing changes by what a replaced attempt says."""
         member = self.state.members[node.name]
-        is_current = member.is_live and node.attempt == member.attempt
+        is_current = self.is_heard(member) and node.attempt == member.attempt
         before = copy.deepcopy(self.state)
         actions = self.state.on_event(node, event, self.now_s)
         if not is_current:
@@ -95,7 +100,7 @@ class StateMachine(RuleBasedStateMachine):
         pid = 100 + attempt + 1000 * is_other
         register = messages.Register(node, "5", "host", pid)
         member = self.state.members[name]
-        newest, its_pid, was_live = member.attempt, member.pid, member.is_live
+        newest, its_pid, was_live = member.attempt, member.pid, self.is_heard(member)
         reply, actions = self.state.on_register(register, self.now_s)
         stopped = [each.node for each in actions if isinstance(each, Send)]
         if attempt < newest:
@@ -139,10 +144,11 @@ class StateMachine(RuleBasedStateMachine):
     def beats(self, name: str, age: int) -> None:
         node = self.sender(name, age)
         member = self.state.members[name]
-        is_current = member.is_live and node.attempt == member.attempt
+        is_current = self.is_heard(member) and node.attempt == member.attempt
         reply, actions = self.state.on_heartbeat(messages.Heartbeat(node, 1, "x"), self.now_s)
         assert reply.fenced is not is_current
-        assert actions == []
+        assert not actions or self.state.phase is ClusterPhase.RUNNING
+        self.take(actions)
 
     @rule(name=names, age=ages, comes_back=st.booleans())
     def breaks_its_connection(self, name: str, age: int, comes_back: bool) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import signal
+import socket
 import time
 
 import msgspec
@@ -185,6 +186,23 @@ def test_the_whole_tree_of_a_worker_is_killed(bed):
     run.wait()
     bed.assert_nothing_left()
     assert all(exited(pid) for pid in daemons)
+
+
+@pytest.mark.long
+@pytest.mark.fault("F14")
+def test_a_node_that_no_answer_of_the_driver_reaches_fails_its_task_with_the_address(bed):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # the kernel takes the connection, and nobody answers
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        bundle = bed.bundle("worker:0", wait_forever)
+        settings = dataclasses.replace(bundle.settings, driver_address=address)
+        run = bed.start(dataclasses.replace(bundle, settings=settings))
+        with pytest.raises(NodeStartError, match="did not reach the driver in 45 s") as told:
+            run.wait(2 * WAIT_S)
+    assert address in str(told.value)
+    assert "TFOS_SERVER_HOST" in str(told.value)
+    bed.assert_nothing_left()
 
 
 @pytest.mark.fault("F13")
@@ -536,4 +554,42 @@ def test_a_suspended_worker_is_ended_within_the_limit_for_a_hang(bed):
     run.wait()
     assert failure.signal == signal.SIGKILL
     assert "suspended (SIGSTOP) for 4 s" in failure.message
+    bed.assert_nothing_left()
+
+
+def leave_an_exit_handler(args, ctx):
+    """Return, and leave work that ends once there is a file."""
+    import atexit
+    import os
+    import time
+
+    def finish():
+        while not os.path.exists(args["may_end"]):
+            time.sleep(0.01)
+        with open(args["done"], "w"):
+            pass
+
+    atexit.register(finish)
+
+
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize("has_time", [True, False])
+def test_exit_handlers_of_main_fun_have_the_grace_of_the_stop_and_who_needs_longer_is_told(
+    bed, tmp_path, has_time
+):
+    args = {"may_end": str(tmp_path / "may-end"), "done": str(tmp_path / "done")}
+    run = bed.start(bed.bundle("worker:0", leave_an_exit_handler, args))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    grace_s = WAIT_S if has_time else 0.5
+    bed.order("worker:0", messages.Stop("shutdown", grace_s))
+    if has_time:
+        (tmp_path / "may-end").touch()
+    else:
+        assert bed.event("worker:0", messages.CutShort).grace_s == grace_s
+    run.wait()
+    assert (tmp_path / "done").exists() is has_time
+    events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
+    told = [event for event in events if isinstance(event, messages.CutShort)]
+    assert bool(told) is not has_time
     bed.assert_nothing_left()

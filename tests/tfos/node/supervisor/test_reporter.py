@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from rpc.endpoint import Endpoint
 from tests.support.waiting import wait_until
 from tfos.control import messages
@@ -51,6 +53,38 @@ def test_a_control_plane_that_cannot_be_opened_ends_the_node_with_the_reason():
     each.finish(WAIT_S)
 
 
+class CutOff:
+    """The client of a driver that no packet reaches."""
+
+    def __init__(self) -> None:
+        self.waited_s: list[float] = []
+
+    def register(self, _register: messages.Register, *, timeout_s: float) -> None:
+        self.waited_s.append(timeout_s)
+        threading.Event().wait(timeout_s)
+        raise ControlUnavailable("Register of worker:0 to the driver at driver-host:7077: timeout")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.fault("F14")
+def test_a_driver_out_of_reach_ends_the_node_in_time_with_its_address_and_what_to_set(monkeypatch):
+    monkeypatch.setattr("tfos.node.supervisor.reporter.REGISTER_WINDOW_S", 0.2)
+    notices: queue.SimpleQueue[Unwanted] = queue.SimpleQueue()
+    client = CutOff()
+    each = reporter(lambda: client, notices)
+    each.start()
+    notice = notices.get(timeout=WAIT_S)
+    assert notice.is_cut_off
+    assert notice.reason.startswith("h did not reach the driver in 0.2 s: Register of worker:0")
+    assert "driver-host:7077" in notice.reason
+    assert "TFOS_SERVER_HOST" in notice.reason
+    assert "spark.driver.bindAddress" in notice.reason
+    assert max(client.waited_s) <= 0.2
+    each.finish(WAIT_S)
+
+
 @dataclass
 class PlayedDriver:
     """The client of a driver that wants some of the output."""
@@ -60,7 +94,7 @@ class PlayedDriver:
     lines: list[str] = field(default_factory=list)
     dropped: int = 0
 
-    def register(self, _register: messages.Register) -> messages.RegisterReply:
+    def register(self, _register: messages.Register, **_: Any) -> messages.RegisterReply:
         return messages.RegisterReply(accepted=True, heartbeat_s=0.01)
 
     def heartbeat(self, _beat: messages.Heartbeat) -> messages.HeartbeatReply:

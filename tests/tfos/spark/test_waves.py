@@ -1,0 +1,118 @@
+"""Jobs in waves: other jobs get a slot between them, and every partition runs once, in order."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tfos.spark.jobs import SparkJob, Waves, next_size
+
+
+class Slots:
+    """A SparkContext that counts its executors' slots and runs partitions at once."""
+
+    def __init__(self, *slots: int, on_job: Callable[[], object] = lambda: None) -> None:
+        self._slots = slots
+        self._on_job = on_job
+        self.jobs: list[list[int]] = []
+        self._jsc = self
+
+    def sc(self) -> Slots:
+        return self
+
+    statusStore = sc
+
+    def executorList(self, only_active: bool) -> Any:
+        waiting = list(self._slots)
+
+        def following() -> Any:
+            slots = waiting.pop(0)
+            return types.SimpleNamespace(maxTasks=lambda: slots)
+
+        executors = types.SimpleNamespace(hasNext=lambda: bool(waiting), next=following)
+        return types.SimpleNamespace(iterator=lambda: executors)
+
+    def runJob(self, rdd: Any, function: Any, partitions: list[int]) -> list[int]:
+        self.jobs.append(list(partitions))
+        self._on_job()
+        return list(partitions)
+
+
+def rdd_of(spark: Slots, num_partitions: int) -> Any:
+    return types.SimpleNamespace(ctx=spark, getNumPartitions=lambda: num_partitions)
+
+
+def backwards(count: int) -> list[int]:
+    return list(reversed(range(count)))
+
+
+def test_every_partition_runs_once_in_the_order_named_and_a_first_wave_fills_the_slots():
+    spark = Slots(2, 3)
+    assert Waves(30.0).collect(rdd_of(spark, 40), backwards) == backwards(40)
+    assert [len(job) for job in spark.jobs] == [5, 10, 20, 5]
+
+
+def test_a_wave_that_takes_too_long_is_followed_by_smaller_ones_which_still_fill_the_slots():
+    spark = Slots(2)
+    Waves(1e-9).collect(rdd_of(spark, 6), backwards)
+    assert [len(job) for job in spark.jobs] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "size"), [(0.0, 16), (10.0, 16), (30.0, 8), (60.0, 4), (1e6, 1)]
+)
+def test_waves_come_to_take_the_time_they_are_to_take(took_s: float, size: int):
+    assert next_size(8, took_s, 30.0) == size
+
+
+def test_tasks_of_later_waves_count_as_tasks_that_have_not_ended():
+    seen: list[int] = []
+    waves = Waves(30.0)
+    spark = Slots(4, on_job=lambda: seen.append(waves.num_later))
+    waves.collect(rdd_of(spark, 10), backwards)
+    assert seen == [6, 0]
+
+
+def test_no_partition_is_no_job():
+    spark = Slots(4)
+    assert Waves(30.0).collect(rdd_of(spark, 0), backwards) == []
+    assert spark.jobs == []
+
+
+class Counted:
+    """A SparkContext whose tracker knows one job of four tasks, of which two have ended."""
+
+    def statusTracker(self) -> Counted:
+        return self
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:
+        return [1]
+
+    def getJobInfo(self, job: int) -> Any:
+        return types.SimpleNamespace(stageIds=[1])
+
+    def getStageInfo(self, stage: int) -> Any:
+        return types.SimpleNamespace(numTasks=4, numCompletedTasks=2, numActiveTasks=2)
+
+
+def test_the_share_of_a_job_in_waves_is_that_of_all_its_tasks(monkeypatch: Any):
+    monkeypatch.setattr("tfos.spark.jobs._COUNT_S", 0.0)
+    spark: Any = Counted()
+    job = SparkJob[None](spark, "tag", "text", lambda: None, lambda _: None, lambda: 6)
+    job._ended = Ends(after=1)  # type: ignore[assignment]
+    job._count_tasks()
+    assert job.tasks is not None
+    assert (job.tasks.total, job.tasks.fraction) == (10, 0.2)
+
+
+class Ends:
+    """An event that is set after it was waited for some times."""
+
+    def __init__(self, after: int) -> None:
+        self._answers: Iterator[bool] = iter([False] * after + [True])
+
+    def wait(self, timeout_s: float) -> bool:
+        return next(self._answers)
