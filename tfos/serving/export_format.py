@@ -63,6 +63,8 @@ class ExportedTable(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType
     id_kind: Literal["int64", "uint64"]
     max_id: Annotated[int, msgspec.Meta(ge=0)] | None
+    id_source: Literal["any", "integers", "strings"] = "any"
+    """What ids were in the training; see TableSpec."""
     unseen: tuple[float, ...]
     """[dim]: the row of an id that has none."""
     strings: str = HASH_OF_STRINGS
@@ -138,6 +140,7 @@ def exported_table(spec: TableSpec) -> ExportedTable:
         dtype=spec.dtype,
         id_kind=spec.id_kind,
         max_id=spec.max_id,
+        id_source=spec.id_source,
         unseen=unseen,
     )
 

@@ -126,7 +126,8 @@ class ServedModel:
 
         Args:
             table: its name.
-            ids: integers of any shape; strings or bytes are hashed as the training did.
+            ids: integers of any shape; strings or bytes, for a table that was trained with them,
+                are hashed as the training did.
             out: [*shape of the ids, dim] of the table's dtype to fill; None: a new array.
 
         Returns:
@@ -134,7 +135,8 @@ class ServedModel:
 
         Raises:
             ExportError: there is no such table.
-            IdError: an id is out of the table's range, or no integer.
+            IdError: an id is out of the table's range, no integer, or a string for a table of
+                integers.
             ShapeError: `out` does not fit.
         """
         return self._index.lookup(table, ids, out)

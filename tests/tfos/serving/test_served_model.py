@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from ps.errors import IdError, ShapeError
 from ps.manifest.rule_spec import Add
 from ps.manifest.table_spec import TableSpec
+from ps.string_ids.ids import hashed
 from tests.support.exports import values, write_export
 from tests.tfos.serving.test_export import flip
 from tfos.console.console import Console
@@ -68,6 +69,21 @@ def test_a_given_array_is_filled(served):
 def test_what_is_no_id_is_refused(served, ids):
     with pytest.raises(IdError, match="table 'user'"):
         served.lookup("user", ids)
+
+
+def test_text_is_refused_where_the_training_had_integers(tmp_path, cache, served):
+    assert values(served.lookup("user", ["17"])) == [0.0]  # nobody says what its ids are
+    for source, text in (("integers", False), ("strings", True)):
+        spec = TableSpec(name="user", dim=4, rule=Add(), id_source=source)
+        write_export(tmp_path / source, {hashed(["17"])[0]: 2.0, 17: 3.0}, spec=spec)
+        found = serve(tmp_path / source, cache)
+        assert values(found.lookup("user", [17])) == [3.0]  # of strings: a hash
+        if text:
+            assert values(found.lookup("user", ["17", b"17"])) == [2.0, 2.0]
+            continue
+        for ids in (["17"], np.array([["17"]]), np.array([b"17"], object)):
+            with pytest.raises(IdError, match=r"with integers as ids, got the text b?'17'.*astype"):
+                found.lookup("user", ids)
 
 
 def test_an_unknown_table_is_refused(served):

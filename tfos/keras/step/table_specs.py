@@ -74,10 +74,20 @@ def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec,
     settings = {layer.table: layer.settings for layer in layers}
     if any(each.rule is None for each in settings.values()):
         _check_lazy(optimizer)
+    sources = {name: _id_source(name, layers) for name in settings}
     return tuple(
-        settings[name].spec(_rule_for_rows(optimizer) if settings[name].rule is None else None)
+        msgspec.structs.replace(
+            settings[name].spec(_rule_for_rows(optimizer) if settings[name].rule is None else None),
+            id_source=sources[name],
+        )
         for name in sorted(settings)
     )
+
+
+def _id_source(table: str, layers: Sequence[Embedding]) -> str:
+    """Return what the ids of a table are made of; "any" where its layers differ or do not know."""
+    found = {layer.takes_text for layer in layers if layer.table == table}
+    return {(True,): "strings", (False,): "integers"}.get(tuple(found), "any")
 
 
 def _rule_for_rows(optimizer: Any) -> RuleConfig:
