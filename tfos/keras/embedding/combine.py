@@ -133,7 +133,8 @@ def _are_equal(one: Any, other: Any) -> Any:
 
     if not one.shape.is_compatible_with(other.shape):
         return tf.constant(False)
-    return tf.reduce_all(tf.equal(one, other, incompatible_shape_error=False))
+    # The raw operation answers False for other lengths, where tf.equal fails in words of its own.
+    return tf.reduce_all(tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False))
 
 
 def check_weights(ids_shape: Any, weights_shape: Any, name: str) -> None:

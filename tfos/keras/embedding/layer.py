@@ -23,6 +23,7 @@ from tfos.keras.embedding.keys import Keys, as_text, is_text, keys_of, pad_given
 from tfos.keras.embedding.sources import NO_ROWS, LoadedRows, RowSource, looked_up
 from tfos.keras.embedding.table_settings import (
     TableSettings,
+    refuse_arguments_of_keras,
     admission_given,
     initializer_given,
     rule_given,
@@ -84,6 +85,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Rows of differing lengths, as tf.RaggedTensor; tfos.keras.data.lists asks."""
     takes_text: bool | None = None
     """Whether ids are strings; None: the layer was never called."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what `keras.layers.Embedding` takes, in a sentence; else as every layer."""
+        if cls.__init__ is Embedding.__init__:
+            refuse_arguments_of_keras(args, kwargs)
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
         self,
