@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from ps.errors import IdError
 from ps.string_ids.ids import with_hashed_strings
 from tests.support.keras_training import Context, Servers, serving, together
 from tests.support.ps_cluster import cluster, filled
@@ -77,6 +78,23 @@ def test_a_saved_model_goes_on_with_the_numbers_of_an_unbroken_run(tmp_path: pat
         assert table_of(cluster) == rows
         for one, other in zip(loaded.get_weights(), expected, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "string"])
+def test_text_is_no_id_of_a_table_that_trains_integers(dtype: str):
+    given = keras.Input((3,), dtype=dtype)
+    vectors = keras.layers.Flatten()(Embedding(DIM, table="user")(given))
+    model = compiled(keras.Model(given, keras.layers.Dense(1, "sigmoid")(vectors)))
+    text = [(["17"], np.ones((1, DIM), "float32"))]
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        x = X[:16] if dtype == "int64" else tf.strings.as_string(X[:16])
+        model.fit(x, Y[:16], verbose=0)
+        if dtype == "string":
+            assert load_rows(cluster.contexts[0].client, "user", text, is_chief=True) in (0, 1)
+            return
+        with pytest.raises(IdError, match="'user' was trained with integers as ids, got the text"):
+            load_rows(cluster.contexts[0].client, "user", text, is_chief=True)
 
 
 def test_other_workers_begin_when_the_chief_has_loaded(tmp_path: pathlib.Path, monkeypatch):

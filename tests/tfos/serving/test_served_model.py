@@ -86,6 +86,13 @@ def test_text_is_refused_where_the_training_had_integers(tmp_path, cache, served
                 found.lookup("user", ids)
 
 
+def test_an_export_of_other_tables_is_refused_in_words(tmp_path, served):
+    write_export(tmp_path / "o", {1: 1.0}, spec=TableSpec(name="user", dim=3, rule=Add()))
+    words = r"has the tables 'user' \(float32\[3\], int64 ids\); served are 'user' \(float32\[4\]"
+    with pytest.raises(ExportError, match=words):
+        served.refresh(tmp_path / "o")
+
+
 def test_an_unknown_table_is_refused(served):
     for call in (served.lookup, served.rows):
         with pytest.raises(ExportError, match="no table 'item'; the export has 'user'"):
@@ -364,7 +371,7 @@ def test_a_delta_of_another_state_is_refused_with_both(tmp_path, cache, served):
     write_export(tmp_path / "d", {1: 5.0}, state="z", base="elsewhere")
     with pytest.raises(ExportError, match="delta of the state elsewhere; served is first"):
         served.refresh(tmp_path / "d")
-    with pytest.raises(ExportError, match="is a delta of the state elsewhere; load that export"):
+    with pytest.raises(ExportError, match="is a delta .* load.. the whole export whose export.json has "state": "elsewhere""):
         serve(tmp_path / "d", cache)
     other = TableSpec(name="user", dim=5, rule=Add())
     write_export(tmp_path / "wide", {1: 5.0}, state="z", base="first", spec=other)
