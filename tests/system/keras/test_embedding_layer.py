@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 DIM = 3
 
 
-LOADED = LoadedRows(np.array([1]), np.ones((1, DIM), "float32"), Embedding(DIM, name="user").settings)
+LOADED = LoadedRows(
+    np.array([1]), np.ones((1, DIM), "float32"), Embedding(DIM, name="user").settings
+)
 
 
 class Rows:
@@ -236,7 +238,9 @@ def test_ragged_weights_of_other_lengths_stop_the_step(ids, weights, xla):
             assert np.isnan(total(given)).any()
         return
     for call in (total, lambda weights: layer(tf.ragged.constant(ids, dtype="int64"), weights)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="lists of other lengths; give one"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="lists of other lengths; give one"
+        ):
             call(given)
 
 

@@ -127,7 +127,7 @@ def test_a_feed_that_is_sorted_by_label_is_told():
     with serving() as cluster:
         ctx = cluster.contexts[0]
         feed_epochs(ctx.feed_channel, [rows_of(X[:400][order], Y[:400][order])], finish=True)
-        with pytest.warns(SortedRowsWarning, match=r"labels look sorted.*train\(df\.order"):
+        with pytest.warns(SortedRowsWarning, match=r"sorted.*orderBy\(rand\(7\)\).*\.cache"):
             make_model().fit(FeedDataset(ctx, 4), epochs=1, verbose=0)
 
 
