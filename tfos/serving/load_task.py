@@ -49,8 +49,8 @@ class LoadTask:
 def _ids(column: pa.Array, spec: TableSpec) -> Array:
     if column.null_count:
         raise SettingsError(
-            f"rows for table {spec.name!r}: {column.null_count} of {len(column)} ids of a batch are "
-            "null; drop those rows: df.dropna()"
+            f"rows for table {spec.name!r}: {column.null_count} of {len(column)} ids of a batch "
+            "are null; drop those rows: df.dropna()"
         )
     if pa.types.is_integer(column.type):
         ids: Array = column.to_numpy()

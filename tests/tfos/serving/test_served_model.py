@@ -86,13 +86,6 @@ def test_text_is_refused_where_the_training_had_integers(tmp_path, cache, served
                 found.lookup("user", ids)
 
 
-def test_an_export_of_other_tables_is_refused_in_words(tmp_path, served):
-    write_export(tmp_path / "o", {1: 1.0}, spec=TableSpec(name="user", dim=3, rule=Add()))
-    words = r"has the tables 'user' \(float32\[3\], int64 ids\); served are 'user' \(float32\[4\]"
-    with pytest.raises(ExportError, match=words):
-        served.refresh(tmp_path / "o")
-
-
 def test_an_unknown_table_is_refused(served):
     for call in (served.lookup, served.rows):
         with pytest.raises(ExportError, match="no table 'item'; the export has 'user'"):
@@ -375,7 +368,9 @@ def test_a_delta_of_another_state_is_refused_with_both(tmp_path, cache, served):
         serve(tmp_path / "d", cache)
     other = TableSpec(name="user", dim=5, rule=Add())
     write_export(tmp_path / "wide", {1: 5.0}, state="z", base="first", spec=other)
-    with pytest.raises(ExportError, match=r"'user', 5.*served are.*'user', 4"):
+    with pytest.raises(
+        ExportError, match=r"'user' \(float32\[5\], .*served are 'user' \(float32\[4\], int64"
+    ):
         served.refresh(tmp_path / "wide")
     assert values(served.lookup("user", [1])) == [1.0]
 
