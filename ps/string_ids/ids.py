@@ -73,12 +73,12 @@ def ids_of(table: IdSource, given: Any) -> Any:
     """
     ids = with_hashed_strings(given)
     if ids is not given and table.id_source == "integers":
-        first = next(iter(np.asarray(given, object).reshape(-1).tolist()), "")
+        first = str(next(iter(np.asarray(given, object).reshape(-1).tolist()), ""))
         raise IdError(
             f"table {table.name!r} was trained with integers as ids, got the text {first!r}, whose "
             "hash is the id of no row; convert them: np.asarray(ids).astype('int64'), or in a "
             "DataFrame df.selectExpr('cast(id as bigint) as id', …)",
-            {"table": table.name, "id": str(first)},
+            {"table": table.name, "id": first},
         )
     return ids
 

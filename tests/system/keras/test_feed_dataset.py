@@ -135,7 +135,7 @@ def test_forgotten_label_cols_are_named_before_the_first_step():
     with serving() as cluster:
         ctx = cluster.contexts[0]
         feed_epochs(ctx.feed_channel, [rows_of(X[:40], Y[:40])], finish=True)
-        with pytest.raises(SettingsError, match="has no labels.*label_cols='…'"):
+        with pytest.raises(SettingsError, match=r"has no labels.*label_cols='…'"):
             make_model().fit(FeedDataset(ctx, 4, ColumnRoles(feature_cols=0)), verbose=0)
 
 

@@ -34,9 +34,9 @@ X = np.random.default_rng(0).integers(0, 40, (128, 3))
 Y = (X.sum(1) > 60).astype("float32")
 
 
-def make_model(**settings) -> keras.Model:
+def make_model(dtype: str = "int64", **settings) -> keras.Model:
     keras.utils.set_random_seed(7)
-    ids = keras.Input((3,), dtype="int64")
+    ids = keras.Input((3,), dtype=dtype)
     vectors = keras.layers.Flatten()(Embedding(DIM, table="user", **settings)(ids))
     return compiled(keras.Model(ids, keras.layers.Dense(1, "sigmoid", name="out")(vectors)))
 
@@ -82,9 +82,7 @@ def test_a_saved_model_goes_on_with_the_numbers_of_an_unbroken_run(tmp_path: pat
 
 @pytest.mark.parametrize("dtype", ["int64", "string"])
 def test_text_is_no_id_of_a_table_that_trains_integers(dtype: str):
-    given = keras.Input((3,), dtype=dtype)
-    vectors = keras.layers.Flatten()(Embedding(DIM, table="user")(given))
-    model = compiled(keras.Model(given, keras.layers.Dense(1, "sigmoid")(vectors)))
+    model = make_model(dtype)
     text = [(["17"], np.ones((1, DIM), "float32"))]
     with serving() as cluster:
         distribute(model, cluster.contexts[0])
@@ -224,7 +222,7 @@ def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Pat
     plain.save(tmp_path / "plain.keras")
     with serving() as cluster:
         client = cluster.contexts[0].client
-        distribute(make_model(), cluster.contexts[0])
+        distribute(make_model("string"), cluster.contexts[0])
         given = rows_of(tmp_path / "plain.keras", "vectors", "names")
         assert load_rows(client, "user", given, is_chief=True) == 2
         tf_rows = plain(tf.constant(["a", "b"])).numpy()

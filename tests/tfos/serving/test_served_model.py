@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -73,16 +73,17 @@ def test_what_is_no_id_is_refused(served, ids):
 
 def test_text_is_refused_where_the_training_had_integers(tmp_path, cache, served):
     assert values(served.lookup("user", ["17"])) == [0.0]  # nobody says what its ids are
-    for source, text in (("integers", False), ("strings", True)):
+    sources: tuple[Literal["integers", "strings"], ...] = ("integers", "strings")
+    for source in sources:
         spec = TableSpec(name="user", dim=4, rule=Add(), id_source=source)
         write_export(tmp_path / source, {hashed(["17"])[0]: 2.0, 17: 3.0}, spec=spec)
         found = serve(tmp_path / source, cache)
         assert values(found.lookup("user", [17])) == [3.0]  # of strings: a hash
-        if text:
+        if source == "strings":
             assert values(found.lookup("user", ["17", b"17"])) == [2.0, 2.0]
             continue
         for ids in (["17"], np.array([["17"]]), np.array([b"17"], object)):
-            with pytest.raises(IdError, match=r"with integers as ids, got the text b?'17'.*astype"):
+            with pytest.raises(IdError, match=r"with integers as ids, got the text .*17'.*astype"):
                 found.lookup("user", ids)
 
 

@@ -3,8 +3,8 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
-Covers: rows without labels; outputs of known shapes, and Keras' losses that compare element by element and do not refuse
-this themselves.
+Covers: rows without labels; outputs of known shapes, and Keras' losses that compare element by
+element and do not refuse this themselves.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
 

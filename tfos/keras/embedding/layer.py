@@ -23,9 +23,9 @@ from tfos.keras.embedding.keys import Keys, as_text, is_text, keys_of, pad_given
 from tfos.keras.embedding.sources import NO_ROWS, LoadedRows, RowSource, looked_up
 from tfos.keras.embedding.table_settings import (
     TableSettings,
-    refuse_arguments_of_keras,
     admission_given,
     initializer_given,
+    refuse_arguments_of_keras,
     rule_given,
     unseen_given,
 )
@@ -320,9 +320,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
 
     def _check_weights(self, ids: Any, weights: Any) -> None:
         shapes = [getattr(each, "shape", None) for each in (ids, weights)]
-        if all(getattr(shape, "rank", 0) is not None for shape in shapes if shape is not None):
-            if None not in shapes:
-                check_weights(*shapes, self.name)
+        if all(shape is not None and getattr(shape, "rank", 0) is not None for shape in shapes):
+            check_weights(shapes[0], shapes[1], self.name)
 
     def _rows(self, keys: Keys, training: bool | None) -> Any:
         if isinstance(self.source, GraphRows):

@@ -5,7 +5,8 @@ Does not: write files (tfos.keras.export).      Threads: the caller's.
 
     ids ─► Hashing (strings) ─► IntegerLookup: place of the id, 0 for others ─► Embedding: its row
 
-With mask_zero, whose ids are integers, the id 0 has place 0, others place 1, and the Embedding the mask.
+With mask_zero, whose ids are integers, the id 0 has place 0, others place 1, and the
+Embedding has the mask.
 """
 
 from __future__ import annotations

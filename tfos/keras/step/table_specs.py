@@ -87,7 +87,9 @@ def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec,
 def _id_source(table: str, layers: Sequence[Embedding]) -> str:
     """Return what the ids of a table are made of; "any" where its layers differ or do not know."""
     found = {layer.takes_text for layer in layers if layer.table == table}
-    return {(True,): "strings", (False,): "integers"}.get(tuple(found), "any")
+    if len(found) > 1 or None in found:
+        return "any"
+    return "strings" if found == {True} else "integers"
 
 
 def _rule_for_rows(optimizer: Any) -> RuleConfig:

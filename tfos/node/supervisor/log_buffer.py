@@ -39,7 +39,7 @@ _TENSORFLOW_GREETING = re.compile(
     rb"|.{0,40}INFO tensorflow: Assets written to: \S*/\.[0-9a-f]{12}/assets$"
 )
 """Lines of every start of TensorFlow on a host without a GPU's driver (error 303: no such library),
-printed whatever TF_CPP_MIN_LOG_LEVEL says; and of every export the directory before its renaming."""
+printed whatever TF_CPP_MIN_LOG_LEVEL says; and an export's directory before it is renamed."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

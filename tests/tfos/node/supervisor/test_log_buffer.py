@@ -132,7 +132,7 @@ def test_what_tensorflow_says_at_every_import_stays_in_the_file(log):
         b"your machine, GPU will not be used.\n"
         b"E0000 00:00:1795762336.928960   32628 cuda_platform.cc:52] failed call to cuInit: "
         b"INTERNAL: CUDA error: Failed call to cuInit: UNKNOWN ERROR (303)\n"
-        b"2026-11-27 06:44:54,454 INFO tensorflow: Assets written to: /models/.663b4c629ea1/assets\n"
+        b"2026-11-27 06:44:54,454 INFO tensorflow: Assets written to: /m/.663b4c629ea1/assets\n"
     )
     serious = (
         "WARNING: All log messages before absl::InitializeLog() is called by hand",
