@@ -304,8 +304,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             raise ManifestMismatch(f"not a manifest that this version reads: {error}") from error
 
     def hash(self) -> str:
-        """Return the hex digest (32 digits) of all but frozen groups, which both ends compare."""
-        return hashlib.blake2b(self.without_frozen().encode(), digest_size=16).hexdigest()
+        """Return the hex digest (32 digits) that both ends compare.
+
+        It leaves out frozen groups, and what ids are made of: a layer may learn that later.
+        """
+        tables = tuple(msgspec.structs.replace(each, id_source="any") for each in self.tables)
+        compared = msgspec.structs.replace(self.without_frozen(), tables=tables)
+        return hashlib.blake2b(compared.encode(), digest_size=16).hexdigest()
 
     def frozen_hash(self) -> str:
         """Return the hex digest (32 digits) of the frozen groups' dtypes and shapes.

@@ -137,6 +137,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     id_kind: Literal["int64", "uint64"] = "int64"
     """int64: ids 0..2^63-1. uint64: also those above, as hashes of 64 bits need."""
+    id_source: Literal["any", "integers", "strings"] = "any"
+    """What ids are made of. integers: a string, whose hash no row has, is refused. strings: hashes,
+    also given as the integers that they are. any: nobody says. Manifests that differ in it alone
+    have equal hashes."""
     max_id: int | None = None
     """The largest id; None: the largest of `id_kind`."""
     max_rows: int | None = None

@@ -11,10 +11,11 @@ bytes modulo 2^63 - 1. It is the same on every machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from ps.errors import IdError
 from ps.string_ids.fingerprint import fingerprints
 
 Array = np.ndarray[Any, Any]
@@ -44,6 +45,42 @@ def with_hashed_strings(ids: Any) -> Any:
     if not all(isinstance(value, str | bytes) for value in flat):
         return ids
     return hashed(flat).reshape(array.shape)
+
+
+class IdSource(Protocol):
+    """A table that may say what its ids are made of: a TableSpec, or an exported table's record."""
+
+    @property
+    def name(self) -> str:
+        """The table's name, for messages."""
+
+    @property
+    def id_source(self) -> str:
+        """any, integers or strings."""
+
+
+def ids_of(table: IdSource, given: Any) -> Any:
+    """Return the ids of a table from integers or strings, as `with_hashed_strings`.
+
+    Integers are ids of a table of strings, too: a scan gives the hashes.
+
+    Args:
+        table: whose ids they are.
+        given: integers, strings or bytes of any shape.
+
+    Raises:
+        IdError: strings for a table whose ids are integers; the text names the first one.
+    """
+    ids = with_hashed_strings(given)
+    if ids is not given and table.id_source == "integers":
+        first = str(next(iter(np.asarray(given, object).reshape(-1).tolist()), ""))
+        raise IdError(
+            f"table {table.name!r} was trained with integers as ids, got the text {first!r}, whose "
+            "hash is the id of no row; convert them: np.asarray(ids).astype('int64'), or in a "
+            "DataFrame df.selectExpr('cast(id as bigint) as id', …)",
+            {"table": table.name, "id": first},
+        )
+    return ids
 
 
 def hashed(texts: Sequence[str | bytes]) -> Array:

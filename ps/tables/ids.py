@@ -127,10 +127,12 @@ def _check_range(spec: IdRange, array: Array) -> None:
     raise _out_of_range(spec, int(flat[place]), place)
 
 
-def _out_of_range(spec: IdRange, value: object, place: int) -> IdError:
+def _out_of_range(spec: IdRange, value: int, place: int) -> IdError:
     hint = ""
     if spec.id_kind == "int64" and spec.max_id is None:
-        hint = "; for hashes of 64 bits declare the table with id_kind='uint64'"
+        is_bits = -(1 << 63) <= value < 0
+        bits = f", such as {value % 2**64} whose bits these are," if is_bits else ""
+        hint = f"; for hashes of 64 bits{bits} declare the table with id_kind='uint64'"
     return IdError(
         f"table {spec.name!r} takes {spec.id_kind} ids 0..{spec.largest_id}, got {value} at "
         f"position {place}{hint}",

@@ -302,7 +302,7 @@ CASES = (
             "learning_rate_multiplier": (-1.0, math.nan),
         },
         {
-            **dict.fromkeys(("name", "dtype", "row_steps", "id_kind"), DECODED),
+            **dict.fromkeys(("name", "dtype", "row_steps", "id_kind", "id_source"), DECODED),
             **dict.fromkeys(("rule", "initializer", "admission", "unseen"), OTHER_TESTS),
         },
     ),

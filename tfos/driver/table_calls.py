@@ -46,13 +46,14 @@ class TableCalls:
 
         Args:
             table: its name.
-            ids: integers of any shape; strings or bytes are hashed as the Keras layer does.
+            ids: integers of any shape; strings or bytes, for a table that was trained with them,
+                are hashed as the Keras layer does.
 
         Returns:
             [*shape of the ids, dim]; an id without a row has the table's `unseen` vector.
 
         Raises:
-            IdError: ids that are no integers, or out of range.
+            IdError: ids that are no integers, out of range, or strings for a table of integers.
             ManifestMismatch: there is no such table.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
@@ -61,12 +62,12 @@ class TableCalls:
         """
         import numpy as np
 
-        from ps.string_ids.ids import with_hashed_strings
+        from ps.string_ids.ids import ids_of
 
         with ExitStack() as stack:
             client = self._client("lookup()", stack)
             spec = _spec(client, table)
-            routed = client.tables.route({table: with_hashed_strings(ids)})[table]
+            routed = client.tables.route({table: ids_of(spec, ids)})[table]
             found = np.empty((routed.unique.size, spec.dim), spec.dtype)
             client.tables.lookup_into({table: (routed, found)}, training=False)
             return routed.expand(found)
@@ -169,6 +170,12 @@ class TableCalls:
 def _check_columns(frame: DataFrame, spec: TableSpec) -> None:
     """Refuse a DataFrame whose columns are not an id and a row of the table's dtype."""
     found = dict(frame.dtypes)
+    if spec.id_source == "integers" and found.get("id") in ("string", "binary"):
+        raise SettingsError(
+            f"table {spec.name!r} was trained with integers as ids, the DataFrame's id is "
+            f"{found['id']}, and nobody would look its rows up; cast it: "
+            "df.selectExpr('cast(id as bigint) as id', 'row')"
+        )
     row = f"array<{_ELEMENT[spec.dtype]}>"
     if found.get("id") in _ID_TYPES and found.get("row") == row:
         return

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfos.errors import SettingsError
+from tfos.keras import lookup_errors
 
 Ranks = tuple[int | None, ...]
 
@@ -96,7 +97,8 @@ class _ByRank:
         ranks = tuple(map(_rank, leaves))
         if ranks not in self._made:
             self._made.setdefault(ranks, self._make())  # another thread may have been first
-        return self._made[ranks](data)
+        with lookup_errors.typed_errors():
+            return self._made[ranks](data)
 
 
 def _rank(leaf: Any) -> int | None:

@@ -27,7 +27,7 @@ from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import ExportError
 from tfos.files.checkpoint_storage import Storages
-from tfos.serving.export_format import ExportManifest, exported_table
+from tfos.serving.export_format import ExportManifest, exported_table, kinds_of
 from tfos.serving.export_reader import ExportFiles
 from tfos.serving.export_writer import ExportWriter
 
@@ -144,8 +144,8 @@ def _check_base(newest: Checkpoint, base: _Base) -> None:
         tables = tuple(
             map(exported_table, base.checkpoint.manifest.tables if base.checkpoint else ())
         )
-    found = sorted(str(table.kind) for table in tables)
-    expected = sorted(str(exported_table(spec).kind) for spec in newest.manifest.tables)
+    found = kinds_of(tables)
+    expected = kinds_of(map(exported_table, newest.manifest.tables))
     if found != expected:
         raise ExportError(
             f"no delta: the base has the tables {found}, step {newest.step} has {expected}; write "

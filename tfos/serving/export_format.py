@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -64,6 +65,8 @@ class ExportedTable(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType
     id_kind: Literal["int64", "uint64"]
     max_id: Annotated[int, msgspec.Meta(ge=0)] | None
+    id_source: Literal["any", "integers", "strings"] = "any"
+    """What ids were in the training; see TableSpec."""
     unseen: tuple[float, ...]
     """[dim]: the row of an id that has none."""
     strings: str = HASH_OF_STRINGS
@@ -80,9 +83,10 @@ class ExportedTable(msgspec.Struct, frozen=True, kw_only=True):
         return largest_id(self.id_kind, self.max_id)
 
     @property
-    def kind(self) -> tuple[object, ...]:
-        """What must be the same where rows of one table replace those of another."""
-        return self.name, self.dim, self.dtype, self.id_kind, self.strings
+    def kind(self) -> str:
+        """What must be the same where rows of one table replace those of another, in words."""
+        hashed = "" if self.strings == HASH_OF_STRINGS else f", strings by {self.strings}"
+        return f"{self.name!r} ({self.dtype}[{self.dim}], {self.id_kind} ids{hashed})"
 
     @property
     def row_nbytes(self) -> int:
@@ -125,6 +129,11 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
+def kinds_of(tables: Iterable[ExportedTable]) -> str:
+    """Return the kinds of tables: equal where rows of the ones replace those of the others."""
+    return ", ".join(sorted(table.kind for table in tables)) or "none"
+
+
 def exported_table(spec: TableSpec) -> ExportedTable:
     """Return the record of a table of parameter servers, without files.
 
@@ -139,6 +148,7 @@ def exported_table(spec: TableSpec) -> ExportedTable:
         dtype=spec.dtype,
         id_kind=spec.id_kind,
         max_id=spec.max_id,
+        id_source=spec.id_source,
         unseen=unseen,
     )
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ps.string_ids.ids import with_hashed_strings
+from ps.manifest.table_spec import TableSpec
+from ps.string_ids.ids import ids_of
 from tfos.errors import SettingsError
 from tfos.serving.task_servers import TaskServers
 
@@ -37,7 +38,7 @@ class LoadTask:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                ids = _ids(batch.column(0), self.table, specs[self.table].id_kind)
+                ids = _ids(batch.column(0), specs[self.table])
                 rows = _rows(batch.column(1), self.table, ids)
                 added = client.tables.load_rows(self.table, ids, rows)
                 yield pa.record_batch(
@@ -45,16 +46,16 @@ class LoadTask:
                 )
 
 
-def _ids(column: pa.Array, table: str, id_kind: str) -> Array:
+def _ids(column: pa.Array, spec: TableSpec) -> Array:
     if column.null_count:
         raise SettingsError(
-            f"rows for table {table!r}: {column.null_count} of {len(column)} ids of a batch are "
-            "null; drop those rows: df.dropna()"
+            f"rows for table {spec.name!r}: {column.null_count} of {len(column)} ids of a batch "
+            "are null; drop those rows: df.dropna()"
         )
     if pa.types.is_integer(column.type):
         ids: Array = column.to_numpy()
-        return ids.view(np.uint64) if id_kind == "uint64" and ids.dtype == np.int64 else ids
-    return np.asarray(with_hashed_strings(column.to_pylist()))
+        return ids.view(np.uint64) if spec.id_kind == "uint64" and ids.dtype == np.int64 else ids
+    return np.asarray(ids_of(spec, column.to_pylist()))
 
 
 def _rows(column: Any, table: str, ids: Array) -> Array:

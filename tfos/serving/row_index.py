@@ -16,7 +16,7 @@ import numpy as np
 
 from ps.errors import ShapeError
 from ps.sorted_rows import search
-from ps.string_ids.ids import with_hashed_strings
+from ps.string_ids.ids import ids_of
 from ps.tables.ids import as_bits, from_bits
 from tfos.errors import ExportError
 from tfos.serving.export_format import ExportedTable
@@ -78,11 +78,11 @@ class RowIndex:
 
         Raises:
             ExportError: there is no such table.
-            IdError: ids out of the table's range, or no integers.
+            IdError: ids out of the table's range, no integers, or strings for a table of integers.
             ShapeError: `out` does not fit.
         """
         table = self.table(name)
-        bits = as_bits(table, with_hashed_strings(ids))
+        bits = as_bits(table, ids_of(table, ids))
         shape = (*bits.shape, table.dim)
         if out is None:
             out = np.empty(shape, table.dtype)

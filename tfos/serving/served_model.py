@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from ps.sorted_rows.merge import merged
 from tfos.console.console import Console
 from tfos.errors import ExportError
 from tfos.serving.cache_directory import cache_directory
-from tfos.serving.export_format import ExportManifest
+from tfos.serving.export_format import ExportManifest, kinds_of
 from tfos.serving.export_reader import ExportFiles
 from tfos.serving.index_files import IndexCache, MappedIndex, TableSource, index_key
 from tfos.serving.row_index import RowIndex
@@ -69,8 +69,8 @@ def load(
     files = ExportFiles(os.fspath(path))
     if files.manifest.base is not None:
         raise ExportError(
-            f"{files.path} is a delta of the state {files.manifest.base}; load that export, then "
-            "refresh() with this one"
+            f"{files.path} is a delta of the state {files.manifest.base}; load() the whole export "
+            f'whose export.json has "state": "{files.manifest.base}", then refresh() with this one'
         )
     cache = IndexCache(cache_directory(cache_dir), console, verify=verify)
     return ServedModel(files, cache, RowIndex(_base_index(files, cache)))
@@ -127,7 +127,8 @@ class ServedModel:
 
         Args:
             table: its name.
-            ids: integers of any shape; strings or bytes are hashed as the training did.
+            ids: integers of any shape; strings or bytes, for a table that was trained with them,
+                are hashed as the training did.
             out: [*shape of the ids, dim] of the table's dtype to fill; None: a new array.
 
         Returns:
@@ -135,7 +136,8 @@ class ServedModel:
 
         Raises:
             ExportError: there is no such table.
-            IdError: an id is out of the table's range, or no integer.
+            IdError: an id is out of the table's range, no integer, or a string for a table of
+                integers.
             ShapeError: `out` does not fit.
         """
         return self._index.lookup(table, ids, out)
@@ -343,11 +345,10 @@ def _whole_source(base: MappedIndex, changes: TableSource) -> TableSource:
 
 
 def _check_same_tables(files: ExportFiles, now: RowIndex) -> None:
-    found = _kinds(files.manifest)
-    expected = sorted(str(each.table.kind) for each in now.base.tables.values())
+    found = kinds_of(files.manifest.tables)
+    expected = kinds_of(each.table for each in now.base.tables.values())
     if found != expected:
-        raise ExportError(f"{files.path} has the tables {found}, served are {expected}; use load()")
-
-
-def _kinds(manifest: ExportManifest) -> Sequence[str]:
-    return sorted(str(table.kind) for table in manifest.tables)
+        raise ExportError(
+            f"{files.path} has the tables {found}; served are {expected}. It is of another model: "
+            "use tfos.serving.load() for it"
+        )

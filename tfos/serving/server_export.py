@@ -25,7 +25,7 @@ from ps.sorted_rows.sorter import RowSorter
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import ExportError
-from tfos.serving.export_format import ExportManifest, exported_table
+from tfos.serving.export_format import ExportManifest, exported_table, kinds_of
 from tfos.serving.export_reader import ExportFiles
 from tfos.serving.export_writer import ExportWriter
 
@@ -106,8 +106,8 @@ class ServerExport:
                 f"{files.path} is a delta of the state {manifest.base}: rows of running servers "
                 "are compared with a whole export; give that one, or export from a checkpoint"
             )
-        found = sorted(str(table.kind) for table in manifest.tables)
-        expected = sorted(str(exported_table(spec).kind) for spec in self._specs)
+        found = kinds_of(manifest.tables)
+        expected = kinds_of(map(exported_table, self._specs))
         if found != expected:
             raise ExportError(
                 f"no delta: {files.path} has the tables {found}, the servers have {expected}; "

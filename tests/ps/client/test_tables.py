@@ -167,6 +167,7 @@ def test_eight_clients_on_one_row_lose_no_update():
 
 BAD_IDS = {
     "negative": ([4, -1], r"int64 ids 0\.\.9223372036854775807, got -1 at position 1"),
+    "bits of uint64": ([2**63 + 5 - 2**64], "such as 9223372036854775813 whose bits .*'uint64'"),
     "beyond 63 bits": ([2**63], r"got 9223372036854775808 at position 0; .*id_kind='uint64'"),
     "beyond 64 bits": ([1, 2**70], "got 1180591620717411303424 at position 1"),
     "uint64 array": (np.array([3, 2**63 + 5], np.uint64), "got 9223372036854775813 at position 1"),

@@ -19,6 +19,7 @@ from tfos import serving as serving_of_files
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.keras import Embedding
 from tfos.keras.embedding.plain import plain_copy
+from tfos.keras.embedding.sources import LoadedRows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
 from tfos.keras.fit.tensorboard_scalars import ids_per_batch
@@ -737,6 +738,22 @@ def test_a_plain_copy_follows_each_call_of_a_layer(tmp_path):
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_array_equal(loaded.predict_on_batch(later), expected)
     assert sum(isinstance(each, keras.layers.Embedding) for each in loaded.layers) == 1
+
+
+@pytest.mark.parametrize("keys", [[0, 2, 7], []], ids=["rows", "no rows"])
+def test_a_plain_copy_masks_the_id_0(tmp_path, keys):
+    given = keras.Input((4,), dtype="int64")
+    layer = Embedding(DIM, table="user", mask_zero=True, unseen=0.5)
+    pooled = keras.layers.GlobalAveragePooling1D()(layer(given))
+    model = keras.Model(given, keras.layers.Dense(1)(pooled))
+    rows = np.random.default_rng(1).random((len(keys), DIM)).astype("float32")
+    layer.bind(LoadedRows(np.array(keys, np.int64), rows, layer.settings))
+    x = np.array([[2, 7, 0, 0], [9, 2, 0, 1], [0, 7, 9, 7]])
+    expected = model.predict_on_batch(x)
+    plain_copy(model, 1 << 20).save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_allclose(loaded.predict_on_batch(x), expected, rtol=1e-6)
+    assert not any(isinstance(each, Embedding) for each in loaded.layers)
 
 
 @pytest.mark.long

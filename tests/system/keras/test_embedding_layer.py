@@ -12,10 +12,11 @@ import pytest
 from ps import Admission, rules
 from ps.errors import IdError
 from tfos.errors import SettingsError, UnsupportedModel
-from tfos.keras import Embedding
+from tfos.keras import Embedding, lookup_errors
 from tfos.keras.embedding import plain
 from tfos.keras.embedding.combine import combined
 from tfos.keras.embedding.keys import hashed, keys_of
+from tfos.keras.embedding.sources import NO_ROWS, LoadedRows
 from tfos.keras.step.table_specs import table_specs
 
 tf = pytest.importorskip("tensorflow")
@@ -23,6 +24,11 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 
 DIM = 3
+
+
+LOADED = LoadedRows(
+    np.array([1]), np.ones((1, DIM), "float32"), Embedding(DIM, name="user").settings
+)
 
 
 class Rows:
@@ -194,10 +200,112 @@ def test_mask_zero_masks_like_keras():
 def test_weights_need_a_combiner_and_the_same_shape():
     with pytest.raises(UnsupportedModel, match="got weights but has no combiner"):
         bound()([tf.constant([[1]]), tf.constant([[1.0]])])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="another number of weights than ids"):
-        bound(combiner="sum")([tf.constant([[1, 2]]), tf.constant([[1.0]])])
+    shapes = r"layer 'user' got ids of shape \(1, 2\) and weights of shape \(1, 1\); give one"
+    with pytest.raises(UnsupportedModel, match=shapes):
+        bound(combiner="sum", name="user")([tf.constant([[1, 2]]), tf.constant([[1.0]])])
+    ids, few = keras.Input((3,), dtype="int64"), keras.Input((2,))
+    with pytest.raises(UnsupportedModel, match=r"ids of shape \(None, 3\) and weights .*None, 2\)"):
+        bound(combiner="sum")(ids, few)
     with pytest.raises(UnsupportedModel, match="ids are ragged and their weights dense"):
         bound(combiner="sum")(tf.ragged.constant([[1]], dtype="int64"), tf.constant([[1.0]]))
+
+
+LISTS = [[1, 2], [3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize(
+    ("ids", "weights"),
+    [
+        (LISTS, [[1.0], [1.0, 2.0], [1.0, 1.0, 1.0]]),
+        (LISTS, [[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]]),
+        ([[[1], [2, 3]]], [[[1.0, 1.0], [1.0]]]),
+        ([[[1]], [[2], [3]]], [[[1.0], [1.0]], [[1.0]]]),
+    ],
+)
+def test_ragged_weights_of_other_lengths_stop_the_step(ids, weights, xla):
+    layer = bound(combiner="sum")
+
+    @tf.function(jit_compile=xla, autograph=False)
+    def total(weights):
+        keys = keys_of(tf.ragged.constant(ids, dtype="int64"), "x")
+        found = combined(tf.ones([tf.size(keys.flat), DIM]), keys, weights, "sum", None)
+        return getattr(found, "flat_values", found)
+
+    given = tf.ragged.constant(weights)
+    if xla:  # which leaves assertions out
+        if len(weights) == len(ids):
+            assert np.isnan(total(given)).any()
+        return
+    refusals = tf.errors.InvalidArgumentError, UnsupportedModel
+    for call in (total, lambda weights: layer(tf.ragged.constant(ids, dtype="int64"), weights)):
+        with pytest.raises(refusals, match="give one weight to each id"):
+            call(given)
+
+
+def test_ragged_weights_of_the_same_lengths_and_other_splits_are_taken():
+    ids = tf.ragged.constant(LISTS, dtype="int64")
+    weights = tf.ragged.constant([[1.0, 2.0], [3.0], [1.0, 0.0, 2.0]], row_splits_dtype="int32")
+    found = bound(combiner="sum")(ids, weights)
+    np.testing.assert_array_equal(found[:, 0], [5.0, 9.0, 16.0])
+    pairs = tf.RaggedTensor.from_row_lengths(tf.constant([[1, 2]]), [1])
+    with pytest.raises(UnsupportedModel, match="ragged_rank 1 and their weights of ragged_rank 2"):
+        bound(combiner="sum")(pairs, tf.ragged.constant([[[1.0, 1.0]]]))
+
+
+@pytest.mark.parametrize("source", [NO_ROWS, LOADED], ids=["never fit", "loaded"])
+def test_an_id_out_of_range_is_an_id_error_in_each_call_and_one_line_of_the_log(source, capfd):
+    given = keras.Input((2,), dtype="int64")
+    model = keras.Model(given, Embedding(DIM, name="who", table="user", combiner="sum")(given))
+    model.compile(loss="mse")
+    model.get_layer("who").bind(source)
+    x = np.array([[1, 2], [3, -5]])
+    calls = {
+        "predict": lambda: model.predict(x, verbose=0),
+        "predict_on_batch": lambda: model.predict_on_batch(x),
+        "evaluate": lambda: model.evaluate(x, np.zeros((2, DIM)), verbose=0),
+        "test_on_batch": lambda: model.test_on_batch(x, np.zeros((2, DIM))),
+        "call": lambda: model(x),
+    }
+    for name, call in calls.items():
+        capfd.readouterr()
+        with pytest.raises(IdError, match=r"'user' takes .*got -5 at position 3.*\['who'\]"):
+            call()
+        printed = capfd.readouterr().err
+        assert "Traceback" not in printed, name
+        assert printed.count("\n") < 12, (name, printed)
+    assert model.predict(np.array([[1, 2]]), verbose=0).shape == (1, DIM)
+
+
+def test_errors_of_lookups_at_the_same_time_do_not_meet():
+    texts = [lookup_errors.keep(IdError(f"of thread {number}")) for number in range(2)]
+    for number, text in enumerate(texts):
+        with pytest.raises(IdError, match=f"^of thread {number}$"), lookup_errors.typed_errors():
+            raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{text}]")
+    with pytest.raises(tf.errors.OpError, match="another"), lookup_errors.typed_errors():
+        raise tf.errors.InvalidArgumentError(None, None, "another")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((1000, 16), {}),
+        ((), {"input_dim": 1000, "output_dim": 16}),
+        ((16,), {"embeddings_initializer": "zeros"}),
+        ((16,), {"embeddings_regularizer": "l2"}),
+    ],
+)
+def test_arguments_of_kerass_embedding_are_refused_with_what_to_write(args, kwargs):
+    with pytest.raises(SettingsError, match=r"no number of rows: write Embedding\(16, table='…'\)"):
+        Embedding(*args, **kwargs)
+
+
+def test_a_layer_that_is_an_embedding_has_arguments_of_its_own():
+    class Sized(Embedding):
+        def __init__(self, num_rows, dim):
+            super().__init__(dim, max_rows=num_rows)
+
+    assert Sized(1000, 16).dim == 16
 
 
 def test_an_unbound_layer_gives_the_vector_of_unseen_ids():

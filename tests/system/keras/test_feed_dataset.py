@@ -127,8 +127,16 @@ def test_a_feed_that_is_sorted_by_label_is_told():
     with serving() as cluster:
         ctx = cluster.contexts[0]
         feed_epochs(ctx.feed_channel, [rows_of(X[:400][order], Y[:400][order])], finish=True)
-        with pytest.warns(SortedRowsWarning, match=r"labels look sorted.*train\(df\.order"):
+        with pytest.warns(SortedRowsWarning, match=r"sorted.*orderBy\(rand\(7\)\).*\.cache"):
             make_model().fit(FeedDataset(ctx, 4), epochs=1, verbose=0)
+
+
+def test_forgotten_label_cols_are_named_before_the_first_step():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows_of(X[:40], Y[:40])], finish=True)
+        with pytest.raises(SettingsError, match=r"has no labels.*label_cols='…'"):
+            make_model().fit(FeedDataset(ctx, 4, ColumnRoles(feature_cols=0)), verbose=0)
 
 
 def test_progress_bar_and_evaluation_know_what_is_known(capsys):

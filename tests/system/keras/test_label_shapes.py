@@ -11,7 +11,7 @@ pytest.importorskip("tensorflow")
 import keras
 
 from tfos.errors import SettingsError
-from tfos.keras.data.label_shapes import check_labels
+from tfos.keras.data.label_shapes import check_has_labels, check_labels
 
 pytestmark = pytest.mark.tf
 
@@ -98,3 +98,17 @@ def test_a_model_without_a_shape_is_looked_at_again():
     made.build((None, 3))
     with pytest.raises(SettingsError, match="shape"):
         check_labels(made, labels(8, 2))
+
+
+@pytest.mark.parametrize("loss", ["mse", keras.losses.Huber(), {"out0": "mse"}])
+def test_rows_without_labels_are_refused_with_the_argument(loss: Any):
+    with pytest.raises(SettingsError, match=r"no labels, .* have \['x', 'price'\].*label_cols='…'"):
+        check_has_labels(model(1, loss=loss), ["x", "price"])
+    with pytest.raises(SettingsError, match="the rows have values without names"):
+        check_has_labels(model(1, loss=loss), [])
+
+
+def test_rows_without_labels_are_taken_where_no_loss_of_keras_compares_them():
+    check_has_labels(own_step(), ["x"])
+    check_has_labels(model(1, loss=None), ["x"])
+    check_has_labels(model(1, loss=user_loss), ["x"])

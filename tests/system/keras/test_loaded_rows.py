@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from ps.errors import IdError
 from ps.string_ids.ids import with_hashed_strings
 from tests.support.keras_training import Context, Servers, serving, together
 from tests.support.ps_cluster import cluster, filled
@@ -33,9 +34,9 @@ X = np.random.default_rng(0).integers(0, 40, (128, 3))
 Y = (X.sum(1) > 60).astype("float32")
 
 
-def make_model(**settings) -> keras.Model:
+def make_model(dtype: str = "int64", **settings) -> keras.Model:
     keras.utils.set_random_seed(7)
-    ids = keras.Input((3,), dtype="int64")
+    ids = keras.Input((3,), dtype=dtype)
     vectors = keras.layers.Flatten()(Embedding(DIM, table="user", **settings)(ids))
     return compiled(keras.Model(ids, keras.layers.Dense(1, "sigmoid", name="out")(vectors)))
 
@@ -77,6 +78,21 @@ def test_a_saved_model_goes_on_with_the_numbers_of_an_unbroken_run(tmp_path: pat
         assert table_of(cluster) == rows
         for one, other in zip(loaded.get_weights(), expected, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "string"])
+def test_text_is_no_id_of_a_table_that_trains_integers(dtype: str):
+    model = make_model(dtype)
+    text = [(["17"], np.ones((1, DIM), "float32"))]
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        x = X[:16] if dtype == "int64" else tf.strings.as_string(X[:16])
+        model.fit(x, Y[:16], verbose=0)
+        if dtype == "string":
+            assert load_rows(cluster.contexts[0].client, "user", text, is_chief=True) in (0, 1)
+            return
+        with pytest.raises(IdError, match="'user' was trained with integers as ids, got the text"):
+            load_rows(cluster.contexts[0].client, "user", text, is_chief=True)
 
 
 def test_other_workers_begin_when_the_chief_has_loaded(tmp_path: pathlib.Path, monkeypatch):
@@ -206,7 +222,7 @@ def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Pat
     plain.save(tmp_path / "plain.keras")
     with serving() as cluster:
         client = cluster.contexts[0].client
-        distribute(make_model(), cluster.contexts[0])
+        distribute(make_model("string"), cluster.contexts[0])
         given = rows_of(tmp_path / "plain.keras", "vectors", "names")
         assert load_rows(client, "user", given, is_chief=True) == 2
         tf_rows = plain(tf.constant(["a", "b"])).numpy()

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ps.manifest.manifest import Hyper
+from ps.string_ids.ids import hashed
 from rpc.auth.handshake import Role
 from tests.support.ps_cluster import Cluster, cluster, filled
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
@@ -182,6 +183,24 @@ def test_rows_that_a_task_cannot_load_are_refused_by_name():
         ]:
             with pytest.raises(SettingsError, match=r"takes the columns id .*row array<float>, th"):
                 calls_to(bed).load_rows("user", frame_of(columns))
+
+
+def test_text_is_refused_where_the_training_had_integers():
+    manifest = with_tables(table(id_source="integers"), table("word", id_source="strings"))
+    with cluster() as bed:
+        bed.workers(manifest, filled(manifest))
+        calls, servers = calls_to(bed), TaskServers(bed.endpoints, lambda: bed.credentials, 1)
+        with pytest.raises(IdError, match=r"'user' was trained with integers .*text '17'.*int64"):
+            calls.lookup("user", ["17"])
+        columns = {"id": "string", "row": "array<float>"}
+        with pytest.raises(SettingsError, match=r"'user' was trained with integers .*cast\(id"):
+            calls.load_rows("user", frame_of(columns))
+        given = batch_of(["17"], [[1.0] * 4])
+        with pytest.raises(IdError, match="'user' was trained with integers"):
+            list(LoadTask("user", servers)(iter([given])))
+        list(LoadTask("word", servers)(iter([given])))
+        assert calls.lookup("word", ["17"]).tolist() == [[1.0] * 4]
+        assert calls.lookup("word", hashed(["17"])).tolist() == [[1.0] * 4]  # as a scan gives it
 
 
 def test_a_task_can_change_no_row():

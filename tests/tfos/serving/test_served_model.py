@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from ps.errors import IdError, ShapeError
 from ps.manifest.rule_spec import Add
 from ps.manifest.table_spec import TableSpec
+from ps.string_ids.ids import hashed
 from tests.support.exports import values, write_export
 from tests.tfos.serving.test_export import flip
 from tfos.console.console import Console
@@ -68,6 +69,22 @@ def test_a_given_array_is_filled(served):
 def test_what_is_no_id_is_refused(served, ids):
     with pytest.raises(IdError, match="table 'user'"):
         served.lookup("user", ids)
+
+
+def test_text_is_refused_where_the_training_had_integers(tmp_path, cache, served):
+    assert values(served.lookup("user", ["17"])) == [0.0]  # nobody says what its ids are
+    sources: tuple[Literal["integers", "strings"], ...] = ("integers", "strings")
+    for source in sources:
+        spec = TableSpec(name="user", dim=4, rule=Add(), id_source=source)
+        write_export(tmp_path / source, {hashed(["17"])[0]: 2.0, 17: 3.0}, spec=spec)
+        found = serve(tmp_path / source, cache)
+        assert values(found.lookup("user", [17])) == [3.0]  # of strings: a hash
+        if source == "strings":
+            assert values(found.lookup("user", ["17", b"17"])) == [2.0, 2.0]
+            continue
+        for ids in (["17"], np.array([["17"]]), np.array([b"17"], object)):
+            with pytest.raises(IdError, match=r"with integers as ids, got the text .*17'.*astype"):
+                found.lookup("user", ids)
 
 
 def test_an_unknown_table_is_refused(served):
@@ -379,11 +396,13 @@ def test_a_delta_of_another_state_is_refused_with_both(tmp_path, cache, served):
     write_export(tmp_path / "d", {1: 5.0}, state="z", base="elsewhere")
     with pytest.raises(ExportError, match="delta of the state elsewhere; served is first"):
         served.refresh(tmp_path / "d")
-    with pytest.raises(ExportError, match="is a delta of the state elsewhere; load that export"):
+    with pytest.raises(ExportError, match=r'load\(\) the whole .*"state": "elsewhere"'):
         serve(tmp_path / "d", cache)
     other = TableSpec(name="user", dim=5, rule=Add())
     write_export(tmp_path / "wide", {1: 5.0}, state="z", base="first", spec=other)
-    with pytest.raises(ExportError, match=r"'user', 5.*served are.*'user', 4"):
+    with pytest.raises(
+        ExportError, match=r"'user' \(float32\[5\], .*served are 'user' \(float32\[4\], int64"
+    ):
         served.refresh(tmp_path / "wide")
     assert values(served.lookup("user", [1])) == [1.0]
 

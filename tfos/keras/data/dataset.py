@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.label_order import LabelOrder
-from tfos.keras.data.label_shapes import check_labels
+from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
@@ -95,12 +95,16 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
                 f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
             )
         mapper = columns.mapper(keras.config.floatx())
+        self._names = names = list[str]()
+        """Of the rows' values; empty: they have none."""
 
         def read() -> Any:
             found = reader.next_batch(batch_size)
             if not isinstance(found, Batch):
                 return found
-            return Ready(mapper(found.nest()), found.receipt, found.position)
+            rows = found.nest()
+            names[:] = list(rows) if isinstance(rows, Mapping) else ()
+            return Ready(mapper(rows), found.receipt, found.position)
 
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(
@@ -205,7 +209,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         ready = self._heads.popleft()
         self._batches += 1
         self.rows += num_rows(tuple(keras.tree.flatten(ready.values)[:1]))
-        if self._unmatched is not None and len(ready.values) > 1:
+        if self._unmatched is not None and len(ready.values) == 1:
+            check_has_labels(self._unmatched, self._names)
+            self._unmatched = None
+        elif self._unmatched is not None:
             is_over = check_labels(self._unmatched, ready.values[1])
             self._unmatched = None if is_over else self._unmatched
         self._hand(ready)

@@ -55,8 +55,9 @@ class FeedDataset(BatchDataset):
 
     def _mixing(self) -> str:
         return (
-            "feed mixed rows: cluster.train(df.orderBy(rand()), …) or "
-            "rdd.repartition(n), and seed= for another order in each epoch"
+            "feed mixed rows: mixed = df.orderBy(rand(7)).repartition(n).cache(), then "
+            "cluster.train(mixed, …, seed=1) for another order in each epoch. Without a number in "
+            "rand() or cache() rows that are fed again may be others"
         )
 
     def _begin_reading(self) -> None:

@@ -3,14 +3,14 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
-Covers: outputs of known shapes, and Keras' losses that compare element by element and do not refuse
-this themselves.
+Covers: rows without labels; outputs of known shapes, and Keras' losses that compare element by
+element and do not refuse this themselves.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -46,12 +46,8 @@ def check_labels(model: Any, labels: Any) -> bool:
     """
     if not getattr(model, "built", False):
         return False
-    is_kerass = all(
-        getattr(type(model), name) is getattr(keras.Model, name)
-        for name in ("train_step", "compute_loss")
-    )
     outputs = getattr(model, "outputs", None)
-    if not is_kerass or not outputs:
+    if not _is_kerass(model) or not outputs:
         return True
     for name, output, label, loss in _matched(model, list(outputs), labels):
         wide, unit = _shape(label), _shape(output)
@@ -64,6 +60,35 @@ def check_labels(model: Any, labels: Any) -> bool:
                 "column; a loss of your own may compare them so"
             )
     return True
+
+
+def check_has_labels(model: Any, columns: Sequence[str]) -> None:
+    """Refuse rows without labels for a model that compares them by a loss of Keras.
+
+    Args:
+        model: compiled.
+        columns: the rows' names; empty: their values have none.
+
+    Raises:
+        SettingsError: names the columns and the argument.
+    """
+    if not _is_kerass(model):
+        return
+    losses = [_resolved(each) for each in keras.tree.flatten(model.loss)]
+    if any(str(getattr(each, "__module__", "")).startswith("keras.") for each in losses):
+        have = f"the rows have {list(columns)}" if columns else "the rows have values without names"
+        raise SettingsError(
+            f"the batch has no labels, and the model's loss {model.loss!r} compares its outputs "
+            f"with them; {have}. Name them: ctx.dataset(…, feature_cols=…, label_cols='…')"
+        )
+
+
+def _is_kerass(model: Any) -> bool:
+    """Whether Keras' own step compares the outputs with the labels."""
+    return all(
+        getattr(type(model), name) is getattr(keras.Model, name)
+        for name in ("train_step", "compute_loss")
+    )
 
 
 def _matched(model: Any, outputs: list[Any], labels: Any) -> Iterator[tuple[str, Any, Any, Any]]:

@@ -90,10 +90,69 @@ def _flat(weights: Any, keys: Keys, dtype: Any) -> Any:
         raise UnsupportedModel(
             f"the ids are {kinds[0]} and their weights {kinds[1]}; give both in the same shape"
         )
+    same = _has_shape_of(weights, keys.source)
     flat = weights.flat_values if keys.is_ragged else tf.convert_to_tensor(weights)
     flat = tf.reshape(tf.cast(flat, dtype), [-1])
-    same = tf.debugging.assert_equal(
-        tf.size(flat), tf.size(keys.flat), "an Embedding got another number of weights than ids"
-    )
-    with tf.control_dependencies([] if same is None else [same]):
-        return tf.identity(flat)
+    stopped = tf.debugging.Assert(same, [_OTHER_LISTS])
+    with tf.control_dependencies([] if stopped is None else [stopped]):
+        # XLA leaves assertions out: there NaN, which no training takes, stops the step.
+        return tf.where(same, flat, tf.constant(float("nan"), flat.dtype))
+
+
+_OTHER_LISTS = (
+    "an Embedding got weights that have another shape than the ids, or lists of other lengths; "
+    "give one weight to each id: weights [[0.5, 1.0], [1.0]] for ids [[7, 8], [9]]"
+)
+
+
+def _has_shape_of(weights: Any, ids: Any) -> Any:
+    """Return whether two inputs of one kind have one shape, as a tensor: of ragged, list by list.
+
+    Raises:
+        UnsupportedModel: the one has lists in lists, the other has not.
+    """
+    import tensorflow as tf
+
+    if not isinstance(ids, tf.RaggedTensor):
+        return _are_equal(tf.shape(weights), tf.shape(ids))
+    if weights.ragged_rank != ids.ragged_rank:
+        raise UnsupportedModel(
+            f"the ids are lists of ragged_rank {ids.ragged_rank} and their weights of ragged_rank "
+            f"{weights.ragged_rank}; give one weight to each id"
+        )
+    found = _are_equal(tf.shape(weights.flat_values), tf.shape(ids.flat_values))
+    for own, other in zip(weights.nested_row_splits, ids.nested_row_splits, strict=True):
+        if own is not other:
+            found &= _are_equal(tf.cast(own, other.dtype), other)
+    return found
+
+
+def _are_equal(one: Any, other: Any) -> Any:
+    """Return whether two vectors have equal lengths and numbers, as a tensor."""
+    import tensorflow as tf
+
+    if not one.shape.is_compatible_with(other.shape):
+        return tf.constant(False)
+    # The raw operation answers False for other lengths, where tf.equal fails in words of its own.
+    return tf.reduce_all(tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False))
+
+
+def check_weights(ids_shape: Any, weights_shape: Any, name: str) -> None:
+    """Refuse weights whose shape cannot be that of the ids, before anything runs.
+
+    Args:
+        ids_shape: of the ids; None for a size that is not known yet.
+        weights_shape: of the weights.
+        name: of the layer.
+
+    Raises:
+        UnsupportedModel: holds both shapes.
+    """
+    ids, weights = tuple(ids_shape), tuple(weights_shape)
+    pairs = zip(ids, weights, strict=False)
+    if len(ids) != len(weights) or any(None not in pair and len({*pair}) > 1 for pair in pairs):
+        raise UnsupportedModel(
+            f"layer {name!r} got ids of shape {ids} and weights of shape {weights}; give one "
+            f"weight to each id: keras.Input({ids[1:]}) for the weights, or keras.ops.repeat one "
+            "weight of a list to the number of its ids"
+        )

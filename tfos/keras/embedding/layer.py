@@ -17,7 +17,7 @@ from ps.manifest.table_spec import Admission
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras import keras_loops
 from tfos.keras.embedding import cast_ids, row_flow
-from tfos.keras.embedding.combine import COMBINERS, Combiner, combined
+from tfos.keras.embedding.combine import COMBINERS, Combiner, check_weights, combined
 from tfos.keras.embedding.graph_rows import (
     GraphRows,
     exporting,
@@ -30,6 +30,7 @@ from tfos.keras.embedding.table_settings import (
     TableSettings,
     admission_given,
     initializer_given,
+    refuse_arguments_of_keras,
     rule_given,
     unseen_given,
 )
@@ -87,7 +88,14 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     __module__ = "tfos.keras"  # pickled by its public name, whose import lets models train
     takes_lists = True
     """Rows of differing lengths, as tf.RaggedTensor; tfos.keras.data.lists asks."""
-    _takes_text: bool | None = None
+    takes_text: bool | None = None
+    """Whether ids are strings; None: the layer was never called."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what `keras.layers.Embedding` takes, in a sentence; else as every layer."""
+        if cls.__init__ is Embedding.__init__:
+            refuse_arguments_of_keras(args, kwargs)
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
         self,
@@ -196,6 +204,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             )
         keys = keys_of(ids, self.name)
         self._check_kind(keys.source.dtype)
+        self._check_weights(keys.source, weights)
         rows = self._rows(keys, training)
         if self.combiner is not None:
             rows = combined(rows, keys, weights, self.combiner, self._is_id(keys.flat))
@@ -244,8 +253,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         training: Any = None,  # noqa: ARG002
     ) -> Any:
         """Return the result's shape and dtype; nothing is looked up."""
-        ids, _ = _split(ids, weights)
+        ids, weights = _split(ids, weights)
         self._check_kind(ids.dtype)
+        self._check_weights(ids, weights)
         shape = self.compute_output_shape(tuple(ids.shape))
         ragged = bool(getattr(ids, "ragged", False)) and self.combiner is None
         return keras.KerasTensor(shape, self.compute_dtype, ragged=ragged)
@@ -312,12 +322,17 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 "so nothing would be padding; give pad_id as the batch has it, without mask_zero "
                 "for strings"
             )
-        if self._takes_text not in (None, takes_text):
+        if self.takes_text not in (None, takes_text):
             raise UnsupportedModel(
                 f"layer {self.name!r} gets {kinds[0]}, and got {kinds[1]} before: the id 5 and the "
                 "text '5' have different rows. Convert the feature to what it was in training"
             )
-        self._takes_text = takes_text
+        self.takes_text = takes_text
+
+    def _check_weights(self, ids: Any, weights: Any) -> None:
+        shapes = [getattr(each, "shape", None) for each in (ids, weights)]
+        if all(shape is not None and getattr(shape, "rank", 0) is not None for shape in shapes):
+            check_weights(shapes[0], shapes[1], self.name)
 
     def _rows(self, keys: Keys, training: bool | None) -> Any:
         if isinstance(self.source, GraphRows):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ps.string_ids.ids import with_hashed_strings
+from ps.string_ids.ids import ids_of
 from ps.tables.ids import from_bits
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
@@ -104,8 +104,9 @@ def _load(client: Any, table: str, batches: RowBatches) -> int:
     console, starts = Console(), _starts(client)
     lines = ProgressLines(console)
     given = added = 0
+    spec = next(each for each in client.manifest.tables if each.name == table)
     for ids, rows in batches:
-        keys = with_hashed_strings(ids)
+        keys = ids_of(spec, ids)
         added += client.tables.load_rows(table, keys, rows)
         given += len(rows)
         lines.show(f"table {table!r}: {given:,} rows loaded")

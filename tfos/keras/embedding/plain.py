@@ -4,6 +4,9 @@ Covers: functional and Sequential models, nested ones; all ids but ragged ones, 
 Does not: write files (tfos.keras.export).      Threads: the caller's.
 
     ids ─► Hashing (strings) ─► IntegerLookup: place of the id, 0 for others ─► Embedding: its row
+
+With mask_zero, whose ids are integers, the id 0 has place 0, others place 1, and the
+Embedding has the mask.
 """
 
 from __future__ import annotations
@@ -116,6 +119,8 @@ class _PlainEmbedding:
                 self._hash = keras.layers.Hashing(STRING_KEYS, name=f"{layer.name}_hash")
             keys = self._hash(ids)
         rows = self._rows(self._lookup(keys))
+        if layer.mask_zero:
+            return rows  # of the Embedding itself: operations on it would lose its mask
         is_id = None if layer.pad_key is None else keras.ops.not_equal(keys, layer.pad_key)
         if is_id is not None:
             rows = rows * keras.ops.expand_dims(keras.ops.cast(is_id, rows.dtype), -1)
@@ -130,22 +135,29 @@ class _PlainEmbedding:
                 f"table {layer.table!r} has ids of uint64, which IntegerLookup does not hold; "
                 'export with tables="beside"'
             )
-        if layer.mask_zero:
-            raise UnsupportedModel(
-                f"layer {layer.name!r} has mask_zero=True, and a plain copy would lose the mask; "
-                'export with tables="beside"'
-            )
         found = layer.source.dump(layer.table, self._limit_bytes)
         keys, rows = found or (np.empty(0, np.int64), np.empty((0, layer.dim), np.float32))
         first = layer.settings.unseen_row[None]
-        # An empty vocabulary is refused; the row of 0 is then that of an unseen id.
-        vocabulary = keys if keys.size else np.array([0])
+        masks = layer.mask_zero
+        if masks:  # place 0 is that of the id 0, place 1 that of an unseen one
+            keys, rows = keys[keys != 0], rows[keys != 0]
+            first = np.concatenate([np.zeros_like(first), first])
+        # An empty vocabulary is refused; the row of its one id is then that of an unseen one.
+        vocabulary = keys if keys.size else np.array([int(masks)])
         lookup = keras.layers.IntegerLookup(
-            vocabulary=vocabulary, num_oov_indices=1, mask_token=None, name=f"{layer.name}_ids"
+            vocabulary=vocabulary,
+            num_oov_indices=1,
+            mask_token=0 if masks else None,
+            name=f"{layer.name}_ids",
         )
-        weights = np.concatenate([first, rows if keys.size else first])
+        weights = np.concatenate([first, rows if keys.size else first[-1:]])
         embedding = keras.layers.Embedding(
-            len(weights), layer.dim, weights=weights, dtype="float32", name=f"{layer.name}_rows"
+            len(weights),
+            layer.dim,
+            weights=weights,
+            mask_zero=masks,
+            dtype=layer.dtype_policy if masks else "float32",
+            name=f"{layer.name}_rows",
         )
         return lookup, embedding
 

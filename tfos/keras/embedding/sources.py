@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ps.errors import PSError, PushError
 from ps.tables.ids import as_bits, from_bits
 from tfos.errors import UnsupportedModel
+from tfos.keras import lookup_errors
 from tfos.keras.embedding.table_settings import TableSettings
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -127,11 +129,25 @@ def rows_for(layer: Any, keys: Array, *, training: bool) -> Array:
         layer: the Embedding.
         keys: [n] int64.
         training: as RowSource.rows.
+
+    Raises:
+        PSError: as the source; a PushError, such as an IdError, names the layer.
     """
     rows = np.zeros((keys.size, layer.dim), np.float32)
     kept = slice(None) if layer.pad_key is None else keys != layer.pad_key
-    found = layer.source.rows(layer.table, keys[kept], training=training) if keys.size else None
-    rows[kept] = layer.settings.unseen_row if found is None else found
+    try:
+        found = layer.source.rows(layer.table, keys[kept], training=training) if keys.size else None
+        if found is None:
+            spec = layer.settings.spec(None)
+            as_bits(spec, from_bits(spec, keys[kept]))  # as a table would refuse them
+            found = layer.settings.unseen_row
+    except PushError as error:
+        raise type(error)(
+            f"{error.message}. The rows are those of the layers {[layer.name]}; their settings are "
+            "arguments of tfos.keras.Embedding",
+            error.details,
+        ) from None
+    rows[kept] = found
     return rows
 
 
@@ -142,11 +158,26 @@ def looked_up(layer: Any, keys: Any, *, training: bool) -> Any:
         layer: the Embedding.
         keys: [n] int64 tensor.
         training: as RowSource.rows.
+
+    Raises:
+        PSError: as `rows_for`, where nothing is traced. In a graph TensorFlow's own error stands
+            for it: see lookup_errors.
     """
     import tensorflow as tf
 
-    def look_up(flat: Array) -> Array:
-        return rows_for(layer, flat, training=training)
+    if tf.executing_eagerly():
+        return tf.constant(rows_for(layer, keys.numpy(), training=training))
+
+    def look_up(flat: Array) -> tuple[Array, bytes]:
+        try:
+            return rows_for(layer, flat, training=training), b""
+        except PSError as error:
+            # Returned: TensorFlow logs the frames of what is raised, a hundred lines.
+            return np.zeros((flat.size, layer.dim), np.float32), lookup_errors.keep(error).encode()
 
     # Stateful: another call with the same ids may find other rows.
-    return tf.numpy_function(look_up, [keys], tf.float32, stateful=True, name=LOOKUP)
+    rows, failed = tf.numpy_function(
+        look_up, [keys], (tf.float32, tf.string), stateful=True, name=LOOKUP
+    )
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(failed, ""), [failed])]):
+        return tf.identity(rows)

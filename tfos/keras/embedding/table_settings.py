@@ -130,6 +130,40 @@ def differences(ours: Any, theirs: Any, field_names: Sequence[str]) -> str:
     return ", ".join(f"{name} {one!r} and {other!r}" for name, one, other in pairs if one != other)
 
 
+_OF_KERAS = (
+    "input_dim",
+    "output_dim",
+    "input_length",
+    "embeddings_initializer",
+    "embeddings_regularizer",
+    "embeddings_constraint",
+    "weights",
+)
+
+
+def refuse_arguments_of_keras(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments of `keras.layers.Embedding` that a table has no use for.
+
+    Args:
+        args: of the layer, by position.
+        kwargs: by name.
+
+    Raises:
+        SettingsError: holds them, and what to write.
+    """
+    given = [name for name in _OF_KERAS if name in kwargs]
+    if len(args) < 2 and not given:
+        return
+    shown = ", ".join([*map(repr, args), *(f"{name}={kwargs[name]!r}" for name in given)])
+    width = args[1] if len(args) > 1 else kwargs.get("output_dim", args[0] if args else "dim")
+    raise SettingsError(
+        f"tfos.keras.Embedding({shown}) has arguments of keras.layers.Embedding. A table needs no "
+        f"number of rows: write Embedding({width}, table='…'). embeddings_initializer is "
+        "initializer; rows to begin with come by ctx.load_rows; a regularizer or a constraint of "
+        "all rows is not possible"
+    )
+
+
 def rule_given(rule: Any) -> RuleConfig | None:
     """Return a table's own rule from what a user may give.
 

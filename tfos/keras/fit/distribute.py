@@ -219,8 +219,7 @@ def _pulling(
         if is_checked:
             trainer.check_values()
         trainer.pull_newest()
-        with trainer.typed_errors():
-            return original(*args, **kwargs)
+        return original(*args, **kwargs)
 
     return pulling
 

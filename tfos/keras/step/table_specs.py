@@ -74,10 +74,22 @@ def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec,
     settings = {layer.table: layer.settings for layer in layers}
     if any(each.rule is None for each in settings.values()):
         _check_lazy(optimizer)
+    sources = {name: _id_source(name, layers) for name in settings}
     return tuple(
-        settings[name].spec(_rule_for_rows(optimizer) if settings[name].rule is None else None)
+        msgspec.structs.replace(
+            settings[name].spec(_rule_for_rows(optimizer) if settings[name].rule is None else None),
+            id_source=sources[name],
+        )
         for name in sorted(settings)
     )
+
+
+def _id_source(table: str, layers: Sequence[Embedding]) -> str:
+    """Return what the ids of a table are made of; "any" where its layers differ or do not know."""
+    found = {layer.takes_text for layer in layers if layer.table == table}
+    if len(found) > 1 or None in found:
+        return "any"
+    return "strings" if found == {True} else "integers"
 
 
 def _rule_for_rows(optimizer: Any) -> RuleConfig:

@@ -11,21 +11,18 @@ not known when that push was sent, are looked up when its turn comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ps.errors import PSError
 from ps.tables.ids import from_bits
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.batch_rows import BatchRows, RowPlanner
 from tfos.keras.embedding.sources import check_size
 from tfos.keras.step.gradients.gradient_step import GradientStep, StepOutput
 from tfos.keras.step.lookahead import Lookahead, TrainingData
-from tfos.keras.step.table_specs import naming_layers
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds
@@ -157,26 +154,6 @@ class TableTraining:
         self.drop(rows)
         rows.is_asked_for = rows.is_filled = False
 
-    @contextmanager
-    def typed_errors(self) -> Iterator[None]:
-        """Raise what a lookup inside of TensorFlow raised, in the place of TensorFlow's own error.
-
-        Raises:
-            PSError: as `client.tables.lookup_into`; names the layers.
-        """
-        import tensorflow as tf
-
-        if self._source is not None:
-            self._source.take_failed()  # of a call whose error nobody asked for
-        try:
-            yield
-        except tf.errors.OpError:
-            failed = None if self._source is None else self._source.take_failed()
-            if failed is None:
-                raise
-            with naming_layers(self._layers):
-                raise failed from None
-
     def _mean(
         self, planner: RowPlanner, name: str, parts: Sequence[TableArrays]
     ) -> tuple[RoutedIds, Array]:
@@ -234,23 +211,10 @@ class ServerRows:
         self._client = client
         self._has_permits = client.manifest.consistency == "hybrid"
         self.is_in_batch = False
-        self._failed: PSError | None = None
         self._specs = {spec.name: spec for spec in client.manifest.tables}
 
     def rows(self, table: str, keys: Array, *, training: bool = False) -> Array | None:
         """Return the rows of keys, [n, dim]; see RowSource."""
-        try:
-            return self._rows(table, keys, training=training)
-        except PSError as error:
-            self._failed = error.again()
-            raise
-
-    def take_failed(self) -> PSError | None:
-        """Return the last error of `rows`, once; None: there was none."""
-        failed, self._failed = self._failed, None
-        return failed
-
-    def _rows(self, table: str, keys: Array, *, training: bool) -> Array:
         tables = self._client.tables
         spec = self._specs[table]
         ids = tables.route({table: from_bits(spec, keys)})[table]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos.errors import UnsupportedModel
+from tfos.keras import lookup_errors
 from tfos.keras.data import tensors
 from tfos.keras.embedding.batch_rows import BatchRows
 from tfos.keras.embedding.loading import load_file_rows
@@ -303,7 +304,7 @@ class PSTrainer:
             while batch.rows is not None and batch.rows.are_on_their_way and exchange.num_in_flight:
                 exchange.adopt_oldest()
             table_rows = tables.rows_of(batch)
-        with self.times.on("compute"), tables.typed_errors():
+        with self.times.on("compute"), lookup_errors.typed_errors():
             output = attached.step(data, table_rows)
             is_finite, is_complete = bool(output.finite), bool(output.complete)
         num_rows = tensors.num_rows(data)
@@ -501,12 +502,6 @@ class PSTrainer:
         """Let the averages, which the model has at the end of `fit`, be the servers' values too."""
         if self._attached is not None and self._attached.exchange.keeps_averages:
             self.assign()
-
-    def typed_errors(self) -> contextlib.AbstractContextManager[None]:
-        """Raise errors of lookups inside of evaluate and predict as what they are."""
-        if self._attached is None:
-            return contextlib.nullcontext()
-        return self._attached.tables.typed_errors()
 
 
 def _compiled(model: Any) -> tuple[Any, ...]:

@@ -34,8 +34,12 @@ MAX_PENDING_BYTES = 64 * 1024
 _TENSORFLOW_GREETING = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
     rb"|I\d{4} [^\]]* port\.cc:\d+\] oneDNN custom operations are on\."
+    rb"|I\d{4} [^\]]* cudart_stub\.cc:\d+\] Could not find cuda drivers on your machine"
+    rb"|E\d{4} [^\]]* cuda_platform\.cc:\d+\] failed call to cuInit: .*UNKNOWN ERROR \(303\)"
+    rb"|.{0,40}INFO tensorflow: Assets written to: \S*/\.[0-9a-f]{12}/assets$"
 )
-"""Two lines at every import of TensorFlow, printed whatever TF_CPP_MIN_LOG_LEVEL says."""
+"""Lines of every start of TensorFlow on a host without a GPU's driver (error 303: no such library),
+printed whatever TF_CPP_MIN_LOG_LEVEL says; and an export's directory before it is renamed."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

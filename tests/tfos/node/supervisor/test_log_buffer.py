@@ -128,11 +128,19 @@ def test_what_tensorflow_says_at_every_import_stays_in_the_file(log):
         b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
         b"I0000 00:00:1795247327.100285   16555 port.cc:153] oneDNN custom operations are on. You "
         b"may see slightly different numerical results due to floating-point round-off errors.\n"
+        b"I0000 00:00:1795762321.506715   32628 cudart_stub.cc:31] Could not find cuda drivers on "
+        b"your machine, GPU will not be used.\n"
+        b"E0000 00:00:1795762336.928960   32628 cuda_platform.cc:52] failed call to cuInit: "
+        b"INTERNAL: CUDA error: Failed call to cuInit: UNKNOWN ERROR (303)\n"
+        b"2026-11-27 06:44:54,454 INFO tensorflow: Assets written to: /m/.663b4c629ea1/assets\n"
     )
     serious = (
         "WARNING: All log messages before absl::InitializeLog() is called by hand",
         "E0000 00:00:1795247327.100285   16555 port.cc:153] oneDNN custom operations are on.",
         "F0000 00:00:1795247327.2 1 tensor.cc:1] Check failed",
+        "E0000 00:00:1795762336.9 1 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
+        "error: Failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected",
+        "2026-11-27 06:44:54,454 INFO tensorflow: Assets written to: /models/mine/assets",
     )
     log.write(greeting + "\n".join(serious).encode() + b"\n")
     assert log.take() == (serious, 0)
