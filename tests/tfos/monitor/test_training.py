@@ -58,7 +58,19 @@ def test_the_activity_of_all_workers_is_one(cluster):
 def test_workers_that_do_different_things_are_counted(cluster):
     cluster.tell("worker:0", messages.PhaseChanged("main_fun: first step"), 10.0)
     cluster.tell("worker:1", messages.PhaseChanged("main_fun"), 4.0)
-    assert starting(cluster.state, 15.0) == "first step 5 s (1), main_fun 11 s (1)"
+    assert starting(cluster.state, 15.0) == "first step 5 s (1), main_fun runs 11 s (1)"
+
+
+def test_a_main_fun_that_may_train_without_a_report_is_not_told_as_a_start(cluster):
+    for name in ("worker:0", "worker:1"):
+        cluster.tell(name, messages.PhaseChanged("main_fun: import tensorflow"), 4.0)
+    told = sample(cluster.state, "input", 15.0).starting
+    assert told == "workers are starting: import tensorflow 11 s"
+    cluster.tell("worker:1", messages.PhaseChanged("main_fun"), 14.0)
+    told = sample(cluster.state, "input", 15.0).starting
+    assert told == "workers: import tensorflow 11 s (1), main_fun runs 1 s (1)"
+    cluster.tell("worker:0", messages.PhaseChanged("main_fun"), 15.0)
+    assert sample(cluster.state, "input", 16.0).starting == "workers: main_fun runs 2 s"
 
 
 def test_nothing_starts_any_more_once_a_row_is_trained(cluster):
