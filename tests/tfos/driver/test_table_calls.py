@@ -68,7 +68,7 @@ class Coordinator:
             SimpleNamespace(name=f"ps:{rank}", endpoint=None if rank in away else endpoint)
             for rank, endpoint in enumerate(self._endpoints)
         ]
-        self.state = SimpleNamespace(servers=servers, workers=[None], phase=phase, live=lambda: [])
+        self.state = SimpleNamespace(servers=servers, workers=[None], phase=phase, live=list)
         self._failures: tuple[NodeFailure, ...] = ()
 
     def read(self, what: Callable[[Any], Any]) -> Any:
