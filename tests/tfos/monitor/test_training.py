@@ -86,6 +86,7 @@ def test_the_end_of_an_epoch_brings_newer_numbers_than_the_last_heartbeat(cluste
     cluster.tell("worker:0", messages.FlushReached("input", 0, stats, numbers), 7.0)
     worker = sample(cluster.state, "input", 7.0).workers["worker:0"]
     assert (worker.rows, worker.steps, worker.loss) == (640, 10, 0.5)
+    assert cluster.state.members["worker:0"].trained_rows == 640
     cluster.beat("worker:0", 640, at_s=8.0, steps=11.0, loss=0.4, epochs_begun=2.0)
     assert sample(cluster.state, "input", 8.0).workers["worker:0"].loss == 0.4
     last = messages.Done((stats,), progress={"at_s": 9.0, "steps": 20.0})
