@@ -325,8 +325,8 @@ def _tell_wait(name: str, error: RequestTimeout, waited_s: float, left_s: float)
     missing = error.details.get("missing")
     _logger.warning(
         "rendezvous %r: this worker has waited %.0f s for %s, and waits at most %.0f s longer. "
-        "Look at the log of what it waits for; if that never comes, stop the training and resume "
-        "it from its last checkpoint",
+        "Look at the log and the phase of what it waits for. If neither goes on, each may wait for "
+        "the other: stop the training and resume it from its last checkpoint",
         name,
         waited_s,
         f"worker {missing}" if missing else "an answer of ps:0",

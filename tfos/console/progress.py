@@ -51,7 +51,7 @@ class Sample:
     """By the driver's clock."""
     workers: Mapping[str, WorkerSample]
     starting: str = ""
-    """What workers do that have no step yet, such as "import tensorflow 12 s"."""
+    """What workers do that have no step yet: "workers are starting: import tensorflow 12 s"."""
 
     @property
     def rows(self) -> float:
@@ -88,6 +88,8 @@ class TrainingProgress:
     """By worker: samples of the window, each with the driver's time."""
     _first: Sample = _NOTHING
     _now: Sample = _NOTHING
+    _idle_s: float = 0.0
+    """When the newest numbers without a row of this epoch came."""
 
     def start_epoch(self, epoch: int, sample: Sample) -> None:
         """Begin an epoch at these numbers.
@@ -105,6 +107,8 @@ class TrainingProgress:
     def add(self, sample: Sample) -> None:
         """Add new numbers."""
         self._now = sample
+        if not self.rows:
+            self._idle_s = sample.at_s
         for name, worker in sample.workers.items():
             points = self._points.get(name)
             if worker.at_s > (points[-1][1].at_s if points else 0.0):  # else heard before, or never
@@ -171,7 +175,7 @@ class TrainingProgress:
             rows_left = left * self.rows_per_epoch - self.rows
             return rows_left / rate if rate > 0 and rows_left > 0 else None
         if self.epoch_fraction:
-            elapsed_s = self._now.at_s - self._first.at_s
+            elapsed_s = self._now.at_s - self._idle_s  # without imports and compiling
             return max(0.0, left * elapsed_s / self.epoch_fraction - elapsed_s)
         return None
 
@@ -181,7 +185,9 @@ class TrainingProgress:
         return bool(self._now.starting) and not self.rows
 
     def __str__(self) -> str:
-        return "  ".join([self._title(), *self._parts()])
+        # Who reads its own data and has reported nothing may be in any epoch.
+        is_known = self.title or self.num_epochs or not self.is_starting
+        return "  ".join([*([self._title()] if is_known else []), *self._parts()])
 
     def whole_epoch(self) -> str:
         """Return the line of an epoch that has ended: without rates of the moment or a time."""
@@ -206,7 +212,7 @@ class TrainingProgress:
     def _parts(self) -> Iterator[str]:
         """Yield what is known: a rate of 0 or a time that nobody can tell is left out."""
         if self.is_starting:
-            yield f"workers are starting: {self._now.starting}"
+            yield self._now.starting
             return
         yield self._rows()
         if self.rows_per_s >= 1:

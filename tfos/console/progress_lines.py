@@ -14,8 +14,8 @@ from tfos.console.console import Console
 
 _LINE_S = 5.0
 """Seconds between lines about training."""
-_SAME_START_S = 30.0
-"""Seconds between lines about the same activity of workers that start."""
+_SAME_START_S = 10.0
+"""Seconds between lines about the same start: rarely enough to read, often enough to see life."""
 _SECONDS = re.compile(r"\d+ s")
 
 

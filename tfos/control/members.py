@@ -226,17 +226,23 @@ class Member:
         """Whether its main_fun has ended a feed by terminate(), returned or not."""
         return any(each.is_terminated for each in self._snapshots(feed))
 
+    @property
+    def trained_rows(self) -> int:
+        """Rows of all feeds that it has trained, by the newest counts of each."""
+        feeds = {snapshot.feed for snapshot in self._known()}
+        return sum(self.feed(feed).trained_rows for feed in feeds)
+
     def _snapshots(self, feed: str) -> list[FeedSnapshot]:
         """Return all that is known of one feed at this attempt."""
-        known = [
+        return [snapshot for snapshot in self._known() if snapshot.feed == feed]
+
+    def _known(self) -> list[FeedSnapshot]:
+        return [
             *(self.heartbeat.feeds if self.heartbeat else ()),
             *(self.done.feeds if self.done else ()),
             *self.last_feeds,
+            *(flush.stats for flush in self.flushes.values() if flush.stats is not None),
         ]
-        flush = self.flushes.get(feed)
-        if flush is not None and flush.stats is not None:
-            known.append(flush.stats)
-        return [snapshot for snapshot in known if snapshot.feed == feed]
 
     def failure(self, error_type: str, message: str) -> NodeFailure:
         """Return a record for a failure that the node could not report.

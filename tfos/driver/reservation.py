@@ -111,7 +111,10 @@ class Reservation:
         Raises:
             ReservationTimeout: names every missing node, where it is and what it did last.
         """
-        if shown_wait(self.coordinator, self.console, _is_complete, timeout_s, self._line):
+        begun_s = self.coordinator.now_s()
+        if shown_wait(
+            self.coordinator, self.console, _is_complete, timeout_s, lambda: self._line(begun_s)
+        ):
             return
         now_s = self.coordinator.now_s()
         missing, text = self.coordinator.read(lambda state: _missing(state, now_s))
@@ -124,14 +127,15 @@ class Reservation:
             missing,
         )
 
-    def _line(self) -> tuple[str, bool]:
+    def _line(self, begun_s: float) -> tuple[str, bool]:
         now_s = self.coordinator.now_s()
         missing, what = self.coordinator.read(
             lambda state: (len(state.missing()), training.starting(state, now_s))
         )
         total = len(self.plan.nodes)
         workers = f"; workers: {what}" if what else ""
-        return f"nodes start: {total - missing} of {total} serve{workers}", True
+        waited = f"after {now_s - begun_s:.0f} s"
+        return f"nodes start: {total - missing} of {total} serve {waited}{workers}", True
 
 
 def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Reservation:
@@ -157,7 +161,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     needs = needs_of(plan, profiles, request.resources.placement)
     console = _console(plan, config, facts, outputs)
     coordinator = _coordinator(sc, request, facts, profiles, console)
-    wait = SlotWait(needs, config, time.monotonic())
+    wait = SlotWait(needs, config, time.monotonic(), facts.master)
     cluster_id = secrets.token_hex(8)
     try:
         authority = ClusterAuthority(cluster_id)

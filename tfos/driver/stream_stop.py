@@ -39,6 +39,6 @@ def publish(reserved: Reservation) -> None:
 
     reserved.coordinator.at_close(remove)
     reserved.console.line(
-        f"the stream can be stopped by tensorflowonspark.reservation.Client(({host!r}, {port}))"
-        ".request_stop() of the same user"
+        "the stream can be stopped by a process of the same user: from tfos.tensorflowonspark "
+        f"import reservation; reservation.Client(({host!r}, {port})).request_stop()"
     )

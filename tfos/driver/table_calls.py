@@ -7,15 +7,17 @@ Runs in: the driver.      Threads: any.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.reservation import Reservation
+from tfos.driver.shutdown import Shutdown
 from tfos.errors import ManifestMismatch, NoServersError, RequestTimeout, SettingsError
 from tfos.phases import ClusterPhase, require
 from tfos.spark.interruptible import InterruptibleCall
@@ -40,6 +42,7 @@ class TableCalls:
     """Methods of TFCluster for the tables of a running cluster."""
 
     _reserved: Reservation
+    _ending: Shutdown
 
     def lookup(self, table: str, ids: Any) -> Any:
         """Return rows by id; creates none.
@@ -55,6 +58,7 @@ class TableCalls:
         Raises:
             IdError: ids that are no integers, out of range, or strings for a table of integers.
             ManifestMismatch: there is no such table.
+            NodeFailedError: a node failed; its own traceback is the cause.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
@@ -64,7 +68,7 @@ class TableCalls:
 
         from ps.string_ids.ids import ids_of
 
-        with ExitStack() as stack:
+        with self._of_one_failure(), ExitStack() as stack:
             client = self._client("lookup()", stack)
             spec = _spec(client, table)
             routed = client.tables.route({table: ids_of(spec, ids)})[table]
@@ -85,6 +89,7 @@ class TableCalls:
 
         Raises:
             ManifestMismatch: there is no such table.
+            NodeFailedError: a node failed; its own traceback is the cause.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
@@ -94,9 +99,10 @@ class TableCalls:
 
         from tfos.serving.scan_task import ScanTask
 
-        with ExitStack() as stack:
-            spec = _spec(self._client("rows()", stack), table)
-        servers = self._servers_of_tasks("rows()")
+        with self._of_one_failure():
+            with ExitStack() as stack:
+                spec = _spec(self._client("rows()", stack), table)
+            servers = self._servers_of_tasks("rows()")
         spark = SparkSession(self._reserved.sc)
         ranks = spark.range(0, len(servers.endpoints), 1, len(servers.endpoints))
         return ranks.mapInArrow(
@@ -120,6 +126,7 @@ class TableCalls:
 
         Raises:
             ManifestMismatch: there is no such table.
+            NodeFailedError: a node failed; its own traceback is the cause.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
@@ -130,16 +137,27 @@ class TableCalls:
         """
         from tfos.serving.load_task import LoadTask
 
-        with ExitStack() as stack:
-            spec = _spec(self._client("load_rows()", stack), table)
-        _check_columns(frame, spec)
-        task = LoadTask(table, self._servers_of_tasks("load_rows()"))
-        loading = frame.select("id", "row").mapInArrow(task, "given bigint, added bigint")
-        given, added = loading.selectExpr("sum(given)", "sum(added)").first() or (0, 0)
+        with self._of_one_failure():
+            with ExitStack() as stack:
+                spec = _spec(self._client("load_rows()", stack), table)
+            _check_columns(frame, spec)
+            task = LoadTask(table, self._servers_of_tasks("load_rows()"))
+            loading = frame.select("id", "row").mapInArrow(task, "given bigint, added bigint")
+            given, added = loading.selectExpr("sum(given)", "sum(added)").first() or (0, 0)
         _logger.info(
             "table %r: %d rows loaded of %d that the DataFrame has", table, added or 0, given or 0
         )
         return int(added or 0)
+
+    @contextlib.contextmanager
+    def _of_one_failure(self) -> Iterator[None]:
+        """Raise the failure of a node in the place of what the block raises because of it."""
+        with self._ending.raising():
+            try:
+                yield
+            except Exception:  # the servers', Spark's: each may be the symptom of a failed cluster
+                self._ending.raise_failure()
+                raise
 
     def _servers_of_tasks(self, call: str) -> TaskServers:
         from tfos.serving.task_servers import TaskServers

@@ -154,6 +154,7 @@ class FitProgram:
     def __call__(self, args: Any, ctx: Any) -> None:
         """Train, then answer with the model until the feeds end."""
         import keras
+        import tensorflow as tf
 
         del args
         data, validation = self.data.begun(), self.validation and self.validation.begun()
@@ -170,8 +171,10 @@ class FitProgram:
             ctx.distribute(model, consistency=self.consistency, staleness_bound=bound)
         made = self.callbacks() if callable(self.callbacks) else self.callbacks
         watching = [finite_loss()] if self.consistency is None else []  # servers look themselves
+        rows = data.dataset(ctx, model)
         model.fit(
-            data.dataset(ctx, model),
+            rows,
+            shuffle=not isinstance(rows, tf.data.Dataset),  # whose order is its own: Keras warns
             epochs=self.epochs,
             validation_data=validation and validation.held(ctx, model),
             callbacks=[*ctx.callbacks(), *watching, *made],

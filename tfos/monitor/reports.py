@@ -215,6 +215,7 @@ class NodeReport:
     host: str
     executor_id: str
     pid: int
+    """Of its supervisor; the process that trains or serves is a child of it."""
     attempt: int
     silent_s: float
     """Seconds since its last heartbeat; more than a few heartbeats mean trouble."""

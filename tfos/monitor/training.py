@@ -22,7 +22,10 @@ def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
     workers = {
         worker.name: _worker(worker, feed) for worker in state.workers if worker.attempt >= 0
     }
-    return Sample(at_s, workers, starting(state, at_s))
+    what = starting(state, at_s)
+    is_own = any(_is_in_main_fun(worker) for worker in state.workers)
+    # Code of main_fun may be a loop that trains and reports nothing: no start, as far as is known.
+    return Sample(at_s, workers, what and f"workers{'' if is_own else ' are starting'}: {what}")
 
 
 def starting(state: ClusterView, now_s: float) -> str:
@@ -66,7 +69,14 @@ def _has_trained(worker: Member) -> bool:
     return worker.progress.get("steps", 0.0) > 0 or any(feed.trained_rows for feed in feeds)
 
 
+def _is_in_main_fun(worker: Member) -> bool:
+    """Return whether it runs code of the user that is neither an import nor a fit's first step."""
+    return worker.status is NodeStatus.RUNNING and worker.phase == "main_fun"
+
+
 def _activity(worker: Member) -> str:
     """Return what its phase says: `main_fun: import tensorflow` is an import."""
+    if _is_in_main_fun(worker):
+        return "main_fun runs"
     phase, _, what = worker.phase.partition(": ")
     return what or phase

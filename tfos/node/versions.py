@@ -128,11 +128,14 @@ def table(differences: Sequence[Difference]) -> str:
 
 
 def note(differences: Sequence[Difference]) -> str:
-    """Return a sentence for the case that only the source of tfos differs, or nothing."""
+    """Return what to do first where only the source of tfos differs, or nothing."""
     names = {difference.name for difference in differences}
     if SOURCE not in names or "tfos" in names:
         return ""
-    return f"They are two commits of tfos {__version__}. "
+    return (
+        f"They are two commits of tfos {__version__}: if it has changed on disk since the driver "
+        "began, start the driver (a notebook: its kernel) anew. "
+    )
 
 
 def sentence(differences: Sequence[Difference]) -> str:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
+from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_state import ClusterState
 from tfos.errors import PhaseError
 from tfos.slots.claims import claims_of
@@ -44,7 +46,7 @@ def await_slots(
         facts: what was read before the cluster began.
         job: the cluster's, which tells whoever asks what it waits for.
         wait: decides.
-        console: shows what is awaited, when it changes.
+        console: shows what is awaited, when it changes and now and then.
         cancel: set when nobody waits for the cluster any more.
 
     Raises:
@@ -55,29 +57,67 @@ def await_slots(
     containers = YarnContainers(sc)
     gpu_resource = wait.config.gpu_resource
     given: int | None = None
-    shown: object = None
-    while not cancel.is_set:
-        with claims.lock:
-            seen = read_offer(sc, facts, gpu_resource)
-            claimed, starting = claims.count()
-            offer = replace(
-                seen,
-                claimed=claimed,
-                starting=starting,
-                running=claims.running(),
-                containers=given,
-            )
-            if (fit := wait.ready(offer, time.monotonic())) is not None:
-                claims.add(coordinator, job.info.cluster_id, wait.needs.slots_by_node())
-                coordinator.act(lambda state: state.wait_for(""))
-                return offer, fit
-        if offer.outstanding:
-            given = containers.count()
-            offer = replace(offer, containers=given)
-        if (len(offer.executors), offer.whereabouts) != shown:
-            shown = (len(offer.executors), offer.whereabouts)
-            text = f"waiting for slots: {shortage(wait.needs, offer)}{wait.until(offer)}"
-            console.line(text)
-            coordinator.act(functools.partial(ClusterState.wait_for, what=text))
-        time.sleep(_OFFER_S)
+    shown = _Shown(coordinator, wait, console)
+    try:
+        while not cancel.is_set:
+            with claims.lock:
+                seen = read_offer(sc, facts, gpu_resource)
+                claimed, starting = claims.count()
+                offer = replace(
+                    seen,
+                    claimed=claimed,
+                    starting=starting,
+                    running=claims.running(),
+                    containers=given,
+                )
+                if (fit := wait.ready(offer, time.monotonic())) is not None:
+                    claims.add(coordinator, job.info.cluster_id, wait.needs.slots_by_node())
+                    coordinator.act(lambda state: state.wait_for(""))
+                    return offer, fit
+            if offer.outstanding:
+                given = containers.count()
+                offer = replace(offer, containers=given)
+            shown.tell(offer, time.monotonic())
+            time.sleep(_OFFER_S)
+    finally:
+        console.end_progress()
     raise PhaseError("reserve() was interrupted while it waited for executors")
+
+
+class _Shown:
+    """What was told of a wait: each change at once, and how long nothing has changed.
+
+    Args:
+        coordinator: of the cluster.
+        wait: what is awaited.
+        console: where it is told.
+    """
+
+    def __init__(self, coordinator: Coordinator, wait: SlotWait, console: Console) -> None:
+        self._coordinator = coordinator
+        self._wait = wait
+        self._console = console
+        self._lines = ProgressLines(console, time.monotonic)
+        self._told: object = None
+
+    def tell(self, offer: Offer, now_s: float) -> None:
+        """Tell of this offer what is news.
+
+        Args:
+            offer: which does not suffice.
+            now_s: monotonic seconds.
+        """
+        wait, seen = self._wait, (len(offer.executors), offer.whereabouts)
+        if seen == self._told:
+            known = (
+                f"{len(offer.executors)}{'' if offer.expected is None else f' of {offer.expected}'}"
+            )
+            waited = f"{now_s - wait.started_s:.0f} s so far"
+            text = f"waiting for slots, {waited}; executors that have registered: {known}"
+            self._lines.show(text, is_start=True)
+            return
+        self._told = seen
+        self._lines = ProgressLines(self._console, time.monotonic)
+        text = f"waiting for slots: {shortage(wait.needs, offer)}{wait.until(offer)}"
+        self._console.line(text)
+        self._coordinator.act(functools.partial(ClusterState.wait_for, what=text))

@@ -16,7 +16,7 @@ from tfos.slots.offer import Offer
 from tfos.slots.placing import Fit, SlotNeeds
 from tfos.slots.resources import WORKER_NODES
 
-ADVICE = "Lower cluster_size or raise --num-executors, spark.executor.cores or spark.cores.max."
+_ADVICE = "Lower cluster_size or raise --num-executors, spark.executor.cores or spark.cores.max."
 
 
 @dataclass
@@ -35,6 +35,8 @@ class SlotWait:
     needs: SlotNeeds
     config: ClusterConfig
     started_s: float
+    master: str = ""
+    """Spark's, which decides what gives more slots."""
     _seen: tuple[int, int] = (0, 0)
     _changed_s: float | None = None
     _outstanding_s: float = -math.inf
@@ -65,7 +67,8 @@ class SlotWait:
         arriving |= offer.launching > 0 or offer.may_grow_to(self.needs.num_slots)
         waited_s = now_s - self.started_s
         if offer.complete and offer.fit(self.needs, is_idle=True) is None:
-            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {ADVICE}")  # even if others end
+            text = f"{shortage(self.needs, offer)} {self._advice(offer)}"
+            raise NotEnoughSlots(text)  # even if others end
         if offer.outstanding:
             self._outstanding_s = now_s
             if waited_s >= self.config.reservation_timeout_s:
@@ -78,8 +81,19 @@ class SlotWait:
         if now_s - max(self.started_s, self._outstanding_s) >= self.config.slot_wait_s or (
             still_s >= self.config.slot_settle_s and not arriving
         ):
-            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {advice(offer)}")
+            advice = f"{_end_others(offer)}{self._advice(offer)}"
+            raise NotEnoughSlots(f"{shortage(self.needs, offer)} {advice}")
         return None
+
+    def _advice(self, offer: Offer) -> str:
+        """Return the next step: no setting changes the slots of a local master."""
+        if self.master.startswith("local-cluster"):
+            return "Lower cluster_size or raise the numbers in --master local-cluster[…]."
+        if self.master.startswith("local"):
+            held = offer.busy + offer.claimed
+            cores = math.ceil((self.needs.num_slots + held) * offer.task.cores)
+            return f"Lower cluster_size or start the driver with --master 'local[{cores}]'."
+        return _ADVICE
 
     def until(self, offer: Offer) -> str:
         """Return a sentence that names how long configured executors are awaited, if any are."""
@@ -92,19 +106,15 @@ class SlotWait:
         )
 
 
-def advice(offer: Offer) -> str:
-    """Return what to do about slots that others hold.
-
-    Args:
-        offer: has the clusters of this program that run.
-    """
+def _end_others(offer: Offer) -> str:
+    """Return what to do about slots that clusters of this program hold; "": none runs."""
     if not offer.running:
-        return ADVICE
+        return ""
     names, are_more = " and ".join(offer.running), len(offer.running) > 1
     stop = "; ".join(f"tfos stop --job {each}" for each in offer.running)
     return (
         f"Cluster{'s' * are_more} {names} of this program run{'s' * (not are_more)}: end "
-        f"{'them' if are_more else 'it'} by shutdown() ({stop}). Or: {ADVICE}"
+        f"{'them' if are_more else 'it'} by shutdown() ({stop}). Or: "
     )
 
 

@@ -83,8 +83,7 @@ def _progress(coordinator: Coordinator, left_s: float) -> str:
 
 
 def _trained_rows(state: ClusterView) -> int:
-    beats = [worker.heartbeat for worker in state.workers]
-    return sum(feed.trained_rows for beat in beats if beat is not None for feed in beat.feeds)
+    return sum(worker.trained_rows for worker in state.workers)
 
 
 def _stop_reason(state: ClusterView) -> str:

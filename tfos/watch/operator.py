@@ -45,12 +45,11 @@ def choose(tickets: list[DriverTicket], wanted: str) -> DriverTicket:
     fitting = [each for each in tickets if not wanted or _fits(each, wanted)]
     if len(fitting) == 1:
         return fitting[0]
-    listed = "; ".join(f"{e.cluster_id} ({e.name}, {e.application_id})" for e in tickets)
+    listed = "; ".join(f"{e.cluster_id} ({e.name}, {e.application_id})" for e in fitting or tickets)
     if not fitting:
         raise SettingsError(f"no running job is {wanted!r}; there are {listed}")
-    raise SettingsError(
-        f"{len(fitting)} running jobs fit {wanted!r}: name one by --job with its id: {listed}"
-    )
+    fit = f"{len(fitting)} running jobs fit {wanted!r}" if wanted else f"{len(fitting)} jobs run"
+    raise SettingsError(f"{fit}: name one by --job ID: {listed}")
 
 
 def end_streams(host: str, port: int) -> None:

@@ -495,6 +495,15 @@ def test_a_training_without_servers_does_not_end_with_a_model_of_nan(bad, text):
         program(None, alone())
 
 
+def test_a_fit_by_a_dataset_warns_of_no_shuffle_that_its_user_has_not_asked_for(recwarn):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = MadeData(lambda: tf.data.Dataset.from_tensors((np.ones((3, 1)), np.ones((3, 1)))))
+    recipe = recipe_of(model, None)
+    FitProgram(recipe=recipe, data=data, validation=None, epochs=1, consistency=None)(None, alone())
+    assert not [str(each.message) for each in recwarn if "shuffle" in str(each.message)]
+
+
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
     """Known by `custom_objects` alone."""
 

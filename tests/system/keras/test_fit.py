@@ -362,6 +362,20 @@ def test_every_worker_writes_the_curves_of_a_model_with_tables_of_its_own(tmp_pa
     assert "epoch_loss" in scalars_in(tmp_path / "worker-1" / "train")
 
 
+def test_a_model_with_tables_that_trains_alone_asks_no_servers(tmp_path, caplog):
+    with serving(num_workers=1, log_dir=str(tmp_path)) as cluster:
+        ctx = cluster.contexts[0]
+    ctx.make_client = lambda: pytest.fail("servers are asked")  # a cluster without servers
+    layers = [tfos.keras.Embedding(2, combiner="sum"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), *layers])
+    model.compile("adam", "mse")
+    ids = np.arange(64, dtype=np.int64).reshape(32, 2)
+    model.fit(ids, np.ones((32, 1), np.float32), verbose=0, callbacks=callbacks(ctx))
+    assert "epoch_loss" in scalars_in(tmp_path / "worker-0" / "train")
+    assert not [path.name for path in tmp_path.iterdir() if path.name != "worker-0"]
+    assert caplog.text == ""
+
+
 def scalars_in(directory: Path) -> dict[str, float]:
     """The last value of every scalar in a run's event files."""
     return {

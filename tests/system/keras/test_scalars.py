@@ -99,7 +99,9 @@ def test_a_fit_that_raised_leaves_no_thread_to_the_next_one():
         return [each for each in threading.enumerate() if each.name == "tfos-scalars"]
 
     callback = ClusterScalars(SimpleNamespace())  # it is asked nothing
-    callback.set_model(SimpleNamespace(_tfos_trainer=SimpleNamespace(attached=False)))
+    callback.set_model(
+        SimpleNamespace(_tfos_trainer=SimpleNamespace(attached=False, is_local=False))
+    )
     callback.on_train_begin()
     (first,) = writing()
     callback.on_train_begin()

@@ -42,7 +42,7 @@ def test_a_changed_line_at_the_executors_is_refused_with_both_digests(copy: Path
     assert theirs != source_digest(ROOT)
     row = rf"source of tfos +{source_digest(ROOT)} +{theirs}\b"
     assert re.search(row, output), output[-4000:]
-    assert f"They are two commits of tfos {__version__}." in output
+    assert f"They are two commits of tfos {__version__}: if it has changed on disk" in output
     assert "set PYSPARK_PYTHON to the same on every host" in output
     assert "msgspec" not in output.partition("REFUSED")[2]
     assert below(tmp_path) == {}

@@ -69,8 +69,8 @@ def test_nothing_is_printed_that_is_not_known():
 def test_workers_that_start_are_named_until_a_row_is_trained():
     progress = TrainingProgress(2)
     progress.start_epoch(0, sample(0.0, WorkerSample(at_s=0.0)))
-    progress.add(sample(12.0, WorkerSample(at_s=0.0), starting="import tensorflow 12 s"))
-    assert str(progress) == "epoch 1/2  workers are starting: import tensorflow 12 s"
+    progress.add(sample(12.0, WorkerSample(at_s=0.0), starting="workers are starting"))
+    assert str(progress) == "epoch 1/2  workers are starting"
     progress.add(sample(13.0, WorkerSample(at_s=5.0, rows=64.0), starting="first step 1 s"))
     assert str(progress) == "epoch 1/2  64 rows"
 
@@ -135,6 +135,15 @@ def test_the_time_left_of_the_first_epoch_comes_from_its_tasks():
     progress.epoch_fraction = 0.25
     assert progress.eta_s == pytest.approx(2 * 40 - 10)
     assert "ETA 1:10 min" in str(progress)
+
+
+def test_the_workers_start_is_no_part_of_the_time_left():
+    progress = begun(num_epochs=3)
+    for second in range(1, 61):
+        progress.add(one(float(second), 0))
+    progress.add(one(62.0, 1984, 62.0))
+    progress.epoch_fraction = 0.5
+    assert progress.eta_s == pytest.approx(3 * 4 - 2)
 
 
 def test_no_time_is_told_before_a_row_was_trained():

@@ -87,8 +87,8 @@ def test_a_training_that_reads_files_has_epochs_rates_and_a_time_left():
         lambda it: it.tell(messages.Done(progress={**again, "at_s": 21.0, "loss": 0.3})),
     )
     assert played.shown == [
-        "epoch 1  workers are starting: import tensorflow 0 s",
-        "epoch 1  workers are starting: import tensorflow 1 s",
+        "workers are starting: import tensorflow 0 s",
+        "workers are starting: import tensorflow 1 s",
         "epoch 1/3  210 rows  105 rows/s  10.0 steps/s  loss 0.5",
         "epoch 2/3  210 of 1000 rows  105 rows/s  10.0 steps/s  loss 0.4  ETA 17 s",
         "ended",
@@ -106,8 +106,8 @@ def test_a_loop_that_reports_nothing_is_told_apart_from_a_start():
         *[lambda it: None] * 31,
         lambda it: it.tell(messages.Done()),
     )
-    assert played.shown[1] == "epoch 1  workers are starting: main_fun 0 s"
-    assert played.shown[29] == "epoch 1  workers are starting: main_fun 28 s"
+    assert played.shown[1] == "workers: main_fun runs 0 s"
+    assert played.shown[29] == "workers: main_fun runs 28 s"
     assert played.shown[-2] == (
         "main_fun runs 31 s and reports no steps: pass callbacks=ctx.callbacks() to fit, or call "
         "ctx.report_progress() in a loop of your own"
@@ -122,7 +122,7 @@ def test_numbers_of_a_worker_that_make_no_sense_stop_nothing():
         ),
         lambda it: it.tell(messages.Done()),
     )
-    assert played.shown[0].startswith("epoch 1")
+    assert played.shown[0] == "workers: main_fun runs 0 s"
 
 
 def test_after_a_feed_the_workers_that_have_not_returned_are_named():

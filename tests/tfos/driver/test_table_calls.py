@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +16,24 @@ from ps.string_ids.ids import hashed
 from rpc.auth.handshake import Role
 from tests.support.ps_cluster import Cluster, cluster, filled
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.driver.shutdown import Shutdown
 from tfos.driver.table_calls import TableCalls
 from tfos.errors import (
     IdError,
     ManifestMismatch,
+    NodeFailedError,
     NoServersError,
     PhaseError,
     RequestTimeout,
     RoleError,
+    ServerGone,
     SettingsError,
     ShapeError,
     TFOSError,
 )
+from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.serving.load_task import LoadTask
 from tfos.serving.scan_task import ScanTask
@@ -62,7 +69,8 @@ class Coordinator:
             SimpleNamespace(name=f"ps:{rank}", endpoint=None if rank in away else endpoint)
             for rank, endpoint in enumerate(self._endpoints)
         ]
-        self.state = SimpleNamespace(servers=servers, workers=[None], phase=phase)
+        self.state = SimpleNamespace(servers=servers, workers=[None], phase=phase, live=list)
+        self._failures: tuple[NodeFailure, ...] = ()
 
     def read(self, what: Callable[[Any], Any]) -> Any:
         return what(self.state)
@@ -77,9 +85,15 @@ class Coordinator:
         for server, endpoint in zip(self.state.servers, self._endpoints, strict=True):
             server.endpoint = endpoint
 
-    def fail(self) -> None:
-        """The cluster fails."""
+    def fail(self, *failures: NodeFailure) -> None:
+        """The cluster fails; without a failure of a node, as by its start."""
         self.phase = self.state.phase = ClusterPhase.FAILED
+        self._failures = failures
+
+    def error(self) -> NodeFailedError | None:
+        return NodeFailedError(self._failures) if self._failures else None
+
+    raised_error = error
 
 
 def calls_to(
@@ -89,10 +103,14 @@ def calls_to(
     happens: Callable[[Coordinator], None] | None = None,
 ) -> TableCalls:
     calls = TableCalls()
+    coordinator: Any = Coordinator(bed, phase, away, happens)
+    credentials: Any = None if bed is None else bed.credentials
     calls._reserved = SimpleNamespace(  # type: ignore[assignment]  # what a call uses of it
-        coordinator=Coordinator(bed, phase, away, happens),
-        credentials=None if bed is None else bed.credentials,
+        coordinator=coordinator, credentials=credentials
     )
+    console = Console(stream=io.StringIO())
+    calls._ending = Shutdown(coordinator, ClusterConfig(), console, credentials)
+    calls._ending.leave()  # nothing is to end at the interpreter's exit
     return calls
 
 
@@ -243,6 +261,59 @@ def test_a_cluster_that_fails_meanwhile_is_no_reason_to_wait():
         with pytest.raises(TFOSError, match=r"lookup\(\)") as raised:
             calls.lookup("user", [1])
     assert isinstance(raised.value, PhaseError)
+
+
+MAIN_FUN_RAISED = NodeFailure(
+    NodeId("worker", 0), "h", 7, error_type="ValueError", message="no", traceback="line 36"
+)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda calls: calls.lookup("user", [1]),
+        lambda calls: calls.rows("user"),
+        lambda calls: calls.load_rows("user", frame_of({})),
+    ],
+    ids=["lookup", "rows", "load_rows"],
+)
+def test_servers_that_end_with_a_failed_cluster_are_not_its_cause(ask, monkeypatch):
+    """main_fun raised after train() had returned; the servers are stopped while they are asked."""
+    with cluster() as bed:
+        calls = calls_to(bed)
+        coordinator: Any = calls._reserved.coordinator
+
+        def attach(client: Any) -> None:
+            coordinator.fail(MAIN_FUN_RAISED)
+            raise ServerGone("ps:0 could not be reached for 10 s")
+
+        monkeypatch.setattr("ps.client.client.PSClient.attach", attach)
+        with pytest.raises(NodeFailedError, match="ValueError: no\nraised in worker:0") as raised:
+            ask(calls)
+        assert "line 36" in str(raised.value.__cause__)
+        calls._ending.raise_failure()  # a user who has seen it sees it once
+
+
+def test_a_call_after_a_failure_that_nobody_has_seen_raises_it():
+    with cluster() as bed:
+        calls = calls_to(bed)
+        coordinator: Any = calls._reserved.coordinator
+        coordinator.fail(MAIN_FUN_RAISED)
+        with pytest.raises(NodeFailedError, match="ValueError: no"):
+            calls.lookup("user", [1])
+        with pytest.raises(PhaseError, match=r"lookup\(\) needs the cluster RUNNING, it is FAILED"):
+            calls.lookup("user", [1])
+
+
+def test_servers_that_are_gone_from_a_running_cluster_are_told(monkeypatch):
+    with cluster() as bed:
+
+        def attach(client: Any) -> None:
+            raise ServerGone("ps:0 could not be reached for 10 s")
+
+        monkeypatch.setattr("ps.client.client.PSClient.attach", attach)
+        with pytest.raises(ServerGone, match="ps:0"):
+            calls_to(bed).lookup("user", [1])
 
 
 def test_rows_of_a_server_that_has_moved_are_asked_for_anew():

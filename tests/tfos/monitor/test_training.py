@@ -45,7 +45,19 @@ def test_the_activity_of_all_workers_is_one(cluster):
 def test_workers_that_do_different_things_are_counted(cluster):
     cluster.tell("worker:0", messages.PhaseChanged("main_fun: first step"), 10.0)
     cluster.tell("worker:1", messages.PhaseChanged("main_fun"), 4.0)
-    assert starting(cluster.state, 15.0) == "first step 5 s (1), main_fun 11 s (1)"
+    assert starting(cluster.state, 15.0) == "first step 5 s (1), main_fun runs 11 s (1)"
+
+
+def test_a_main_fun_that_may_train_without_a_report_is_not_told_as_a_start(cluster):
+    for name in ("worker:0", "worker:1"):
+        cluster.tell(name, messages.PhaseChanged("main_fun: import tensorflow"), 4.0)
+    told = sample(cluster.state, "input", 15.0).starting
+    assert told == "workers are starting: import tensorflow 11 s"
+    cluster.tell("worker:1", messages.PhaseChanged("main_fun"), 14.0)
+    told = sample(cluster.state, "input", 15.0).starting
+    assert told == "workers: import tensorflow 11 s (1), main_fun runs 1 s (1)"
+    cluster.tell("worker:0", messages.PhaseChanged("main_fun"), 15.0)
+    assert sample(cluster.state, "input", 16.0).starting == "workers: main_fun runs 2 s"
 
 
 def test_nothing_starts_any_more_once_a_row_is_trained(cluster):
@@ -61,6 +73,7 @@ def test_the_end_of_an_epoch_brings_newer_numbers_than_the_last_heartbeat(cluste
     cluster.tell("worker:0", messages.FlushReached("input", 0, stats, numbers), 7.0)
     worker = sample(cluster.state, "input", 7.0).workers["worker:0"]
     assert (worker.rows, worker.steps, worker.loss) == (640, 10, 0.5)
+    assert cluster.state.members["worker:0"].trained_rows == 640
     cluster.beat("worker:0", 640, at_s=8.0, steps=11.0, loss=0.4, epochs_begun=2.0)
     assert sample(cluster.state, "input", 8.0).workers["worker:0"].loss == 0.4
     last = messages.Done((stats,), progress={"at_s": 9.0, "steps": 20.0})

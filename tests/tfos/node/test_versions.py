@@ -60,7 +60,7 @@ def test_a_task_refuses_before_it_reads_its_bundle():
         ["tfos", "9.9", versions.installed()["tfos"]],
         ["python", "3.99.1", versions.installed()["python"]],
     ]
-    assert "set PYSPARK_PYTHON" in lines[4]
+    assert lines[4].startswith("Let both run one environment: set PYSPARK_PYTHON")
 
 
 @pytest.mark.fault("F55")
@@ -81,6 +81,7 @@ def test_another_commit_of_one_version_is_refused_before_its_bundle_is_read(tmp_
     lines = str(refused.value).splitlines()
     assert lines[2].split() == ["source", "of", "tfos", other, here[versions.SOURCE]]
     assert "two commits of tfos " + here["tfos"] in lines[3]
+    assert "start the driver (a notebook: its kernel) anew. Let both" in lines[3]
 
 
 def test_source_that_is_in_no_files_is_not_compared(tmp_path):

@@ -52,6 +52,30 @@ def test_too_small_with_all_promised_executors_there_fails_at_once_with_the_arit
     assert "Lower cluster_size or raise --num-executors" in text
 
 
+@pytest.mark.parametrize(
+    ("master", "step"),
+    [
+        ("local[3]", "Lower cluster_size or start the driver with --master 'local[7]'."),
+        ("local[*]", "Lower cluster_size or start the driver with --master 'local[7]'."),
+        ("local-cluster[3,1,1024]", "raise the numbers in --master local-cluster[…]."),
+        ("yarn", "raise --num-executors, spark.executor.cores or spark.cores.max."),
+    ],
+)
+def test_the_next_step_gives_slots_on_this_master(master, step):
+    wait = replace(_wait(7), master=master)
+    with pytest.raises(NotEnoughSlots) as caught:
+        wait.ready(_offer(0, slots=3, expected=1), 0.0)
+    assert str(caught.value).endswith(step)
+
+
+def test_the_local_master_that_is_named_has_room_for_what_runs_and_cores_per_task():
+    wait = replace(_wait(4), master="local[3]")
+    offer = replace(_offer(2, slots=3), claimed=1, task=NodeShare(2, 0))
+    wait.ready(offer, 0.0)
+    with pytest.raises(NotEnoughSlots, match=r"local\[14\]"):  # (4 + 2 + 1) tasks of 2 cores
+        wait.ready(offer, 1e6)
+
+
 @pytest.mark.fault("F18")
 def test_configured_executors_are_awaited_until_the_reservation_times_out_then_named():
     wait = _wait(reservation_timeout_s=600.0)

@@ -37,10 +37,10 @@ class Cluster:
     def __init__(self) -> None:
         self.phase = ClusterPhase.RUNNING
         self.streams_stop = ""
-        feed = types.SimpleNamespace(trained_rows=70, is_drained=False)
+        feed = types.SimpleNamespace(is_drained=False)
         beat = types.SimpleNamespace(feeds=[feed])
         self.feed, self.worker = feed, types.SimpleNamespace(name="worker:0", heartbeat=beat)
-        self.worker.status = None
+        self.worker.status, self.worker.trained_rows = None, 70
 
     def read(self, look: Any) -> Any:
         return look(

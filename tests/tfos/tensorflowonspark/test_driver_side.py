@@ -202,7 +202,7 @@ def test_a_parallel_run_that_fails_or_is_lost_is_an_error(monkeypatch):
         TFParallel.run(None, nothing, {}, 2)
 
 
-def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, tmp_path, monkeypatch):
+def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, capfd, monkeypatch):
     """A fixed TFOS_SERVER_PORT: each killed driver of that port had left a file with a key."""
     cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     _, port = cluster.cluster_meta["server_addr"]
@@ -222,6 +222,9 @@ def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, tmp_path, mo
     stream_stop.publish(cluster._reserved)
     assert not any(path.exists() for path in killed)
     reservation.Client(("127.0.0.1", port)).request_stop()
+    cluster._reserved.console.flush(5.0)
+    # The old name of the module is there for those alone who have installed its forwarders.
+    assert "from tfos.tensorflowonspark import reservation;" in capfd.readouterr().err
     assert asked == [cluster.cluster_id]
     cluster.abort()
 

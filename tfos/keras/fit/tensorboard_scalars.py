@@ -60,7 +60,8 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self.on_train_end()  # a fit that raised has called none
         self._ending = threading.Event()
         trainer = self.model.__dict__.get("_tfos_trainer")
-        if trainer is not None:
+        # A model with tables that trains alone has a trainer, and a server within this process.
+        if trainer is not None and not trainer.is_local:
             arguments = (_Recorder(self._ctx, trainer), self._ending, self._interval_s)
             self._thread = threading.Thread(
                 target=_record, args=arguments, name="tfos-scalars", daemon=True

@@ -1,0 +1,85 @@
+"""What the wait for slots tells: each change, and that it goes on. No Spark."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.tfos.slots.test_wait import _needs, _offer
+from tfos.config import ClusterConfig
+from tfos.errors import PhaseError
+from tfos.slots import awaiting
+from tfos.slots.wait import SlotWait
+from tfos.spark.interruptible import CancelToken
+
+
+class Played:
+    """A clock, a console, and Spark, which has as many executors as `num_executors`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_live: bool) -> None:
+        self.now_s = 0.0
+        self.is_live = is_live
+        self.num_executors = 0
+        self.told: list[tuple[float, str]] = []
+        self.drawn: list[str] = []
+        self.waits_for: list[str] = []
+        self.cancel = CancelToken()
+        self.until_s = 0.0
+        monkeypatch.setattr(
+            awaiting, "time", SimpleNamespace(monotonic=lambda: self.now_s, sleep=self.sleep)
+        )
+        monkeypatch.setattr(awaiting, "read_offer", lambda *_: self.offer())
+        monkeypatch.setattr(
+            awaiting, "YarnContainers", lambda _: SimpleNamespace(count=lambda: None)
+        )
+
+    def offer(self) -> Any:
+        return _offer(*[0] * self.num_executors, expected=3)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s = round(self.now_s + seconds, 1)
+        if self.now_s == 30.0:
+            self.num_executors = 1
+        if self.now_s >= self.until_s:
+            self.cancel.set()
+
+    def line(self, text: str) -> None:
+        self.told.append((round(self.now_s), text))
+
+    def progress(self, text: str) -> None:
+        (self.drawn.append if self.is_live else self.line)(text)
+
+    def end_progress(self) -> None:
+        self.drawn.append("ended")
+
+    def act(self, decide: Any) -> None:
+        decide(SimpleNamespace())
+
+
+def awaited(monkeypatch: pytest.MonkeyPatch, *, is_live: bool = False) -> Played:
+    played: Any = Played(monkeypatch, is_live=is_live)
+    played.until_s = 60.0
+    wait = SlotWait(_needs(4), ClusterConfig(), 0.0)
+    with pytest.raises(PhaseError, match="interrupted while it waited"):
+        awaiting.await_slots(
+            played, played, SimpleNamespace(coordinator=played), wait, played, played.cancel
+        )
+    return played
+
+
+def test_a_wait_tells_each_change_and_now_and_then_that_it_goes_on(monkeypatch):
+    told = awaited(monkeypatch).told
+    assert [at_s for at_s, _ in told] == [0, 5, 15, 25, 30, 35, 45, 55]
+    assert told[0][1].startswith("waiting for slots: need 4 task slots at once")
+    assert told[1][1] == "waiting for slots, 5 s so far; executors that have registered: 0 of 3"
+    assert "1 of 3 executors have registered. Waiting for 2 more" in told[4][1]
+    assert told[5][1] == "waiting for slots, 35 s so far; executors that have registered: 1 of 3"
+
+
+def test_a_terminal_sees_the_seconds_of_a_wait_and_none_is_left_there(monkeypatch):
+    played = awaited(monkeypatch, is_live=True)
+    assert [at_s for at_s, _ in played.told] == [0, 30]
+    assert "waiting for slots, 17 s so far" in " ".join(played.drawn)
+    assert played.drawn[-1] == "ended"
