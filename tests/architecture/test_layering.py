@@ -50,8 +50,8 @@ LEVELS = {
         ("client", "server"),
     ),
     "ps": (
-        ("codec", "errors", "jit", "string_ids"),
-        ("compression", "metadata"),
+        ("codec", "errors", "jit"),
+        ("compression", "metadata", "string_ids"),
         ("manifest",),
         ("exactly_once", "optim", "stats"),
         ("consistency", "dense", "tables"),
