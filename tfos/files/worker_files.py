@@ -164,7 +164,8 @@ class WorkerOutput:
         A directory that main_fun did not ask for, or left empty, is not sent: the result is empty.
 
         Raises:
-            OSError: the file system failed; what was there is unchanged.
+            OSError: the file system failed; what was there is unchanged, or, in a store without
+                renames, may be partly replaced.
         """
         if not self._target or not self._directory.is_dir() or not os.listdir(self._directory):
             return ""

@@ -74,14 +74,15 @@ class ExportWriter:
             self._place = self._target.sibling(staging_name(self._target.name))
         self._tables: list[ExportedTable] = []
         self._model: ExportedFile | None = None
-        self._is_committed = False
+        self._is_read = False
+        """Readers may find the manifest, so its files stay."""
 
     def __enter__(self) -> ExportWriter:
         self._fs.mkdirs(str(self._place))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_committed:
+        if self._is_read:
             return
         with suppress(OSError):
             if self._fs.renames_whole:
@@ -158,7 +159,8 @@ class ExportWriter:
             step: of a checkpoint.
 
         Raises:
-            OSError: the file system failed; what was there before is unchanged.
+            OSError: the file system failed; what was there before is unchanged, or, in a store
+                without renames, the export has taken its place: its last answer may be lost.
         """
         refuse_other_content(self._fs, self._target)  # of others, meanwhile
         manifest = ExportManifest(
@@ -171,10 +173,11 @@ class ExportWriter:
             model=self._model,
         )
         before = None if self._fs.renames_whole else _manifest_at(self._target)
+        self._is_read = not self._fs.renames_whole  # also where this write fails: it may have been
         self._fs.write(str(self._place.child(EXPORT_MANIFEST)), encode_with_digest(manifest))
         if self._fs.renames_whole:
             replace_directory(self._fs, self._place, self._target)
-        self._is_committed = True
+            self._is_read = True
         if before is not None:
             gone = {*_file_names(before)} - {*_file_names(manifest)}
             with suppress(OSError):  # the export is complete

@@ -128,7 +128,7 @@ def test_what_the_peer_sent_before_its_end_arrives(ends):
 
 
 def test_a_child_may_report_every_event_that_its_supervisor_does_not_make():
-    own = {messages.Failed, messages.Restarted, messages.TensorBoardUp}
+    own = {messages.CutShort, messages.Failed, messages.Restarted, messages.TensorBoardUp}
     assert set(FromChild.__args__) == set(messages.Event.__args__) - own | {Progress, Raised}
 
 

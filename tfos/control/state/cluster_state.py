@@ -293,6 +293,9 @@ class ClusterState(ClusterOrders):
         return [warning]
 
     def _listening(self, member: Member, event: messages.Listening) -> list[Action]:
+        if member.status is NodeStatus.RUNNING and member.planned.is_ps:
+            member.endpoint = event.endpoint
+            return self._moved(member)
         if member.status is not NodeStatus.REGISTERED:
             return []
         member.endpoint, member.free_port = event.endpoint, event.free_port
@@ -335,15 +338,20 @@ class ClusterState(ClusterOrders):
 
     def _server_joined(self, member: Member) -> list[Action]:
         """Tell the workers where their server is now, and it what it has missed of them."""
-        roster = self.roster()
-        moved = next(entry for entry in roster if entry.node == member.node)
-        told = [each for each in self.workers if each.status is NodeStatus.RUNNING]
         return [
             notices.serves(member),
-            Send(member.node, messages.Start(roster)),
+            Send(member.node, messages.Start(self.roster())),
             *(Send(member.node, order) for order in self._for_servers),
-            *(Send(each.node, messages.ServerMoved(moved.rank, moved.endpoint)) for each in told),
+            *self._moved(member),
         ]
+
+    def _moved(self, member: Member) -> list[Action]:
+        """Tell the workers of a server that was started again, where it was or elsewhere."""
+        roster = self.roster()
+        moved = next(entry for entry in roster if entry.node == member.node)
+        order = messages.ServerMoved(moved.rank, moved.endpoint)
+        told = (each for each in self.workers if each.status is NodeStatus.RUNNING)
+        return [Send(each.node, order) for each in told]
 
     def _tensorboard(self, event: messages.TensorBoardUp) -> list[Action]:
         if event == self.tensorboard:

@@ -287,6 +287,15 @@ def test_a_server_whose_executor_is_lost_starts_elsewhere_and_the_workers_learn_
 
 
 @pytest.mark.fault("F08")
+def test_workers_learn_of_a_server_that_its_supervisor_has_started_again_where_it_was():
+    """They bring ps:0 what they have passed, though they may have nothing to ask of it."""
+    state = running(checkpoints=SAVES)
+    told = orders(serves(state, "ps:0", 0))
+    moved = messages.ServerMoved(0, Endpoint("h", 1))
+    assert told == [(f"worker:{rank}", moved) for rank in range(2)]
+
+
+@pytest.mark.fault("F08")
 def test_a_server_that_starts_elsewhere_waits_for_a_worker_that_is_back_once_it_trains():
     """It may have no rows yet: those who have would wait for it, and its rows for their epoch."""
     state = running(checkpoints=SAVES)
