@@ -174,11 +174,11 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         try:
             with trainer.pipelining():
                 result = given.call()
-            if before.ends_with_feed:
-                _tell_of_end(before)
+            if before.fed_of_asked is not None:
+                _tell_of_end(*before.fed_of_asked)
             return result
         except FeedEnded:
-            _tell_of_end(before)
+            _tell_of_end(before.epochs_run, before.epochs)
             _tell_of_code(model, before)
             return before.end_with_feed()
         finally:
@@ -197,12 +197,12 @@ def _follow_positions(
             _check_first_epoch(dataset, arguments)
 
 
-def _tell_of_end(before: BeforeCallbacks) -> None:
+def _tell_of_end(fed: int, asked: int) -> None:
     """Warn of epochs that were asked for and not fed."""
-    if isinstance(before.epochs, AllEpochs):  # the right way to end with the feed
+    if isinstance(asked, AllEpochs):  # the right way to end with the feed
         return
     not_fed = (
-        f"the feed ended after {before.epochs_run} epochs, fit(epochs={before.epochs}) asked for "
+        f"the feed ended after {fed} epochs, fit(epochs={asked}) asked for "
         "more; feed as many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
         "fit(epochs=ctx.all_epochs)"
     )
