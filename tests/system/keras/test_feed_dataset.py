@@ -365,6 +365,17 @@ def test_a_fit_of_the_class_without_a_fed_epoch_is_told_of_code_that_does_not_ru
         assert calls.calls == ["over"]
 
 
+def test_a_worker_that_joins_behind_the_last_fed_epoch_tells_of_code_that_the_others_run():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        ctx.fit_place = FitPlace(0, 2)
+        feed_epochs(ctx.feed_channel, [], finish=True)
+        model = deciding(ctx, Calls())
+        with pytest.warns(FeedEndedWarning, match="the other workers do run that code"):
+            model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs())
+        assert model.epochs_after is None
+
+
 class OwnLoop(keras.Sequential):  # type: ignore[misc]  # Keras has no types
     """A fit of its own that does not call Keras'."""
 

@@ -179,7 +179,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
             return result
         except FeedEnded:
             _tell_of_end(before.epochs_run, before.epochs)
-            _tell_of_code(model, before)
+            _tell_of_code(model, before, joins=place is not None)
             return before.end_with_feed()
         finally:
             trainer.end_fit()
@@ -209,7 +209,7 @@ def _tell_of_end(fed: int, asked: int) -> None:
     warnings.warn(not_fed, FeedEndedWarning, stacklevel=3)
 
 
-def _tell_of_code(model: Any, before: BeforeCallbacks) -> None:
+def _tell_of_code(model: Any, before: BeforeCallbacks, *, joins: bool) -> None:
     """Warn of code that does not run: of a loop that is not Keras', or before its first epoch."""
     own = inspect.unwrap(type(model).fit)
     if own is inspect.unwrap(keras.Model.fit):
@@ -219,10 +219,15 @@ def _tell_of_code(model: Any, before: BeforeCallbacks) -> None:
         "then: fit returns model.history. Do what comes there behind the call of fit, or in "
         "on_train_end of a callback"
     )
-    if isinstance(before.epochs, AllEpochs):
+    if joins and not before.epochs_run:
+        left_out += (
+            ". This worker was started again behind the last fed epoch: the other workers do run "
+            "that code, and wait for this one where it trains or meets them"
+        )
+    elif isinstance(before.epochs, AllEpochs):
         logger.info(left_out)
-    else:
-        warnings.warn(left_out, FeedEndedWarning, stacklevel=3)
+        return
+    warnings.warn(left_out, FeedEndedWarning, stacklevel=3)
 
 
 def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:
