@@ -331,7 +331,7 @@ def test_a_stop_while_the_worker_waits_for_the_next_fed_epoch_ends_the_fit():
                 waits.set()
             return start_epoch(*args)
 
-        rows.start_epoch = noted
+        rows.start_epoch = noted  # type: ignore[method-assign]
 
         def work(rank):
             if rank == 0:
