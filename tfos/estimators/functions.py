@@ -59,6 +59,13 @@ def _is_same(found: Any, function: Any) -> bool:
     """
     if found == function:
         return True
+    try:
+        return _has_same_code(found, function)
+    except ValueError:  # arrays that differ in defaults or closures have no one answer
+        return False
+
+
+def _has_same_code(found: Any, function: Any) -> bool:
     if isinstance(found, types.FunctionType) and isinstance(function, types.FunctionType):
         return _code_of(found) == _code_of(function)
     if isinstance(found, type) and isinstance(function, type):
@@ -73,9 +80,28 @@ def _is_other_version(function: Any, found: Any) -> bool:
     return (found.__module__, found.__qualname__) == (function.__module__, function.__qualname__)
 
 
-def _code_of(function: types.FunctionType) -> tuple[Any, ...]:
+def _code_of(
+    function: types.FunctionType, around: tuple[types.FunctionType, ...] = ()
+) -> tuple[Any, ...]:
+    around = (*around, function)
+    held = [_content_of(cell, around) for cell in function.__closure__ or ()]
     # Python compares code by what it does and the lines where it stands.
-    return function.__code__, function.__defaults__, function.__kwdefaults__
+    return function.__code__, function.__defaults__, function.__kwdefaults__, held
+
+
+def _content_of(cell: types.CellType, around: tuple[types.FunctionType, ...]) -> Any:
+    """Return what a function's code takes from around it: a decorator's settings, for one."""
+    try:
+        content = cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+    if isinstance(content, type):  # of super(), the class that is compared
+        return content.__module__, content.__qualname__
+    if not isinstance(content, types.FunctionType):
+        return content
+    if content in around:  # it calls itself
+        return around.index(content)
+    return _code_of(content, around)
 
 
 def _code_of_class(kind: type) -> dict[str, Any]:

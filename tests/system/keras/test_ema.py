@@ -9,6 +9,7 @@ import pytest
 from ps.client.saver import SaveOptions
 from tests.support.keras_training import blobs, feed_epochs, rows_of, serving, together
 from tfos.errors import FeedEndedWarning
+from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
@@ -138,6 +139,21 @@ def test_a_feed_that_ends_early_ends_with_the_averages():
         with pytest.warns(FeedEndedWarning):
             model.fit(dataset, epochs=3, verbose=0, callbacks=[seen])
         assert_same(copies(model.weights), seen.averages[-1])
+        assert not np.array_equal(seen.weights[-1][0], seen.averages[-1][0])
+
+
+def test_averages_swapped_in_at_the_end_of_the_last_fed_epoch_are_what_the_servers_keep():
+    """SwapEMAWeights gives the weights back in the last epoch that `fit` was asked for."""
+    with serving() as cluster:
+        context = cluster.contexts[0]
+        model = distribute(model_with(ema_momentum=0.8), context)
+        feed_epochs(context.feed_channel, [rows_of(X, Y), rows_of(X, Y)], finish=True)
+        seen, swap = Seen(), keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        rows = FeedDataset(context, batch_size=BATCH)
+        model.fit(rows, epochs=AllEpochs(), verbose=0, callbacks=[seen, swap])
+        assert_same(copies(model.weights), seen.averages[-1])
+        held = cluster.values()
+        assert_same([held[weight.path] for weight in model.weights], seen.averages[-1])
         assert not np.array_equal(seen.weights[-1][0], seen.averages[-1][0])
 
 

@@ -285,6 +285,71 @@ def test_a_fit_that_ends_before_its_feed_does_not_wait_for_the_next_epoch():
         ctx.feed_channel.finish("input")
 
 
+class FitsTwice(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    """A fit of its own that goes on with other data behind the feed."""
+
+    stops_after = None
+    """Of the second fit: whether a callback's stop has reached its end."""
+
+    def fit(self, x, epochs=1, callbacks=None, **more):
+        super().fit(x, epochs=epochs, verbose=0, callbacks=callbacks)
+        stop = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: setattr(self, "stop_training", epoch == 1)
+        )
+        added = [*(callbacks or []), stop]
+        history = super().fit(X[:16], Y[:16], epochs=5, verbose=0, callbacks=added)
+        self.stops_after = self.stop_training
+        return history
+
+
+def test_a_second_fit_inside_of_a_fit_of_the_class_is_stopped_by_its_callbacks():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
+        model = FitsTwice([keras.Input((20,)), keras.layers.Dense(2)])
+        model.compile("adam", LOSS)
+        distribute(model, ctx)
+        with pytest.warns(FeedEndedWarning) as caught:
+            history = model.fit(FeedDataset(ctx, BATCH), epochs=9)
+        told = [str(each.message) for each in caught]
+        (told,) = [each for each in told if "the feed ended" in each]
+        assert "after 2 epochs, fit(epochs=9) asked for more" in told
+        assert history.epoch == [0, 1]
+        assert model.stops_after
+
+
+def test_a_stop_while_the_worker_waits_for_the_next_fed_epoch_ends_the_fit():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        model = distribute(make_model(), ctx)
+        feed_epochs(ctx.feed_channel, batches(2), finish=False)
+        rows, calls = FeedDataset(ctx, BATCH), Calls()
+        start_epoch, waits = rows.start_epoch, threading.Event()
+
+        def noted(*args):
+            if calls.calls[-1:] == [("end", 0)]:
+                waits.set()
+            return start_epoch(*args)
+
+        rows.start_epoch = noted  # type: ignore[method-assign]
+
+        def work(rank):
+            if rank == 0:
+                return model.fit(rows, epochs=AllEpochs(), verbose=0, callbacks=[calls])
+            assert waits.wait(60)
+            model.stop_training = True
+            offer(ctx.feed_channel, rows_of(X[:32], Y[:32]), epoch=1)
+            ctx.feed_channel.flush("input", 1)
+            offer(ctx.feed_channel, rows_of(X[:8], Y[:8]), epoch=2)
+            ctx.feed_channel.finish("input")
+            return None
+
+        history, _ = together(work, 2)
+        assert history.epoch == [0, 1]
+        assert cluster.pushes == 2 + 1, "workers stop together, at the end of an epoch"
+        assert calls.stops == [True]
+
+
 def test_a_fit_of_the_class_without_a_fed_epoch_is_told_of_code_that_does_not_run():
     with serving() as cluster:
         ctx = cluster.contexts[0]
@@ -298,6 +363,17 @@ def test_a_fit_of_the_class_without_a_fed_epoch_is_told_of_code_that_does_not_ru
         assert "inside of DecidesAll.fit, which does not go on behind its epochs" in code
         assert model.epochs_after is None
         assert calls.calls == ["over"]
+
+
+def test_a_worker_that_joins_behind_the_last_fed_epoch_tells_of_code_that_the_others_run():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        ctx.fit_place = FitPlace(0, 2)
+        feed_epochs(ctx.feed_channel, [], finish=True)
+        model = deciding(ctx, Calls())
+        with pytest.warns(FeedEndedWarning, match="the other workers do run that code"):
+            model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs())
+        assert model.epochs_after is None
 
 
 class OwnLoop(keras.Sequential):  # type: ignore[misc]  # Keras has no types

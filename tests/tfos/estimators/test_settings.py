@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import operator
@@ -131,6 +132,35 @@ def elsewhere():
 elsewhere.__module__ = "tests.no_such_module"
 
 
+def scaled(factor):
+    """Return a decorator of which only what it holds is its own."""
+
+    def decorated(function):
+        @functools.wraps(function)
+        def scaling():
+            return factor * function()
+
+        return scaling
+
+    return decorated
+
+
+@scaled(2)
+def three():
+    """Return a number."""
+    return 3
+
+
+@pytest.mark.parametrize(
+    "again", [scaled(3)(three), scaled(2)(three), scaled(4)(three.__wrapped__)]
+)
+def test_a_function_that_is_decorated_otherwise_than_its_module_has_it_is_not_saved(again):
+    """Its code is that of the module's function; what it returns is not."""
+    assert function_of(reference_to("custom", three)) is three
+    with pytest.raises(SettingsError, match=r"custom three .* cannot be saved"):
+        reference_to("custom", again)
+
+
 @pytest.mark.parametrize("function", [Factory().make, BEFORE, elsewhere])
 def test_what_its_name_does_not_give_back_is_not_saved(function):
     """Of a bound method, a plain function would come back, whose call fails in a worker."""
@@ -142,16 +172,28 @@ _SOURCE = """
 class Loss:
     weight = 2
 
-    def __init__(self, rate=0.5): self.rate = rate
+    def __init__(self, rate=0.5):
+        super().__init__()
+        self.rate = rate
 
     @staticmethod
     def scaled(value): return value * 3
 
 def loss(true, guess, *, scale=1): return scale * (true - guess)
+
+def repeated(times):
+    def around(function):
+        def again(count=times): return again(count - 1) if count else function()
+        again.__qualname__ = function.__qualname__
+        return again
+    return around
+
+@repeated(3)
+def decorated(): return 1
 """
 
 
-@pytest.mark.parametrize("name", ["Loss", "loss", "Loss.scaled"])
+@pytest.mark.parametrize("name", ["Loss", "loss", "Loss.scaled", "decorated"])
 @pytest.mark.parametrize(
     ("old", "new"),
     [("weight = 2", "weight = 4"), ("scale=1", "scale=2"), ("0.5", "0.25"), ("* 3", "* 5")],
@@ -171,7 +213,7 @@ def test_what_a_module_has_after_it_is_loaded_again_is_the_same_while_its_code_i
         assert reference_to("custom", function) == f"own_losses:{name}"
         file.write_text(_SOURCE.replace(old, new))
         importlib.reload(module)
-        changed = {"loss": ["scale=1"], "Loss.scaled": ["* 3"]}.get(
+        changed = {"loss": ["scale=1"], "Loss.scaled": ["* 3"], "decorated": []}.get(
             name, ["weight = 2", "0.5", "* 3"]
         )
         if old not in changed:

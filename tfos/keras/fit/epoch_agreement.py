@@ -96,6 +96,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         epochs: that Keras' own fit was asked for, by the call or by a fit of the class.
         steps_per_epoch: likewise.
         ends_with_feed: whether Keras' loop was ended behind the last epoch that is fed.
+        fed_of_asked: epochs that were fed, and that the loop was to have, where it ended so.
     """
 
     def __init__(
@@ -124,17 +125,19 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._last_logs: Logs = None
         self._running: Any = None
         """The CallbackList of Keras' own fit; None: the class has a loop of its own."""
-        self._has_ended = False
+        self._has_ended = self._stops_next = False
         self.last: Sequence[Any] = ()
         self.given_on: Any = ()
         self.rows = self.steps = self.epochs_run = 0
         self.epochs = arguments["epochs"]
         self.steps_per_epoch = arguments.get("steps_per_epoch")
         self.ends_with_feed = False
+        self.fed_of_asked: tuple[int, int] | None = None
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start all workers together, so that none trains what the others do not."""
         self._trainer.awaits_callbacks = False
+        self.ends_with_feed = self._has_ended = False  # of an earlier loop of a fit of the class
         self._take_places()
         if self._feed:
             self._trainer.ctx.trained_feeds.follow(self._feed)
@@ -153,6 +156,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if fit is None or fit.model is not self.model:  # a loop of the class's own
             return
         self.epochs, self._running = fit.epochs, fit.callbacks
+        if self.fed_of_asked is not None and fit.x is not self._dataset:
+            self._dataset = None  # the feed has ended, and this loop has other data
         if fit.steps_per_epoch != self.steps_per_epoch:  # by a fit of the class
             self.steps_per_epoch = fit.steps_per_epoch
             self._check({**self._arguments, "steps_per_epoch": fit.steps_per_epoch})
@@ -198,7 +203,11 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             return
         if epoch + 1 < self.epochs and not self.model.stop_training:
             self.ends_with_feed = not self._has_epoch(self._dataset)
-            self.model.stop_training = self.ends_with_feed
+            if self.ends_with_feed:
+                self.fed_of_asked = self.epochs_run, self.epochs
+                self.model.stop_training = True
+            elif self.model.stop_training:  # by another thread; the others begin the next epoch
+                self._stops_next, self.model.stop_training = True, False
 
     def _beginnings(self) -> dict[int, Beginning]:
         own = msgspec.msgpack.encode(self.data.beginning())
@@ -233,6 +242,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             logs: Keras's, unused.
         """
         self._validation.epoch = epoch
+        if self._stops_next:
+            self._stops_next, self.model.stop_training = False, True
         if self._dataset is not None:
             if not self._has_epoch(self._dataset):
                 raise FeedEnded
@@ -419,6 +430,8 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._kept_rate.record()
         self._follow(f"{self._name}/{epoch}/decision")
         self._before.end_last_epoch(epoch)
+        if self.model.stop_training:
+            trainer.pull_averages()
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
         """End with the same parameters everywhere, restored best weights included."""

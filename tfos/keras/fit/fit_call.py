@@ -174,12 +174,12 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         try:
             with trainer.pipelining():
                 result = given.call()
-            if before.ends_with_feed:
-                _tell_of_end(before)
+            if before.fed_of_asked is not None:
+                _tell_of_end(*before.fed_of_asked)
             return result
         except FeedEnded:
-            _tell_of_end(before)
-            _tell_of_code(model, before)
+            _tell_of_end(before.epochs_run, before.epochs)
+            _tell_of_code(model, before, joins=place is not None)
             return before.end_with_feed()
         finally:
             trainer.end_fit()
@@ -197,19 +197,19 @@ def _follow_positions(
             _check_first_epoch(dataset, arguments)
 
 
-def _tell_of_end(before: BeforeCallbacks) -> None:
+def _tell_of_end(fed: int, asked: int) -> None:
     """Warn of epochs that were asked for and not fed."""
-    if isinstance(before.epochs, AllEpochs):  # the right way to end with the feed
+    if isinstance(asked, AllEpochs):  # the right way to end with the feed
         return
     not_fed = (
-        f"the feed ended after {before.epochs_run} epochs, fit(epochs={before.epochs}) asked for "
+        f"the feed ended after {fed} epochs, fit(epochs={asked}) asked for "
         "more; feed as many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
         "fit(epochs=ctx.all_epochs)"
     )
     warnings.warn(not_fed, FeedEndedWarning, stacklevel=3)
 
 
-def _tell_of_code(model: Any, before: BeforeCallbacks) -> None:
+def _tell_of_code(model: Any, before: BeforeCallbacks, *, joins: bool) -> None:
     """Warn of code that does not run: of a loop that is not Keras', or before its first epoch."""
     own = inspect.unwrap(type(model).fit)
     if own is inspect.unwrap(keras.Model.fit):
@@ -219,10 +219,15 @@ def _tell_of_code(model: Any, before: BeforeCallbacks) -> None:
         "then: fit returns model.history. Do what comes there behind the call of fit, or in "
         "on_train_end of a callback"
     )
-    if isinstance(before.epochs, AllEpochs):
+    if joins and not before.epochs_run:
+        left_out += (
+            ". This worker was started again behind the last fed epoch: the other workers do run "
+            "that code, and wait for this one where it trains or meets them"
+        )
+    elif isinstance(before.epochs, AllEpochs):
         logger.info(left_out)
-    else:
-        warnings.warn(left_out, FeedEndedWarning, stacklevel=3)
+        return
+    warnings.warn(left_out, FeedEndedWarning, stacklevel=3)
 
 
 def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:

@@ -498,6 +498,11 @@ class PSTrainer:
         """Note that what the program sets from now on is of its own training."""
         self._updates_found = 0
 
+    def pull_averages(self) -> None:
+        """Undo what a callback has swapped: Keras is about to end `fit` with the averages."""
+        if self._attached is not None and self._attached.exchange.keeps_averages:
+            self.pull()
+
     def finalize(self) -> None:
         """Let the averages, which the model has at the end of `fit`, be the servers' values too."""
         if self._attached is not None and self._attached.exchange.keeps_averages:
