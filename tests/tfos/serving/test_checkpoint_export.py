@@ -140,6 +140,8 @@ def test_other_tables_are_refused(tmp_path, saved):
     shutil.rmtree(tmp_path / "saves")
     wider = SavedTables(table(dim=5), 1)
     wider.save(tmp_path / "saves", 1)
-    with pytest.raises(ExportError, match=r"'user' .float32.4.*step 1 has 'user' .float32.5.*whole export"):
+    with pytest.raises(
+        ExportError, match=r"'user' .float32.4.*step 1 has 'user' .float32.5.*whole export"
+    ):
         export(tmp_path, since=tmp_path / "old")
     assert saved is not wider
