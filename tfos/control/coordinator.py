@@ -11,6 +11,7 @@ The user's thread only reads: `with` of a plain lock is safe from Ctrl-C, of a C
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -25,6 +26,7 @@ from tfos.console.console import Console
 from tfos.console.line_rate import LineRate
 from tfos.console.log_tail import LogTail
 from tfos.control import messages
+from tfos.control.members import NodeStatus
 from tfos.control.restarts.driver_pause import tick_s
 from tfos.control.server import ControlServer
 from tfos.control.state.actions import Action, Replace, Send, Warn
@@ -89,6 +91,8 @@ class Coordinator:
         self._at_close: list[Callable[[], None]] = []
         self._explain: Callable[[NodeFailure, bool], NodeFailure] = _as_it_is
         self._replace: Callable[[Replace], None] = _not_replaced
+        self._not_begun: list[tuple[float, Replace, str]] = []
+        """Attempts that could not be begun: from when on that counts as their end, and why."""
         self._liveness: threading.Thread | None = None
 
     def start(self, host: str, credentials: TlsCredentials, ports: Sequence[int] = (0,)) -> int:
@@ -331,17 +335,30 @@ class Coordinator:
             self._replace(wanted)
         except Exception as error:  # noqa: BLE001 - such as no thread left on this host
             reason = f"the driver cannot start it again: {type(error).__name__}: {error}"
-            self._execute(self._state.on_not_restarted(wanted.node.name, reason, self._clock()))
+            # At a later tick: each further attempt has its delay, and none begins inside this one.
+            self._not_begun.append((self._clock() + wanted.delay_s, wanted, reason))
+
+    def _on_tick(self, state: ClusterState) -> list[Action]:
+        now_s = self._clock()
+        due = [each for each in self._not_begun if each[0] <= now_s]
+        self._not_begun = [each for each in self._not_begun if each[0] > now_s]
+        actions = []
+        for _, wanted, reason in due:
+            member = state.members[wanted.node.name]
+            if state.is_running and member.status is NodeStatus.RESTARTING:
+                actions += state.on_not_restarted(member.name, reason, now_s)
+        return [*actions, *state.on_tick(now_s)]
 
     def _watch_liveness(self) -> None:
         interval_s, num_errors = tick_s(self._config), 0
         while not self._closing.wait(interval_s):
             try:
-                self.act(lambda state: state.on_tick(self._clock()))
+                self.act(self._on_tick)
                 num_errors = 0
             except Exception as error:  # noqa: BLE001 - else frozen nodes are waited for without end
                 num_errors += 1
-                self._on_blind(error, is_fatal=num_errors == _MOST_BLIND_TICKS)
+                with contextlib.suppress(Exception):  # the next tick tries again
+                    self._on_blind(error, is_fatal=num_errors >= _MOST_BLIND_TICKS)
 
     def _on_blind(self, error: Exception, *, is_fatal: bool) -> None:
         """Tell that silent nodes were not looked for; end a cluster that goes on so."""
@@ -349,8 +366,13 @@ class Coordinator:
         if not is_fatal:
             self._console.warn(text, waits=False)
             return
+        if self.phase in (ClusterPhase.FAILED, ClusterPhase.CLOSED):
+            return  # it is told once
         text += f", {_MOST_BLIND_TICKS} times in a row. Start the cluster again, and report this"
-        self.act(lambda state: state.fail(state.workers[0].failure("", text)))
+        try:
+            self.act(lambda state: state.fail(state.workers[0].failure("", text)))
+        finally:
+            self.wake()  # also where an order could not be sent
 
 
 def _as_it_is(failure: NodeFailure, _waits: bool) -> NodeFailure:

@@ -522,6 +522,8 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
     reason: str
     grace_s: float = 5.0
+    is_orderly: bool = False
+    """The user's shutdown() gives this grace, and may give more; False: the node ends by force."""
 
 
 Order = (

@@ -212,7 +212,9 @@ class Shutdown:
             coordinator = self._coordinator
             longer_s = max(0.0, grace_s - _ORDERLY_S)  # which is within abort_s
             deadline_s = time.monotonic() + self._config.abort_s + longer_s
-            coordinator.act(lambda state: state.end(state.workers, reason, grace_s=grace_s))
+            coordinator.act(
+                lambda state: state.end(state.workers, reason, grace_s=grace_s, is_orderly=not save)
+            )
             coordinator.wait(
                 lambda state: not any(worker.is_live for worker in state.workers),
                 self._config.abort_s * _WORKERS_SHARE + longer_s,

@@ -341,7 +341,7 @@ class EpochFeeder:
             f"tfos {self._credentials.cluster_id}: {what}",
             lambda: source.reports(task, waves),
             lambda _: self._coordinator.wake(),
-            lambda: waves.num_later if waves is not None else 0,
+            waves,
         )
         give_credentials(self._sc, self._credentials)
         job.start(count_tasks=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfos.slots.offer import ExecutorSlots, Offer
-from tfos.spark.facts import SparkFacts, check_running
+from tfos.spark.facts import SparkFacts, check_running, running_tasks
 from tfos.spark.shares import NodeShare
 
 _WHOLE_GPU = 10**16
@@ -35,7 +35,7 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
     task, resource = facts.task_share(gpu_resource), facts.counted_resource(gpu_resource)
     executors = []
     summaries = spark.statusStore().executorList(True).iterator()
-    running = _running_tasks(spark)
+    running = running_tasks(spark)
     while summaries.hasNext():
         summary = summaries.next()
         slots = int(summary.maxTasks())
@@ -56,15 +56,6 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         executors.append(ExecutorSlots(name, host, slots, busy, capacity, free, is_launching))
     expected, allowed = facts.expected_executors, facts.allowed_slots
     return Offer(tuple(executors), expected, task=task, allowed=allowed)
-
-
-def _running_tasks(spark: Any) -> dict[str, int]:
-    busy = {}
-    running = spark.taskScheduler().runningTasksByExecutors().iterator()
-    while running.hasNext():
-        entry = running.next()
-        busy[entry._1()] = int(entry._2())
-    return busy
 
 
 def _is_launching(free: NodeShare, num_running: int) -> bool:

@@ -252,10 +252,23 @@ def max_result_bytes(sc: Any) -> int:
     return int(sc._jsc.sc().conf().getSizeAsBytes("spark.driver.maxResultSize", "1g"))
 
 
-def num_slots(sc: Any) -> int:
-    """Return how many tasks all executors run at once."""
-    summaries = sc._jsc.sc().statusStore().executorList(True).iterator()
-    slots = 0
+def running_tasks(spark: Any) -> dict[str, int]:
+    """Return how many tasks each executor runs, by its id; `spark` is Java's SparkContext."""
+    busy = {}
+    running = spark.taskScheduler().runningTasksByExecutors().iterator()
+    while running.hasNext():
+        entry = running.next()
+        busy[str(entry._1())] = int(entry._2())
+    return busy
+
+
+def num_free_slots(sc: Any) -> int:
+    """Return how many more tasks the executors would start; nodes hold the slots of their tasks."""
+    spark = sc._jsc.sc()
+    busy = running_tasks(spark)
+    summaries = spark.statusStore().executorList(True).iterator()
+    free = 0
     while summaries.hasNext():
-        slots += int(summaries.next().maxTasks())
-    return slots
+        summary = summaries.next()
+        free += max(0, int(summary.maxTasks()) - busy.get(str(summary.id()), 0))
+    return free

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from tfos.spark.facts import check_running, num_slots
+from tfos.spark.facts import check_running, num_free_slots
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -62,7 +62,7 @@ class SparkJob(Generic[Result]):
         description: what Spark's UI shows.
         action: runs the job and returns its result.
         on_end: called on the job's thread once it has ended, however it did.
-        num_later: returns how many tasks the action has yet to submit; see Waves.
+        waves: in which the action submits its tasks; None: it does so in one job.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class SparkJob(Generic[Result]):
         description: str,
         action: Callable[[], Result],
         on_end: Callable[[SparkJob[Result]], None],
-        num_later: Callable[[], int] = lambda: 0,
+        waves: Waves | None = None,
     ) -> None:
         self._sc = sc
         self.tag = tag
         self._description = description
         self._action = action
         self._on_end = on_end
-        self._num_later = num_later
+        self._waves = waves
         self._cancelled = False
         self._ended = threading.Event()
         self._result: Result | None = None
@@ -134,10 +134,10 @@ class SparkJob(Generic[Result]):
 
     def _count_tasks(self) -> None:
         while not self._ended.wait(_COUNT_S):
-            tasks = _tasks_of(self._sc, self.tag)
-            if tasks is not None and tasks.total:
-                tasks = replace(tasks, total=tasks.total + self._num_later())
-            self.tasks = tasks
+            if self._waves is not None and self._waves.num_tasks:
+                self.tasks = self._waves.tasks_with(_last_tasks_of(self._sc, self.tag))
+            else:
+                self.tasks = _tasks_of(self._sc, self.tag)
 
     def _run(self, act: Callable[[], Result | None]) -> None:
         try:
@@ -196,23 +196,33 @@ class Waves:
 
     def __init__(self, wave_s: float) -> None:
         self._wave_s = wave_s
-        self.num_later = 0
-        """Tasks that are not submitted yet."""
+        self.num_tasks = 0
+        """Of all waves; 0 until the first begins."""
+        self._num_ended = 0
+        """Tasks of the waves that have ended."""
 
     def collect(self, rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
         """As collect_in_order."""
         partitions = order(rdd.getNumPartitions())
         found: list[Any] = []
         size, begin = 1, 0
+        self.num_tasks = len(partitions)
         while begin < len(partitions):
-            size = max(size, num_slots(rdd.ctx))
+            size = max(size, num_free_slots(rdd.ctx))
             wave: Sequence[int] = partitions[begin : begin + size]
+            self._num_ended = begin
             begin += len(wave)
-            self.num_later = len(partitions) - begin
             started_s = time.monotonic()
             found += rdd.ctx.runJob(rdd, iter, wave)
             size = next_size(size, time.monotonic() - started_s, self._wave_s)
         return found
+
+    def tasks_with(self, wave: TaskCounts | None) -> TaskCounts | None:
+        """Return the tasks of all waves, given those of the one that runs; None: not counted."""
+        if wave is None:
+            return None
+        ended = min(self.num_tasks, self._num_ended + wave.ended)
+        return replace(wave, total=self.num_tasks, ended=ended)
 
 
 def next_size(size: int, took_s: float, wave_s: float) -> int:
@@ -242,6 +252,22 @@ def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
         sum(stage.numCompletedTasks for stage in stages),
         sum(stage.numActiveTasks for stage in stages),
     )
+
+
+def _last_tasks_of(sc: Any, tag: str) -> TaskCounts | None:
+    """Return the tasks of the last job's last stage, whose parents other jobs list again.
+
+    Those of a parent that runs are active ones.
+    """
+    try:
+        tracker = sc.statusTracker()
+        job = max(tracker.getJobIdsForGroup(tag))
+        stages = {stage: tracker.getStageInfo(stage) for stage in tracker.getJobInfo(job).stageIds}
+        last = stages[max(stages)]
+        active = sum(each.numActiveTasks for each in stages.values() if each is not None)
+        return TaskCounts(last.numTasks, last.numCompletedTasks, active)
+    except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
+        return None
 
 
 def was_cancelled(error: BaseException) -> bool:

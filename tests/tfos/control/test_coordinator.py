@@ -14,6 +14,7 @@ import pytest
 
 from rpc.endpoint import Endpoint
 from tests.support.cluster_states import node_id
+from tests.support.waiting import wait_until
 from tfos.config import ClusterConfig, Restarts
 from tfos.console.console import Console
 from tfos.control import messages
@@ -21,6 +22,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.client import ControlClient
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
+from tfos.control.restarts.budget import RestartBudget
 from tfos.control.state.actions import Action
 from tfos.control.state.cluster_state import ClusterState
 from tfos.errors import ControlRefused
@@ -241,7 +243,35 @@ def test_a_node_that_cannot_be_started_again_is_lost_and_others_are_still_found(
         bed.close()
 
 
-@pytest.mark.parametrize(("times", "phase"), [(1, "RUNNING"), (2, "FAILED")])
+def test_each_attempt_that_cannot_be_begun_waits_for_a_tick_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(RestartBudget, "take", lambda *_: 0.0)
+    bed = Bed(ClusterConfig(heartbeat_s=0.1, reconnect_s=0.3, restarts=Restarts(workers=1000)))
+    ticks: list[int] = []
+    tried_at: list[int] = []
+    on_tick = ClusterState.on_tick
+
+    def counted(state: ClusterState, now_s: float) -> list[Action]:
+        ticks.append(0)
+        return on_tick(state, now_s)
+
+    def cannot_start(_: object) -> None:
+        tried_at.append(len(ticks))
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ClusterState, "on_tick", counted)
+    try:
+        bed.coordinator.replace_by(cannot_start)
+        bed.join_all()
+        bed.nodes["worker:1"].client.close()
+        assert bed.coordinator.wait(lambda s: len(tried_at) > 2, WAIT_S)
+        assert len(set(tried_at)) == len(tried_at)
+    finally:
+        bed.close()
+
+
+@pytest.mark.parametrize(("times", "phase"), [(1, "RUNNING"), (2, "FAILED"), (5, "FAILED")])
 def test_an_error_in_the_search_for_silent_nodes_is_told_and_ends_a_cluster_that_repeats_it(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, times: int, phase: str
 ):
@@ -257,7 +287,8 @@ def test_an_error_in_the_search_for_silent_nodes_is_told_and_ends_a_cluster_that
 
     monkeypatch.setattr(ClusterState, "on_tick", broken)
     assert bed.coordinator.wait(lambda s: calls.qsize() > 2, WAIT_S)
+    wait_until(lambda: calls.qsize() > times, "a tick after the errors", WAIT_S)
     assert bed.coordinator.phase is ClusterPhase[phase]
     told = "cannot look for silent nodes: KeyError: 'worker:9'"
-    assert told in bed.shown()
+    assert bed.shown().count(told) == 1
     assert (phase == "FAILED") == any(told in each.message for each in bed.coordinator.failures())

@@ -99,31 +99,37 @@ class ClusterOrders(ClusterView):
             for feed in feeds
         ]
 
-    def stop(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
+    def stop(
+        self, members: list[Member], reason: str, *, grace_s: float, is_orderly: bool = False
+    ) -> list[Action]:
         """Stop these nodes; their end is no failure any more.
 
         Args:
             members: the nodes.
             reason: for their logs.
             grace_s: seconds until they are killed.
+            is_orderly: whether the user may give them more seconds.
         """
         actions: list[Action] = []
         for member in members:
             if member.is_live and not member.stop_ordered:
                 member.stop_ordered = True
-                actions.append(Send(member.node, messages.Stop(reason, grace_s)))
+                actions.append(Send(member.node, messages.Stop(reason, grace_s, is_orderly)))
         return actions
 
-    def end(self, members: list[Member], reason: str, *, grace_s: float) -> list[Action]:
+    def end(
+        self, members: list[Member], reason: str, *, grace_s: float, is_orderly: bool = False
+    ) -> list[Action]:
         """Stop these nodes finally: no node may join any more.
 
         Args:
             members: the nodes.
             reason: for their logs.
             grace_s: seconds until they are killed.
+            is_orderly: whether the user may give them more seconds.
         """
         self.is_ending = True
-        return self.stop(members, reason, grace_s=grace_s)
+        return self.stop(members, reason, grace_s=grace_s, is_orderly=is_orderly)
 
     def fail(self, failure: NodeFailure, *, stop: bool = True) -> list[Action]:
         """Fail the cluster because of this record; without `stop` the caller ends it in order.

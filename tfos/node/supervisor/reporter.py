@@ -170,15 +170,22 @@ class Reporter:
 
     def _register(self) -> messages.RegisterReply:
         deadline_s = time.monotonic() + REGISTER_WINDOW_S
+        first: ControlUnavailable | None = None
         while True:
             try:
                 left_s = max(0.0, deadline_s - time.monotonic())
                 reply = self._client.register(
                     self._register_message, timeout_s=min(_REGISTER_CALL_S, left_s)
                 )
-            except ControlUnavailable:
+            except ControlUnavailable as error:
+                first = first or error  # a call that the window cuts short knows no reason
+                left_s = max(0.0, deadline_s - time.monotonic())
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._finish_by_s is not None, min(_RETRY_S, left_s)
+                    )
                 if time.monotonic() >= deadline_s or self._finish_by_s is not None:
-                    raise
+                    raise first from None
             else:
                 self._last_contact_s = time.monotonic()
                 return reply

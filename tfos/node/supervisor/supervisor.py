@@ -238,8 +238,8 @@ class Supervisor:
             case Unwanted(reason=reason, is_cut_off=is_cut_off):
                 self._is_cut_off = is_cut_off
                 self._stop(reason, UNWANTED_GRACE_S)
-            case messages.Stop(reason=reason, grace_s=grace_s):
-                self._stop(reason, grace_s)
+            case messages.Stop(reason=reason, grace_s=grace_s, is_orderly=is_orderly):
+                self._stop(reason, grace_s, is_orderly=is_orderly)
             case _:
                 if isinstance(notice, messages.Start):
                     self._release_task()
@@ -259,7 +259,7 @@ class Supervisor:
         if not self._spec.hold_slot:
             self._loop.unwatch(self._spec.status_fd)  # the task returns now, as planned
 
-    def _stop(self, reason: str, grace_s: float) -> None:
+    def _stop(self, reason: str, grace_s: float, *, is_orderly: bool = False) -> None:
         """End the child in order, then the node; a second call may only shorten the grace."""
         if self._end_reason is None:
             self._end_reason = reason
@@ -268,11 +268,13 @@ class Supervisor:
             self._loop.stop()
             return
         self._tell_child(messages.Stop(reason, grace_s))
-        self._loop.advance_timer("grace", grace_s, lambda: self._cut_short(grace_s))
+        self._loop.advance_timer(
+            "grace", grace_s, lambda: self._cut_short(grace_s, is_orderly=is_orderly)
+        )
 
-    def _cut_short(self, grace_s: float) -> None:
+    def _cut_short(self, grace_s: float, *, is_orderly: bool) -> None:
         """End the node with a child that has not followed the order to stop; `_close` kills it."""
-        if self._is_done and self._planned.runs_main_fun:
+        if is_orderly and self._is_done and self._planned.runs_main_fun:
             self._reporter.report(messages.CutShort(grace_s))
         self._loop.stop()
 

@@ -582,7 +582,7 @@ def test_exit_handlers_of_main_fun_have_the_grace_of_the_stop_and_who_needs_long
     bed.release("worker:0")
     bed.event("worker:0", messages.Done)
     grace_s = WAIT_S if has_time else 0.5
-    bed.order("worker:0", messages.Stop("shutdown", grace_s))
+    bed.order("worker:0", messages.Stop("shutdown", grace_s, is_orderly=True))
     if has_time:
         (tmp_path / "may-end").touch()
     else:
@@ -592,4 +592,18 @@ def test_exit_handlers_of_main_fun_have_the_grace_of_the_stop_and_who_needs_long
     events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
     told = [event for event in events if isinstance(event, messages.CutShort)]
     assert bool(told) is not has_time
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F15")
+def test_exit_handlers_that_an_abort_cuts_short_bring_no_advice_about_the_shutdown(bed, tmp_path):
+    args = {"may_end": str(tmp_path / "may-end"), "done": str(tmp_path / "done")}
+    run = bed.start(bed.bundle("worker:0", leave_an_exit_handler, args))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    bed.order("worker:0", messages.Stop("worker:1 failed", 0.5))
+    run.wait()
+    assert not (tmp_path / "done").exists()
+    events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
+    assert not any(isinstance(event, messages.CutShort) for event in events)
     bed.assert_nothing_left()

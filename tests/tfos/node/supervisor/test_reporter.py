@@ -85,6 +85,29 @@ def test_a_driver_out_of_reach_ends_the_node_in_time_with_its_address_and_what_t
     each.finish(WAIT_S)
 
 
+class Refusing(CutOff):
+    """The client of a port at which no driver answers; its first call has the reason."""
+
+    def register(self, _register: messages.Register, *, timeout_s: float) -> None:
+        self.waited_s.append(timeout_s)
+        raise ControlUnavailable("the handshake failed" if len(self.waited_s) == 1 else "timeout")
+
+
+@pytest.mark.fault("F14")
+def test_a_driver_that_fails_every_call_at_once_is_asked_in_turns_and_the_first_reason_stays(
+    monkeypatch,
+):
+    monkeypatch.setattr("tfos.node.supervisor.reporter.REGISTER_WINDOW_S", 0.3)
+    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.1)
+    notices: queue.SimpleQueue[Unwanted] = queue.SimpleQueue()
+    client = Refusing()
+    each = reporter(lambda: client, notices)
+    each.start()
+    assert "in 0.3 s: the handshake failed; " in notices.get(timeout=WAIT_S).reason
+    assert 1 < len(client.waited_s) <= 4
+    each.finish(WAIT_S)
+
+
 @dataclass
 class PlayedDriver:
     """The client of a driver that wants some of the output."""
