@@ -311,8 +311,8 @@ def test_a_second_fit_inside_of_a_fit_of_the_class_is_stopped_by_its_callbacks()
         distribute(model, ctx)
         with pytest.warns(FeedEndedWarning) as caught:
             history = model.fit(FeedDataset(ctx, BATCH), epochs=9)
-        told = [str(each.message) for each in caught]
-        (told,) = [each for each in told if "the feed ended" in each]
+        texts = [str(each.message) for each in caught]
+        (told,) = [each for each in texts if "the feed ended" in each]
         assert "after 2 epochs, fit(epochs=9) asked for more" in told
         assert history.epoch == [0, 1]
         assert model.stops_after

@@ -62,10 +62,9 @@ def awaited(monkeypatch: pytest.MonkeyPatch, *, is_live: bool = False) -> Played
     played: Any = Played(monkeypatch, is_live=is_live)
     played.until_s = 60.0
     wait = SlotWait(_needs(4), ClusterConfig(), 0.0)
+    job: Any = SimpleNamespace(coordinator=played)
     with pytest.raises(PhaseError, match="interrupted while it waited"):
-        awaiting.await_slots(
-            played, played, SimpleNamespace(coordinator=played), wait, played, played.cancel
-        )
+        awaiting.await_slots(played, played, job, wait, played, played.cancel)
     return played
 
 
