@@ -11,6 +11,7 @@ import itertools
 import os
 import socket
 import threading
+import weakref
 from collections import deque
 
 from rpc.errors import PeerGone, PortInUse
@@ -34,11 +35,15 @@ def stream_pair(
     """
     limits = Limits(send_buffer_bytes=capacity_bytes)
     address = f"inproc:{name}#{next(_serial)}"
-    left, right = socket.socketpair()
-    return (
-        SocketStream(left, address, limits, transport="inproc"),
-        SocketStream(right, address, limits, transport="inproc"),
-    )
+    left, right = (_stream(each, address, limits) for each in socket.socketpair())
+    return left, right
+
+
+def _stream(sock: socket.socket, address: str, limits: Limits) -> SocketStream:
+    """Return an end that closes with its last user: a model without a cluster has no close()."""
+    stream = SocketStream(sock, address, limits, transport="inproc")
+    weakref.finalize(stream, sock.close).atexit = False
+    return stream
 
 
 class InprocAcceptor:

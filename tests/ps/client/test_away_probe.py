@@ -65,7 +65,6 @@ def test_a_call_waits_for_the_look_at_one_server_at_most():
     assert noted[:12] == ["taken", 0, "free", "taken", 1, "free"] * 2
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # nobody closes its connections
 def test_a_client_that_nobody_has_any_more_is_looked_after_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ):
