@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,8 +60,13 @@ class Answers:
 
 @pytest.fixture
 def checked(monkeypatch):
-    monkeypatch.setattr(gpu_check, "_LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr(gpu_check, "SETTLE_S", 0.05)
+    now_s = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep)
+    monkeypatch.setattr(gpu_check, "time", clock)
 
     def check(*answers: HostGpus | GpuToolFailed | None) -> tuple[GpuTrouble | None, int]:
         told: list[GpuTrouble | None] = []
