@@ -149,6 +149,7 @@ class Cluster:
         """End a server without a word and start one in its place, as a supervisor does."""
         old = self.servers[rank]
         host, port = old.endpoint.host, old.endpoint.port
+        old._listener.close(0.0)  # first: a killed server refuses nobody in words
         old.close(0.5)
         server = PSServer(
             old.settings, self.credentials, generation=generation, open_storage=self.open_storage
