@@ -325,6 +325,8 @@ def free():
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+# Keras builds a loaded model by running it once, and warns where that fails; nothing here needs it.
+@pytest.mark.filterwarnings("ignore:Model 'free:UserWarning")
 def test_a_model_that_no_transform_can_ask_is_told_before_it_trains_with_what_does(tmp_path):
     text = r"a Free without fixed inputs: .*keras_model\(\).* predict_column\('directory'\)"
     with pytest.warns(UserWarning, match=text):
