@@ -263,7 +263,12 @@ class ClusterConfig:
     @property
     def replaces_nodes(self) -> bool:
         """Whether a lost node may come back as a new attempt, for which Spark needs a slot."""
-        return bool(self.restarts.workers or (self.restarts.ps and self.checkpoints is not None))
+        return self.restarts.workers > 0 or self.replaces_servers
+
+    @property
+    def replaces_servers(self) -> bool:
+        """Whether a lost parameter server is started again: only from a checkpoint."""
+        return self.restarts.ps > 0 and self.checkpoints is not None
 
     def __post_init__(self) -> None:
         self._check_times_and_flags()

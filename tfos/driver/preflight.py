@@ -132,7 +132,7 @@ def attempts_note(facts: SparkFacts, config: ClusterConfig, *, workers_hold_slot
         return ""
     restarts = config.restarts
     wanted = [f"workers={restarts.workers}"] if restarts.workers and workers_hold_slots else []
-    wanted += [f"ps={restarts.ps}"] if restarts.ps and config.checkpoints is not None else []
+    wanted += [f"ps={restarts.ps}"] if config.replaces_servers else []
     if not wanted:
         return ""
     return (

@@ -129,8 +129,7 @@ class ServerAccess:
         """Return another connection to the servers, which its caller closes."""
         from ps.client.client import DEFAULT_RECONNECT_S, PSClient, RunNotes
 
-        may_restart = self._config.checkpoints is not None and self._config.restarts.ps > 0
-        restarts = may_restart and self._own_shard is None
+        restarts = self._config.replaces_servers and self._own_shard is None
         with self._lock:
             endpoints = tuple(self._endpoints)
             if self._run_notes is None:

@@ -33,7 +33,7 @@ class ChildRestarts:
 
     def __init__(self, bundle: NodeBundle) -> None:
         config = bundle.settings.config
-        is_restarted = bundle.node.is_ps and config.checkpoints is not None
+        is_restarted = bundle.node.is_ps and config.replaces_servers
         self._budget = RestartBudget(config.restarts.ps if is_restarted else 0)
         self._started_s = 0.0
         self._orders: list[messages.AboutWorker] = []
