@@ -40,7 +40,7 @@ class SuccessorWatch:
     """
 
     def __init__(self, fence: GenerationFence) -> None:
-        self._fence = fence
+        self.fence = fence
         self._changed = threading.Condition()
         self._looked_s = -math.inf
         """When the last look began that has found no successor."""
@@ -91,13 +91,13 @@ class SuccessorWatch:
             begun_s = time.monotonic()
             newer, failure = None, ""
             try:
-                newer = self._fence.successor()
+                newer = self.fence.successor()
             except (OSError, CheckpointError) as error:
                 failure = f"cannot be read ({error})"
             with self._changed:
                 self._note(begun_s, newer, failure)
             if newer is None and not failure:
-                self._fence.repair()
+                self.fence.repair()
             with self._changed:
                 if newer is not None or self._is_closed:
                     return
@@ -109,7 +109,7 @@ class SuccessorWatch:
             self._lose_sight(failure)
         else:
             if self._is_away:
-                _logger.warning("%s answers again", self._fence.directory)
+                _logger.warning("%s answers again", self.fence.directory)
             self._is_away = False
             self._newer = newer
             if newer is None:
@@ -122,9 +122,9 @@ class SuccessorWatch:
             _logger.warning(
                 "%s %s: %s serves on, and cannot see whether another process has replaced it. "
                 "End this one (pid %d) before another one is started in its place",
-                self._fence.directory,
+                self.fence.directory,
                 why,
-                self._fence.server,
+                self.fence.server,
                 os.getpid(),
             )
         self._is_away = True

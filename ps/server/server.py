@@ -64,7 +64,6 @@ class PSServer:
         open_storage: OpenStorage = storage_at,
     ) -> None:
         self.settings = settings
-        self._guard = guard
         self._watch = None if guard is None else SuccessorWatch(guard)
         self._open_storage = open_storage
         if guard is not None:
@@ -130,9 +129,9 @@ class PSServer:
         Raises:
             CheckpointError: another process took this server's place meanwhile.
         """
-        if self._guard is not None and self._watch is not None:
-            self._guard.claim(self.endpoint)
-            self._guard.wait_for_older()
+        if self._watch is not None:
+            self._watch.fence.claim(self.endpoint)
+            self._watch.fence.wait_for_older()
             self._watch.start()
         self._listener.start()
 
@@ -218,10 +217,10 @@ class PSServer:
 
     def look_for_successor(self) -> str:
         """Return who has taken this server's place; empty: nobody, as far as can be seen."""
-        if self._guard is None or self._watch is None:
+        if self._watch is None:
             return ""
         newer = self._watch.successor()
-        return self._guard.replaced_text(newer) if newer else ""
+        return self._watch.fence.replaced_text(newer) if newer else ""
 
     def _make_room(self, *, per_worker: int) -> None:
         """Raise the limit of open files as far as allowed; refuse what cannot fit.
