@@ -10,6 +10,7 @@ A graph that contains such a lookup runs in this process only; exports replace t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -142,13 +143,23 @@ def rows_for(layer: Any, keys: Array, *, training: bool) -> Array:
             as_bits(spec, from_bits(spec, keys[kept]))  # as a table would refuse them
             found = layer.settings.unseen_row
     except PushError as error:
-        raise type(error)(
-            f"{error.message}. The rows are those of the layers {[layer.name]}; their settings are "
-            "arguments of tfos.keras.Embedding",
-            error.details,
-        ) from None
+        raise of_layers(error, [layer.name]) from None
     rows[kept] = found
     return rows
+
+
+def of_layers(error: PushError, names: Sequence[str]) -> PushError:
+    """Return an error of a table's rows, of the same class, that names the layers as well.
+
+    Args:
+        error: of the server, or of the ids.
+        names: of the layers that have the table.
+    """
+    return type(error)(
+        f"{error.message}. The rows are those of the layers {[*names]}; their settings are "
+        "arguments of tfos.keras.Embedding",
+        error.details,
+    )
 
 
 def looked_up(layer: Any, keys: Any, *, training: bool) -> Any:

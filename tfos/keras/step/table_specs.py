@@ -17,6 +17,7 @@ from ps.manifest.rule_spec import RuleConfig
 from ps.manifest.table_spec import TableSpec
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.layer import Embedding, embeddings_in
+from tfos.keras.embedding.sources import of_layers
 from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
 
@@ -53,11 +54,7 @@ def naming_layers(layers: Sequence[Embedding]) -> Iterator[None]:
         own = sorted({layer.name for layer in layers if layer.table == error.details.get("table")})
         if not own:
             raise
-        raise type(error)(
-            f"{error.message}. The rows are those of the layers {own}; their settings are "
-            "arguments of tfos.keras.Embedding",
-            error.details,
-        ) from error
+        raise of_layers(error, own) from error
 
 
 def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec, ...]:
