@@ -40,7 +40,7 @@ def rows_of(dataset):
     return [int(row) for batch in dataset.as_numpy_iterator() for row in batch]
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable(__name__)
 class Recording(keras.Sequential):  # type: ignore[misc]  # keras is not checked
     """A model whose fit only reads."""
 
@@ -302,7 +302,7 @@ def test_each_label_column_goes_to_the_output_of_its_place(make):
     assert 14 < loss < 15.5  # the other way round: 28
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable(__name__)
 class Free(keras.Model):  # type: ignore[misc]  # keras is not checked
     """A model of which no file tells the inputs."""
 

@@ -32,7 +32,7 @@ SHARES = (slice(0, 23), slice(23, 150))
 VAL_SHARES = (slice(0, 0), slice(0, 70))
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable(__name__)
 class Misses(keras.metrics.Metric):  # type: ignore[misc]  # Keras has no types
     """Root of the number of wrong answers: no mean, of a count that may be added."""
 

@@ -186,7 +186,7 @@ def test_savedmodels_with_other_vocabularies_are_other_models(tmp_path):
     assert found == [[0, 1], [1, 0]]
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable(__name__)
 class RowSum(keras.layers.Layer):  # type: ignore[misc]  # Keras is not checked
     def call(self, x):
         return tf.reduce_sum(x, axis=1)
@@ -373,7 +373,7 @@ def test_what_is_no_model_is_refused_with_what_would_be(tmp_path):
     path = save(mlp(), tmp_path / "m")
     with pytest.raises(SettingsError, match=r"has no signature 'other', it has \['serv"):
         loading.read_signature(ModelSource(path=path, name="other"))
-    keras.saving.register_keras_serializable("tests")(Free)
+    keras.saving.register_keras_serializable(__name__)(Free)
     with pytest.raises(UnsupportedModel, match="a Free without fixed inputs"):
         loading.read_signature(ModelSource(path=save(free, tmp_path / "f.keras")))
 
@@ -398,7 +398,7 @@ def test_a_bad_row_names_partition_row_and_column(tmp_path):
         list(predictor(signature).results(7, iter(batches)))
 
 
-@keras.saving.register_keras_serializable(package="tests")
+@keras.saving.register_keras_serializable(__name__)
 class Free(keras.Model):  # type: ignore[misc]  # Keras is not checked
     """A model without fixed inputs."""
 
