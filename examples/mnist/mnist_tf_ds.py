@@ -35,7 +35,7 @@ def main_fun(args, ctx):
     model = build_model()
     ctx.distribute(model)
     model.fit(
-        rows.dataset(args.batch_size, features="pixels", labels="label"),
+        rows.dataset(args.batch_size, feature_cols="pixels", label_cols="label"),
         epochs=args.epochs,
         callbacks=ctx.callbacks(),
         verbose=0,

@@ -137,15 +137,13 @@ class FileRows:
         rows._course = course_of(self._ctx, name, self._source.files(), self._reader().position)
         return rows
 
-    def dataset(  # noqa: PLR0913 - what a user may say about rows, all but one by keyword
+    def dataset(
         self,
         batch_size: int,
         *,
         feature_cols: Selector | None = None,
         label_cols: Selector | None = None,
         weight_col: Selector | None = None,
-        features: Selector | None = None,
-        labels: Selector | None = None,
         dtypes: Dtypes = None,
         map_fn: Callable[..., Any] | None = None,
     ) -> FileDataset:
@@ -158,8 +156,6 @@ class FileRows:
                 input names. None, without `label_cols`: rows are (x, y) or (x, y, weight).
             label_cols: which columns are y, as for `feature_cols`.
             weight_col: which column holds the sample weights, float[batch].
-            features: another name of `feature_cols`.
-            labels: another name of `label_cols`.
             dtypes: numpy's names of dtypes: one for x; one each for x, y and weight (None leaves a
                 part as it is); or by column. None: float64 becomes Keras' floatx.
             map_fn: `map_fn(x, y) -> (x, y)` (and the weight, where there is one) on numpy arrays of
@@ -176,8 +172,6 @@ class FileRows:
             feature_cols=feature_cols,
             label_cols=label_cols,
             weight_col=weight_col,
-            features=features,
-            labels=labels,
             dtypes=dtypes,
             map_fn=map_fn,
         )

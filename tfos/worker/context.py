@@ -326,8 +326,6 @@ class NodeContext(PortedContext):
         feature_cols: Selector | None = None,
         label_cols: Selector | None = None,
         weight_col: Selector | None = None,
-        features: Selector | None = None,
-        labels: Selector | None = None,
         dtypes: Dtypes = None,
         map_fn: Callable[..., Any] | None = None,
     ) -> FeedDataset:
@@ -342,8 +340,6 @@ class NodeContext(PortedContext):
                 are (x, y) or (x, y, weight).
             label_cols: which values are y, as for `feature_cols`.
             weight_col: which value is the sample weight, float[batch].
-            features: another name of `feature_cols`.
-            labels: another name of `label_cols`.
             dtypes: numpy's names of dtypes: one for x; one each for x, y and weight (None leaves a
                 part as it is); or by column. None: float64 becomes Keras' floatx.
             map_fn: `map_fn(x, y) -> (x, y)` (and the weight, where there is one) on numpy arrays of
@@ -360,8 +356,6 @@ class NodeContext(PortedContext):
             feature_cols=feature_cols,
             label_cols=label_cols,
             weight_col=weight_col,
-            features=features,
-            labels=labels,
             dtypes=dtypes,
             map_fn=map_fn,
         )

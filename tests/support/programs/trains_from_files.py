@@ -74,7 +74,9 @@ def train(data: BatchDataset, num_rows: int, stop: StopOnce) -> None:
 def main() -> None:
     directory, num_rows = sys.argv[1], int(sys.argv[2])
     sets = [
-        rows_in(file_format, f"{directory}/{file_format}").dataset(512, features="x", labels="y")
+        rows_in(file_format, f"{directory}/{file_format}").dataset(
+            512, feature_cols="x", label_cols="y"
+        )
         for file_format in ("parquet", "tfrecord")
     ]
     sets[1].start_epoch()  # both are being read when training stops

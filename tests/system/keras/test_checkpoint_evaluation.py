@@ -136,7 +136,7 @@ def test_rows_of_files_and_metrics_with_many_values_are_evaluated(tmp_path):
         return x, np.eye(3, dtype=np.float32)[n % 3]
 
     def data() -> Any:
-        return rows.dataset(8, features="x", labels="n", map_fn=mapped)
+        return rows.dataset(8, feature_cols="x", label_cols="n", map_fn=mapped)
 
     with serving() as servers:
         client = servers.contexts[0].client

@@ -700,8 +700,8 @@ def test_labels_in_the_row_dtypes_and_map_fn():
             ctx,
             BATCH,
             ColumnRoles(
-                labels=0,
-                features=slice(1, None),
+                label_cols=0,
+                feature_cols=slice(1, None),
                 dtypes=("float32", "int64"),
                 map_fn=lambda x, y: (x * 2, y),
             ),
@@ -724,8 +724,10 @@ def test_errors_of_feed_and_arguments_reach_fit():
         with pytest.raises(SettingsError, match="a dict from class to weight"):
             model.fit(FeedDataset(ctx, BATCH), class_weight="balanced")
         offer(ctx.feed_channel, rows_of(X[:20], Y[:20]), epoch=0)
-        dataset = FeedDataset(ctx, BATCH, ColumnRoles(features="pixels", labels="digit"))
-        with pytest.raises(SettingsError, match="features='pixels', but the rows have 2 values"):
+        dataset = FeedDataset(ctx, BATCH, ColumnRoles(feature_cols="pixels", label_cols="digit"))
+        with pytest.raises(
+            SettingsError, match="feature_cols='pixels', but the rows have 2 values"
+        ):
             next(dataset)
         waiting = FeedDataset(ctx, BATCH, feed="other")
         ctx.feed_channel.close()

@@ -89,7 +89,7 @@ def test_sync_workers_train_on_uneven_shares_also_of_no_rows(tmp_path, zipped):
         def work(rank):
             model = distribute(models[rank], cluster.contexts[rank], consistency="sync")
             rows = rows_of(path, rank, 2).shuffled(1, 20)
-            data = rows.dataset(4, features="x", labels="n")
+            data = rows.dataset(4, feature_cols="x", label_cols="n")
             return model.fit(data, epochs=3, verbose=0).history
 
         histories = together(work, 2)
@@ -111,7 +111,7 @@ def test_a_worker_that_joins_reads_the_epoch_of_the_files_that_the_others_read(t
             log.note(event)
         place = log.place
         assert place is not None
-        data = rows_of(path, 0, 1).shuffled(1).dataset(40, features="x", labels="n")
+        data = rows_of(path, 0, 1).shuffled(1).dataset(40, feature_cols="x", label_cols="n")
         data.begin_at(place.files_epoch)
         return place.epoch, [int(n) for n in next(data)[1]]
 
@@ -121,7 +121,7 @@ def test_a_worker_that_joins_reads_the_epoch_of_the_files_that_the_others_read(t
         join = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: found.append(joined_by(ctx.reported))
         )
-        data = rows_of(path, 0, 1).shuffled(1).dataset(4, features="x", labels="n")
+        data = rows_of(path, 0, 1).shuffled(1).dataset(4, feature_cols="x", label_cols="n")
         for initial in (10, 0):
             model.fit(data, initial_epoch=initial, epochs=initial + 2, verbose=0, callbacks=[join])
             found.append(joined_by(ctx.reported))
@@ -139,13 +139,13 @@ def test_a_pass_of_fewer_steps_measures_the_same_rows_each_time(tmp_path, seed):
     x = np.repeat(first.astype(np.float32)[:, None] / 100, 4, axis=1)
     model = make_model()
     expected = model.evaluate(x, first, batch_size=4, verbose=0)
-    data = rows.dataset(4, features="x", labels="n")
+    data = rows.dataset(4, feature_cols="x", label_cols="n")
     for _ in range(4):
         assert model.evaluate(data, steps=5, verbose=0) == pytest.approx(expected)
     assert model.evaluate(data, steps=5, verbose=0) != pytest.approx(
         model.evaluate(data, verbose=0)
     )
-    data = rows.dataset(4, features="x", labels="n")
+    data = rows.dataset(4, feature_cols="x", label_cols="n")
     model.compile(keras.optimizers.SGD(0.0), "mse")
     fitted = model.fit(x, first, epochs=3, validation_data=data, validation_steps=5, verbose=0)
     assert fitted.history["val_loss"] == pytest.approx([expected] * 3)
@@ -153,7 +153,7 @@ def test_a_pass_of_fewer_steps_measures_the_same_rows_each_time(tmp_path, seed):
 
 def test_steps_per_epoch_go_on_where_the_epoch_before_ended(tmp_path, monkeypatch):
     path = write(tmp_path / "rows", range(40))
-    data, seen = rows_of(path, 0, 1).dataset(4, features="x", labels="n"), []
+    data, seen = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n"), []
     monkeypatch.setattr(data, "_hand", lambda ready: seen.extend(ready.values[1].tolist()))
     make_model().fit(data, epochs=2, steps_per_epoch=5, verbose=0)
     assert seen == list(range(40))
@@ -162,7 +162,7 @@ def test_steps_per_epoch_go_on_where_the_epoch_before_ended(tmp_path, monkeypatc
 def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):
     path = write(tmp_path / "rows", range(50))
     reading = Reading(PlaceWithServers(0, 2))  # type: ignore[arg-type]
-    data = reading.tfrecord(path, COLUMNS).dataset(4, features="x", labels="n")
+    data = reading.tfrecord(path, COLUMNS).dataset(4, feature_cols="x", label_cols="n")
     with pytest.raises(NotDistributed, match="fit"):
         make_model().fit(data, verbose=0)
 
@@ -170,7 +170,7 @@ def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):
 def test_a_fit_without_callbacks_of_ours_tells_its_steps_rows_epochs_and_loss(tmp_path):
     place = Place(0, 1, [])
     read = Reading(place).tfrecord(write(tmp_path / "rows", range(10)), COLUMNS)  # type: ignore[arg-type]
-    data = read.dataset(4, features="x", labels="n")
+    data = read.dataset(4, feature_cols="x", label_cols="n")
     history = make_model().fit(data, epochs=3, initial_epoch=1, verbose=0).history
     seen = [(each["epoch"], each["steps"], each["rows"]) for each in place.told]
     first = [(2, 0, 0), (2, 1, 4), (2, 2, 8), (2, 3, 10)]
@@ -180,7 +180,7 @@ def test_a_fit_without_callbacks_of_ours_tells_its_steps_rows_epochs_and_loss(tm
     losses = {each["epoch"]: each["loss"] for each in place.told if "loss" in each}
     assert list(losses.values()) == pytest.approx(history["loss"])
     place.told.clear()
-    validation = read.dataset(4, features="x", labels="n")
+    validation = read.dataset(4, feature_cols="x", label_cols="n")
     make_model().fit(np.zeros((4, 4)), np.zeros(4), validation_data=validation, verbose=0)
     assert place.told == [], "nobody trains these rows"
 
@@ -214,11 +214,13 @@ def test_class_weights_reach_a_model_that_is_not_distributed(tmp_path):
     plain.fit(
         x, np.arange(40), class_weight=weights, batch_size=4, shuffle=False, epochs=2, verbose=0
     )
-    data = rows_of(path, 0, 1).dataset(4, features="x", labels="n")
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
     ours.fit(data, class_weight=weights, epochs=1, verbose=0)
     ours.fit(data, class_weight=weights, epochs=1, verbose=0)
     np.testing.assert_allclose(ours.get_weights()[0], plain.get_weights()[0], rtol=1e-6)
-    loss = ours.evaluate(rows_of(path, 0, 1).dataset(4, features="x", labels="n"), verbose=0)
+    loss = ours.evaluate(
+        rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n"), verbose=0
+    )
     assert loss == pytest.approx(plain.evaluate(x, np.arange(40), batch_size=4, verbose=0))
 
 
@@ -227,7 +229,7 @@ def test_sorted_rows_are_told_once_and_mixed_ones_never(tmp_path):
         (tmp_path / f"month={month}").mkdir()
         write(tmp_path / f"month={month}" / "rows", range(month * 100, month * 100 + 80))
     rows, model = rows_of(tmp_path, 0, 1), make_model()
-    columns: dict[str, Any] = {"features": "x", "labels": "n"}
+    columns: dict[str, Any] = {"feature_cols": "x", "label_cols": "n"}
     with pytest.warns(SortedRowsWarning) as said:
         model.fit(rows.dataset(4, **columns), epochs=2, verbose=0)
     first, second = (str(each.message) for each in said)
@@ -280,7 +282,7 @@ def until(condition) -> None:
 def test_an_epoch_that_is_left_ends_its_thread_and_closes_its_file(tmp_path):
     path = write(tmp_path / "rows", range(1000))
     others = set(threading.enumerate())  # of tests before, whose workers may end later
-    data = rows_of(path, 0, 1).dataset(2, features="x", labels="n")
+    data = rows_of(path, 0, 1).dataset(2, feature_cols="x", label_cols="n")
     next(iter(data))
     begun = set(threading.enumerate()) - others
     (reading,) = (each for each in begun if each.name == "tfos-read-files")

@@ -61,7 +61,7 @@ def make_models(number: int, *, built: bool = True) -> list[keras.Model]:
 
 def data_of(ctx: Context, files: Path) -> FileDataset:
     rows = Reading(ctx).tfrecord(files, COLUMNS).shuffled(1)  # type: ignore[arg-type]
-    return rows.dataset(ROWS, features="x", labels="n")
+    return rows.dataset(ROWS, feature_cols="x", label_cols="n")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tfos.keras.fit.distribute import distribute
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 
 BATCH = 8
-ROLES = ColumnRoles(features="items", labels="y")
+ROLES = ColumnRoles(feature_cols="items", label_cols="y")
 
 
 def rows(num_rows=61, *, uniform=0):
@@ -104,7 +104,7 @@ def test_a_model_trains_on_the_lists_of_strings_of_a_dataframe(make):
         ctx.feed_channel.finish("input")
         keras.utils.set_random_seed(0)
         model = distribute(compiled(make()), ctx, consistency="sync")
-        data = FeedDataset(ctx, BATCH, ColumnRoles(features="tags", labels="y"))
+        data = FeedDataset(ctx, BATCH, ColumnRoles(feature_cols="tags", label_cols="y"))
         losses.append(model.fit(data, epochs=2, verbose=0).history["loss"])
         distinct = {tag for tags in lists for tag in tags}
         assert sum(server.stats().tables[0].rows for server in cluster.servers) == len(distinct)
@@ -123,7 +123,7 @@ def test_lists_of_strings_come_joined_and_are_split_by_map_fn():
     lists = [["a", "b c"], [], ["b c"], ["d"], ["a"]]
     joined = [{"items": "\n".join(tags), "y": float(len(tags))} for tags in lists]
     roles = ColumnRoles(
-        features="items", labels="y", map_fn=lambda x, y: (tf.strings.split(x, "\n"), y)
+        feature_cols="items", label_cols="y", map_fn=lambda x, y: (tf.strings.split(x, "\n"), y)
     )
     tags = keras.Input((None,), dtype="string", ragged=True)
     found = Embedding(4, table="tags", combiner="sum", pad_id="", initializer="ones")(tags)

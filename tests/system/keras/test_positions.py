@@ -110,7 +110,7 @@ def run(cluster, files: Path, options: dict, make_callbacks=list):
         ctx = cluster.contexts[rank]
         rows = rows_of(ctx, files).shuffled(7, 10).resumable()
         model = distribute(models[rank], ctx, **options)
-        data = rows.dataset(BATCH, features="x", labels="y")
+        data = rows.dataset(BATCH, feature_cols="x", label_cols="y")
         callbacks = make_callbacks()
         first = rows.first_epoch
         with contextlib.closing(data):

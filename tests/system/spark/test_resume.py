@@ -65,7 +65,7 @@ def count_rows(args, ctx):
     if args["equal"]:
         rows = rows.equal_steps()
     rows = rows.shuffled(seed=5, window_rows=30).resumable()
-    data = rows.dataset(8, features="x", labels="y")
+    data = rows.dataset(8, feature_cols="x", label_cols="y")
     model.fit(
         data, epochs=args["epochs"], initial_epoch=rows.first_epoch, callbacks=[Fail()], verbose=0
     )

@@ -61,7 +61,7 @@ def add_up(args, ctx):
     )
     model.compile(optimizer=keras.optimizers.SGD(1.0), loss=grow)
     ctx.distribute(model, staleness_aware=False)
-    rows = ctx.dataset(4, features="x", labels="y", map_fn=check)
+    rows = ctx.dataset(4, feature_cols="x", label_cols="y", map_fn=check)
     model.fit(rows, epochs=ctx.all_epochs, callbacks=[*ctx.callbacks(), Signs()], verbose=0)
 
 

@@ -32,10 +32,6 @@ class ColumnRoles:
     feature_cols: Selector | None = None
     label_cols: Selector | None = None
     weight_col: Selector | None = None
-    features: Selector | None = None
-    """Another name of `feature_cols`."""
-    labels: Selector | None = None
-    """Another name of `label_cols`."""
     dtypes: Dtypes = None
     map_fn: Callable[..., Any] | None = None
 
@@ -46,20 +42,16 @@ class ColumnRoles:
             float_dtype: the dtype that float64 columns become.
 
         Raises:
-            SettingsError: a value that cannot work, or both names of one setting.
+            SettingsError: a value that cannot work.
         """
         return RowMapper(
-            _either("feature_cols", self.feature_cols, "features", self.features),
-            _either("label_cols", self.label_cols, "labels", self.labels),
+            self.feature_cols,
+            self.label_cols,
             self.dtypes,
             self.map_fn,
             weights=self.weight_col,
             float_dtype=float_dtype,
-            words=(
-                "feature_cols" if self.features is None else "features",
-                "label_cols" if self.labels is None else "labels",
-                "weight_col",
-            ),
+            words=("feature_cols", "label_cols", "weight_col"),
         )
 
 
@@ -304,9 +296,3 @@ def _check_dtype(dtype: Any) -> None:
         raise SettingsError(
             f"dtypes must be names of numpy dtypes such as 'float32', got {dtype!r}"
         ) from None
-
-
-def _either(name: str, value: Any, other_name: str, other: Any) -> Any:
-    if value is not None and other is not None:
-        raise SettingsError(f"{name} and {other_name} mean the same; give one of them")
-    return other if value is None else value

@@ -130,13 +130,13 @@ def test_lists_of_any_length_stay_lists_with_the_dtype_asked_for():
     ("given", "sentence"),
     [
         ({"feature_cols": "z"}, r"^feature_cols='z', but the rows have \['a'\]"),
-        ({"features": "z"}, r"^features='z', but the rows have \['a'\]"),
-        ({"features": "a", "label_cols": "z"}, r"^label_cols='z', but the rows"),
-        ({"feature_cols": "a", "labels": "z"}, r"^labels='z', but the rows"),
+        ({"feature_cols": "a", "label_cols": "z"}, r"^label_cols='z', but the rows"),
         ({"label_cols": "a"}, r"^label_cols='a' without feature_cols; .*feature_cols=slice"),
-        ({"labels": "a"}, r"^labels='a' without feature_cols; .*labels=0"),
         ({"weight_col": "a"}, r"^weight_col='a' without feature_cols; "),
-        ({"features": "a", "weight_col": "a"}, r"^weight_col='a' without label_cols, whose loss"),
+        (
+            {"feature_cols": "a", "weight_col": "a"},
+            r"^weight_col='a' without label_cols, whose loss",
+        ),
         (
             {"feature_cols": "a", "label_cols": "a", "weight_col": "z"},
             r"^weight_col='z', but the rows have",
