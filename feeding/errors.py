@@ -31,7 +31,7 @@ from rpc.errors import RemoteError, SettingsError, TFOSError
 
 
 class FeedError(TFOSError):
-    """Base of all errors of this room."""
+    """Base of all errors of feeding."""
 
     code: ClassVar[str] = "feed"
 

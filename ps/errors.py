@@ -15,7 +15,7 @@ PSError (a TFOSError)
 │   ├── TableFull            a table has no room for new rows
 │   ├── StaleGeneration     a newer attempt of this worker is registered
 │   └── SequenceGap          a push is missing before this one
-├── WorkerLost               a sync barrier lost a member        → restart with the remaining
+├── WorkerLost               a barrier lost a member             → from the last checkpoint
 ├── CheckpointError          a checkpoint cannot be written or read
 ├── ServerUnavailable        network or peer failed              → retried; then this
 │   ├── RequestTimeout

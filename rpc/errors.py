@@ -1,6 +1,6 @@
 """Error tree: the root of all errors of tfos, and every error of the RPC layer.
 
-TFOSError                 base of every error that tfos raises, in any room and process
+TFOSError                 base of every error that tfos raises, in any package and process
 ├── SettingsError         a value that cannot work; also a ValueError        → fix the call
 └── RpcError, ps.errors.PSError, feeding.errors.FeedError and those of tfos.errors
 
@@ -34,7 +34,7 @@ class SettingsError(TFOSError, ValueError):
 
 
 class RpcError(TFOSError):
-    """Base of all errors of this room."""
+    """Base of all errors of rpc."""
 
 
 class AuthError(RpcError):

@@ -1,10 +1,10 @@
 """tfos: parameter servers on Spark executors for Keras 3.
 
-Public names: TFCluster with its settings and reports; NodeContext, which `main_fun` receives; the
-modules of TensorFlowOnSpark that programs import (TFNode, TFParallel, dfutil, pipeline, gpu_info,
-compat); run, Runner, MirroredStrategyRunner and runner, for functions as ranks. They load on first
-use, so that `import tfos` costs neither pyspark nor TensorFlow; node processes import parts of this
-package a thousand times.
+Public names: TFCluster with its settings and reports; NodeContext, which `main_fun` receives; run,
+Runner, MirroredStrategyRunner and runner, for functions as ranks; map_train; predict_column;
+timeseries; register_data_sources; and modules of TensorFlowOnSpark that programs import (TFNode,
+TFParallel, dfutil, pipeline, gpu_info, compat). They load on first use, so that `import tfos` costs
+neither pyspark nor TensorFlow; node processes import parts of this package a thousand times.
 """
 
 from __future__ import annotations

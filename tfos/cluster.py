@@ -111,8 +111,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Args:
             sc: SparkContext or classic SparkSession.
             cluster_size: nodes in total, servers and evaluator included; one task slot each.
-            num_ps: how many of them are parameter servers, from 0 to cluster_size - 1.
-            ps: whose servers (docs/guides/native.md); with num_ps=0 workers serve, in "sync".
+            num_ps: parameter servers among them, 0 to cluster_size - 1; of TensorFlow 1 less.
+            ps: "tfos", "tensorflow" (docs/guides/native.md); num_ps=0: workers serve, in "sync".
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.

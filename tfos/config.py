@@ -1,8 +1,8 @@
 """Settings of a cluster and of its checkpoints, checked once at the driver.
 
-Covers: ClusterConfig (how rows reach the workers, timeouts of the control plane, what is shown) and
-Checkpoints (when a cluster saves, where a run resumes) and Restarts (how often lost nodes are
-replaced).
+Covers: ClusterConfig (how rows reach the workers, timeouts of the control plane, what is shown),
+Checkpoints (when a cluster saves, where a run resumes), Restarts (how often lost nodes are
+replaced), InputMode, TensorBoardConfig.
 Does not: hold settings of the data plane (rpc), of servers (ps.config) or of chunks
 (feeding.config); save (tfos.worker.saver), restart servers (tfos.node.supervisor).
 """

@@ -1,6 +1,6 @@
 """Every error of tfos that a program can catch: one tree, ordered by who must act.
 
-TFOSError                        every error of every room
+TFOSError                        every error of tfos, ps, feeding and rpc
 ├── SettingsError            impossible arguments (also a ValueError)     → fix the call
 │   ├── ConfigError          a Spark setting that the cluster cannot use  → fix the configuration
 │   ├── NotCompiled          distribute() before compile()                → compile first

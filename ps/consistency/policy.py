@@ -152,8 +152,9 @@ class Policy(Protocol):
 def worker_lost(lost: WorkerRank) -> WorkerLost:
     """The error that ends a broken barrier's pushes."""
     return WorkerLost(
-        f"worker {lost} was lost and the sync barrier waited for it; restart the training from the "
-        "last checkpoint, or start the servers with on_lost='continue'",
+        f"worker {lost} was lost and the barrier waited for it; start the training again from the "
+        "last checkpoint. Barriers go on without a lost worker on a cluster's servers with "
+        "ClusterConfig(tolerate_lost_workers=True), on servers by hand with --on-lost continue",
         {"worker": str(lost)},
     )
 

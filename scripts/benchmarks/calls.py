@@ -10,7 +10,7 @@ Method: server and client, or feed task and two workers, are threads of this pro
     own: the median of single pushes, and the processor time of client and server per push.
 Caveats: calls of numpy, msgspec and compiled kernels are not counted. Waits that are repeated
     because a byte came late add calls, hence the median.
-Last result: docs/performance.md.
+Last result: docs/architecture/performance-notes.md.
 
     python -m scripts.benchmarks.calls [--toy] [--list]     --list: each function, to stderr
 """

@@ -8,7 +8,7 @@ Method: a network 784-800-700-10 with Adam(0.001), batch 128, on generated rows 
 Caveats: the network is plain numpy, one thread per worker, so that figures tell of updates and not
     of TensorFlow; how old gradients are depends on the machine, so `staleness` says it.
 Bar: every default within 0.02 of the reference.
-Last result: docs/guides/performance.md.
+Last result: docs/decisions/009-staleness-aware-rates.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Method: logistic regression with an L2 penalty, 123 binary features of which abo
 Caveats: the model is small and convex: it shows that errors are fed back, not what int8 does to a
     deep network.
 Bar: every compression within 0.001 of exact.
-Last result: docs/guides/performance.md.
+Last result: docs/architecture/performance-notes.md.
 """
 
 from __future__ import annotations

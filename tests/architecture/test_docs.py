@@ -204,6 +204,32 @@ def test_the_reference_has_every_public_name(room):
     assert {name for name in public if name != "__version__"} <= shown | named
 
 
+FACES = ("tfos.keras", "tfos.ml", "tfos.orca", "tfos.runner", "tfos.serving", "tfos.timeseries")
+"""Packages inside a room that programs import from."""
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_the_reference_has_every_public_name_of_a_package_inside_a_room(face):
+    reference = "".join(path.read_text() for path in ROOT.glob("docs/reference/*.md"))
+    public = importlib.import_module(face).__all__
+    shown = set(re.findall(rf"^::: (?:tfos|{re.escape(face)})\.(\w+)$", reference, re.MULTILINE))
+    of_modules = rf"^::: {re.escape(face)}\.\w+\n.*members: \[(.*?)\]"
+    for members in re.findall(of_modules, reference, re.MULTILINE):
+        shown |= set(members.split(", "))
+    assert set(public) <= shown
+
+
+def test_the_rates_of_inputs_are_those_of_the_page_of_performance():
+    guides = ROOT / "docs" / "guides"
+    rates = re.findall(r"\| ([\d.e+]+) rows/s \(", (guides / "performance.md").read_text())
+    measured = {f"{float(rate):,.0f}" for rate in rates}
+    inputs = re.search(r"rows/s here(.*?)\n\n", (guides / "feeding.md").read_text(), re.DOTALL)
+    assert inputs is not None
+    told = re.findall(r"\d+,\d{3}(?:,\d{3})*", inputs[1])
+    assert len(told) >= 6
+    assert set(told) <= measured
+
+
 def test_the_table_of_faults_names_exactly_the_tests_that_there_are():
     text = (ROOT / "docs" / "faults.md").read_text()
     tests = faults_table.marked_tests()

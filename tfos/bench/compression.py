@@ -10,7 +10,7 @@ Caveats: packing pays where the network is slower than packing and unpacking; lo
             tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 50ms &&
             tfos bench compression'
 Bar: none; on a link of 1 Gbit/s int8 should take about a quarter of the time.
-Last result: docs/guides/performance.md.
+Last result: docs/architecture/performance-notes.md.
 """
 
 from __future__ import annotations

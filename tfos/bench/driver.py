@@ -9,7 +9,7 @@ Method: a real control server and its coordinator in this process, as a driver h
 Caveats: lines of a node's output and its reports come on top. The driver has a thread per node.
     A machine that is too slow for all heartbeats in 2 s sends them as fast as it can.
 Bar: bytes per heartbeat at most 1.1 of those in the smallest cluster.
-Last result: docs/guides/performance.md.
+Last result: docs/architecture/performance-notes.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Method: LOAD: one server process; 16 clients, a thread each, pull 4 KiB over loo
 Caveats: the 16 clients share this process and its interpreter, so both percentiles are mostly the
     wait for it; what is compared is the difference.
 Bars: LOAD at most 1.5 times as long as alone, or 5 ms longer; SHAKE at most 2 s without TLS.
-Last result: docs/guides/performance.md.
+Last result: docs/architecture/performance-notes.md.
 """
 
 from __future__ import annotations

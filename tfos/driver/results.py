@@ -66,8 +66,8 @@ class ResultCalls:
     def handed_over(self) -> dict[int, bytes]:
         """Return, by rank, the bytes that main_fun gave to `ctx.hand_over`; after `shutdown()`.
 
-        Spark brings them as results of the nodes' tasks, so they may be large. A worker that handed
-        nothing over, or that was stopped, is left out.
+        For tfos itself; programs use `results()`. Spark brings them as results of the nodes' tasks,
+        so they may be large. A worker that handed nothing over, or that was stopped, is left out.
 
         Raises:
             NoResultError: Spark could not bring the values of workers that have ended well; the

@@ -21,6 +21,7 @@ from ps.collector import StartFreeze
 from ps.manifest.manifest import WorkerRank
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
+from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.files.checkpoint_storage import Storages
 from tfos.node.child_link import ChildLink, Progress, start_order_thread
@@ -51,8 +52,7 @@ class ServerProcess:
             rank=bundle.node.rank,
             num_servers=bundle.settings.num_ps,
             num_workers=bundle.settings.num_workers,
-            # The barrier goes on with those that are there until the new attempt joins.
-            on_lost="continue" if bundle.settings.config.restarts.workers else "fail",
+            on_lost="continue" if _others_go_on(bundle.settings.config) else "fail",
         )
         credentials = bundle.data_credentials
         generation = (spec.attempt << 16) + spec.restart
@@ -146,6 +146,11 @@ class ServerProcess:
                 self._server.close(CLOSE_TIMEOUT_S)
             case _:
                 pass  # the roster and the feeds are the workers'
+
+
+def _others_go_on(config: ClusterConfig) -> bool:
+    """Whether a barrier goes on without a lost worker: for good, or until its new attempt joins."""
+    return config.restarts.workers > 0 or config.tolerate_lost_workers
 
 
 def main(body: bytes) -> None:

@@ -96,8 +96,9 @@ class Reading:
             paths: as for `tfrecord`.
             columns: names, of fields in structs `parent.child`, and keys of directories
                 (`day=2026-01-31`). None: all that the files store, and all keys of directories.
-            filters: [("column", ">", 3), …] that must all hold, or a pyarrow.compute expression;
-                row groups that cannot match are not read.
+            filters: [("column", ">", 3), …] that must all hold, a list of such lists, one of which
+                must hold, or a pyarrow.compute expression; row groups that cannot match are not
+                read.
             nulls: replacement of nulls by column; other columns must not contain any.
             shapes: shape of columns of lists, by name; None for any number of values. Other shapes
                 are inferred from the files.

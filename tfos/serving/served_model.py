@@ -55,7 +55,8 @@ def load(
     Args:
         path: a directory or URL that ctx.export(..., tables="beside") or export_tables has written.
         cache_dir: a directory of this user on a local disk; None: $TFOS_SERVING_CACHE, else
-            `tfos/serving` below the user's cache directory.
+            `tfos/serving` below $XDG_CACHE_HOME, else the first that can be used: below ~/.cache,
+            directories for temporary files.
         verify: compare the digests of an index that exists. The first process of a host does,
             which reads all of it; the others trust its record until the host is started again.
         progress: say on standard error where the index is built and how far it is.

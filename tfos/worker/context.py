@@ -66,7 +66,8 @@ class NodeContext(PortedContext):
                 ctx.export(model, "hdfs:///models/digits.keras")
 
     For tfos itself, not for programs: `fit_place`, `feed_channel`, `trained_feeds`, `epochs`,
-    `seen_progress`, `resumes_…`, `check_…`, `saver`, `new_ps_client`, `server_moved`, `finish`.
+    `seen_progress`, `resumes_…`, `check_…`, `saver`, `new_ps_client`, `server_moved`, `hand_over`,
+    `report_numbers`, `send_output`, `finish`.
 
     Attributes:
         job_name: `chief`, `master`, `worker` or `evaluator`.
@@ -382,9 +383,9 @@ class NodeContext(PortedContext):
     ) -> keras.Model:
         """Move a compiled model's parameters to the servers; `fit` then trains together.
 
-        Call it on every worker, with the same model, between `compile` and `fit`. All begin with
-        the chief's weights. Its later `set_weights` and `load_weights` reach weights that train; if
-        the servers' were trained before it came, after its first step. num_ps=0: in "sync" alone.
+        Call it on every worker between `compile` and `fit`, with the same model. All begin with the
+        chief's weights. Later `set_weights` and `load_weights` count: with tables, before the first
+        step alone; where the servers' parameters were trained already, after that step alone.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -561,7 +562,9 @@ class NodeContext(PortedContext):
                 those that are gone, are written.
 
         Returns:
-            The absolute path or URL; `tfos.keras.load_model` opens both.
+            The absolute path or URL. `tfos.keras.load_model` opens a `.keras` file there,
+            `tf.saved_model.load` a SavedModel of this host, `tfos.serving.load` one with the tables
+            beside the model.
 
         Raises:
             SettingsError: not a Keras model, one that was never built, or a path that is refused.

@@ -20,7 +20,7 @@ def _refuse_original() -> None:
     raise ImportError(
         f"TensorFlowOnSpark {version} is installed beside tfos-tensorflowonspark, and both have "
         "the package tensorflowonspark. Run: pip uninstall -y tensorflowonspark "
-        "tfos-tensorflowonspark && pip install tfos-tensorflowonspark"
+        "tfos-tensorflowonspark; then install the wheel of tfos-tensorflowonspark again"
     )
 
 

@@ -1,8 +1,9 @@
-"""A worker that is killed while it trains is started again and joins the others."""
+"""A worker that is killed while it trains is started again, or the others go on without it."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import threading
 import time
@@ -110,6 +111,52 @@ def test_a_killed_worker_is_started_again_and_every_row_is_trained(
     assert told[rank]["epochs"] == list(range(told[rank]["epochs"][0], EPOCHS))
     assert told[rank]["epochs"][0] in (1, 2)
     assert [failure.node.name for failure in cluster.failures] == [victim]
+
+
+def fit_and_die_early(args: dict[str, Any], ctx: Any) -> list[int]:
+    """Train a line; return the steps of each epoch. Worker 1 is killed early in epoch 1."""
+    import os
+
+    import keras
+
+    steps: list[int] = []
+    model, notes = slow_training(args, ctx, [])
+
+    def count(batch: int, logs: Any = None) -> None:
+        steps[-1] += 1
+        if (ctx.rank, len(steps), steps[-1]) == (1, 2, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    counts = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs=None: steps.append(0), on_train_batch_end=count
+    )
+    model.fit(ctx.dataset(batch_size=32), epochs=EPOCHS, callbacks=[notes, counts], verbose=0)
+    return steps
+
+
+@pytest.mark.fault("F02")
+def test_without_restarts_the_others_go_on_in_sync_and_train_the_rows_of_a_killed_worker(
+    spark: Any, tmp_path: Path, capsys: Any
+) -> None:
+    numbers = [([float(i % 3), float(i % 5), 1.0, 0.5], float(i % 7)) for i in range(NUM_ROWS)]
+    rows = spark.parallelize(numbers, 4)
+    args = {"out": str(tmp_path), "consistency": "sync", "step_s": 0.05}
+    with TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK) as cluster:
+        cluster.start(fit_and_die_early, args)
+        report = cluster.train(rows, num_epochs=EPOCHS)
+    assert report is not None
+    assert report.fed_rows == report.trained_rows == EPOCHS * NUM_ROWS
+    assert report.dropped_rows == 0
+    assert re.search(
+        r"worker:1@\S+ was lost: worker:1 killed by SIGKILL.*; worker:0 go on",
+        capsys.readouterr().err,
+    )
+    assert [failure.node.name for failure in cluster.failures] == ["worker:1"]
+    history, (steps, lost) = report.history, cluster.results(default=None)
+    assert lost is None
+    assert history["steps"][1:] == steps[1:]  # of those that were there at the epoch's end
+    assert history["rows"][0] == history["rows"][2] == NUM_ROWS
+    assert NUM_ROWS - 3 * 32 <= history["rows"][1] <= NUM_ROWS
 
 
 def fit_and_die_last(args: dict[str, Any], ctx: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""A PS process between its supervisor and its clients: orders that come while it restores."""
+"""A PS process between its supervisor and its clients: what it does with orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ps.client.client import PSClient
-from ps.errors import StaleGeneration
+from ps.errors import StaleGeneration, WorkerLost
 from ps.manifest.manifest import Hyper
 from ps.server import lifecycle
 from ps.server.handlers import Service
@@ -25,7 +25,7 @@ from tfos.config import Checkpoints, Restarts
 from tfos.control import messages
 from tfos.node.child_link import ChildLink, FromChild
 from tfos.node.ps_process import ServerProcess
-from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
+from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle, NodeSettings
 from tfos.topology import PlannedNode
 
 pytestmark = pytest.mark.socket
@@ -34,34 +34,20 @@ MANIFEST = make_manifest(rule=ADD)
 HYPER = Hyper(1.0)
 
 
-class Restarted:
-    """A second child of a server's supervisor, whose restore stands until `goes_on`."""
+class Child:
+    """A server's process on a thread, under the link of its supervisor."""
 
-    def __init__(self, root: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
         self._bundle = NodeBundle(
             node=PlannedNode("ps", 0, 0),
             control_keys=NO_KEYS,
             rpc_secret=b"S" * 32,
-            settings=node_settings(
-                num_workers=1,
-                num_ps=1,
-                checkpoints=Checkpoints(directory=str(root)),
-                restarts=Restarts(workers=1),
-            ),
+            settings=settings,
         )
         self._clients: list[PSClient] = []
-        self._save(root)
-        self.goes_on, self._stands = threading.Event(), threading.Event()
-        passes = Service._new_dense
-
-        def held(service: Service, manifest: Any) -> Any:
-            self._stands.set()
-            assert self.goes_on.wait(WAIT_S)
-            return passes(service, manifest)
-
-        monkeypatch.setattr(Service, "_new_dense", held)
-        monkeypatch.setattr(lifecycle, "RESTORE_LOOK_S", 0.1)
         monkeypatch.setattr("tfos.node.child_link.os._exit", lambda code: None)
+
+    def start(self, sockets: Path, restart: int = 0) -> None:
         ours, theirs = socket.socketpair()
         self.link: ChildLink[FromChild] = ChildLink(ours, FromChild)
         child: ChildLink[messages.Order] = ChildLink(theirs, messages.Order)
@@ -73,20 +59,63 @@ class Restarted:
             link_fd=-1,
             socket_dir=str(sockets),
             log_dir="",
-            restart=1,
+            restart=restart,
         )
         self.process = ServerProcess(spec, child)
         self.main = threading.Thread(target=self.process.run, daemon=True)
         self.main.start()
         self.endpoint = self._told(messages.Listening).endpoint
-        assert self._stands.wait(WAIT_S)
 
-    def client(self, endpoint: Endpoint, generation: int = 0) -> PSClient:
-        identity = Identity(Role.WORKER, 0, generation)
-        credentials = self._bundle.data_credentials
-        made = PSClient([endpoint], credentials, identity, num_workers=1, timeout_s=WAIT_S)
+    def client(self, endpoint: Endpoint, rank: int = 0) -> PSClient:
+        settings, credentials = self._bundle.settings, self._bundle.data_credentials
+        made = PSClient(
+            [endpoint],
+            credentials,
+            Identity(Role.WORKER, rank, 0),
+            num_workers=settings.num_workers,
+            timeout_s=WAIT_S,
+        )
         self._clients.append(made)
         return made
+
+    def _told(self, kind: type[Any]) -> Any:
+        while not isinstance(told := self.link.receive(WAIT_S), kind):
+            assert told is not None
+        return told
+
+    def close(self) -> None:
+        self.link.send(messages.Stop("end"))
+        self.main.join(WAIT_S)
+        assert not self.main.is_alive()
+        for client in self._clients:
+            client.close()
+        self.link.close()
+        names = {"tfos-orders", "tfos-restore"}
+        wait_until(lambda: not names & {each.name for each in threading.enumerate()}, "the end")
+        self._socket.close()
+
+
+class Restarted(Child):
+    """A second child of a server's supervisor, whose restore stands until `goes_on`."""
+
+    def __init__(self, root: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings = node_settings(
+            checkpoints=Checkpoints(directory=str(root)), restarts=Restarts(workers=1)
+        )
+        super().__init__(settings, monkeypatch)
+        self._save(root)
+        self.goes_on, self._stands = threading.Event(), threading.Event()
+        passes = Service._new_dense
+
+        def held(service: Service, manifest: Any) -> Any:
+            self._stands.set()
+            assert self.goes_on.wait(WAIT_S)
+            return passes(service, manifest)
+
+        monkeypatch.setattr(Service, "_new_dense", held)
+        monkeypatch.setattr(lifecycle, "RESTORE_LOOK_S", 0.1)
+        self.start(sockets, restart=1)
+        assert self._stands.wait(WAIT_S)
 
     def _save(self, root: Path) -> None:
         settings = ServerSettings(rank=0, num_servers=1, num_workers=1)
@@ -97,22 +126,9 @@ class Restarted:
                 client.seed(MANIFEST, filled(MANIFEST))
                 client.save(root, 1)
 
-    def _told(self, kind: type[Any]) -> Any:
-        while not isinstance(told := self.link.receive(WAIT_S), kind):
-            assert told is not None
-        return told
-
     def close(self) -> None:
         self.goes_on.set()
-        self.link.send(messages.Stop("end"))
-        self.main.join(WAIT_S)
-        assert not self.main.is_alive()
-        for client in self._clients:
-            client.close()
-        self.link.close()
-        names = {"tfos-orders", "tfos-restore"}
-        wait_until(lambda: not names & {each.name for each in threading.enumerate()}, "the end")
-        self._socket.close()
+        super().close()
 
 
 @pytest.fixture
@@ -153,3 +169,38 @@ def test_a_server_that_restores_stops_at_once(restarted: Restarted):
     restarted.link.send(messages.Stop("the cluster ends"))
     restarted.main.join(WAIT_S)
     assert not restarted.main.is_alive(), "though the restore still stands"
+
+
+@pytest.mark.fault("F02")
+@pytest.mark.parametrize(
+    ("settings", "is_outlived"),
+    [
+        ({}, True),
+        ({"tolerate_lost_workers": False, "restarts": Restarts(workers=1)}, True),
+        ({"tolerate_lost_workers": False}, False),
+    ],
+    ids=["default", "restarts", "neither"],
+)
+def test_a_barrier_goes_on_without_a_lost_worker_where_the_cluster_does(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    *,
+    is_outlived: bool,
+):
+    child = Child(node_settings(num_workers=2, **settings), monkeypatch)
+    child.start(tmp_path_factory.mktemp("s"))
+    try:
+        manifest = make_manifest(rule=ADD, consistency="sync", reduction="sum")
+        clients = [child.client(child.endpoint, rank) for rank in range(2)]
+        clients[0].seed(manifest, filled(manifest))
+        clients[1].attach()
+        child.link.send(messages.FenceWorker(1, 0, "killed"))
+        told = ""
+        try:
+            clients[0].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        except WorkerLost as error:
+            told = str(error)
+        assert told == "" if is_outlived else "tolerate_lost_workers=True" in told
+    finally:
+        child.close()
