@@ -5,7 +5,7 @@ clusters that train a DStream: another host with the same home may stop the stre
 Does not: write and read files (tfos.control.ticket_files), ask the driver (tfos.watch.operator).
 Runs in: the driver, which writes it; a command of the user, which reads it.      Threads: any.
 
-The key proves one right: to ask as the operator.
+The key proves one right: to ask as the operator, or to end the streams.
 """
 
 from __future__ import annotations
