@@ -97,9 +97,9 @@ def test_a_link_is_not_followed(room: Path, tmp_path: Path, monkeypatch):
 def test_a_link_above_the_place_leads_nowhere_else_later(room: Path, tmp_path: Path, monkeypatch):
     """Whoever may change the link's directory turns it between a check and the next load."""
     mine, theirs, shared = tmp_path / "mine", tmp_path / "theirs", tmp_path / "shared"
-    for directory, mode in ((mine, 0o700), (theirs, 0o700), (shared, 0o777)):
-        directory.mkdir()
-        directory.chmod(mode)
+    for place, mode in ((mine, 0o700), (theirs, 0o700), (shared, 0o777)):
+        place.mkdir()
+        place.chmod(mode)
     link = shared / "cache"
     link.symlink_to(mine)
     monkeypatch.setenv(CACHE_VARIABLE, str(link))
