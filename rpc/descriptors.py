@@ -1,6 +1,7 @@
 """Descriptors of this process: room for all connections of a server before the first one comes.
 
-Covers: raising the soft limit of RLIMIT_NOFILE (`ulimit -n`), refusing what cannot fit.
+Covers: raising the soft limit of RLIMIT_NOFILE (`ulimit -n`), refusing what cannot fit, what is
+left of it.
 Does not: bound what strangers take of it (rpc.limits).
 Threads: any.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 
 from rpc.errors import SettingsError
 from rpc.limits import MAX_SPARE_DESCRIPTORS, SPARE_PART
@@ -29,7 +31,7 @@ def make_room(num_connections: int, *, at_least: int = 0, server: str = "this se
         SettingsError: the hard limit has no room for `at_least` connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = len(os.listdir("/proc/self/fd")) + _OTHERS
+    taken = _num_open() + _OTHERS
     limit, wanted = soft, _limit_for(taken + max(num_connections, at_least))
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -43,6 +45,16 @@ def make_room(num_connections: int, *, at_least: int = 0, server: str = "this se
             "started (limits.conf, LimitNOFILE of systemd, --ulimit of a container), or use fewer "
             "nodes"
         )
+
+
+def num_free() -> int:
+    """Return how many files this process may open beside those that it has open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (sys.maxsize if soft == resource.RLIM_INFINITY else soft) - _num_open()
+
+
+def _num_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def _limit_for(num_descriptors: int) -> int:

@@ -79,9 +79,8 @@ class Readers:
 
     def _knows_token(self, headers: list[tuple[str, str]]) -> bool:
         given = [value for name, value in headers if name == "authorization"]
-        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        same = hmac.compare_digest(token.strip().encode("ascii"), self.token)
-        return same and scheme.lower() == "bearer"
+        token = bearer_token(given[0]) if len(given) == 1 else ""
+        return hmac.compare_digest(token.encode("ascii"), self.token)
 
 
 def _header(line: str) -> tuple[str, str]:
@@ -89,6 +88,12 @@ def _header(line: str) -> tuple[str, str]:
     if not colon or not name or name != name.strip():
         raise ValueError(line)
     return name.lower(), value.strip()
+
+
+def bearer_token(authorization: str) -> str:
+    """Return the token in an Authorization header; empty if it is of another scheme."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def host_name(host: str) -> str:

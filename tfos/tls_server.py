@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 
 from rpc.auth.certificates import TlsCredentials
-from rpc.descriptors import make_room
+from rpc.descriptors import make_room, num_free
 from rpc.endpoint import bracketed
 from rpc.limits import spare_descriptors
 from tfos.errors import ControlError, ControlRefused
@@ -67,6 +67,9 @@ class TlsServer:
         what = f"the driver's server of {num_peers} nodes"
         make_room(_CONNECTIONS_PER_PEER * num_peers, at_least=num_peers, server=what)
         self._threads = DaemonThreads(2 * num_peers + _SPARE_THREADS)
+        # gRPC counts peers and strangers together, and closes what is over the cap.
+        spare = spare_descriptors()
+        most = min(_CONNECTIONS_PER_PEER * num_peers + spare, num_free() - spare)
         handshake_s = _HANDSHAKE_S + _HANDSHAKE_PER_PEER_S * num_peers
         self._server = grpc.server(
             self._threads,
@@ -74,11 +77,7 @@ class TlsServer:
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", int(1000 * handshake_s)),
-                # gRPC counts peers and strangers together and closes what is over the cap.
-                (
-                    "grpc.max_allowed_incoming_connections",
-                    _CONNECTIONS_PER_PEER * num_peers + spare_descriptors(),
-                ),
+                ("grpc.max_allowed_incoming_connections", most),
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),

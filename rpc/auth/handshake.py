@@ -8,8 +8,9 @@
                  requests it, the server confirms what it supports too.
                  2 PAYLOAD: every byte on TCP is authenticated (transport.gmac_stream). The client
                  asks for it with integrity="payload", and with "auto" of a server on another host;
-                 a server with "auto" agrees to either, any other wants what it was started with
+                 a server with "auto" agrees to it, one with "payload" wants it
                  4 TLS: this side uses security="tls" (transport.tls_stream); both must
+                 8 HEADER: this side was given integrity="header"; both must
     body       = msgpack array [cluster_id, role, rank, generation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
     server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || client message
@@ -66,9 +67,10 @@ class HandshakeOptions(enum.IntFlag):
     SHARE = 1
     PAYLOAD = 2
     TLS = 4
+    HEADER = 8
 
 
-_AGREED = HandshakeOptions.PAYLOAD | HandshakeOptions.TLS
+_AGREED = HandshakeOptions.PAYLOAD | HandshakeOptions.TLS | HandshakeOptions.HEADER
 """What both sides must set alike: a side without one would weaken the other side."""
 
 Integrity = Literal["auto", "header", "payload"]
@@ -158,7 +160,9 @@ class Credentials:
         """
         if self.tls is not None:
             return HandshakeOptions.TLS
-        if self.integrity == "header" or (self.integrity == "auto" and not is_remote):
+        if self.integrity == "header":
+            return HandshakeOptions.HEADER
+        if self.integrity == "auto" and not is_remote:
             return HandshakeOptions.NONE
         if find_spec("cryptography") is None:
             raise AuthError(
@@ -413,10 +417,13 @@ def _settings_text(peer: str, message: bytes, ours: HandshakeOptions) -> str:
 
 
 def _settings(options: HandshakeOptions) -> str:
-    integrity = "payload" if options & HandshakeOptions.PAYLOAD else "header"
-    return (
-        f"integrity={integrity!r}, security={'tls' if options & HandshakeOptions.TLS else 'hmac'!r}"
-    )
+    if options & HandshakeOptions.TLS:
+        return "security='tls'"
+    if options & HandshakeOptions.PAYLOAD:
+        return "integrity='payload' (or 'auto' between two hosts), security='hmac'"
+    if options & HandshakeOptions.HEADER:
+        return "integrity='header', security='hmac'"
+    return "integrity='auto' within one host, security='hmac'"
 
 
 def _version_text(peer: str, peer_version: int) -> str:

@@ -11,6 +11,7 @@ numba's files are pickle: who can write them, or put another directory in their 
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import shutil
@@ -31,28 +32,40 @@ def why_unsafe(directory: Path, owners: tuple[int, ...], *, below: Path | None =
     """Return how another user could change what a directory holds; empty if nobody could.
 
     Args:
-        directory: absolute path; a symbolic link is refused.
+        directory: as `real_path` returned it, and as it is then used: a symbolic link in its place
+            or above it is refused.
         owners: user ids that may own it and its parents.
         below: parents up to this one are trusted; None: no parent is.
     """
+    parents = itertools.takewhile(lambda parent: parent != below, directory.parents)
     try:
-        real, status = directory.resolve(strict=True), directory.lstat()
+        status, above = directory.lstat(), {parent: parent.lstat() for parent in parents}
     except OSError as error:
         return f"{error.strerror}"
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
         return f"it is no directory of user {owners[0]}"
     if status.st_mode & _OTHERS_WRITE:
         return f"others can write it (mode {stat.S_IMODE(status.st_mode):04o})"
-    for parent in real.parents:
-        if parent == below:
-            break
-        status = parent.stat()
+    for parent, status in above.items():
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{parent} is a symbolic link, which may lead elsewhere later"
         if status.st_uid not in owners:
             return f"{parent} belongs to user {status.st_uid}, who could replace it"
         # In a sticky directory nobody but an entry's owner, who was checked, can rename it.
         if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
             return f"others can write {parent} (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
+
+
+def real_path(directory: Path) -> Path:
+    """Return a directory's path without symbolic links above it: what to check, and what to use.
+
+    A check of what a link leads to says nothing of where it leads when a file is opened.
+
+    Args:
+        directory: absolute path; it may not exist yet.
+    """
+    return Path(os.path.realpath(directory.parent), directory.name)
 
 
 def user_cache() -> Path | None:
@@ -111,7 +124,7 @@ class CacheDirectory:
     def _choose(self) -> Path:
         packed: Path | None = None
         for root in self._roots():
-            path = root / self.name
+            path = real_path(root / self.name)
             if self._is_usable(path):
                 break
             if packed is None and not self._unsafe(path):
@@ -166,7 +179,7 @@ def _make(path: Path) -> None:
 
 
 def _private_directory() -> Path:
-    path = Path(tempfile.mkdtemp(prefix="tfos-kernels-"))
+    path = real_path(Path(tempfile.mkdtemp(prefix="tfos-kernels-")).absolute())
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
 

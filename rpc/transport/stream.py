@@ -32,6 +32,8 @@ USER_TIMEOUT_MS = 20_000
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_PROBES = 3
+NEXT_ADDRESS_S = 0.25
+"""After which silence of one address of a host the next one is tried too (RFC 8305, section 5)."""
 
 
 class Stream(Protocol):
@@ -279,6 +281,9 @@ def dial_tcp(
 ) -> SocketStream:
     """Connect to the first address of a host that answers.
 
+    An address that is silent holds up the next one by NEXT_ADDRESS_S only: a firewall may drop the
+    packets of one family.
+
     Args:
         host: name or address.
         port: TCP port.
@@ -294,12 +299,28 @@ def dial_tcp(
     except OSError as error:
         raise PeerGone(f"host {host!r} cannot be resolved: {error}") from error
     failure: TransportError = PeerGone(f"host {host!r} has no address")
-    for family, kind, _, _, address in found:
-        try:
-            return _dial(_open(family, kind), address, deadline, limits)
-        except TransportError as error:
-            failure = error
-    raise failure
+    begun: dict[int, tuple[socket.socket, str]] = {}
+    try:
+        while found or begun:
+            try:
+                if found:
+                    family, kind, _, _, address = found.pop(0)
+                    sock = _connecting(_open(family, kind), address, limits)
+                    begun[sock.fileno()] = sock, address_text(address)
+                next_s = time.monotonic() + NEXT_ADDRESS_S if found else deadline
+                ready = _first_ready(begun, min(deadline, next_s))
+                if ready is not None:
+                    return _connected(*begun.pop(ready), limits)
+            except TransportError as error:
+                failure = error
+                continue
+            if not found:
+                silent = " and ".join(where for _, where in begun.values())
+                raise Unreachable(f"{silent} did not accept the connection in time")
+        raise failure
+    finally:
+        for sock, _ in begun.values():
+            sock.close()
 
 
 def dial_unix(path: str, *, limits: Limits = DEFAULT_LIMITS) -> SocketStream:
@@ -312,7 +333,17 @@ def dial_unix(path: str, *, limits: Limits = DEFAULT_LIMITS) -> SocketStream:
     Raises:
         PeerGone: no process listens there, or its queue is full.
     """
-    return _dial(_open(socket.AF_UNIX, socket.SOCK_STREAM), path, 0.0, limits)
+    sock = _open(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.connect(path)
+        return SocketStream(sock, path, limits)
+    except BlockingIOError:
+        sock.close()
+        raise PeerGone(f"cannot connect to {path}: its queue is full") from None
+    except OSError as error:
+        sock.close()
+        raise _refused(path, error) from error
 
 
 def address_text(address: object) -> str:
@@ -331,32 +362,41 @@ def _open(family: int, kind: int) -> socket.socket:
         ) from error
 
 
-def _dial(
-    sock: socket.socket, address: tuple[Any, ...] | str, deadline: float, limits: Limits
-) -> SocketStream:
-    where = address_text(address)
+def _connecting(sock: socket.socket, address: tuple[Any, ...], limits: Limits) -> socket.socket:
+    """Begin to connect; whether it succeeds is known once the socket can be written."""
     try:
         sock.setblocking(False)
         configure(sock, limits)
         with contextlib.suppress(BlockingIOError):
             sock.connect(address)
-            return SocketStream(sock, where, limits)
-        if sock.family == socket.AF_UNIX:
-            raise PeerGone(f"cannot connect to {where}: its queue is full")
-        poll = select.poll()
-        poll.register(sock.fileno(), select.POLLOUT)
-        if not poll.poll(poll_ms(deadline - time.monotonic())):
-            raise Unreachable(f"{where} did not accept the connection in time")
+        return sock
+    except OSError as error:
+        sock.close()
+        raise _refused(address_text(address), error) from error
+
+
+def _first_ready(begun: dict[int, tuple[socket.socket, str]], until_s: float) -> int | None:
+    """Return the descriptor of a connection that succeeded or failed; None: not in time."""
+    poll = select.poll()
+    for descriptor in begun:
+        poll.register(descriptor, select.POLLOUT)
+    found = poll.poll(poll_ms(until_s - time.monotonic()))
+    return found[0][0] if found else None
+
+
+def _connected(sock: socket.socket, where: str, limits: Limits) -> SocketStream:
+    try:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
         return SocketStream(sock, where, limits)
     except OSError as error:
         sock.close()
-        raise PeerGone(f"cannot connect to {where}: {error.strerror or error}") from error
-    except BaseException:
-        sock.close()
-        raise
+        raise _refused(where, error) from error
+
+
+def _refused(where: str, error: OSError) -> PeerGone:
+    return PeerGone(f"cannot connect to {where}: {error.strerror or error}")
 
 
 def _events(read: bool, write: bool) -> int:

@@ -76,11 +76,12 @@ class ControlBed:
         *,
         port: int = 0,
         authority: ClusterAuthority | None = None,
+        num_nodes: int = 4,
     ) -> None:
         self.cluster_id = cluster_id
         self.authority = authority or ClusterAuthority(cluster_id)
         self.handler = handler or RecordingHandler()
-        self.server = ControlServer(self.handler, self.authority.driver(), num_nodes=4)
+        self.server = ControlServer(self.handler, self.authority.driver(), num_nodes=num_nodes)
         self.port = self.server.start("127.0.0.1", [port])
         self.clients: list[ControlClient] = []
 

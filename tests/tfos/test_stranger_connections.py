@@ -32,6 +32,9 @@ resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))  # no
 def control():
     from tests.support.control import ControlBed
     return ControlBed().port
+def many_nodes():  # as many as this limit has room for
+    from tests.support.control import ControlBed
+    return ControlBed(num_nodes=100).port
 def listener():
     from rpc.auth.handshake import Credentials, Identity, Role
     from rpc.server.listener import Listener
@@ -105,6 +108,21 @@ def test_idle_strangers_leave_a_process_half_of_its_descriptors(kind):
             assert time.monotonic() < deadline_s, f"{refused} of {STRANGERS} refused"
             assert free_descriptors(process) > DESCRIPTORS // 2
             refused = num_closed(strangers)
+
+
+@pytest.mark.attack("A13")
+def test_room_for_many_nodes_leaves_the_driver_descriptors_when_strangers_fill_it():
+    with serving("many_nodes") as (process, port), contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+            for _ in range(STRANGERS)
+        ]
+        deadline_s = time.monotonic() + WAIT_S
+        least = DESCRIPTORS
+        while num_closed(strangers) < STRANGERS - DESCRIPTORS and time.monotonic() < deadline_s:
+            least = min(least, free_descriptors(process))
+        least = min(least, free_descriptors(process))
+    assert least > DESCRIPTORS // 8
 
 
 @pytest.mark.attack("A13")

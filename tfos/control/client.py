@@ -107,7 +107,7 @@ class ControlClient:
         self._call(codec.LOG, batch, codec.decode_ack, timeout_s)
 
     def ask(self, ask: messages.Ask, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
-        """Return the driver's JSON answer; only OPERATOR_NAME's certificate may ask.
+        """Return the driver's JSON answer to an operator; no node's certificate may ask.
 
         Args:
             ask: the question or request.

@@ -11,6 +11,8 @@ DRIVER_NAME = "driver"
 """Common name of the control server's certificate."""
 OPERATOR_NAME = "operator"
 """Common name of the certificate that may look at the job, save and stop it: the user's."""
+STREAMS_NAME = "streams"
+"""Common name of the certificate that may end the cluster's streams: the user's, on any host."""
 
 
 def tls_name(cluster_id: str) -> str:

@@ -556,7 +556,10 @@ class SequencedOrder(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A question or request of an operator: another process of the driver's user."""
+    """A question or request of an operator: another process of the driver's user.
+
+    The key that a stream's ticket holds may ask for `end_streams` alone.
+    """
 
     what: Literal["status", "log", "save", "stop", "end_streams"]
     node: ShortText = ""

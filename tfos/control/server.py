@@ -19,7 +19,7 @@ import msgspec
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
-from tfos.control.identity import OPERATOR_NAME
+from tfos.control.identity import OPERATOR_NAME, STREAMS_NAME
 from tfos.control.outbox import Outbox
 from tfos.failure import NodeId
 from tfos.tls_server import TlsServer, received, unary
@@ -138,7 +138,7 @@ class ControlServer:
             codec.path(codec.LOG): unary(codec.decode_log, _is_itself, _done(handler.on_log)),
             codec.path(codec.ASK): unary(
                 codec.decode_ask,
-                _is_operator,
+                _may_ask,
                 _answered(lambda ask: messages.Answer(handler.on_ask(ask))),
                 refused=grpc.StatusCode.FAILED_PRECONDITION,
             ),
@@ -193,5 +193,6 @@ def _is_itself(peer: str, message: _OfNode) -> str:
     return ""
 
 
-def _is_operator(peer: str, ask: messages.Ask) -> str:
-    return "" if peer == OPERATOR_NAME else f"{peer!r} may not ask for {ask.what}"
+def _may_ask(peer: str, ask: messages.Ask) -> str:
+    may = peer == OPERATOR_NAME or (peer == STREAMS_NAME and ask.what == "end_streams")
+    return "" if may else f"{peer!r} may not ask for {ask.what}"

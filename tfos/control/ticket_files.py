@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rpc.jit.cache_directory import why_unsafe
+from rpc.jit.cache_directory import real_path, why_unsafe
 from rpc.process_id import ProcessId
 from tfos.errors import SettingsError
 
@@ -25,8 +25,8 @@ MOST_BYTES = 64 << 10
 Ticket = TypeVar("Ticket", bound=ProcessId)
 
 
-def write(path: Path, ticket: ProcessId) -> None:
-    """Write a ticket, in the place of one of that name.
+def write(path: Path, ticket: ProcessId) -> Path:
+    """Write a ticket, in the place of one of that name; return its path without links.
 
     Args:
         path: of its file.
@@ -35,14 +35,17 @@ def write(path: Path, ticket: ProcessId) -> None:
     Raises:
         OSError: the directory cannot be made, or is not the user's alone.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if reason := why_unsafe(path.parent, (os.geteuid(), 0)):
-        raise OSError(f"{path.parent} is not used: {reason}")
+    directory = real_path(path.parent)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if reason := why_unsafe(directory, (os.geteuid(), 0)):
+        raise OSError(f"{directory} is not used: {reason}")
+    path = directory / path.name
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(handle, "wb") as file:
         file.write(msgspec.msgpack.encode(ticket))
+    return path
 
 
 def read(
@@ -60,6 +63,7 @@ def read(
     Raises:
         SettingsError: others can change the directory.
     """
+    directory = real_path(directory)
     if not directory.exists():
         return []
     if reason := why_unsafe(directory, (os.geteuid(), 0)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from tfos.control.identity import OPERATOR_NAME
+from tfos.control.identity import STREAMS_NAME
 from tfos.driver.reservation import Reservation
 from tfos.errors import SettingsError
 from tfos.watch import ticket
@@ -22,7 +22,7 @@ def publish(reserved: Reservation) -> None:
     Args:
         reserved: the cluster.
     """
-    address, keys = reserved.settings.driver_address, reserved.keys.authority.node(OPERATOR_NAME)
+    address, keys = reserved.settings.driver_address, reserved.keys.authority.node(STREAMS_NAME)
     host, _, port = address.rpartition(":")
     made = ticket_of(reserved.job.info, address, keys)
     try:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
-from rpc.http_page import host_name, is_loopback
+from rpc.http_page import bearer_token, host_name, is_loopback
 
 TOKEN_HEADER = "x-tfos-token"
 MOST_BODY_BYTES = 1024
@@ -65,9 +65,7 @@ class PageAccess:
     def _knows_token(self, query: str, headers: Mapping[str, str], *, in_header: bool) -> bool:
         given = [headers.get(TOKEN_HEADER, "")]
         if not in_header:
-            scheme, _, bearer = headers.get("authorization", "").partition(" ")
-            given += [bearer.strip()] if scheme.lower() == "bearer" else []
-            given += _tokens_in(query)
+            given += [bearer_token(headers.get("authorization", "")), *_tokens_in(query)]
         own = self.token.encode()
         return any(hmac.compare_digest(each.encode(), own) for each in given if each)
 

@@ -8,6 +8,7 @@ Runs in: the driver.      Threads: `tfos-page` serves; `start` and `close` from 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 import time
@@ -27,6 +28,7 @@ from tfos.watch.page_access import PageAccess
 from tfos.watch.page_app import make_app
 
 MOST_CONNECTIONS = 32
+"""One more closes the oldest that has sent no request; if all have, it is refused."""
 REQUEST_S = 10.0
 """Until a connection has sent its request."""
 CONNECTION_S = SAVE_S + 30.0
@@ -42,9 +44,13 @@ _CLOSE_S = 3.0
 class BoundedConnection(H11Protocol):
     """A connection that sends one request in time, or is closed."""
 
+    _numbers = itertools.count()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection unless there are too many."""
-        if len(self.connections) >= MOST_CONNECTIONS:
+        """Take the connection; one too many closes the oldest that has sent no request."""
+        self._timers: list[asyncio.TimerHandle] = []
+        self._number = next(self._numbers)
+        if len(self.connections) >= MOST_CONNECTIONS and not self._evict_oldest():
             transport.abort()
             return
         super().connection_made(transport)
@@ -55,14 +61,28 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        if self not in self.connections:  # refused above
+        if not self._timers:  # it was refused
             return
         for timer in self._timers:
             timer.cancel()
         super().connection_lost(exc)
 
+    @property
+    def _is_silent(self) -> bool:
+        return getattr(self, "cycle", None) is None  # no request began
+
+    def _evict_oldest(self) -> bool:
+        # Who has no token is answered and closed at once, so none of them stays in a request.
+        bounded = [each for each in self.connections if isinstance(each, BoundedConnection)]
+        silent = [each for each in bounded if each._is_silent]
+        if silent:
+            oldest = min(silent, key=lambda each: each._number)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+        return bool(silent)
+
     def _close_without_request(self) -> None:
-        if getattr(self, "cycle", None) is None:  # no request began
+        if self._is_silent:
             self.transport.abort()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from rpc.jit.cache_directory import why_unsafe
+from rpc.jit.cache_directory import real_path, why_unsafe
 from tfos.topology import EVALUATOR_ROLE, PS_ROLE
 from tfos.watch.snapshot import Json
 
@@ -81,6 +81,7 @@ def add(record: RunRecord) -> None:
     directory = directory_of_runs()
     if directory is None:
         return  # this user id has no home
+    directory = real_path(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if reason := why_unsafe(directory, (os.geteuid(), 0)):
         raise OSError(f"{directory} is not used: {reason}")

@@ -5,7 +5,7 @@ clusters that train a DStream: another host with the same home may stop the stre
 Does not: write and read files (tfos.control.ticket_files), ask the driver (tfos.watch.operator).
 Runs in: the driver, which writes it; a command of the user, which reads it.      Threads: any.
 
-The key proves one right: to ask as the operator.
+The key proves one right: to ask as the operator, or to end the streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rpc.jit.cache_directory import user_cache, why_unsafe
+from rpc.jit.cache_directory import real_path, user_cache, why_unsafe
 from rpc.process_id import ProcessId
 from tfos.control import ticket_files
 from tfos.errors import SettingsError
@@ -55,8 +55,7 @@ def write(ticket: DriverTicket, directory: Path | None = None) -> Path:
     """
     path = (directory or directory_of_tickets()) / f"{ticket.cluster_id}{_SUFFIX}"
     ticket_files.remove_ended(path.parent, _PATTERN, DriverTicket)  # of drivers that were killed
-    ticket_files.write(path, ticket)
-    return path
+    return ticket_files.write(path, ticket)
 
 
 def read_all() -> list[DriverTicket]:
@@ -102,7 +101,7 @@ def directory_of_tickets() -> Path:
         SettingsError: there is neither.
     """
     runtime = Path(os.environ.get(RUNTIME_VARIABLE, ""))
-    if runtime.is_absolute() and not why_unsafe(runtime, (os.geteuid(), 0)):
+    if runtime.is_absolute() and not why_unsafe(real_path(runtime), (os.geteuid(), 0)):
         return runtime / "tfos"
     cache = user_cache()
     if cache is None:

@@ -204,7 +204,7 @@ PLAIN = dataclasses.replace(CREDENTIALS, integrity="header")
     [
         (CREDENTIALS, True, CREDENTIALS, HandshakeOptions.PAYLOAD),
         (CREDENTIALS, False, CREDENTIALS, HandshakeOptions.NONE),
-        (PLAIN, True, PLAIN, HandshakeOptions.NONE),
+        (PLAIN, True, PLAIN, HandshakeOptions.HEADER),
         (PROTECTED, False, PROTECTED, HandshakeOptions.PAYLOAD),
         (PROTECTED, False, CREDENTIALS, HandshakeOptions.PAYLOAD),
         (CREDENTIALS, True, PROTECTED, HandshakeOptions.PAYLOAD),
@@ -229,6 +229,9 @@ def test_all_bytes_are_authenticated_between_hosts_or_as_chosen(
         (PROTECTED, False, PLAIN, "header"),
         (CREDENTIALS, True, PLAIN, "header"),
         (CREDENTIALS, False, PROTECTED, "payload"),
+        (PLAIN, True, CREDENTIALS, "auto"),
+        (PLAIN, False, CREDENTIALS, "auto"),
+        (CREDENTIALS, False, PLAIN, "header"),
     ],
 )
 def test_less_integrity_than_the_other_side_is_refused_by_both(
@@ -251,7 +254,7 @@ def test_without_its_library_no_connection_between_hosts_is_less_protected(monke
     with pytest.raises(AuthError, match="needs the package cryptography; install it, or set"):
         ClientHandshake(WORKER, CREDENTIALS, is_remote=True)
     theirs = server(CREDENTIALS)
-    with pytest.raises(AuthError, match="the server wants integrity='header'"):
+    with pytest.raises(AuthError, match="the server wants integrity='auto' within one host"):
         feed(asking, feed(theirs, feed(asking, theirs.greeting)))
 
 

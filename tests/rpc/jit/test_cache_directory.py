@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc.jit.cache_directory import CACHE_VARIABLE, CacheDirectory, why_unsafe
+from rpc.jit.cache_directory import CACHE_VARIABLE, CacheDirectory, real_path, why_unsafe
 
 OURS = (os.geteuid(), 0)
 
@@ -91,6 +91,34 @@ def test_a_link_is_not_followed(room: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "root"))
     (tmp_path / "root" / "kernels-digest").symlink_to(tmp_path / "elsewhere")
     assert CacheDirectory(room, "digest").path().parent != tmp_path / "root"
+
+
+@pytest.mark.attack("A16")
+def test_a_link_above_the_place_leads_nowhere_else_later(room: Path, tmp_path: Path, monkeypatch):
+    """Whoever may change the link's directory turns it between a check and the next load."""
+    mine, theirs, shared = tmp_path / "mine", tmp_path / "theirs", tmp_path / "shared"
+    for place, mode in ((mine, 0o700), (theirs, 0o700), (shared, 0o777)):
+        place.mkdir()
+        place.chmod(mode)
+    link = shared / "cache"
+    link.symlink_to(mine)
+    monkeypatch.setenv(CACHE_VARIABLE, str(link))
+    directory = CacheDirectory(room, "digest")
+    assert directory.path() == mine / "kernels-digest"
+    link.unlink()
+    link.symlink_to(theirs)
+    assert directory.path() == mine / "kernels-digest"
+    assert directory.is_safe()
+
+
+@pytest.mark.attack("A16")
+def test_a_path_through_a_link_is_not_safe_whatever_it_leads_to_now(tmp_path: Path):
+    (tmp_path / "mine" / "cache").mkdir(parents=True, mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    through = tmp_path / "link" / "cache"
+    assert "is a symbolic link" in why_unsafe(through, OURS)
+    assert real_path(through) == tmp_path / "mine" / "cache"
+    assert why_unsafe(real_path(through), OURS) == ""
 
 
 def test_beside_the_package_its_own_parents_are_trusted(tmp_path: Path, monkeypatch):

@@ -106,12 +106,14 @@ def test_a_changed_byte_between_hosts_is_found_unless_the_user_said_header(
 
 
 @pytest.mark.attack("A06")
-@pytest.mark.parametrize(("integrity", "other"), [("header", "payload"), ("payload", "header")])
+@pytest.mark.parametrize(
+    ("integrity", "other"), [("header", "payload"), ("payload", "header"), ("auto", "header")]
+)
 def test_both_sides_must_want_the_same(integrity, other, caplog):
     with bed("tcp", integrity=integrity) as made:
         credentials = dataclasses.replace(made.credentials, integrity=other)
         with pytest.raises(AuthError, match="give all processes of the cluster the same"):
-            connect(made.endpoint, WORKER, credentials)
+            connect(made.endpoint, WORKER, credentials).close()
     assert f"the client wants integrity='{other}'" in caplog.text
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,50 @@ procfs.reap_orphans(own={shell.pid, spared.pid})
 print(before, left, spared.poll(), shell.wait(), sorted(procfs.descendants()) == [spared.pid])
 spared.kill(); spared.wait()
 """
+
+
+TICK = """
+import os, subprocess, sys, time
+from pathlib import Path
+from tfos.node import procfs
+procfs._CHILD_LISTS = Path(sys.argv[1])
+procfs.become_subreaper()
+spared = subprocess.Popen(["sleep", "1000"])
+shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000; true"])
+if os.fork() == 0:
+    if os.fork() == 0:
+        os._exit(0)
+    os._exit(0)  # both are left to this process
+def states():
+    return sorted(procfs.stat_fields(pid)[0] for pid in procfs.descendants())
+deadline_s = time.monotonic() + 60
+while states() != [b"S"] * 4 + [b"Z"] * 2 and time.monotonic() < deadline_s:
+    time.sleep(0.01)
+ours = procfs.descendants(spare={spared.pid})
+wanted = sum(map(procfs.resident_bytes, ours))
+asked, stat_fields = set(), procfs.stat_fields
+procfs.stat_fields = lambda pid: asked.add(pid) or stat_fields(pid)
+found = procfs.descendants_rss_bytes(spare={spared.pid})
+procfs.reap_orphans(own={spared.pid, shell.pid})
+strangers = asked - {os.getpid(), spared.pid, *ours}
+print(found == wanted > 0, states() == [b"S"] * 4, not strangers)
+procfs.kill_descendants()
+spared.wait(); shell.wait(); procfs.reap_orphans(own=())
+"""
+
+
+@pytest.mark.parametrize("child_lists", ["/proc/thread-self/children", "/none"])
+def test_a_tick_reads_no_processes_of_others_where_the_kernel_lists_children(child_lists):
+    ticking = subprocess.run(
+        [sys.executable, "-c", TICK, child_lists],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        timeout=100,
+        check=True,
+    )
+    has_lists = Path(child_lists).exists()
+    assert ticking.stdout == f"True True {has_lists}\n", ticking.stderr
 
 
 def test_parent_is_read_past_any_process_name():

@@ -268,6 +268,13 @@ def test_a_cache_that_others_can_change_is_refused(tmp_path):
         load(tmp_path / "e", "hdfs://nn/cache")
 
 
+def test_a_cache_below_a_link_stays_where_the_link_led(tmp_path, cache):
+    write_export(tmp_path / "e", ROWS)
+    (tmp_path / "link").symlink_to(cache)
+    served = serve(tmp_path / "e", tmp_path / "link" / "indexes")
+    assert served.index_dirs[0].parent == cache / "indexes"
+
+
 def test_the_default_cache_is_the_users(tmp_path, cache, monkeypatch):
     write_export(tmp_path / "e", ROWS)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ import pytest
 from rpc.auth.certificates import TlsCredentials
 from tests.support.fake_spark import FakeSpark
 from tfos import InputMode, TFCluster
+from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.control.identity import OPERATOR_NAME
 from tfos.driver import server_address, stream_stop
@@ -95,6 +97,25 @@ def test_another_process_of_the_user_stops_the_stream(spark, tmp_path):
     assert not cluster._coordinator.read(lambda state: state.training_stop)
     cluster.abort()
     assert not path.exists()
+
+
+@pytest.mark.attack("A15")
+def test_a_streams_ticket_does_nothing_but_stop_the_stream(spark):
+    """It lies in the home directory, which other hosts may share."""
+    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    answered = {}
+    try:
+        stream_stop.publish(cluster._reserved)
+        [found] = ticket.read_streams(cluster.cluster_meta["server_addr"][1])
+        with operator.Operator(found) as holder:
+            for what in ("status", "log", "save", "stop"):
+                with contextlib.suppress(ControlRefused):
+                    answered[what] = holder.ask(messages.Ask(what, node="worker:0"))
+        is_stopped = cluster._coordinator.read(lambda state: bool(state.training_stop))
+    finally:
+        cluster.abort()
+    assert answered == {}
+    assert not is_stopped
 
 
 def test_a_ticket_of_another_cluster_stops_nothing(spark, monkeypatch):

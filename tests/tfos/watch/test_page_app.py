@@ -170,6 +170,16 @@ def _ask(address: tuple[str, int], request: str) -> bytes:
         return b"".join(parts)
 
 
+def _is_closed(sock: socket.socket) -> bool:
+    """Wait for the end of a connection, up to its timeout."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
 @pytest.mark.socket
 def test_a_real_server_answers_one_request_per_connection(served):
     query = served.url.partition("?")[2]
@@ -180,15 +190,52 @@ def test_a_real_server_answers_one_request_per_connection(served):
 
 
 @pytest.mark.socket
-@pytest.mark.attack("A22")
-def test_one_connection_too_many_is_closed_at_once(served):
+@pytest.mark.attack("A13", "A22")
+def test_silent_connections_keep_nobody_out(served):
+    address, query = _address(served), served.url.partition("?")[2]
     with contextlib.ExitStack() as stack:
-        address = _address(served)
-        for _ in range(MOST_CONNECTIONS):
-            stack.enter_context(socket.create_connection(address))
-        extra = stack.enter_context(socket.create_connection(address, timeout=REQUEST_S / 2))
-        with contextlib.suppress(ConnectionResetError):
-            assert extra.recv(1) == b""
+        silent = [
+            stack.enter_context(socket.create_connection(address, timeout=10.0))
+            for _ in range(MOST_CONNECTIONS)
+        ]
+        try:
+            answer = _ask(address, f"GET /state.json?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        except ConnectionResetError:
+            answer = b"refused"
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert _is_closed(silent[0])  # the oldest gave way
+        silent[1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert silent[1].recv(12) == b"HTTP/1.1 401"
+
+
+@pytest.mark.socket
+@pytest.mark.attack("A13")
+def test_a_connection_whose_request_is_answered_never_gives_way(bed, monkeypatch):
+    monkeypatch.setattr(page_server, "MOST_CONNECTIONS", 2)
+    asked, may_answer = threading.Semaphore(0), threading.Event()
+
+    def slow_metrics() -> bytes:
+        asked.release()
+        may_answer.wait(10.0)
+        return b"tfos_cluster_running 1\n"
+
+    page = JobPage(bed.job, slow_metrics)
+    page.start("127.0.0.1", 0)
+    try:
+        address, query = _address(page), page.url.partition("?")[2]
+        with contextlib.ExitStack() as stack:
+            busy = [stack.enter_context(socket.create_connection(address, 10.0)) for _ in range(2)]
+            for each in busy:
+                each.sendall(f"GET /metrics?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            for _ in busy:
+                assert asked.acquire(timeout=10.0)
+            extra = stack.enter_context(socket.create_connection(address, timeout=REQUEST_S / 2))
+            assert _is_closed(extra)
+            may_answer.set()
+            assert [each.recv(12) for each in busy] == [b"HTTP/1.1 200"] * 2
+    finally:
+        may_answer.set()
+        page.close()
 
 
 @pytest.mark.socket

@@ -85,6 +85,23 @@ def test_a_runtime_directory_that_others_can_write_is_not_used(runtime, tmp_path
     assert ticket.directory_of_tickets() == tmp_path / "cache" / "tfos" / "drivers"
 
 
+@pytest.mark.attack("A16")
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "XDG_CACHE_HOME"])
+def test_a_ticket_stays_where_the_checked_directory_is(tmp_path, monkeypatch, variable):
+    """A link above it that others turn takes the key nowhere, nor its removal."""
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    mine.mkdir(mode=0o700)
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "link").symlink_to(mine)
+    (mine / "run").mkdir(mode=0o700)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv(variable, str(shared / "link" / "run"))
+    path = ticket.write(made())
+    assert path.is_relative_to(mine / "run")
+    assert ticket.read_all() == [made()]
+
+
 def test_a_ticket_of_a_driver_that_has_ended_is_removed():
     path = ticket.write(msgspec.structs.replace(made(), started="1"))  # of this pid, long ago
     assert ticket.read_all() == []
@@ -132,6 +149,14 @@ def test_steps_and_loss_of_a_record_are_those_of_the_workers_without_the_evaluat
     bed.beat("evaluator:0", 1, progress={"at_s": 1.0, "steps": 1200.0, "loss": 0.75})
     record = run_history.record_of(bed.job.snapshot())
     assert (record.steps, record.loss) == (8, 0.25)
+
+
+def test_the_history_may_lie_below_a_link(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
+    run_history.add(run_history.record_of(WatchedJob().job.snapshot()))
+    assert len(run_history.read_all()) == 1
 
 
 def test_the_history_keeps_the_newest_runs(monkeypatch):
