@@ -105,7 +105,7 @@ def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterato
         FileChanged: a split has fewer rows than earlier runs have read from it.
     """
     # A window that was begun is read as it was, with as many lanes.
-    width = len(part.front.lanes) if part.taken else order.width
+    width = (part.width or len(part.front.lanes)) if part.taken else order.width
     lanes = Lanes(source, part, width, turn_rows(order.window))
     if order.window > 1:
         yield from _windows(lanes, part, number, order)
@@ -130,14 +130,16 @@ def _windows(lanes: Lanes, part: WorkerPart, number: int, order: Order) -> Itera
                 f"a window from {part.splits[begin.lanes[0][0]]} on has {found} rows, it had "
                 f"{part.rows}: a file has changed since the position was saved"
             )
-        yield _window(held, part, Place(order.epoch, number, begin, part.taken), lanes.front, order)
+        start = Place(order.epoch, number, begin, part.taken, width=part.width)
+        yield _window(held, part, start, lanes.front, order)
         if part.ends_with_window:
             return
         lanes.widen(order.width)
     while lanes.is_ready():
         begin = lanes.front
         held = _held(lanes, order.window, order.window_bytes)
-        yield _window(held, part, Place(order.epoch, number, begin), lanes.front, order)
+        start = Place(order.epoch, number, begin, width=order.width)
+        yield _window(held, part, start, lanes.front, order)
 
 
 def _held(lanes: Lanes, most_rows: int, most_bytes: int) -> list[Columns]:

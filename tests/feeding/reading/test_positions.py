@@ -126,11 +126,16 @@ class Run:
         ]
 
 
-STOPS = st.lists(
-    st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(1, 7)),
-    min_size=1,
-    max_size=4,
-)
+def stops(counts: st.SearchStrategy[list[int]]) -> st.SearchStrategy:
+    return st.lists(st.tuples(counts, st.integers(1, 7)), min_size=1, max_size=4)
+
+
+def counts(least: int, most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 9), min_size=least, max_size=most)
+
+
+# Half of them by equally many workers, each of which goes on in the window that it has begun.
+STOPS = stops(counts(1, 4)) | st.integers(1, 3).flatmap(lambda n: stops(counts(n, n)))
 
 
 @settings(max_examples=200)
@@ -164,11 +169,30 @@ def test_rows_are_read_once_whoever_stops_where_and_goes_on(
             found = run.saved(lost={0})
             course = course_after(course, found, source.files(), run.readers[0].position)
         last = max([epoch for epoch, _ in seen], default=0) + 1
-        run = Run(source, 2, shuffle, course)
+        run = Run(source, len(stops[-1][0]), shuffle, course)
         run.finish(last)
         seen += run.seen
         expected = Counter((epoch, n) for epoch in range(last + 1) for n in source.expected())
         assert Counter(seen) == expected
+
+
+def test_a_window_is_read_as_it_was_though_the_run_that_began_it_had_more_lanes_than_it_fills(
+    monkeypatch,
+):
+    """The second run keeps four lanes until they end, and begins a window meanwhile."""
+    monkeypatch.setattr(lanes, "_LEAST_TURN_ROWS", 2)
+    source = Rows([[4, 10, 10, 10, 10, 10]], "pieces")  # the first lane ends early
+    for seed in range(30):
+        course, seen = START, []
+        for width, num_rows in ((4, 4), (1, 10)):
+            shuffle = {"seed": seed, "shuffle_rows": 8, "interleave": width}
+            run = Run(source, 1, shuffle, course)
+            run.read(0, num_rows, 1)
+            seen += run.seen
+            course = course_after(course, run.saved(set()), source.files(), run.saved(set())[0])
+        run = Run(source, 1, shuffle, course)
+        run.finish(0)
+        assert sorted(n for _, n in seen + run.seen) == source.expected(), seed
 
 
 @settings(max_examples=100)
