@@ -61,8 +61,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     end: Front = UNBEGUN
     """Where the window ends."""
     width: Count = 0
-    """Most splits read side by side in the window; 0: as many as `front` has lanes, in positions of
-    releases that did not store it."""
+    """Most splits read side by side in the window; 0: as many as `front` has lanes. Positions of
+    releases that named windows by whole paths have none."""
 
 
 Stop = tuple[Place, ...]
