@@ -90,6 +90,18 @@ def root(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["{root}//csv", "/{root}/csv//", "file://{root}//csv", "{root}/./csv", "{root}//csv//month=*",
+     "csv", "./csv", "csv/.", ".", "./csv/*", "*/*"],
+)
+def test_the_keys_are_found_however_a_path_is_spelled(root, monkeypatch, path):
+    monkeypatch.chdir(root)
+    (root / "tfrecord").rename(root / "_tfrecord")
+    source = CsvSource(path.format(root=root), partitions=True)
+    assert list(source.directories) == ["month"]
+
+
 def read(source: Any) -> dict[str, list[Any]]:
     batch = DirectReader(source, 0, 1).next_batch(100)
     assert isinstance(batch, Batch)
