@@ -1,7 +1,7 @@
 """Stored columns: Arrow columns of CSV and Parquet files to numpy columns of a batch.
 
 Covers: StoredColumn (a column by its dotted name), ColumnReader (an Arrow array to a column), the
-check that a value fits its column.
+checks that a value fits its column, and that no file has more columns than the first.
 Does not: read files (formats.parquet, formats.csv), skip bad records (reading.bad_records).
 Threads: any.
 
@@ -34,6 +34,9 @@ _REFUSED = (
     "of numbers or texts: name the columns that you need, or convert this one where the file is "
     "written"
 )
+
+
+_MOST_NAMED = 10
 
 
 class BadValue(Exception):
@@ -231,6 +234,28 @@ def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None
     if other is not None and column.has_rows_of_items:
         raise DataError(
             f"{file}: columns {name!r} and {other!r} cannot be distinguished; rename one"
+        )
+
+
+def refuse_more(found: Iterable[str], names: Iterable[str], file: str, first: str) -> None:
+    """Refuse columns that would be left out without a word, where all columns are to be read.
+
+    Args:
+        found: all columns of a file.
+        names: those that are read.
+        file: its path.
+        first: path of the file that the names are from.
+
+    Raises:
+        FeedSettingsError: names the columns and both files.
+    """
+    read = set(names)
+    if more := [name for name in found if name not in read]:
+        shown = ", ".join(map(repr, more[:_MOST_NAMED]))
+        left = f" and {len(more) - _MOST_NAMED} more" if len(more) > _MOST_NAMED else ""
+        raise FeedSettingsError(
+            f"{file} has columns that {first} lacks: {shown}{left}; name the columns that you "
+            "need, as in columns=[...], or read the files apart"
         )
 
 

@@ -20,6 +20,7 @@ from feeding.arrow.columns import (
     held,
     item_counts,
     refuse_alike,
+    refuse_more,
     stored_columns,
 )
 from feeding.columnar.batch import BatchColumn
@@ -95,6 +96,11 @@ class ParquetPlan:
         self._filter = None if request.filters is None else RowFilter(request.filters)
         stored = stored_columns(_arrow_schema(footer), footer.path)
         self._names = names = _names(request.columns, stored, partitions, footer.path)
+        self._keys = [
+            name
+            for name in partitions
+            if name in names or (self._filter and self._filter.names(name))
+        ]
         self._stored = {name: stored[name] for name in names if name in stored}
         self._given = {name: partitions[name] for name in names if name in partitions}
         for name in request.nulls:
@@ -154,8 +160,13 @@ class ParquetPlan:
 
         Raises:
             DataError: names file, column, expected and found.
+            FeedSettingsError: all columns are to be read, and the first file lacks some; or a
+                column is a key of directories, too.
         """
         stored = stored_columns(_arrow_schema(footer), footer.path)
+        for name in self._keys:
+            if name in stored:
+                raise refuse_both(name, footer.path)
         for column in {**self._stored, **{c.name: c for c in self._filter_columns}}.values():
             found = stored.get(column.name)
             if found is None or _nullable(found.type) != _nullable(column.type):
@@ -164,6 +175,8 @@ class ParquetPlan:
                     f"{footer.path}: column {column.name!r}: expected {column.type}, as in "
                     f"{self._first}, found {what}"
                 )
+        if self._request.columns is None:
+            refuse_more(stored, self._names, footer.path, self._first)
         self._lengths.add(footer)
 
     def groups(self, footer: Footer) -> set[int]:
@@ -282,11 +295,9 @@ def _names(
     partitions: Mapping[str, PartitionColumn],
     path: str,
 ) -> tuple[str, ...]:
-    """Return the columns to read; refuse those that the first file does not have, or has twice."""
+    """Return the columns to read; refuse those that the first file does not have."""
     names = tuple({**stored, **partitions} if asked is None else asked)
     for name in names:
-        if name in stored and name in partitions:
-            raise refuse_both(name, path)
         if name not in stored and name not in partitions:
             raise DataError(f"{path} has no column {name!r}; it has {_listing(stored, partitions)}")
     return names

@@ -288,7 +288,8 @@ def test_lists_of_another_length_and_wider_columns_elsewhere(good, tmp_path):
     shutil.copy(good, tmp_path / "a.parquet")
     odd = table().set_column(3, "l", [[[n] * 2 for n in range(ROWS - 1)] + [[1, 2, 3]]])
     stored(tmp_path / "b.parquet", odd.append_column("more", [np.arange(ROWS)]))
-    source = ParquetSource(str(tmp_path))  # 2001 numbers in 1000 rows: not of one length
+    named = ParquetRequest(columns=table().column_names)
+    source = ParquetSource(str(tmp_path), named)  # 2001 numbers in 1000 rows: not of one length
     assert source.schema.columns[3].kind == "ragged"
     asked = ParquetRequest(columns=["l"], shapes={"l": (2,)})
     with pytest.raises(DataError, match=r"b\.parquet: row group 3, row 249: column 'l': 3 values"):

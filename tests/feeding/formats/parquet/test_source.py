@@ -20,6 +20,7 @@ from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.local import LocalReader
 from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
+from feeding.reading.bad_records import BadData
 from feeding.reading.reader import DirectReader
 
 UTC = datetime.UTC
@@ -332,14 +333,45 @@ def test_keys_of_directories_are_columns(tmp_path):
 def test_a_column_of_the_files_and_of_the_directories_is_refused(tmp_path):
     for day in (1, 2):
         path = tmp_path / f"day={day}" / "f"
-        write(path, pa.table({"day": [day + 10, day + 20], "n": [day, -day]}))
-    for columns in (None, ["day"]):
-        with pytest.raises(DataError, match="'day' is a column of the file and a key"):
-            read(tmp_path, columns=columns)
+        write(path, pa.table({"day": [day + 10, day + 20], "n": [day, -day], "daytime": [3, 4]}))
+    both: list[dict[str, Any]] = [
+        {},
+        {"columns": ["day"]},
+        {"columns": ["n"], "filters": [("day", "=", 1)]},
+        {"columns": ["n"], "filters": pc.field("day") == 1},
+    ]
+    for request in both:
+        with pytest.raises(FeedSettingsError, match="'day' is a column of the file and a key"):
+            read(tmp_path, **request)
     assert read(tmp_path, columns=["n"]) == {"n": [1, -1, 2, -2]}
+    for filters in ([("daytime", "=", 4)], pc.field("daytime") == 4):
+        assert read(tmp_path, columns=["n"], filters=filters) == {"n": [-1, -2]}
     assert read(tmp_path, columns=["day"], filters=[("day", ">", 11)], partitions=False) == {
         "day": [21, 12, 22]
     }
+
+
+@pytest.mark.parametrize("action", ["fail", "skip"])
+def test_what_only_later_files_have_is_not_left_out_without_a_word(tmp_path, action):
+    """Whichever file comes first, and though the policy is to skip files that differ."""
+    write(tmp_path / "old" / "f", pa.table({"n": [1]}))
+    write(tmp_path / "sub" / "f", pa.table({"n": [2], "new": [2.5], "s": [{"a": 1}]}))
+
+    def found(name: str = "*", **request: Any) -> dict[str, list[Any]]:
+        bad = BadData(action)
+        return rows_of(ParquetSource(f"{tmp_path}/{name}", ParquetRequest(**request), bad=bad))
+
+    said = r"sub/f has columns that .*old/f lacks: 'new', 's\.a'; name the columns .*columns="
+    with pytest.raises(FeedSettingsError, match=said):
+        found()
+    assert found(columns=["n"]) == {"n": [1, 2]}
+    (tmp_path / "old").rename(tmp_path / "new=3")
+    (tmp_path / "sub").rename(tmp_path / "new=4")
+    both = r"new=4/f: 'new' is a column of the file and a key of its directories"
+    for request in ({}, {"columns": ["n", "new"]}, {"filters": [("new", "=", 3)]}):
+        with pytest.raises(FeedSettingsError, match=both):
+            found("", **request)
+    assert found("", columns=["n"]) == {"n": [1, 2]}
 
 
 def test_columns_that_cannot_be_told_apart_are_refused(tmp_path):
