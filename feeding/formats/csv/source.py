@@ -268,19 +268,27 @@ class CsvSource(LineSource):
                 raise refuse_both(name, path)
 
     def _found_types(self) -> tuple[str, dict[str, pa.DataType]]:
-        """Return the first file that has a row, and the types of the requested columns from it."""
+        """Return the first file that has a row, and the types of the requested columns from it.
+
+        A file that gives no types is still read, with those of another one.
+        """
         rowless: tuple[str, dict[str, pa.DataType]] | None = None
+        failed: list[DataError] = []
         for file in self.listed:
             if not file.size_bytes:
                 continue
             try:
                 types, has_rows = self._types_in(file.path)
             except DataError as error:
-                self.bad.skip(file.path, 0, error)
+                failed.append(error)
+                if self.bad.action == "fail" or len(failed) > self.bad.max_skipped:
+                    raise failed[0] from None
                 continue
             if has_rows:
                 return file.path, types
             rowless = rowless or (file.path, types)
+        if failed:
+            raise failed[0]
         if rowless is None:
             raise DataError(
                 f"{self.listed[0].path} and {len(self.listed) - 1} other files are empty"

@@ -75,18 +75,21 @@ class ParquetSource:
         asked = request or ParquetRequest()
         partitions = partition_columns(listed) if asked.partitions else {}
         plan: ParquetPlan | None = None
+        unfit: DataError | None = None
         files: list[SourceFile] = []
         for file, footer in read_footers(listed, self._footers, self._bad):
             try:
                 plan = plan or ParquetPlan(asked, footer, partitions)
                 plan.check(footer)
             except DataError as error:
+                unfit = unfit or error
                 self._bad.skip(file.path, 0, error)
                 continue
             rows, held = self._wanted(plan, footer)
             files.append(dataclasses.replace(file, piece_rows=rows, held_bytes=held))
         if plan is None:
-            raise DataError(f"{listed[0].path} and {len(listed) - 1} other files: none can be read")
+            others = f"{len(listed) - 1} other files"
+            raise unfit or DataError(f"{listed[0].path} and {others}: none can be read")
         self._files = tuple(files)
         self._by_path = {file.path: file for file in files}
         self._plan = plan

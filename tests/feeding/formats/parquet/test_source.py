@@ -374,6 +374,14 @@ def test_what_only_later_files_have_is_not_left_out_without_a_word(tmp_path, act
     assert found("", columns=["n"]) == {"n": [1, 2]}
 
 
+@pytest.mark.parametrize("action", ["fail", "skip"])
+def test_a_column_that_no_file_has_is_named(tmp_path, action):
+    for name in "ab":
+        write(tmp_path / name, pa.table({"n": [1]}))
+    with pytest.raises(DataError, match="a has no column 'typo'; it has n: int64"):
+        ParquetSource(str(tmp_path), ParquetRequest(columns=["typo"]), bad=BadData(action))
+
+
 def test_columns_that_cannot_be_told_apart_are_refused(tmp_path):
     path = write(tmp_path / "f", pa.table({"a.b": [[1], [2]], "a": [[3.0], [4.0]], "c": [5, 6]}))
     assert read(path, columns=["a.b", "c"]) == {"a.b": [[1], [2]], "c": [5, 6]}

@@ -403,6 +403,35 @@ def test_other_columns_and_changed_files_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("action", ["fail", "skip"])
+@pytest.mark.parametrize("rowless", [False, True])
+def test_files_that_give_no_types_are_not_called_empty(tmp_path, action, rowless):
+    (tmp_path / "a").write_text("x,y\n1,2\n3\n4,5\n")
+    if rowless:  # whose columns would all be text
+        (tmp_path / "b").write_text("x,y\n")
+    for columns, expected in (
+        (None, "a: the types of its columns cannot be found: .* got 1: 3; name them"),
+        (["typo"], r"a has no column 'typo'; it has \['x', 'y'\]"),
+    ):
+        with pytest.raises(DataError, match=expected):
+            CsvSource(str(tmp_path), CsvRequest(columns=columns), bad=BadData(action))
+    (tmp_path / "a").write_text("")
+    if not rowless:
+        with pytest.raises(DataError, match="a and 0 other files are empty"):
+            CsvSource(str(tmp_path), bad=BadData(action))
+
+
+def test_a_file_that_gives_no_types_is_read_and_not_skipped(tmp_path, caplog):
+    (tmp_path / "a").write_text("x,y\n1,2\n3\n4,5\n")
+    (tmp_path / "b").write_text("x,y\n6,7\n")
+    source = CsvSource(str(tmp_path), bad=BadData("skip", max_skipped=1))
+    assert (source.num_skipped, caplog.messages) == (0, [])
+    assert rows_of(source) == {"x": [1, 4, 6], "y": [2, 5, 7]}
+    assert source.num_skipped == 1
+    with pytest.raises(DataError, match="a: the types"):  # no more files are looked at than skipped
+        CsvSource(str(tmp_path), bad=BadData("skip", max_skipped=0))
+
+
+@pytest.mark.parametrize("action", ["fail", "skip"])
 @pytest.mark.parametrize("header", [True, False])
 def test_what_only_later_files_have_is_not_left_out_without_a_word(tmp_path, action, header):
     """Whichever file comes first, and though the policy is to skip files that differ."""
