@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain
-from feeding.arrow.spark_vectors import is_vector, spread
+from feeding.arrow.spark_vectors import BadVector, is_vector, lengths, spread
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.chunk import Array
 from feeding.columnar.ops import row_of
@@ -168,7 +168,10 @@ class ColumnReader:
                 first_null(array), "null where a list is expected; drop such rows before"
             )
         if self.column.is_vector:
-            values, offsets = spread(array)
+            try:
+                values, offsets = spread(array)
+            except BadVector as error:
+                raise self._bad(error.row, str(error)) from None
         else:
             found = bounds(array)
             offsets = found - found[0]
@@ -295,8 +298,30 @@ def objects(array: pa.Array) -> Array:
 
 def item_counts(array: pa.Array) -> set[int]:
     """Return the distinct lengths of an array's lists or vectors, in items."""
-    offsets = spread(array.drop_null())[1] if is_vector(array.type) else bounds(array)
-    return {int(count) for count in np.unique(np.diff(offsets))}
+    counts = lengths(array.drop_null()) if is_vector(array.type) else np.diff(bounds(array))
+    return {int(count) for count in np.unique(counts)}
+
+
+def vector_bytes(column: StoredColumn, batch: pa.RecordBatch, most_bytes: int) -> Array:
+    """Return the bytes that each of n vectors takes once it is dense, int64[n]; of a null, 0.
+
+    Args:
+        column: of Spark's vectors.
+        batch: n rows.
+        most_bytes: of one vector.
+
+    Raises:
+        BadValue: a vector would take more.
+    """
+    try:
+        found = 8 * lengths(column.of(batch))
+    except BadVector as error:
+        raise BadValue(error.row, column.name, str(error)) from None
+    if (wrong := found > most_bytes).any():
+        row = int(wrong.argmax())
+        text = f"a vector of {found[row] // 8} items takes {found[row]} bytes, at most {most_bytes}"
+        raise BadValue(row, column.name, f"{text} are read (max_row_group_bytes)")
+    return found
 
 
 def first_null(array: pa.Array) -> int:

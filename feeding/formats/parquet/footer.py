@@ -57,7 +57,8 @@ class ParquetLimits:
     max_row_group_bytes: int = 2048 * MIB
     """Uncompressed bytes of the requested columns of a row group. Two row groups are in memory as
     they are stored; a smaller limit bounds that. It also bounds what their smallest batch decodes
-    to: one row, of a list column all values of the row group, because one row may hold them."""
+    to: one row, of a list column all values of the row group, because one row may hold them; and
+    a sparse vector as the dense one that it becomes."""
     max_page_bytes: int = 256 * MIB
     """Uncompressed bytes of one page; usual pages have 1 MiB."""
 

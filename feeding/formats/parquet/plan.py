@@ -7,10 +7,11 @@ Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from feeding.arrow.columns import (
@@ -22,6 +23,7 @@ from feeding.arrow.columns import (
     refuse_alike,
     refuse_more,
     stored_columns,
+    vector_bytes,
 )
 from feeding.columnar.batch import BatchColumn
 from feeding.columnar.schema import Schema, is_shape
@@ -147,6 +149,11 @@ class ParquetPlan:
         return self._filter is not None
 
     @property
+    def vectors(self) -> list[StoredColumn]:
+        """Columns of Spark's vectors."""
+        return [column for column in self._stored.values() if column.is_vector]
+
+    @property
     def dense(self) -> list[str]:
         """Columns that refuse nulls; not lists, because statistics count empty ones as nulls."""
         return [
@@ -228,6 +235,32 @@ class ParquetPlan:
             for name, column in self._constants.items()
         }
         return self._filter.rows(batch, constants)
+
+    def parts(
+        self, batch: pa.RecordBatch, most_bytes: int, most_row_bytes: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a batch in parts, since sparse vectors take far more bytes once dense.
+
+        Args:
+            batch: n rows.
+            most_bytes: that the dense vectors of a part of several rows take.
+            most_row_bytes: that a dense vector takes.
+
+        Raises:
+            BadValue: a vector would take more.
+        """
+        if not self.vectors:
+            yield batch
+            return
+        row_bytes = np.zeros(batch.num_rows, np.int64)
+        for column in self.vectors:
+            row_bytes += vector_bytes(column, batch, most_row_bytes)
+        ends, start = row_bytes.cumsum(), 0
+        while start < batch.num_rows:
+            before = ends[start - 1] if start else 0
+            stop = max(start + 1, int(ends.searchsorted(before + most_bytes, side="right")))
+            yield batch[start:stop]
+            start = stop
 
     def columns(self, batch: pa.RecordBatch, path: str) -> tuple[BatchColumn, ...]:
         """Return the rows of a batch as columns [n, *shape], object[n] or Ragged.

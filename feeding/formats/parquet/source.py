@@ -136,7 +136,7 @@ class ParquetSource:
                     first, at = at, at + batch.num_rows
                     if at > split.start:
                         mine = batch[max(split.start - first, 0) : split.stop - first]
-                        yield self._columns(mine, split.path, group, max(first, split.start))
+                        yield from self._columns(mine, split.path, group, max(first, split.start))
                     if at >= split.stop:
                         return
             except DataError as error:
@@ -145,9 +145,14 @@ class ParquetSource:
             missing = f"it has {at} rows, its footer says {split.stop} or more"
             self._skip(split.path, group, DataError(f"{split.path}: row group {group}: {missing}"))
 
-    def _columns(self, batch: pa.RecordBatch, path: str, group: int, first: int) -> Columns:
+    def _columns(
+        self, batch: pa.RecordBatch, path: str, group: int, first: int
+    ) -> Iterator[Columns]:
         try:
-            return self._plan.columns(self._plan.wanted(batch, path), path)
+            rows, most = self._plan.wanted(batch, path), self._limits.max_row_group_bytes
+            for part in self._plan.parts(rows, _BATCH_BYTES, most):
+                yield self._plan.columns(part, path)
+                first += part.num_rows
         except BadValue as error:
             row = "" if self._plan.has_filter else f", row {first + error.row}"
             raise DataError(f"{path}: row group {group}{row}: {error}") from None
@@ -184,7 +189,9 @@ class ParquetSource:
                 rows[group] = 0
                 continue
             stored = sum(chunk.stop - chunk.start for chunk in chunks)
-            held = max(held, stored + min(_decoded_bytes(chunks), _BATCH_BYTES))
+            # Sparse vectors say nothing of their bytes as dense ones.
+            decoded = _BATCH_BYTES if plan.vectors else min(_decoded_bytes(chunks), _BATCH_BYTES)
+            held = max(held, stored + decoded)
         return tuple(rows), held
 
     def _sample(self) -> pa.RecordBatch | None:

@@ -22,8 +22,17 @@ from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
 from feeding.reading.bad_records import BadData
 from feeding.reading.reader import DirectReader
+from feeding.reading.splits import Split
 
 UTC = datetime.UTC
+VECTOR = pa.struct(
+    [
+        ("type", pa.int8()),
+        ("size", pa.int32()),
+        ("indices", pa.list_(pa.int32())),
+        ("values", pa.list_(pa.float64())),
+    ]
+)
 
 
 def table(numbers: range) -> pa.Table:
@@ -199,14 +208,6 @@ def test_int96_timestamps_of_spark_keep_their_years(tmp_path):
 
 
 def test_fields_of_structs_and_vectors_are_columns(tmp_path):
-    vector = pa.struct(
-        [
-            ("type", pa.int8()),
-            ("size", pa.int32()),
-            ("indices", pa.list_(pa.int32())),
-            ("values", pa.list_(pa.float64())),
-        ]
-    )
     rows = pa.table(
         {
             "s": [{"a": 1, "deep": {"b": "x"}}, {"a": 2, "deep": {"b": "y"}}],
@@ -215,7 +216,7 @@ def test_fields_of_structs_and_vectors_are_columns(tmp_path):
                     {"type": 1, "values": [1.0, 0.0, 2.0]},
                     {"type": 0, "size": 3, "indices": [2], "values": [5.0]},
                 ],
-                vector,
+                VECTOR,
             ),
             "a.b": [7, 8],
         }
@@ -372,6 +373,67 @@ def test_what_only_later_files_have_is_not_left_out_without_a_word(tmp_path, act
         with pytest.raises(FeedSettingsError, match=both):
             found("", **request)
     assert found("", columns=["n"]) == {"n": [1, 2]}
+
+
+def sparse(size: int, items: dict[int, float]) -> dict[str, Any]:
+    indices, found = list(items), list(items.values())
+    return {"type": 0, "size": size, "indices": indices, "values": found}
+
+
+def blocks(source: ParquetSource) -> list[tuple[Any, ...]]:
+    return [
+        block
+        for file in source.files()
+        for piece, num_rows in enumerate(file.piece_rows or ())
+        for block in source.read(Split(file.path, 0, num_rows, piece))
+    ]
+
+
+def test_sparse_vectors_become_dense_in_blocks_of_some_bytes(tmp_path):
+    """As stored the file is small; as dense vectors, a hundred times a block of 8 MiB and more."""
+    sizes = [1 << 16] * 500 + [1 << 21] + [3] * 1000 + [1 << 18] * 300
+    vectors = [sparse(size, {row % size: 1.0 + row}) for row, size in enumerate(sizes)]
+    rows = pa.table({"n": list(range(len(sizes))), "f": pa.array(vectors, VECTOR)})
+    write(tmp_path / "f", rows)
+    source = ParquetSource(str(tmp_path), ParquetRequest(shapes={"f": None}))
+    assert source.files()[0].held_bytes > 8 << 20
+    at = 0
+    for ns, vector in blocks(source):
+        assert isinstance(vector, Ragged)
+        assert vector.values.nbytes <= 8 << 20 or len(ns) == 1
+        for row, items in zip(
+            ns.tolist(), np.split(vector.values, vector.offsets[1:-1]), strict=True
+        ):
+            assert (row, len(items)) == (at, sizes[at])
+            assert (items[row % sizes[row]], np.count_nonzero(items)) == (1.0 + row, 1)
+            at += 1
+    assert at == len(sizes)
+    alike = write(tmp_path / "alike" / "f", rows.slice(500 + 1 + 1000))
+    assert ParquetSource(str(alike)).schema.columns[1].shape == (1 << 18,)
+    every = blocks(ParquetSource(str(alike), ParquetRequest(filters=[("n", "!=", 1502)])))
+    assert {len(ns) for ns, _ in every} == {4, 3}
+    assert sum(len(ns) for ns, _ in every) == 299
+
+
+@pytest.mark.attack("A19")
+@pytest.mark.parametrize(
+    ("vector", "expected"),
+    [
+        (sparse(2**31 - 1, {}), r"a vector of 2147483647 items takes 17179869176 bytes, at most "),
+        (sparse(-1, {}), "a vector of -1 items"),
+        (sparse(3, {3: 1.0}), "an item at 3 of a vector of 3 items"),
+        (sparse(3, {-1: 1.0}), "an item at -1 of a vector of 3 items"),
+        ({**sparse(3, {}), "values": [1.0]}, "0 indices of 1 values"),
+        ({**sparse(3, {1: 2.0}), "type": 1}, "1 indices of a dense vector"),
+    ],
+)
+def test_vectors_that_cannot_be_are_refused_before_they_are_dense(tmp_path, vector, expected):
+    good = sparse(3, {0: 1.0, 2: 2.0})
+    write(tmp_path / "f", pa.table({"f": pa.array([good, vector, good], VECTOR)}))
+    request = ParquetRequest(shapes={"f": None})
+    with pytest.raises(DataError, match=f"f: row group 0, row 1: column 'f': {expected}"):
+        blocks(ParquetSource(str(tmp_path), request))
+    assert not blocks(ParquetSource(str(tmp_path), request, bad=BadData("skip")))
 
 
 @pytest.mark.parametrize("action", ["fail", "skip"])
