@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -290,6 +291,8 @@ def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
 
 _logger = logging.getLogger(__name__)
 _NUM_THREADS = 16
+_READ_AHEAD = 2 * _NUM_THREADS
+"""Files whose footers are read while the consumer is busy: a wide footer takes megabytes."""
 _LOG_EACH = 1000
 _CACHE_BYTES = 16 * MIB
 
@@ -347,9 +350,15 @@ def read_footers(
 
     with ThreadPoolExecutor(min(_NUM_THREADS, len(files)), thread_name_prefix="footers") as pool:
         try:
-            for number, (file, footer) in enumerate(
-                zip(files, pool.map(read, files), strict=True), 1
-            ):
+            left = iter(files)
+            waiting = collections.deque(
+                (file, pool.submit(read, file)) for file in itertools.islice(left, _READ_AHEAD)
+            )
+            for number in range(1, len(files) + 1):
+                file, future = waiting.popleft()
+                footer = future.result()
+                if (following := next(left, None)) is not None:
+                    waiting.append((following, pool.submit(read, following)))
                 if isinstance(footer, Footer):
                     yield file, footer
                 else:
