@@ -92,6 +92,14 @@ class StoredColumn:
         kind = self.type.value_type if self.type.id in LISTS else self.type
         return plain(pa.array([], kind)).type
 
+    @property
+    def first_day(self) -> str | None:
+        """First day on which all calendars and time zones agree; None: it has no days."""
+        kind = self.type.value_type if self.type.id in LISTS else self.type
+        if pa.types.is_date(kind):
+            return "1582-10-15"
+        return "1900-01-01" if pa.types.is_timestamp(kind) else None
+
 
 def stored_columns(schema: pa.Schema, file: str) -> dict[str, StoredColumn]:
     """Return all columns of a file by name.
@@ -259,6 +267,33 @@ def refuse_more(found: Iterable[str], names: Iterable[str], file: str, first: st
         raise FeedSettingsError(
             f"{file} has columns that {first} lacks: {shown}{left}; name the columns that you "
             "need, as in columns=[...], or read the files apart"
+        )
+
+
+def refuse_julian(column: StoredColumn, batch: pa.RecordBatch) -> None:
+    """Refuse dates and timestamps of the Julian calendar, which would be other days.
+
+    Args:
+        column: of dates or timestamps, or lists of them.
+        batch: rows of a file whose writer used that calendar.
+
+    Raises:
+        BadValue: one is so early that the calendars differ.
+    """
+    array, rows = column.of(batch), None
+    if array.type.id in LISTS:
+        rows = bounds(array)
+        array = plain(array.values.slice(rows[0], rows[-1] - rows[0]))
+    is_date = column.first_day == "1582-10-15"
+    first = np.datetime64(column.first_day, "D" if is_date else "us").astype(np.int64)
+    at = pc.less(array, pa.scalar(int(first), array.type)).index(True).as_py()
+    if at >= 0:
+        kind = "date" if is_date else "timestamp"
+        raise BadValue(
+            at if rows is None else row_of(rows - rows[0], at),
+            column.name,
+            f"a {kind} before {column.first_day}, by the Julian calendar of Spark 2 or its LEGACY "
+            "mode; write the file again with Spark 3 or newer, or filter such rows out",
         )
 
 

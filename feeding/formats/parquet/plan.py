@@ -21,6 +21,7 @@ from feeding.arrow.columns import (
     held,
     item_counts,
     refuse_alike,
+    refuse_julian,
     refuse_more,
     stored_columns,
     vector_bytes,
@@ -129,6 +130,8 @@ class ParquetPlan:
             and not column.has_lists_of_texts
             and name not in request.shapes
         )
+        self._julian: dict[str, list[StoredColumn]] = {}
+        """By file, the columns of dates and timestamps that may be of the Julian calendar."""
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():
             column_spec(column)  # raises for a type that cannot be read
@@ -184,6 +187,12 @@ class ParquetPlan:
                 )
         if self._request.columns is None:
             refuse_more(stored, self._names, footer.path, self._first)
+        if footer.julian:
+            self._julian[footer.path] = [
+                column
+                for column in self._stored.values()
+                if column.first_day is not None and footer.julian & footer.kinds(column.name)
+            ]
         self._lengths.add(footer)
 
     def groups(self, footer: Footer) -> set[int]:
@@ -273,11 +282,13 @@ class ParquetPlan:
             BadValue: a value does not fit; names the column.
         """
         found: dict[str, BatchColumn] = {}
+        for column in self._julian.get(path, ()):
+            refuse_julian(column, batch)
         for reader in self._readers:
             found[reader.spec.name] = reader(batch)
-        for name, column in self._given.items():
-            fill = self._request.fill(column)
-            found[name] = column.repeated(path, batch.num_rows, fill)
+        for name, given in self._given.items():
+            fill = self._request.fill(given)
+            found[name] = given.repeated(path, batch.num_rows, fill)
         return tuple(found[name] for name in self._names)
 
 

@@ -436,6 +436,54 @@ def test_vectors_that_cannot_be_are_refused_before_they_are_dense(tmp_path, vect
     assert not blocks(ParquetSource(str(tmp_path), request, bad=BadData("skip")))
 
 
+SPARK = "org.apache.spark."
+SCHEMA = {f"{SPARK}sql.parquet.row.metadata": "{}"}
+OLD, NEW = (datetime.datetime(year, 1, 1) for year in (1500, 2000))
+DATES = {"x": [None, NEW.date(), OLD.date()]}
+TIMES = {"x": [None, NEW, datetime.datetime(1899, 12, 31)]}
+LISTS = {"x": [[NEW.date()], [NEW.date(), OLD.date(), None], []]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "written_by", "row"),
+    [
+        (DATES, {**SCHEMA, f"{SPARK}version": "2.4.8"}, 2),
+        (DATES, SCHEMA, 2),  # older ones have no version
+        (DATES, {**SCHEMA, f"{SPARK}version": "4.3.0", f"{SPARK}legacyDateTime": ""}, 2),
+        (DATES, {**SCHEMA, f"{SPARK}version": "3.0.1"}, None),
+        (DATES, {**SCHEMA, f"{SPARK}version": "10.0.0", f"{SPARK}legacyINT96": ""}, None),
+        (DATES, {}, None),  # pyarrow, and Spark's default for what has no version
+        (LISTS, SCHEMA, 1),
+        (TIMES, {**SCHEMA, f"{SPARK}version": "2.4.8"}, 2),
+        (TIMES, {**SCHEMA, f"{SPARK}version": "3.0.1"}, None),
+        ("INT96", {**SCHEMA, f"{SPARK}version": "3.0.1"}, 2),
+        ("INT96", {**SCHEMA, f"{SPARK}version": "3.1.0"}, None),
+        ("INT96", {**SCHEMA, f"{SPARK}version": "4.3.0", f"{SPARK}legacyINT96": ""}, 2),
+        ("INT96", {**SCHEMA, f"{SPARK}version": "4.3.0", f"{SPARK}legacyDateTime": ""}, None),
+    ],
+)
+def test_days_of_the_julian_calendar_are_refused(tmp_path, columns, written_by, row):
+    """Spark 3 and newer would shift them by up to 10 days; read as they are they are others."""
+    is_int96 = columns == "INT96"
+    rows = pa.table(TIMES if is_int96 else columns).replace_schema_metadata(written_by)
+    options = {"use_deprecated_int96_timestamps": is_int96}
+    write(tmp_path / "f", rows, **options)
+    write(tmp_path / "new", rows.replace_schema_metadata(None), **options)  # of another writer
+    nulls = {"x": 7}
+    if row is None:
+        assert len(read(tmp_path, nulls=nulls)["x"]) == 6
+        return
+    what = "timestamp before 1900-01-01" if rows.schema[0].type == pa.timestamp("us") else "date"
+    with pytest.raises(DataError, match=f"f: row group 0, row {row}: column 'x': a {what}.*Julian"):
+        read(tmp_path, nulls=nulls)
+    assert len(read(tmp_path / "new", nulls=nulls)["x"]) == 3
+    if columns is not LISTS:
+        late = read(tmp_path, nulls=nulls, filters=pc.field("x") > rows["x"][1].as_py())
+        assert late == {"x": []}
+        only = read(tmp_path, filters=pc.field("x") == rows["x"][1].as_py())
+        assert len(only["x"]) == 2
+
+
 @pytest.mark.parametrize("action", ["fail", "skip"])
 def test_a_column_that_no_file_has_is_named(tmp_path, action):
     for name in "ab":
