@@ -173,15 +173,18 @@ def test_rows_are_read_once_whoever_stops_where_and_goes_on(
         shuffle = {"seed": seed, "shuffle_rows": 1 if seed is None else window}
         course, seen = START, []
         shuffle["most_bytes"] = most_bytes
-        for number, ((counts, batch_size), width) in enumerate(zip(stops, widths, strict=False)):
+        *before, source = (
+            Rows(sizes, kind, left_out=left_out, directory=f"/tmp/run-{number}")
+            for number in range(len(stops) + 1)
+        )
+        for own, (counts, batch_size), width in zip(before, stops, widths, strict=False):
             shuffle["interleave"] = width
-            source = Rows(sizes, kind, left_out=left_out, directory=f"/tmp/run-{number}")
-            run = Run(source, len(counts), shuffle, course)
+            run = Run(own, len(counts), shuffle, course)
             for worker, count in enumerate(counts):
                 run.read(worker, count, batch_size)
             seen += run.seen
             found = run.saved(lost={0})
-            course = course_after(course, found, source.files(), run.readers[0].position)
+            course = course_after(course, found, own.files(), run.readers[0].position)
         last = max([epoch for epoch, _ in seen], default=0) + 1
         run = Run(source, len(stops[-1][0]), shuffle, course)
         run.finish(last)
@@ -198,8 +201,9 @@ def test_a_window_is_read_as_it_was_though_the_run_that_began_it_had_more_lanes_
     source = Rows([[3, 10, 10, 10, 10, 10]], "pieces")  # the first lane ends early
     for seed in range(30):
         course, seen = START, []
+        shuffle = {"seed": seed, "shuffle_rows": 8}
         for width, num_rows in ((4, 4), (1, 10)):
-            shuffle = {"seed": seed, "shuffle_rows": 8, "interleave": width}
+            shuffle["interleave"] = width
             run = Run(source, 1, shuffle, course)
             run.read(0, num_rows, 1)
             seen += run.seen
