@@ -415,7 +415,7 @@ def test_sparse_vectors_become_dense_in_blocks_of_some_bytes(tmp_path):
     assert sum(len(ns) for ns, _ in every) == 299
 
 
-@pytest.mark.attack("A19")
+@pytest.mark.attack("A20")
 @pytest.mark.parametrize(
     ("vector", "expected"),
     [
