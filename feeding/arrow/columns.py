@@ -1,7 +1,7 @@
 """Stored columns: Arrow columns of CSV and Parquet files to numpy columns of a batch.
 
 Covers: StoredColumn (a column by its dotted name), ColumnReader (an Arrow array to a column), the
-check that a value fits its column.
+checks that a value fits its column, and that no file has more columns than the first.
 Does not: read files (formats.parquet, formats.csv), skip bad records (reading.bad_records).
 Threads: any.
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain
-from feeding.arrow.spark_vectors import is_vector, spread
+from feeding.arrow.spark_vectors import BadVector, is_vector, lengths, spread
 from feeding.columnar.batch import BatchColumn, Ragged
 from feeding.columnar.chunk import Array
 from feeding.columnar.ops import row_of
@@ -34,6 +34,9 @@ _REFUSED = (
     "of numbers or texts: name the columns that you need, or convert this one where the file is "
     "written"
 )
+
+
+_MOST_NAMED = 10
 
 
 class BadValue(Exception):
@@ -88,6 +91,14 @@ class StoredColumn:
             return pa.float64()
         kind = self.type.value_type if self.type.id in LISTS else self.type
         return plain(pa.array([], kind)).type
+
+    @property
+    def first_day(self) -> str | None:
+        """First day on which all calendars and time zones agree; None: it has no days."""
+        kind = self.type.value_type if self.type.id in LISTS else self.type
+        if pa.types.is_date(kind):
+            return "1582-10-15"
+        return "1900-01-01" if pa.types.is_timestamp(kind) else None
 
 
 def stored_columns(schema: pa.Schema, file: str) -> dict[str, StoredColumn]:
@@ -165,7 +176,10 @@ class ColumnReader:
                 first_null(array), "null where a list is expected; drop such rows before"
             )
         if self.column.is_vector:
-            values, offsets = spread(array)
+            try:
+                values, offsets = spread(array)
+            except BadVector as error:
+                raise self._bad(error.row, str(error)) from None
         else:
             found = bounds(array)
             offsets = found - found[0]
@@ -234,6 +248,55 @@ def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None
         )
 
 
+def refuse_more(found: Iterable[str], names: Iterable[str], file: str, first: str) -> None:
+    """Refuse columns that would be left out without a word, where all columns are to be read.
+
+    Args:
+        found: all columns of a file.
+        names: those that are read.
+        file: its path.
+        first: path of the file that the names are from.
+
+    Raises:
+        FeedSettingsError: names the columns and both files.
+    """
+    read = set(names)
+    if more := [name for name in found if name not in read]:
+        shown = ", ".join(map(repr, more[:_MOST_NAMED]))
+        left = f" and {len(more) - _MOST_NAMED} more" if len(more) > _MOST_NAMED else ""
+        raise FeedSettingsError(
+            f"{file} has columns that {first} lacks: {shown}{left}; name the columns that you "
+            "need, as in columns=[...], or read the files apart"
+        )
+
+
+def refuse_julian(column: StoredColumn, batch: pa.RecordBatch) -> None:
+    """Refuse dates and timestamps of the Julian calendar, which would be other days.
+
+    Args:
+        column: of dates or timestamps, or lists of them.
+        batch: rows of a file whose writer used that calendar.
+
+    Raises:
+        BadValue: one is so early that the calendars differ.
+    """
+    array, rows = column.of(batch), None
+    if array.type.id in LISTS:
+        rows = bounds(array)
+        array = plain(array.values.slice(rows[0], rows[-1] - rows[0]))
+    is_date = column.first_day == "1582-10-15"
+    first = np.datetime64(column.first_day, "D" if is_date else "us").astype(np.int64)
+    at = pc.less(array, pa.scalar(int(first), array.type)).index(True).as_py()
+    if at >= 0:
+        kind = "date" if is_date else "timestamp"
+        raise BadValue(
+            at if rows is None else row_of(rows - rows[0], at),
+            column.name,
+            f"a {kind} before {column.first_day}, by the Julian calendar of Spark 2 or its LEGACY "
+            "mode; write the file again with Spark 3 or newer, or filter such rows out",
+        )
+
+
 def held(name: str, value: Any, kind: pa.DataType) -> Any:
     """Return the value that replaces nulls, converted to the column's type.
 
@@ -270,8 +333,30 @@ def objects(array: pa.Array) -> Array:
 
 def item_counts(array: pa.Array) -> set[int]:
     """Return the distinct lengths of an array's lists or vectors, in items."""
-    offsets = spread(array.drop_null())[1] if is_vector(array.type) else bounds(array)
-    return {int(count) for count in np.unique(np.diff(offsets))}
+    counts = lengths(array.drop_null()) if is_vector(array.type) else np.diff(bounds(array))
+    return {int(count) for count in np.unique(counts)}
+
+
+def vector_bytes(column: StoredColumn, batch: pa.RecordBatch, most_bytes: int) -> Array:
+    """Return the bytes that each of n vectors takes once it is dense, int64[n]; of a null, 0.
+
+    Args:
+        column: of Spark's vectors.
+        batch: n rows.
+        most_bytes: of one vector.
+
+    Raises:
+        BadValue: a vector would take more.
+    """
+    try:
+        found = 8 * lengths(column.of(batch))
+    except BadVector as error:
+        raise BadValue(error.row, column.name, str(error)) from None
+    if (wrong := found > most_bytes).any():
+        row = int(wrong.argmax())
+        text = f"a vector of {found[row] // 8} items takes {found[row]} bytes, at most {most_bytes}"
+        raise BadValue(row, column.name, f"{text} are read (max_row_group_bytes)")
+    return found
 
 
 def first_null(array: pa.Array) -> int:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feeding.arrow.arrays import DTYPES, LISTS, TEXTS, bounds, numbers, plain, text
-from feeding.arrow.spark_vectors import is_vector, spread
+from feeding.arrow.spark_vectors import BadVector, is_vector, spread
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import Array
 from feeding.columnar.ops import row_of
@@ -89,7 +89,7 @@ class ArrowEncoder:
                 _check_text(out, name, array)
             out.add(spec, *text(array))
         elif vectors:
-            self._add_rows(out, name, *spread(array), "array")
+            self._add_rows(out, name, *_spread(out, name, array), "array")
         elif kind.id in LISTS and _holds_texts(kind):
             texts, rows = self._inside(out, name, array)
             _check_text(out, name, texts, rows)
@@ -184,6 +184,13 @@ class ArrowEncoder:
             raise out.refuse(name, _row_of(at, rows), text) from None
         mask = missing.to_numpy(zero_copy_only=False)
         return both.take(pa.array(np.where(mask, len(array), np.arange(len(array)))))
+
+
+def _spread(out: Collector, name: str, array: pa.Array) -> tuple[Array, Array]:
+    try:
+        return spread(array)
+    except BadVector as error:
+        raise out.refuse(name, error.row, str(error)) from None
 
 
 def _holds_texts(lists: pa.DataType) -> bool:

@@ -123,15 +123,17 @@ class PickledPacker(Packer):
         parts: list[Array] = []
         for batch in rows:
             found = self._recognise(bytes(batch), template)
+            others = list(self._loads(batch)) if found is None else []
+            # Before the next chunk is yielded: a feeder may end there.
+            self.rows_read += len(others) if found is None else len(found[1])
             if parts and (found is None or found[0] is not template):
                 yield self._join(parts, template)
                 parts = []
             if found is None:
                 template = None
-                yield from self._ordinary(list(self._loads(batch)))
+                yield from self._ordinary(others)
                 continue
             template, matrix = found
-            self.rows_read += len(matrix)
             most = self._most_rows(template)
             for at in range(0, len(matrix), most):
                 part = matrix[at : at + most]
@@ -170,7 +172,6 @@ class PickledPacker(Packer):
         return num_rows >= self._config.chunk_rows or num_bytes >= self._config.chunk_bytes
 
     def _ordinary(self, rows: list[Any]) -> Iterator[Chunk]:
-        self.rows_read += len(rows)
         for at in range(0, len(rows), self._config.chunk_rows):
             yield from self._split(rows[at : at + self._config.chunk_rows])
 

@@ -40,7 +40,8 @@ class Location:
     authority: str
     """Host and port, name service or bucket; empty on this host."""
     path: str
-    """Begins with `/`, except for a relative path of this host; ends without one."""
+    """Begins with `/`, except for a relative path of this host; ends without one. Of this host and
+    HDFS, it has no empty component and no `.`, as in what they list."""
 
     def __str__(self) -> str:
         return self.path if self.scheme == LOCAL else f"{self.root}{self.path}"
@@ -107,7 +108,8 @@ def parse(text: str | os.PathLike[str]) -> Location:
         _check_components(given, path)
         return _local(path or "/")
     _check_remote(given, authority, path)
-    return Location(scheme, authority, path.rstrip("/") or "/")
+    path = _plain(path or "/") if scheme in HADOOP else path.rstrip("/")
+    return Location(scheme, authority, path or "/")
 
 
 def shown(text: str) -> str:
@@ -117,7 +119,13 @@ def shown(text: str) -> str:
 
 def _local(path: str) -> Location:
     _check_length(path)
-    return Location(LOCAL, "", path.rstrip("/") or "/")
+    return Location(LOCAL, "", _plain(path))
+
+
+def _plain(path: str) -> str:
+    """Return a path with one name only: without empty components and `.`."""
+    parts = "/".join(part for part in path.split("/") if part not in ("", "."))
+    return f"/{parts}" if path.startswith("/") else parts or "."
 
 
 def _check_remote(given: str, authority: str, path: str) -> None:

@@ -114,7 +114,7 @@ def _base(path: str) -> str:
     """Return the directory that a path or pattern reads: of a pattern, what precedes its magic."""
     location, parts = parse(path), _parts(path)
     fixed = next((n for n, part in enumerate(parts) if _MAGIC & set(part)), len(parts))
-    return str(location.at("/".join(parts[:fixed]) or "/"))
+    return str(location.at("/".join(parts[:fixed]) or ("/" if fixed else ".")))
 
 
 def _parts(path: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 SparkFiles, archives of YARN and local copies have a directory of their own on each executor.
 
-Covers: cutting the common directory from the absolute paths of a data set.
+Covers: the common directory of a data set, and its absolute paths without it.
 Does not: change URLs, or paths relative to a process's directory: they are equal already.
 Threads: any; pure.
 """
@@ -25,15 +25,30 @@ def without_directory(files: Iterable[SourceFile]) -> list[SourceFile]:
         files: all files of one data set.
     """
     in_order = sorted(files)
-    directories = [os.path.dirname(each.path) for each in in_order if os.path.isabs(each.path)]
+    directory = common_directory(in_order)
+    return [dataclasses.replace(each, path=below(directory, each.path)) for each in in_order]
+
+
+def common_directory(files: Iterable[SourceFile]) -> str:
+    """Return the directory that all files of this host have in common; empty: there are none.
+
+    Args:
+        files: all files of one data set.
+    """
+    directories = {os.path.dirname(each.path) for each in files if os.path.isabs(each.path)}
     if not directories:
-        return in_order
+        return ""
     common = os.path.commonpath(directories)
     while "=" in os.path.basename(common):  # a value of a partition tells files apart
         common = os.path.dirname(common)
-    return [
-        dataclasses.replace(each, path=os.path.relpath(each.path, common))
-        if os.path.isabs(each.path)
-        else each
-        for each in in_order
-    ]
+    return common
+
+
+def below(directory: str, path: str) -> str:
+    """Return a file's name that is equal on every host.
+
+    Args:
+        directory: the `common_directory` of its data set.
+        path: of the file.
+    """
+    return os.path.relpath(path, directory) if os.path.isabs(path) else path

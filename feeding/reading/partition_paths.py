@@ -59,10 +59,10 @@ def partition_values(path: str, base: str) -> dict[str, str | None]:
         base: directory that was read.
     """
     found: dict[str, str | None] = {}
-    below = path.removeprefix(base.rstrip("/") + "/")
-    if below == path:
+    above = "" if base == "." else base.rstrip("/") + "/"
+    if not path.startswith(above):
         return found
-    for part in below.split("/")[:-1]:
+    for part in path.removeprefix(above).split("/")[:-1]:
         column, equals, value = part.partition("=")
         if equals and column:
             found[unquote(column)] = None if value == NULL_NAME else unquote(value)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from feeding.columnar.ops import Columns, num_rows
 from feeding.columnar.schema import ColumnSpec, Schema
-from feeding.errors import DataError
+from feeding.errors import DataError, FeedSettingsError
 from feeding.reading.partition_paths import first_kind, partition_values
 from feeding.reading.row_counts import Countable, PieceRows
 from feeding.reading.splits import SourceFile, Split
@@ -120,14 +120,14 @@ def partition_columns(files: Iterable[SourceFile]) -> dict[str, PartitionColumn]
     return columns
 
 
-def refuse_both(name: str, path: str) -> DataError:
+def refuse_both(name: str, path: str) -> FeedSettingsError:
     """Return the error for a column that a file and its directories have.
 
     Args:
         name: of the column.
         path: of the file.
     """
-    return DataError(
+    return FeedSettingsError(
         f"{path}: {name!r} is a column of the file and a key of its directories; pass "
         "partitions=False to read the file's, or leave one of them out of the data"
     )

@@ -60,6 +60,9 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     """Rows of the window."""
     end: Front = UNBEGUN
     """Where the window ends."""
+    width: Count = 0
+    """Most splits read side by side in the window; 0: as many as `front` has lanes. Positions of
+    releases that named windows by whole paths have none."""
 
 
 Stop = tuple[Place, ...]
@@ -108,6 +111,8 @@ class WorkerPart:
     """Rows of that window."""
     end: Front = UNBEGUN
     """Where that window ends."""
+    width: int = 0
+    """See Place."""
     ends_with_window: bool = False
     """Whether other parts have what is behind that window."""
 
@@ -117,7 +122,14 @@ class WorkerPart:
 
     def at(self, place: Place) -> WorkerPart:
         """Return the rest of the part behind a place."""
-        return replace(self, front=place.front, taken=place.taken, rows=place.rows, end=place.end)
+        return replace(
+            self,
+            front=place.front,
+            taken=place.taken,
+            rows=place.rows,
+            end=place.end,
+            width=place.width,
+        )
 
     @property
     def window(self) -> WorkerPart | None:

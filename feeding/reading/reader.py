@@ -19,6 +19,7 @@ from feeding.columnar.ops import Columns, joined, num_rows, split_rows
 from feeding.columnar.schema import Schema
 from feeding.config import MIB
 from feeding.errors import FeedSettingsError
+from feeding.reading.host_paths import common_directory
 from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
 from feeding.reading.runs import Order, RowRun, Source, runs
 from feeding.reading.splits import SourceFile
@@ -76,6 +77,7 @@ class DirectReader:
         fitting = max(1, most_bytes // held - 1) if held else interleave
         self._width = min(interleave, fitting)
         self._window_bytes = most_bytes // WINDOW_SHARE
+        self._directory = common_directory(self._files)
         self._course = course
         self._runs: Iterator[RowRun] | None = None
         self._run: RowRun | None = None
@@ -167,7 +169,9 @@ class DirectReader:
         work = work_of(
             self._files, *self._share, seed=at.seed, epoch=epoch, stops=self._course.stops
         )
-        order = Order(at.seed, at.shuffle_rows, epoch, self._width, self._window_bytes)
+        order = Order(
+            at.seed, at.shuffle_rows, epoch, self._width, self._window_bytes, self._directory
+        )
         source = self._source  # not self: a reader that is freed closes its file at once
         return itertools.chain.from_iterable(
             runs(source, part, number, order) for number, part in enumerate(work)

@@ -4,7 +4,7 @@
                                                └► with windows: `window` rows held, in random order
 
 A window's order depends on the seed, the epoch and the window's start. So a reader that continues
-inside a window yields the rest of the same order.
+inside a window yields the rest of the same order, also where its host has the files elsewhere.
 
 Covers: Source (the protocol of all formats), RowRun, windows.
 Does not: make batches (reader), read splits side by side (lanes), decide what is read (positions).
@@ -31,6 +31,7 @@ from feeding.columnar.ops import (
 )
 from feeding.columnar.schema import Schema
 from feeding.errors import FileChanged
+from feeding.reading.host_paths import below
 from feeding.reading.lanes import Lanes, turn_rows
 from feeding.reading.positions import Front, Place, WorkerPart
 from feeding.reading.splits import SourceFile, Split
@@ -69,6 +70,8 @@ class Order:
     """Splits read side by side."""
     window_bytes: int = 1 << 62
     """A window ends before it exceeds them."""
+    directory: str = ""
+    """The files' common directory on this host, which is no part of a window's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterato
         FileChanged: a split has fewer rows than earlier runs have read from it.
     """
     # A window that was begun is read as it was, with as many lanes.
-    width = len(part.front.lanes) if part.taken else order.width
+    width = (part.width or len(part.front.lanes)) if part.taken else order.width
     lanes = Lanes(source, part, width, turn_rows(order.window))
     if order.window > 1:
         yield from _windows(lanes, part, number, order)
@@ -130,14 +133,16 @@ def _windows(lanes: Lanes, part: WorkerPart, number: int, order: Order) -> Itera
                 f"a window from {part.splits[begin.lanes[0][0]]} on has {found} rows, it had "
                 f"{part.rows}: a file has changed since the position was saved"
             )
-        yield _window(held, part, Place(order.epoch, number, begin, part.taken), lanes.front, order)
+        start = Place(order.epoch, number, begin, part.taken, width=part.width)
+        yield _window(held, part, start, lanes.front, order)
         if part.ends_with_window:
             return
         lanes.widen(order.width)
     while lanes.is_ready():
         begin = lanes.front
         held = _held(lanes, order.window, order.window_bytes)
-        yield _window(held, part, Place(order.epoch, number, begin), lanes.front, order)
+        start = Place(order.epoch, number, begin, width=order.width)
+        yield _window(held, part, start, lanes.front, order)
 
 
 def _held(lanes: Lanes, most_rows: int, most_bytes: int) -> list[Columns]:
@@ -167,7 +172,9 @@ def _window(
     rows = num_rows(columns)
     split, row = start.front.lanes[0]
     first = part.splits[split]
-    name = (zlib.crc32(first.path.encode()), first.piece or 0, first.start, row)
+    # A position that has no width is of a release that named windows by whole paths.
+    path = below(order.directory, first.path) if start.width else first.path
+    name = (zlib.crc32(path.encode()), first.piece or 0, first.start, row)
     generator = np.random.default_rng([abs(order.seed or 0), order.epoch, *name])
     numbers = generator.permutation(rows)[start.taken :]
     return RowRun(

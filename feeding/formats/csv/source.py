@@ -21,7 +21,15 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from feeding.arrow.arrays import DTYPES, TEXTS
-from feeding.arrow.columns import BadValue, ColumnReader, StoredColumn, column_spec, held, one_line
+from feeding.arrow.columns import (
+    BadValue,
+    ColumnReader,
+    StoredColumn,
+    column_spec,
+    held,
+    one_line,
+    refuse_more,
+)
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import Schema
 from feeding.errors import DataError, FeedSettingsError
@@ -86,7 +94,7 @@ class CsvSource(LineSource):
             delimiter=request.delimiter, newlines_in_values=across_lines
         )
         self._headers: dict[str, list[str]] = {}
-        types = self._found_types()
+        self._first, types = self._found_types()
         self._readers = [
             ColumnReader(column, column_spec(column), self._fill(column))
             for column in (StoredColumn(name, kind, (name,)) for name, kind in types.items())
@@ -138,6 +146,7 @@ class CsvSource(LineSource):
         """Return the names of a file's columns; None: the file is skipped."""
         try:
             names = self._names(path)
+            self._refuse_keys(names, path)
             self._check_names(names, path)
         except DataError as error:
             self.bad.skip(path, 0, error)
@@ -250,21 +259,36 @@ class CsvSource(LineSource):
         for reader in self._readers:
             if reader.spec.name not in names:
                 raise DataError(f"{path} has no column {reader.spec.name!r}; it has {names}")
+        if self._request.columns is None:
+            refuse_more(names, self.schema.names, path, self._first)
 
-    def _found_types(self) -> dict[str, pa.DataType]:
-        """Return the types of the requested columns, from the first file that has a row."""
-        rowless: dict[str, pa.DataType] | None = None
+    def _refuse_keys(self, names: list[str], path: str) -> None:
+        for name in self.directories:
+            if name in names:
+                raise refuse_both(name, path)
+
+    def _found_types(self) -> tuple[str, dict[str, pa.DataType]]:
+        """Return the first file that has a row, and the types of the requested columns from it.
+
+        A file that gives no types is still read, with those of another one.
+        """
+        rowless: tuple[str, dict[str, pa.DataType]] | None = None
+        failed: list[DataError] = []
         for file in self.listed:
             if not file.size_bytes:
                 continue
             try:
                 types, has_rows = self._types_in(file.path)
             except DataError as error:
-                self.bad.skip(file.path, 0, error)
+                failed.append(error)
+                if self.bad.action == "fail" or len(failed) > self.bad.max_skipped:
+                    raise failed[0] from None
                 continue
             if has_rows:
-                return types
-            rowless = rowless or types
+                return file.path, types
+            rowless = rowless or (file.path, types)
+        if failed:
+            raise failed[0]
         if rowless is None:
             raise DataError(
                 f"{self.listed[0].path} and {len(self.listed) - 1} other files are empty"
@@ -277,9 +301,7 @@ class CsvSource(LineSource):
         asked = self._request.columns
         given = dict(asked) if isinstance(asked, Mapping) else {}
         wanted = list(names if asked is None else asked)
-        for name in self.directories:
-            if name in names:
-                raise refuse_both(name, path)
+        self._refuse_keys(names, path)
         for name in wanted:
             if name not in names:
                 raise DataError(f"{path} has no column {name!r}; it has {names}")

@@ -59,6 +59,16 @@ class RowFilter:
         """
         return all(name in self._text for name in path)
 
+    def names(self, column: str) -> bool:
+        """Return whether the expression names a column; True for a text that equals its name too.
+
+        Args:
+            column: its name.
+        """
+        if self._alternatives is not None:
+            return any(each[0] == column for every in self._alternatives for each in every)
+        return bool(re.search(rf"(?<![\w.]){re.escape(column)}(?![\w.])", self._text))
+
     def groups(self, footer: bytes, schema: pa.Schema, constants: Mapping[str, Any]) -> set[int]:
         """Return the row groups that may hold matching rows, by their statistics.
 

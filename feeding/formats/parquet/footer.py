@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
+import re
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +45,16 @@ _PADDING_BYTES = 128
 """Old writers leave a dictionary's header out of a column's size (PARQUET-816)."""
 _VALUE_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _TEXT_BYTES = 4
+_SPARK_VERSION = b"org.apache.spark.version"
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+_RELEASE = re.compile(rb"(\d+)\.(\d+)")
+_JULIAN = {
+    "INT32": (b"org.apache.spark.legacyDateTime", (3, 0)),
+    "INT64": (b"org.apache.spark.legacyDateTime", (3, 0)),
+    "INT96": (b"org.apache.spark.legacyINT96", (3, 1)),
+}
+"""By physical type: what Spark notes in a file that it wrote by the Julian calendar, and the first
+release that writes none without a note."""
 _LEVEL_BYTES = 4
 """Repetition and definition level of a value of a list, as pyarrow decodes them."""
 
@@ -57,7 +69,8 @@ class ParquetLimits:
     max_row_group_bytes: int = 2048 * MIB
     """Uncompressed bytes of the requested columns of a row group. Two row groups are in memory as
     they are stored; a smaller limit bounds that. It also bounds what their smallest batch decodes
-    to: one row, of a list column all values of the row group, because one row may hold them."""
+    to: one row, of a list column all values of the row group, because one row may hold them; and
+    a sparse vector as the dense one that it becomes."""
     max_page_bytes: int = 256 * MIB
     """Uncompressed bytes of one page; usual pages have 1 MiB."""
 
@@ -133,12 +146,29 @@ class Footer:
         found = self.metadata
         return tuple(found.row_group(n).num_rows for n in range(found.num_row_groups))
 
+    @property
+    def julian(self) -> frozenset[str]:
+        """Physical types whose early dates and timestamps Spark wrote by the Julian calendar."""
+        notes = self.metadata.metadata or {}
+        found = {kind for kind, (note, _) in _JULIAN.items() if note in notes}
+        version = _RELEASE.match(notes.get(_SPARK_VERSION, b""))
+        if version is not None:
+            release = (int(version[1]), int(version[2]))
+            found |= {kind for kind, (_, fixed) in _JULIAN.items() if release < fixed}
+        elif _SPARK_SCHEMA in notes:  # of a Spark 2 that noted no version
+            found |= set(_JULIAN)
+        return frozenset(found)
+
     def leaves(self, paths: Collection[str]) -> tuple[int, ...]:
         """Return the indexes of the leaf columns that make up the columns at `paths`."""
         schema = self.metadata.schema
         stored = [schema.column(n).path for n in range(len(schema))]
         starts = tuple(f"{path}." for path in paths)
         return tuple(n for n, path in enumerate(stored) if path in paths or path.startswith(starts))
+
+    def kinds(self, path: str) -> set[str]:
+        """Return the physical types of the leaf columns of the column at `path`."""
+        return {self.metadata.schema.column(leaf).physical_type for leaf in self.leaves([path])}
 
     def chunks(self, group: int, leaves: Sequence[int], limits: ParquetLimits) -> list[ColumnChunk]:
         """Return the byte ranges of a row group's columns.
@@ -289,6 +319,8 @@ def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
 
 _logger = logging.getLogger(__name__)
 _NUM_THREADS = 16
+_READ_AHEAD = 2 * _NUM_THREADS
+"""Files whose footers are read while the consumer is busy: a wide footer takes megabytes."""
 _LOG_EACH = 1000
 _CACHE_BYTES = 16 * MIB
 
@@ -346,9 +378,15 @@ def read_footers(
 
     with ThreadPoolExecutor(min(_NUM_THREADS, len(files)), thread_name_prefix="footers") as pool:
         try:
-            for number, (file, footer) in enumerate(
-                zip(files, pool.map(read, files), strict=True), 1
-            ):
+            left = iter(files)
+            waiting = collections.deque(
+                (file, pool.submit(read, file)) for file in itertools.islice(left, _READ_AHEAD)
+            )
+            for number in range(1, len(files) + 1):
+                file, future = waiting.popleft()
+                footer = future.result()
+                if (following := next(left, None)) is not None:
+                    waiting.append((following, pool.submit(read, following)))
                 if isinstance(footer, Footer):
                     yield file, footer
                 else:

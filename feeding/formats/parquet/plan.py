@@ -7,10 +7,11 @@ Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from feeding.arrow.columns import (
@@ -20,7 +21,10 @@ from feeding.arrow.columns import (
     held,
     item_counts,
     refuse_alike,
+    refuse_julian,
+    refuse_more,
     stored_columns,
+    vector_bytes,
 )
 from feeding.columnar.batch import BatchColumn
 from feeding.columnar.schema import Schema, is_shape
@@ -95,6 +99,11 @@ class ParquetPlan:
         self._filter = None if request.filters is None else RowFilter(request.filters)
         stored = stored_columns(_arrow_schema(footer), footer.path)
         self._names = names = _names(request.columns, stored, partitions, footer.path)
+        self._keys = [
+            name
+            for name in partitions
+            if name in names or (self._filter and self._filter.names(name))
+        ]
         self._stored = {name: stored[name] for name in names if name in stored}
         self._given = {name: partitions[name] for name in names if name in partitions}
         for name in request.nulls:
@@ -121,6 +130,8 @@ class ParquetPlan:
             and not column.has_lists_of_texts
             and name not in request.shapes
         )
+        self._julian: dict[str, list[StoredColumn]] = {}
+        """By file, the columns of dates and timestamps that may be of the Julian calendar."""
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():
             column_spec(column)  # raises for a type that cannot be read
@@ -141,6 +152,11 @@ class ParquetPlan:
         return self._filter is not None
 
     @property
+    def vectors(self) -> list[StoredColumn]:
+        """Columns of Spark's vectors."""
+        return [column for column in self._stored.values() if column.is_vector]
+
+    @property
     def dense(self) -> list[str]:
         """Columns that refuse nulls; not lists, because statistics count empty ones as nulls."""
         return [
@@ -154,8 +170,13 @@ class ParquetPlan:
 
         Raises:
             DataError: names file, column, expected and found.
+            FeedSettingsError: all columns are to be read, and the first file lacks some; or a
+                column is a key of directories, too.
         """
         stored = stored_columns(_arrow_schema(footer), footer.path)
+        for name in self._keys:
+            if name in stored:
+                raise refuse_both(name, footer.path)
         for column in {**self._stored, **{c.name: c for c in self._filter_columns}}.values():
             found = stored.get(column.name)
             if found is None or _nullable(found.type) != _nullable(column.type):
@@ -164,6 +185,14 @@ class ParquetPlan:
                     f"{footer.path}: column {column.name!r}: expected {column.type}, as in "
                     f"{self._first}, found {what}"
                 )
+        if self._request.columns is None:
+            refuse_more(stored, self._names, footer.path, self._first)
+        if footer.julian:
+            self._julian[footer.path] = [
+                column
+                for column in self._stored.values()
+                if column.first_day is not None and footer.julian & footer.kinds(column.name)
+            ]
         self._lengths.add(footer)
 
     def groups(self, footer: Footer) -> set[int]:
@@ -216,6 +245,32 @@ class ParquetPlan:
         }
         return self._filter.rows(batch, constants)
 
+    def parts(
+        self, batch: pa.RecordBatch, most_bytes: int, most_row_bytes: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a batch in parts, since sparse vectors take far more bytes once dense.
+
+        Args:
+            batch: n rows.
+            most_bytes: that the dense vectors of a part of several rows take.
+            most_row_bytes: that a dense vector takes.
+
+        Raises:
+            BadValue: a vector would take more.
+        """
+        if not self.vectors:
+            yield batch
+            return
+        row_bytes = np.zeros(batch.num_rows, np.int64)
+        for column in self.vectors:
+            row_bytes += vector_bytes(column, batch, most_row_bytes)
+        ends, start = row_bytes.cumsum(), 0
+        while start < batch.num_rows:
+            before = ends[start - 1] if start else 0
+            stop = max(start + 1, int(ends.searchsorted(before + most_bytes, side="right")))
+            yield batch[start:stop]
+            start = stop
+
     def columns(self, batch: pa.RecordBatch, path: str) -> tuple[BatchColumn, ...]:
         """Return the rows of a batch as columns [n, *shape], object[n] or Ragged.
 
@@ -227,11 +282,13 @@ class ParquetPlan:
             BadValue: a value does not fit; names the column.
         """
         found: dict[str, BatchColumn] = {}
+        for column in self._julian.get(path, ()):
+            refuse_julian(column, batch)
         for reader in self._readers:
             found[reader.spec.name] = reader(batch)
-        for name, column in self._given.items():
-            fill = self._request.fill(column)
-            found[name] = column.repeated(path, batch.num_rows, fill)
+        for name, given in self._given.items():
+            fill = self._request.fill(given)
+            found[name] = given.repeated(path, batch.num_rows, fill)
         return tuple(found[name] for name in self._names)
 
 
@@ -282,11 +339,9 @@ def _names(
     partitions: Mapping[str, PartitionColumn],
     path: str,
 ) -> tuple[str, ...]:
-    """Return the columns to read; refuse those that the first file does not have, or has twice."""
+    """Return the columns to read; refuse those that the first file does not have."""
     names = tuple({**stored, **partitions} if asked is None else asked)
     for name in names:
-        if name in stored and name in partitions:
-            raise refuse_both(name, path)
         if name not in stored and name not in partitions:
             raise DataError(f"{path} has no column {name!r}; it has {_listing(stored, partitions)}")
     return names

@@ -75,18 +75,21 @@ class ParquetSource:
         asked = request or ParquetRequest()
         partitions = partition_columns(listed) if asked.partitions else {}
         plan: ParquetPlan | None = None
+        unfit: DataError | None = None
         files: list[SourceFile] = []
         for file, footer in read_footers(listed, self._footers, self._bad):
             try:
                 plan = plan or ParquetPlan(asked, footer, partitions)
                 plan.check(footer)
             except DataError as error:
+                unfit = unfit or error
                 self._bad.skip(file.path, 0, error)
                 continue
             rows, held = self._wanted(plan, footer)
             files.append(dataclasses.replace(file, piece_rows=rows, held_bytes=held))
         if plan is None:
-            raise DataError(f"{listed[0].path} and {len(listed) - 1} other files: none can be read")
+            others = f"{len(listed) - 1} other files"
+            raise unfit or DataError(f"{listed[0].path} and {others}: none can be read")
         self._files = tuple(files)
         self._by_path = {file.path: file for file in files}
         self._plan = plan
@@ -133,7 +136,7 @@ class ParquetSource:
                     first, at = at, at + batch.num_rows
                     if at > split.start:
                         mine = batch[max(split.start - first, 0) : split.stop - first]
-                        yield self._columns(mine, split.path, group, max(first, split.start))
+                        yield from self._columns(mine, split.path, group, max(first, split.start))
                     if at >= split.stop:
                         return
             except DataError as error:
@@ -142,9 +145,14 @@ class ParquetSource:
             missing = f"it has {at} rows, its footer says {split.stop} or more"
             self._skip(split.path, group, DataError(f"{split.path}: row group {group}: {missing}"))
 
-    def _columns(self, batch: pa.RecordBatch, path: str, group: int, first: int) -> Columns:
+    def _columns(
+        self, batch: pa.RecordBatch, path: str, group: int, first: int
+    ) -> Iterator[Columns]:
         try:
-            return self._plan.columns(self._plan.wanted(batch, path), path)
+            rows, most = self._plan.wanted(batch, path), self._limits.max_row_group_bytes
+            for part in self._plan.parts(rows, _BATCH_BYTES, most):
+                yield self._plan.columns(part, path)
+                first += part.num_rows
         except BadValue as error:
             row = "" if self._plan.has_filter else f", row {first + error.row}"
             raise DataError(f"{path}: row group {group}{row}: {error}") from None
@@ -181,7 +189,9 @@ class ParquetSource:
                 rows[group] = 0
                 continue
             stored = sum(chunk.stop - chunk.start for chunk in chunks)
-            held = max(held, stored + min(_decoded_bytes(chunks), _BATCH_BYTES))
+            # Sparse vectors say nothing of their bytes as dense ones.
+            decoded = _BATCH_BYTES if plan.vectors else min(_decoded_bytes(chunks), _BATCH_BYTES)
+            held = max(held, stored + decoded)
         return tuple(rows), held
 
     def _sample(self) -> pa.RecordBatch | None:

@@ -27,6 +27,9 @@ from feeding.reading.discover import is_gzip
 from feeding.reading.gzip_bound import beyond_ratio
 from rpc.field_texts import with_field_texts
 
+_KEPT_BYTES = 4 * MIB
+"""A larger buffer is given up with its block: many readers wait for their turns, each with one."""
+
 
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +177,10 @@ class RecordReader:
                 count, at = self._own(starts[:count], at)
                 fault = frame_kernels.OK
             if count:
-                yield RecordBlock(
-                    self._buffer, starts[:count], lengths[:count], self._num_records, self._file_at
-                )
+                is_large = len(self._buffer) > _KEPT_BYTES
+                yield self._block(starts[:count], lengths[:count], at if is_large else None)
                 self._num_records += count
+                at = 0 if is_large else at
             at = self._after_fault(at, fault, length)
             self._keep_from(at)
             is_whole = fault == frame_kernels.OK and count < len(starts)
@@ -185,6 +188,17 @@ class RecordReader:
                 self._await_whole(length, at_end)
         if not (self._is_over or self._is_lost):
             self._check_next(source)
+
+    def _block(self, starts: Array, lengths: Array, taken: int | None) -> RecordBlock:
+        """Return records as a block; of `taken` bytes, it takes the buffer over."""
+        block = RecordBlock(self._buffer, starts, lengths, self._num_records, self._file_at)
+        if taken is not None:
+            left = self._buffer[taken : self._filled]
+            self._buffer = np.empty(max(len(left), self._limits.block_bytes), np.uint8)
+            self._buffer[: len(left)] = left
+            self._filled = len(left)
+            self._file_at += taken
+        return block
 
     def _own(self, starts: Array, at: int) -> tuple[int, int]:
         """Return how many records begin in the range, and the offset of the next frame."""

@@ -7,6 +7,7 @@ Threads: one reader.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -90,8 +91,9 @@ class TFRecordSource:
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source."""
         size_bytes = self._sizes[split.path]
-        for block in record_blocks(split, size_bytes, self._bad, self._limits):
-            yield self._columns(block, split.path)
+        blocks = record_blocks(split, size_bytes, self._bad, self._limits)
+        # map holds no block while its columns are used, as a loop's variable would.
+        yield from map(functools.partial(self._columns, path=split.path), blocks)
 
     def count(self, piece: Split) -> int:
         """See reading.row_counts.Countable; counts all records, damaged ones included."""

@@ -270,6 +270,20 @@ def test_a_missing_value_is_refused_by_place_or_filled(array, fill, wanted):
     )
 
 
+@pytest.mark.parametrize(
+    ("vector", "expected"),
+    [
+        ({"type": 0, "size": 2, "indices": [2], "values": [1.0]}, "an item at 2 of a vector of 2"),
+        ({"type": 0, "size": -2, "indices": [], "values": []}, "a vector of -2 items"),
+    ],
+)
+def test_a_vector_that_contradicts_itself_sets_no_item_of_another_one(vector, expected):
+    good = {"type": 0, "size": 3, "indices": [1], "values": [1.0]}
+    batch = pa.record_batch({"x": pa.array([good, vector, good], VECTOR)})
+    with pytest.raises(RowError, match=f"row 1, column 'x': {expected}"):
+        chunks_of([batch])
+
+
 def test_a_fill_that_makes_no_row_of_a_nested_list_is_refused_by_place():
     batch = pa.record_batch({"x": pa.array([[[1]], None])})
     with pytest.raises(RowError, match=r"row 1, column 'x': null, and nulls= \[8\] makes no list<"):

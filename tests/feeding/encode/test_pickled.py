@@ -1,5 +1,6 @@
 """Pickled batches become the same chunks as their rows; what is not recognised is unpickled."""
 
+import itertools
 import pickle
 import random
 
@@ -145,6 +146,18 @@ def test_kinds_of_rows_may_alternate_between_batches():
     rows = [list(row) for row in rows]
     chunks, _ = pack(rows, 3)
     assert [row for chunk in chunks for row in rows_of(chunk)] == rows
+
+
+@pytest.mark.parametrize("stop_after", range(1, 26))
+def test_rows_are_counted_wherever_a_feeder_ends(stop_after):
+    """Batches that differ in opcodes from those before, and one that is not recognised."""
+    kinds = [[n % 200 for n in range(30)], [1000 + n for n in range(30)], ["x"] * 30]
+    order = [0, 1, 0, 2, 0, 2, 2, 1, 0, 1]
+    batches = iter([pickle.dumps(kinds[kind], 5) for kind in order])
+    packer = PickledPacker(FeedConfig(chunk_rows=16), pickle.loads)
+    sent = sum(c.num_rows for c in itertools.islice(packer.chunks(batches), stop_after))
+    assert sent <= packer.rows_read
+    assert packer.rows_read + packer.skip(batches) == 30 * len(order)
 
 
 def test_rest_is_counted_without_being_packed():

@@ -45,6 +45,14 @@ def test_ordinary_names_stay_below(name):
         ("hdfs://nn", ("hdfs", "nn", "/"), "hdfs://nn/"),
         ("hdfs:///a", ("hdfs", "", "/a"), "hdfs:///a"),
         ("s3a://bucket/a/b", ("s3a", "bucket", "/a/b"), "s3a://bucket/a/b"),
+        ("//a///b//", ("file", "", "/a/b"), "/a/b"),
+        ("file:////a//b", ("file", "", "/a/b"), "/a/b"),
+        ("./a/./b/.", ("file", "", "a/b"), "a/b"),
+        ("/.", ("file", "", "/"), "/"),
+        ("./", ("file", "", "."), "."),
+        ("a/../b", ("file", "", "a/../b"), "a/../b"),
+        ("hdfs://nn//a//b", ("hdfs", "nn", "/a/b"), "hdfs://nn/a/b"),
+        ("s3://bucket//a//b", ("s3", "bucket", "//a//b"), "s3://bucket//a//b"),
     ],
 )
 def test_what_a_path_consists_of(text, parts, back):

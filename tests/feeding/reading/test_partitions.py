@@ -90,6 +90,29 @@ def root(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "{root}//csv",
+        "/{root}/csv//",
+        "file://{root}//csv",
+        "{root}/./csv",
+        "{root}//csv//month=*",
+        "csv",
+        "./csv",
+        "csv/.",
+        ".",
+        "./csv/*",
+        "*/*",
+    ],
+)
+def test_the_keys_are_found_however_a_path_is_spelled(root, monkeypatch, path):
+    monkeypatch.chdir(root)
+    (root / "tfrecord").rename(root / "_tfrecord")
+    source = CsvSource(path.format(root=root), partitions=True)
+    assert list(source.directories) == ["month"]
+
+
 def read(source: Any) -> dict[str, list[Any]]:
     batch = DirectReader(source, 0, 1).next_batch(100)
     assert isinstance(batch, Batch)
@@ -116,7 +139,7 @@ def test_tfrecord_files_have_them(root):
     with pytest.raises(FeedSettingsError, match=r"'month' is a key of directories.*shape \(2,\)"):
         TFRecordSource(path, {"month": Feature("int64", (2,))}, partitions=True)
     (root / "tfrecord" / "month=1").rename(root / "tfrecord" / "n=1")
-    with pytest.raises(DataError, match=r"'n' is a column of the file and a key.*partitions=False"):
+    with pytest.raises(FeedSettingsError, match=r"'n' is a column of the file and a key.*=False"):
         TFRecordSource([root / "tfrecord" / "n=*"], partitions=True)
 
 
@@ -134,7 +157,7 @@ def test_lines_have_them_counted_too(root):
     text = read(partitioned(TextSource(path, partitions=True)))
     assert text["month"] == [1] * 4 + [2] * 4
     (path / "month=1").rename(path / "n=1")
-    with pytest.raises(DataError, match=r"'n' is a column of the file and a key"):
+    with pytest.raises(FeedSettingsError, match=r"'n' is a column of the file and a key"):
         CsvSource([path / "n=*"], partitions=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -30,7 +31,7 @@ from feeding.reading.reader import DirectReader
 from feeding.reading.splits import SourceFile, Split, deal_beside
 
 pytestmark = pytest.mark.slow
-ROW_BYTES = 10
+ROW_BYTES, BLOCK_ROWS = 10, 3
 
 
 class Rows:
@@ -38,14 +39,20 @@ class Rows:
 
     Args:
         sizes: rows of each file, or of each piece of each file.
-        left_out: rows that reading does not give, as a filter or damage would.
-        block: rows that come at a time.
+        left_out: of so many rows, one is not given, as by a filter or damage; 0: all are.
+        directory: of this host, that has the files; empty: none, paths are those of URLs.
     """
 
     def __init__(
-        self, sizes: Sequence[Sequence[int]], kind: str, *, left_out: int = 10**9, block: int = 3
+        self,
+        sizes: Sequence[Sequence[int]],
+        kind: str,
+        *,
+        left_out: int = 0,
+        directory: str = "",
     ) -> None:
-        self._sizes, self._kind, self._left_out, self._block = sizes, kind, left_out, block
+        self._sizes, self._kind, self._left_out = sizes, kind, left_out
+        self._directory = directory
         self._first = dict(zip(map(str, range(len(sizes))), self._starts(), strict=True))
 
     def _starts(self) -> list[int]:
@@ -59,26 +66,33 @@ class Rows:
 
     def files(self) -> list[SourceFile]:
         return [
-            SourceFile(str(name), sum(pieces) * ROW_BYTES, self._kind != "whole", tuple(pieces))
-            if self._kind == "pieces"
-            else SourceFile(str(name), sum(pieces) * ROW_BYTES, self._kind != "whole")
+            SourceFile(
+                os.path.join(self._directory, str(name)),
+                sum(pieces) * ROW_BYTES,
+                self._kind != "whole",
+                tuple(pieces) if self._kind == "pieces" else None,
+            )
             for name, pieces in enumerate(self._sizes)
         ]
 
     def read(self, split: Split) -> Iterator[Columns]:
-        first = self._first[split.path]
+        name = os.path.basename(split.path)
+        first = self._first[name]
         if split.piece is not None:
-            begin = first + sum(self._sizes[int(split.path)][: split.piece])
+            begin = first + sum(self._sizes[int(name)][: split.piece])
             rows = range(begin + split.start, begin + split.stop)
         else:  # a row belongs to the split in which it begins
             rows = range(first - -split.start // ROW_BYTES, first - -split.stop // ROW_BYTES)
-        given = [n for n in rows if n % self._left_out != 1]
-        for at in range(0, len(given), self._block):
-            yield (np.array(given[at : at + self._block]),)
+        given = [n for n in rows if self._is_given(n)]
+        for at in range(0, len(given), BLOCK_ROWS):
+            yield (np.array(given[at : at + BLOCK_ROWS]),)
 
     def expected(self) -> list[int]:
         total = sum(map(sum, self._sizes))
-        return [n for n in range(total) if n % self._left_out != 1]
+        return [n for n in range(total) if self._is_given(n)]
+
+    def _is_given(self, row: int) -> bool:
+        return not self._left_out or row % self._left_out != 1
 
 
 SIZES = st.lists(st.lists(st.integers(0, 15), min_size=1, max_size=4), max_size=5)
@@ -126,11 +140,16 @@ class Run:
         ]
 
 
-STOPS = st.lists(
-    st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(1, 7)),
-    min_size=1,
-    max_size=4,
-)
+def stops(counts: st.SearchStrategy[list[int]]) -> st.SearchStrategy:
+    return st.lists(st.tuples(counts, st.integers(1, 7)), min_size=1, max_size=4)
+
+
+def counts(least: int, most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 9), min_size=least, max_size=most)
+
+
+# Half of them by equally many workers, each of which goes on in the window that it has begun.
+STOPS = stops(counts(1, 4)) | st.integers(1, 3).flatmap(lambda n: stops(counts(n, n)))
 
 
 @settings(max_examples=200)
@@ -143,7 +162,7 @@ def test_rows_are_read_once_whoever_stops_where_and_goes_on(
 ):
     """Each stop: batches that each worker has read by then, and their size.
 
-    Each run may read another number of splits side by side.
+    Each run may read another number of splits side by side, and has its files elsewhere.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splits, "PIECE_BYTES", pieces * ROW_BYTES)
@@ -151,24 +170,95 @@ def test_rows_are_read_once_whoever_stops_where_and_goes_on(
         patch.setattr(splits.share, "__kwdefaults__", {
             "seed": None, "epoch": 0, "piece_bytes": pieces * ROW_BYTES,
         })  # fmt: skip
-        source = Rows(sizes, kind, left_out=left_out)
         shuffle = {"seed": seed, "shuffle_rows": 1 if seed is None else window}
         course, seen = START, []
         shuffle["most_bytes"] = most_bytes
-        for (counts, batch_size), width in zip(stops, widths, strict=False):
+        *before, source = (
+            Rows(sizes, kind, left_out=left_out, directory=f"/tmp/run-{number}")
+            for number in range(len(stops) + 1)
+        )
+        for own, (counts, batch_size), width in zip(before, stops, widths, strict=False):
             shuffle["interleave"] = width
-            run = Run(source, len(counts), shuffle, course)
+            run = Run(own, len(counts), shuffle, course)
             for worker, count in enumerate(counts):
                 run.read(worker, count, batch_size)
             seen += run.seen
             found = run.saved(lost={0})
-            course = course_after(course, found, source.files(), run.readers[0].position)
+            course = course_after(course, found, own.files(), run.readers[0].position)
         last = max([epoch for epoch, _ in seen], default=0) + 1
-        run = Run(source, 2, shuffle, course)
+        run = Run(source, len(stops[-1][0]), shuffle, course)
         run.finish(last)
         seen += run.seen
         expected = Counter((epoch, n) for epoch in range(last + 1) for n in source.expected())
         assert Counter(seen) == expected
+
+
+def test_a_window_is_read_as_it_was_though_the_run_that_began_it_had_more_lanes_than_it_fills(
+    monkeypatch,
+):
+    """The second run keeps four lanes until they end, and begins a window meanwhile."""
+    monkeypatch.setattr(lanes, "_LEAST_TURN_ROWS", 2)
+    source = Rows([[3, 10, 10, 10, 10, 10]], "pieces")  # the first lane ends early
+    for seed in range(30):
+        course, seen = START, []
+        shuffle = {"seed": seed, "shuffle_rows": 8}
+        for width, num_rows in ((4, 4), (1, 10)):
+            shuffle["interleave"] = width
+            run = Run(source, 1, shuffle, course)
+            run.read(0, num_rows, 1)
+            seen += run.seen
+            course = course_after(course, run.saved(set()), source.files(), run.saved(set())[0])
+        run = Run(source, 1, shuffle, course)
+        run.finish(0)
+        assert sorted(n for _, n in seen + run.seen) == source.expected(), seed
+
+
+WINDOWS = {"seed": 1, "shuffle_rows": 8, "interleave": 4}
+
+
+@pytest.mark.parametrize("saved_in", ["/data", "/tmp/spark-1"])
+def test_a_window_goes_on_with_files_in_another_directory(monkeypatch, saved_in):
+    monkeypatch.setattr(lanes, "_LEAST_TURN_ROWS", 2)
+    sizes = [[3, 10, 10], [10, 10, 10]]
+    first = Run(Rows(sizes, "pieces", directory=saved_in), 1, WINDOWS, START)
+    first.read(0, 4, 1)
+    (saved,) = first.saved(set())
+    assert (saved.place.taken, saved.place.rows) == (4, 8)
+    source = Rows(sizes, "pieces", directory="/tmp/spark-2")
+    course = course_after(START, [saved], source.files(), saved)
+    run = Run(source, 1, WINDOWS, course)
+    run.finish(0)
+    assert sorted(n for _, n in first.seen + run.seen) == source.expected()
+
+
+def test_a_window_of_urls_has_the_order_of_older_releases():
+    source = Rows([[30], [30]], "bytes", directory="hdfs://n/d")
+    run = Run(source, 1, WINDOWS, START)
+    run.read(0, 8, 1)
+    assert [n for _, n in run.seen] == [37, 33, 30, 31, 36, 35, 34, 32]
+
+
+BEFORE_WIDTHS = (
+    b'{"files":"7edbfe8714ed29ab5fddfb0c","seed":1,"shuffle_rows":8,"generation":0,"worker":0,'
+    b'"num_workers":1,"place":[0,0,[[[0,0],[1,0],[2,0],[3,0]],4],4,8,[[[0,2],[1,2],[2,2],[3,2]],4]]}'
+)
+"""A position of a release whose windows had no width and were named by whole paths of this host,
+after 4 of 53 rows."""
+
+
+def test_a_window_of_an_older_release_goes_on(monkeypatch):
+    """And so does one that is stopped again before the window ends."""
+    monkeypatch.setattr(lanes, "_LEAST_TURN_ROWS", 2)
+    source = Rows([[3, 10, 10, 10, 10, 10]], "pieces", directory="/data")
+    course, seen = START, [13, 43, 14, 34]
+    saved = msgspec.json.decode(BEFORE_WIDTHS, type=Position)
+    for num_rows in (2, 47):
+        course = course_after(course, [saved], source.files(), saved)
+        run = Run(source, 1, WINDOWS, course)
+        run.read(0, num_rows, 1)
+        seen += [n for _, n in run.seen]
+        (saved,) = run.saved(set())
+    assert sorted(seen) == source.expected()
 
 
 @settings(max_examples=100)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from feeding.arrow.arrays import PYARROW_FLOOR, check_pyarrow
 from feeding.columnar.batch import Batch
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError, FileChanged, MissingPackage
+from feeding.formats.parquet import footer
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
 from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
 from feeding.reading.bad_records import BadData
+from feeding.reading.discover import data_files
 from feeding.reading.reader import DirectReader
 from tests.support.footer_flips import footer_bits
 
@@ -288,11 +291,34 @@ def test_lists_of_another_length_and_wider_columns_elsewhere(good, tmp_path):
     shutil.copy(good, tmp_path / "a.parquet")
     odd = table().set_column(3, "l", [[[n] * 2 for n in range(ROWS - 1)] + [[1, 2, 3]]])
     stored(tmp_path / "b.parquet", odd.append_column("more", [np.arange(ROWS)]))
-    source = ParquetSource(str(tmp_path))  # 2001 numbers in 1000 rows: not of one length
+    named = ParquetRequest(columns=table().column_names)
+    source = ParquetSource(str(tmp_path), named)  # 2001 numbers in 1000 rows: not of one length
     assert source.schema.columns[3].kind == "ragged"
     asked = ParquetRequest(columns=["l"], shapes={"l": (2,)})
     with pytest.raises(DataError, match=r"b\.parquet: row group 3, row 249: column 'l': 3 values"):
         rows_of(ParquetSource(str(tmp_path), asked))
+
+
+def test_few_footers_are_read_ahead_of_a_slow_consumer(tmp_path, monkeypatch):
+    """Wide footers have a MiB each: those of 80,000 files fill no worker's memory."""
+    submitted = []
+
+    class Noted(ThreadPoolExecutor):
+        def submit(self, *args: Any, **options: Any) -> Any:
+            submitted.append(args)
+            return super().submit(*args, **options)
+
+    monkeypatch.setattr(footer, "ThreadPoolExecutor", Noted)
+    for number in range(100):
+        stored(tmp_path / f"{number:03}.parquet", pa.table({"n": [number]}))
+    files = data_files(str(tmp_path), is_splittable=bool)
+    found = []
+    cache = footer.FooterCache(ParquetLimits())
+    for file, each in footer.read_footers(files, cache, BadData()):
+        assert file.path == each.path
+        found.append(file)
+        assert len(submitted) <= len(found) + 32
+    assert found == files
 
 
 class Canary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types

@@ -20,9 +20,19 @@ from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.local import LocalReader
 from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.source import ParquetSource
+from feeding.reading.bad_records import BadData
 from feeding.reading.reader import DirectReader
+from feeding.reading.splits import Split
 
 UTC = datetime.UTC
+VECTOR = pa.struct(
+    [
+        ("type", pa.int8()),
+        ("size", pa.int32()),
+        ("indices", pa.list_(pa.int32())),
+        ("values", pa.list_(pa.float64())),
+    ]
+)
 
 
 def table(numbers: range) -> pa.Table:
@@ -198,14 +208,6 @@ def test_int96_timestamps_of_spark_keep_their_years(tmp_path):
 
 
 def test_fields_of_structs_and_vectors_are_columns(tmp_path):
-    vector = pa.struct(
-        [
-            ("type", pa.int8()),
-            ("size", pa.int32()),
-            ("indices", pa.list_(pa.int32())),
-            ("values", pa.list_(pa.float64())),
-        ]
-    )
     rows = pa.table(
         {
             "s": [{"a": 1, "deep": {"b": "x"}}, {"a": 2, "deep": {"b": "y"}}],
@@ -214,7 +216,7 @@ def test_fields_of_structs_and_vectors_are_columns(tmp_path):
                     {"type": 1, "values": [1.0, 0.0, 2.0]},
                     {"type": 0, "size": 3, "indices": [2], "values": [5.0]},
                 ],
-                vector,
+                VECTOR,
             ),
             "a.b": [7, 8],
         }
@@ -332,14 +334,162 @@ def test_keys_of_directories_are_columns(tmp_path):
 def test_a_column_of_the_files_and_of_the_directories_is_refused(tmp_path):
     for day in (1, 2):
         path = tmp_path / f"day={day}" / "f"
-        write(path, pa.table({"day": [day + 10, day + 20], "n": [day, -day]}))
-    for columns in (None, ["day"]):
-        with pytest.raises(DataError, match="'day' is a column of the file and a key"):
-            read(tmp_path, columns=columns)
+        write(path, pa.table({"day": [day + 10, day + 20], "n": [day, -day], "daytime": [3, 4]}))
+    both: list[dict[str, Any]] = [
+        {},
+        {"columns": ["day"]},
+        {"columns": ["n"], "filters": [("day", "=", 1)]},
+        {"columns": ["n"], "filters": pc.field("day") == 1},
+    ]
+    for request in both:
+        with pytest.raises(FeedSettingsError, match="'day' is a column of the file and a key"):
+            read(tmp_path, **request)
     assert read(tmp_path, columns=["n"]) == {"n": [1, -1, 2, -2]}
+    for filters in ([("daytime", "=", 4)], pc.field("daytime") == 4):
+        assert read(tmp_path, columns=["n"], filters=filters) == {"n": [-1, -2]}
     assert read(tmp_path, columns=["day"], filters=[("day", ">", 11)], partitions=False) == {
         "day": [21, 12, 22]
     }
+
+
+@pytest.mark.parametrize("action", ["fail", "skip"])
+def test_what_only_later_files_have_is_not_left_out_without_a_word(tmp_path, action):
+    """Whichever file comes first, and though the policy is to skip files that differ."""
+    write(tmp_path / "old" / "f", pa.table({"n": [1]}))
+    write(tmp_path / "sub" / "f", pa.table({"n": [2], "new": [2.5], "s": [{"a": 1}]}))
+
+    def found(name: str = "*", **request: Any) -> dict[str, list[Any]]:
+        bad = BadData(action)
+        return rows_of(ParquetSource(f"{tmp_path}/{name}", ParquetRequest(**request), bad=bad))
+
+    said = r"sub/f has columns that .*old/f lacks: 'new', 's\.a'; name the columns .*columns="
+    with pytest.raises(FeedSettingsError, match=said):
+        found()
+    assert found(columns=["n"]) == {"n": [1, 2]}
+    (tmp_path / "old").rename(tmp_path / "new=3")
+    (tmp_path / "sub").rename(tmp_path / "new=4")
+    both = r"new=4/f: 'new' is a column of the file and a key of its directories"
+    for request in ({}, {"columns": ["n", "new"]}, {"filters": [("new", "=", 3)]}):
+        with pytest.raises(FeedSettingsError, match=both):
+            found("", **request)
+    assert found("", columns=["n"]) == {"n": [1, 2]}
+
+
+def sparse(size: int, items: dict[int, float]) -> dict[str, Any]:
+    indices, found = list(items), list(items.values())
+    return {"type": 0, "size": size, "indices": indices, "values": found}
+
+
+def blocks(source: ParquetSource) -> list[tuple[Any, ...]]:
+    return [
+        block
+        for file in source.files()
+        for piece, num_rows in enumerate(file.piece_rows or ())
+        for block in source.read(Split(file.path, 0, num_rows, piece))
+    ]
+
+
+def test_sparse_vectors_become_dense_in_blocks_of_some_bytes(tmp_path):
+    """As stored the file is small; as dense vectors, a hundred times a block of 8 MiB and more."""
+    sizes = [1 << 16] * 500 + [1 << 21] + [3] * 1000 + [1 << 18] * 300
+    vectors = [sparse(size, {row % size: 1.0 + row}) for row, size in enumerate(sizes)]
+    rows = pa.table({"n": list(range(len(sizes))), "f": pa.array(vectors, VECTOR)})
+    write(tmp_path / "f", rows)
+    source = ParquetSource(str(tmp_path), ParquetRequest(shapes={"f": None}))
+    assert source.files()[0].held_bytes > 8 << 20
+    at = 0
+    for ns, vector in blocks(source):
+        assert isinstance(vector, Ragged)
+        assert vector.values.nbytes <= 8 << 20 or len(ns) == 1
+        for row, items in zip(
+            ns.tolist(), np.split(vector.values, vector.offsets[1:-1]), strict=True
+        ):
+            assert (row, len(items)) == (at, sizes[at])
+            assert items[row % sizes[row]] == items.sum() == 1.0 + row
+            at += 1
+    assert at == len(sizes)
+    alike = write(tmp_path / "alike" / "f", rows.slice(500 + 1 + 1000))
+    assert ParquetSource(str(alike)).schema.columns[1].shape == (1 << 18,)
+    every = blocks(ParquetSource(str(alike), ParquetRequest(filters=[("n", "!=", 1502)])))
+    assert {len(ns) for ns, _ in every} == {4, 3}
+    assert sum(len(ns) for ns, _ in every) == 299
+
+
+@pytest.mark.attack("A20")
+@pytest.mark.parametrize(
+    ("vector", "expected"),
+    [
+        (sparse(2**31 - 1, {}), r"a vector of 2147483647 items takes 17179869176 bytes, at most "),
+        (sparse(-1, {}), "a vector of -1 items"),
+        (sparse(3, {3: 1.0}), "an item at 3 of a vector of 3 items"),
+        (sparse(3, {-1: 1.0}), "an item at -1 of a vector of 3 items"),
+        ({**sparse(3, {}), "values": [1.0]}, "0 indices of 1 values"),
+        ({**sparse(3, {1: 2.0}), "type": 1}, "1 indices of a dense vector"),
+    ],
+)
+def test_vectors_that_cannot_be_are_refused_before_they_are_dense(tmp_path, vector, expected):
+    good = sparse(3, {0: 1.0, 2: 2.0})
+    write(tmp_path / "f", pa.table({"f": pa.array([good, vector, good], VECTOR)}))
+    request = ParquetRequest(shapes={"f": None})
+    with pytest.raises(DataError, match=f"f: row group 0, row 1: column 'f': {expected}"):
+        blocks(ParquetSource(str(tmp_path), request))
+    assert not blocks(ParquetSource(str(tmp_path), request, bad=BadData("skip")))
+
+
+SPARK = "org.apache.spark."
+SCHEMA = {f"{SPARK}sql.parquet.row.metadata": "{}"}
+OLD, NEW = (datetime.datetime(year, 1, 1) for year in (1500, 2000))
+DATES = {"x": [None, NEW.date(), OLD.date()]}
+TIMES = {"x": [None, NEW, datetime.datetime(1899, 12, 31)]}
+LISTS = {"x": [[NEW.date()], [NEW.date(), OLD.date(), None], []]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "written_by", "row"),
+    [
+        (DATES, {**SCHEMA, f"{SPARK}version": "2.4.8"}, 2),
+        (DATES, SCHEMA, 2),  # older ones have no version
+        (DATES, {**SCHEMA, f"{SPARK}version": "4.3.0", f"{SPARK}legacyDateTime": ""}, 2),
+        (DATES, {**SCHEMA, f"{SPARK}version": "3.0.1"}, None),
+        (DATES, {**SCHEMA, f"{SPARK}version": "10.0.0", f"{SPARK}legacyINT96": ""}, None),
+        (DATES, {}, None),  # pyarrow, and Spark's default for what has no version
+        (LISTS, SCHEMA, 1),
+        (TIMES, {**SCHEMA, f"{SPARK}version": "2.4.8"}, 2),
+        (TIMES, {**SCHEMA, f"{SPARK}version": "3.0.1"}, None),
+        ("INT96", {**SCHEMA, f"{SPARK}version": "3.0.1"}, 2),
+        ("INT96", {**SCHEMA, f"{SPARK}version": "3.1.0"}, None),
+        ("INT96", {**SCHEMA, f"{SPARK}version": "4.3.0", f"{SPARK}legacyINT96": ""}, 2),
+        ("INT96", {**SCHEMA, f"{SPARK}version": "4.3.0", f"{SPARK}legacyDateTime": ""}, None),
+    ],
+)
+def test_days_of_the_julian_calendar_are_refused(tmp_path, columns, written_by, row):
+    """Spark 3 and newer would shift them by up to 10 days; read as they are they are others."""
+    is_int96 = columns == "INT96"
+    rows = pa.table(TIMES if is_int96 else columns).replace_schema_metadata(written_by)
+    options = {"use_deprecated_int96_timestamps": is_int96}
+    write(tmp_path / "f", rows, **options)
+    write(tmp_path / "new", rows.replace_schema_metadata(None), **options)  # of another writer
+    nulls = {"x": 7}
+    if row is None:
+        assert len(read(tmp_path, nulls=nulls)["x"]) == 6
+        return
+    what = "timestamp before 1900-01-01" if rows.schema[0].type == pa.timestamp("us") else "date"
+    with pytest.raises(DataError, match=f"f: row group 0, row {row}: column 'x': a {what}.*Julian"):
+        read(tmp_path, nulls=nulls)
+    assert len(read(tmp_path / "new", nulls=nulls)["x"]) == 3
+    if columns is not LISTS:
+        late = read(tmp_path, nulls=nulls, filters=pc.field("x") > rows["x"][1].as_py())
+        assert late == {"x": []}
+        only = read(tmp_path, filters=pc.field("x") == rows["x"][1].as_py())
+        assert len(only["x"]) == 2
+
+
+@pytest.mark.parametrize("action", ["fail", "skip"])
+def test_a_column_that_no_file_has_is_named(tmp_path, action):
+    for name in "ab":
+        write(tmp_path / name, pa.table({"n": [1]}))
+    with pytest.raises(DataError, match="a has no column 'typo'; it has n: int64"):
+        ParquetSource(str(tmp_path), ParquetRequest(columns=["typo"]), bad=BadData(action))
 
 
 def test_columns_that_cannot_be_told_apart_are_refused(tmp_path):

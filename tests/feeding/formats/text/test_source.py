@@ -110,8 +110,9 @@ def test_formats(tmp_path):
     assert read(tmp_path) == {"n": [1, 2], "s": ['x, "y"', "z"]}
     (tmp_path / "a").write_bytes(gzip.compress(b'n,s\n1,"x\ny"\n2,z\n'))
     assert read(tmp_path, quoted_newlines=True) == {"n": [1, 2], "s": ["x\ny", "z"]}
-    (tmp_path / "b").write_text("s,more,n\nw,0,3\n")  # other columns and another order
+    (tmp_path / "b").write_text("s,n\nw,3\n")  # another order
     assert read(tmp_path, quoted_newlines=True) == {"n": [1, 2, 3], "s": ["x\ny", "z", "w"]}
+    (tmp_path / "b").write_text("s,more,n\nw,0,3\n")
     (tmp_path / "a").write_text("s,n\n")
     assert read(tmp_path / "a") == {"s": [], "n": []}
     assert read(tmp_path, columns={"s": "str", "n": "int64"}) == {"s": ["w"], "n": [3]}
@@ -399,6 +400,66 @@ def test_other_columns_and_changed_files_are_named(tmp_path):
     (tmp_path / "b").write_text("longer than before")
     with pytest.raises(FileChanged):
         rows_of(source)
+
+
+@pytest.mark.parametrize("action", ["fail", "skip"])
+@pytest.mark.parametrize("rowless", [False, True])
+def test_files_that_give_no_types_are_not_called_empty(tmp_path, action, rowless):
+    (tmp_path / "a").write_text("x,y\n1,2\n3\n4,5\n")
+    if rowless:  # whose columns would all be text
+        (tmp_path / "b").write_text("x,y\n")
+    for columns, expected in (
+        (None, "a: the types of its columns cannot be found: .* got 1: 3; name them"),
+        (["typo"], r"a has no column 'typo'; it has \['x', 'y'\]"),
+    ):
+        with pytest.raises(DataError, match=expected):
+            CsvSource(str(tmp_path), CsvRequest(columns=columns), bad=BadData(action))
+    (tmp_path / "a").write_text("")
+    if not rowless:
+        with pytest.raises(DataError, match="a and 0 other files are empty"):
+            CsvSource(str(tmp_path), bad=BadData(action))
+
+
+def test_a_file_that_gives_no_types_is_read_and_not_skipped(tmp_path, caplog):
+    (tmp_path / "a").write_text("x,y\n1,2\n3\n4,5\n")
+    (tmp_path / "b").write_text("x,y\n6,7\n")
+    source = CsvSource(str(tmp_path), bad=BadData("skip", max_skipped=1))
+    assert (source.num_skipped, caplog.messages) == (0, [])
+    assert rows_of(source) == {"x": [1, 4, 6], "y": [2, 5, 7]}
+    assert source.num_skipped == 1
+    with pytest.raises(DataError, match="a: the types"):  # no more files are looked at than skipped
+        CsvSource(str(tmp_path), bad=BadData("skip", max_skipped=0))
+
+
+@pytest.mark.parametrize("action", ["fail", "skip"])
+@pytest.mark.parametrize("header", [True, False])
+def test_what_only_later_files_have_is_not_left_out_without_a_word(tmp_path, action, header):
+    """Whichever file comes first, and though the policy is to skip files that differ."""
+    (tmp_path / "a").write_text("n,_c1\n1,a\n")
+    (tmp_path / "b").write_text("n,_c1,_c2,_c3\n2,b,2.5,3\n")
+
+    def found(**request: Any) -> dict[str, list[Any]]:
+        request["header"] = header
+        return rows_of(CsvSource(str(tmp_path), CsvRequest(**request), bad=BadData(action)))
+
+    said = r"b has columns that .*a lacks: '_c2', '_c3'; name the columns .*columns="
+    with pytest.raises(FeedSettingsError, match=said):
+        found()
+    assert found(columns=["_c1"])["_c1"][-1] == "b"
+
+
+@pytest.mark.parametrize("action", ["fail", "skip"])
+def test_a_key_that_is_a_column_of_a_later_file_is_refused(tmp_path, action):
+    for name, text in (("k=1", "n\n1\n"), ("k=2", "n,k\n2,7\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text(text)
+    for columns in (None, ["n", "k"]):
+        request = CsvRequest(columns=columns)
+        source = CsvSource(str(tmp_path), request, bad=BadData(action), partitions=True)
+        with pytest.raises(FeedSettingsError, match="k=2/f: 'k' is a column of the file and a key"):
+            rows_of(source)
+    rest = CsvSource(str(tmp_path), CsvRequest(columns=["n"]), partitions=True)
+    assert rows_of(rest) == {"n": [1, 2]}
 
 
 @pytest.mark.parametrize(

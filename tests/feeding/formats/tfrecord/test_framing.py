@@ -39,6 +39,29 @@ def read(data: bytes, **options) -> list[bytes]:
     return [record for block in reader.blocks() for record in block.records()]
 
 
+def test_a_large_record_is_not_held_while_others_are_read():
+    """A reader that shuffles has 33 of these, of which one at a time has its turn."""
+    data = written([b"a", bytes(40 * MIB), b"b", *[bytes(MIB)] * 20, b"c"])
+    tracemalloc.start()
+    found = map(len, RecordReader(io.BytesIO(data), "part-0").blocks())
+    held, peaks = [], []
+    for _ in found:
+        held.append(tracemalloc.get_traced_memory()[0])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+    tracemalloc.stop()
+    assert max(peaks) > 40 * MIB
+    assert max(held) < 6 * MIB
+    assert len(held) >= 6  # small records behind a large one come in blocks of the usual size
+    records = [b"x" * size for size in (1, 9 * MIB, 3, 6 * MIB, 7 * MIB, 2)]
+    assert read(written(records)) == records
+    damaged = bytearray(written(records))
+    damaged[-5 * MIB] ^= 1  # in the record of 7 MiB
+    bad = BadData("skip")
+    assert read(bytes(damaged), bad=bad) == [each for each in records if len(each) != 7 * MIB]
+    assert bad.num_skipped == 1
+
+
 @given(st.lists(st.binary(max_size=200), max_size=30), st.booleans())
 def test_what_is_written_is_read(records: list[bytes], zipped: bool):
     data = written(records, zipped=zipped)
