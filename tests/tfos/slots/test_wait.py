@@ -126,6 +126,40 @@ def test_slots_that_are_held_are_no_executors_that_may_still_come():
         wait.ready(held, 6.0)
 
 
+HELD = _offer(4, slots=4, expected=1)
+SHARED = {"shares_slots": True}
+
+
+@pytest.mark.parametrize("offer", [HELD, replace(HELD, expected=None)])
+@pytest.mark.fault("F18")
+def test_slots_that_other_fits_hold_are_awaited_where_clusters_share_them(offer):
+    wait = _wait(2, **SHARED)
+    for now_s in (0.0, 5.0, 61.0, 250_000.0):
+        assert not wait.ready(offer, now_s)
+    with pytest.raises(NotEnoughSlots, match="4 of them held by running tasks"):
+        wait.ready(offer, 260_000.0)
+
+
+@pytest.mark.fault("F18")
+def test_what_never_fits_is_refused_although_clusters_share_slots():
+    with pytest.raises(NotEnoughSlots, match="need 5 task slots"):
+        _wait(5, **SHARED).ready(HELD, 0.0)
+    wait = _wait(5, **SHARED)
+    assert not wait.ready(replace(HELD, expected=None), 0.0)
+    with pytest.raises(NotEnoughSlots, match="need 5 task slots"):
+        wait.ready(replace(HELD, expected=None), 5.0)
+
+
+def test_a_slot_between_two_tasks_of_another_fit_is_not_taken_for_a_free_one():
+    wait, free = _wait(2, **SHARED), _offer(2, slots=4, expected=1)
+    assert _wait(2, **SHARED).ready(free, 0.0)
+    assert not wait.ready(HELD, 0.0)
+    assert not wait.ready(free, 1.0)
+    assert not wait.ready(HELD, 1.1)
+    assert not wait.ready(free, 2.0)
+    assert wait.ready(free, 2.1)
+
+
 @pytest.mark.fault("F18")
 def test_late_executors_start_the_cluster_when_they_are_there():
     wait = _wait()
