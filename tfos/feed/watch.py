@@ -106,7 +106,9 @@ class FeedWatch:
             elif now_s - moved_s > stall_s:
                 limit_s = self._slots_limit_s(tasks, stall_s)
                 if now_s - moved_s > limit_s:
-                    raise _silent(call, stall_s) if of_chief else self._stalled(call, limit_s, tasks)
+                    raise (
+                        _silent(call, stall_s) if of_chief else self._stalled(call, limit_s, tasks)
+                    )
                 if not is_told:
                     self._console.line(
                         f"the job that feeds {call.title} has run no task for {stall_s:.0f} s: "
