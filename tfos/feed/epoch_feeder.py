@@ -42,8 +42,8 @@ from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 _CANCEL_S = 5.0
 _WAVE_S = 30.0
-"""A new attempt waits so long for its slot, as for its imports, or another fit's feed. A pause between two waves is a
-fraction of a second, in which workers train the rows that they have."""
+"""A new attempt waits so long for its slot, as for its imports, or the feed of another fit. A pause
+between two waves is a fraction of a second, in which workers train the rows that they have."""
 
 
 class RouteLog:

@@ -24,7 +24,7 @@ from tfos.errors import NotEnoughSlots, SettingsError
 from tfos.many import groups
 from tfos.many.items import ListedItems, digest_of
 from tfos.many.messages import CLIENT_NAME
-from tfos.many.queue import ItemTraining, TrainingQueue
+from tfos.many.queue import ItemTraining, TrainingQueue, TrainingState
 from tfos.many.results import ClaimedResults, ResultHead, ResultsDirectory
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.server import many_server
@@ -228,11 +228,9 @@ def _restored(
     )
     if claimed is None:
         return MapRun(queue, place.console)
-    restored, changed = _restore(queue, claimed, work, place.console)
+    changed = _restore(queue, claimed, work, place.console)
     check = _seen_from_here(claimed.directory, work.names, changed)
-    run = MapRun(queue, place.console, check)
-    run.ended_items += restored
-    return run
+    return MapRun(queue, place.console, check)
 
 
 def _action(
@@ -266,14 +264,13 @@ def _action(
 
 def _restore(
     queue: TrainingQueue, claimed: ClaimedResults, work: RunWork, console: Console
-) -> tuple[list[int], dict[int, ResultHead]]:
-    """Take what an earlier run has done; return it, and results of items that have changed.
+) -> dict[int, ResultHead]:
+    """Take what an earlier run has done; return results of items that have changed.
 
     Raises:
         SettingsError: an item of a list has a result that another value of it led to.
     """
     results = claimed.directory
-    restored: list[int] = []
     changed: dict[int, ResultHead] = {}
     for item, head in results.done(work.names):
         if (head.item, head.digest) == (work.names[item], work.digests[item]):
@@ -281,7 +278,6 @@ def _restore(
                 item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics
             )
             queue.restore(item, row)
-            restored.append(item)
         elif not claimed.has_same_items and work.groups is None:
             raise SettingsError(
                 f"results_dir={results.path} holds results of other items: that of {head.item!r} "
@@ -290,14 +286,15 @@ def _restore(
             )
         else:
             changed[item] = head
-    if restored or changed:
-        left = len(queue.table) - len(restored)
+    num_restored = queue.count(TrainingState.DONE)
+    if num_restored or changed:
+        left = len(queue.table) - num_restored
         again = f", {len(changed)} of them because they have changed" if changed else ""
         console.line(
-            f"map_train: {len(restored)} of {len(queue.table)} items are done in {results.path}; "
+            f"map_train: {num_restored} of {len(queue.table)} items are done in {results.path}; "
             f"{left} to train{again}"
         )
-    return restored, changed
+    return changed
 
 
 def _seen_from_here(

@@ -29,6 +29,9 @@ class TrainingState(enum.StrEnum):
     """All attempts have failed; `error` has the last one's reason."""
 
 
+_ENDED = (TrainingState.DONE, TrainingState.FAILED)
+
+
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemTraining:
@@ -77,6 +80,8 @@ class TrainingQueue:
     ) -> None:
         self.table = [ItemTraining(item=name, metrics={}) for name in names]
         """To read: `_set` alone writes rows, and counts them."""
+        self.ended_items: list[int] = []
+        """To read: items that are done or have failed, in this order; again after a lost value."""
         self._counts = Counter({TrainingState.WAITING: len(names)})
         self.busy_s = 0.0
         """Seconds of all attempts that have ended."""
@@ -241,6 +246,8 @@ class TrainingQueue:
         self._counts[self.table[item].state] -= 1
         self._counts[row.state] += 1
         self.table[item] = row
+        if row.state in _ENDED:
+            self.ended_items.append(item)
 
     def _failed(self, item: int, row: ItemTraining) -> None:
         if row.attempts > self._retries:

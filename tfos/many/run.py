@@ -96,8 +96,6 @@ class MapRun:
         """Pickled, per item; empty if files have them."""
         self.error: BaseException | None = None
         """Why the run ended early."""
-        self.ended_items: list[int] = []
-        """Items that are done or have failed, in this order."""
         self._queue = queue
         self._console = console
         self._check = check
@@ -112,6 +110,11 @@ class MapRun:
         self._stopping = False
         self._started_s = time.monotonic()
         self._over_s: float | None = None
+
+    @property
+    def ended_items(self) -> list[int]:
+        """To read: see TrainingQueue."""
+        return self._queue.ended_items
 
     @property
     def busy_share(self) -> float:
@@ -188,7 +191,10 @@ class MapRun:
             while True:
                 if self._stopping or self._slots[slot.slot].is_given_up:
                     return EndSlot()
+                num_ended = len(self._queue.ended_items)
                 order = self._queue.draw(slot, draw.holding, is_ahead=draw.is_ahead)
+                if len(self._queue.ended_items) > num_ended:  # with the process before this one
+                    self._changed.notify_all()
                 left_s = 0.0 if draw.is_ahead else deadline_s - time.monotonic()
                 if not isinstance(order, WaitForItem) or left_s <= 0:
                     return order
@@ -229,15 +235,9 @@ class MapRun:
         for each in ended:
             if self._queue.ended(slot, each):
                 state.setbacks = 0
-                self._note(each.item)
                 self._count_kept(each)
         if ended:
             self._changed.notify_all()
-
-    def _note(self, item: int) -> None:
-        state = self._queue.table[item].state
-        if state in (TrainingState.DONE, TrainingState.FAILED):
-            self.ended_items.append(item)
 
     def _count_kept(self, ended: Ended) -> None:
         """End a run that trains for nothing: no value can be stored."""

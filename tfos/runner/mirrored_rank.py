@@ -155,8 +155,8 @@ def _check_losses(model: Any, size: int) -> None:
 
     if size > 1 and (names := summed_losses(model)):
         raise UnsupportedModel(
-            f"the model is compiled with {names}, and {size} slots average their gradients by rows: "
-            f"each step would have 1/{size} of the gradient of one process. Compile it with "
+            f"the model is compiled with {names}, and {size} slots average their gradients: each "
+            f"step would have 1/{size} of the gradient of one process. Compile it with "
             "reduction='sum_over_batch_size' and, for SGD, a rate larger by the rows of a batch, "
             "or use tfos.run and ctx.distribute(model, consistency='sync', reduction='sum')"
         )

@@ -133,8 +133,8 @@ def test_items_that_have_changed_are_not_taken_as_done(tmp_path):
 def restored(results, work, *, has_same_items=True):
     queue = TrainingQueue(work.names, retries=0, is_durable=True)
     claimed = ClaimedResults(results, has_same_items)
-    found, changed = _restore(queue, claimed, work, Console(enabled=False))
-    return found, list(changed)
+    changed = _restore(queue, claimed, work, Console(enabled=False))
+    return queue.ended_items, list(changed)
 
 
 def test_a_run_with_more_items_keeps_the_results_of_those_that_were_there(tmp_path, capsys):
@@ -143,8 +143,8 @@ def test_a_run_with_more_items_keeps_the_results_of_those_that_were_there(tmp_pa
         work = work_of(given)
         claimed = ClaimedResults(results, results.claim("f", "1", work.digest))
         queue = TrainingQueue(work.names, retries=0, is_durable=True)
-        found, _ = _restore(queue, claimed, work, Console())
-        assert [work.names[item] for item in found] == list("bc")[:count]
+        _restore(queue, claimed, work, Console())
+        assert [work.names[item] for item in queue.ended_items] == list("bc")[:count]
         assert queue.count(TrainingState.DONE) == count
         write(results, work, *given)
     assert "map_train: 2 of 3 items are done" in capsys.readouterr().err

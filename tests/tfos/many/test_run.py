@@ -471,6 +471,27 @@ def test_an_item_whose_value_was_lost_before_it_was_read_is_yielded_once_it_is_d
     assert [(row.item, row.state) for row in rows] == [(name, "done") for name in "abc"]
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_item_that_fails_with_its_slot_is_yielded_too(beds, is_replaced):
+    """Its job fails, or Spark starts its task again and another process draws."""
+
+    def is_lost_once(bed, slot, attempt):
+        if attempt:
+            return trains_all(bed, slot, attempt)
+        bed.draw(slot, attempt)
+        if is_replaced:
+            return trains_all(bed, slot, attempt + 1)
+        raise RuntimeError("executor lost")
+
+    bed = beds(is_lost_once, num_slots=1, retries=0)
+    rows = list(bed.trainings.as_ended())
+    assert sorted((row.item, row.state.value) for row in rows) == [
+        ("a", "failed"),
+        ("b", "done"),
+        ("c", "done"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("reason", "text", "attempts"),
     [
