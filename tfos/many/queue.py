@@ -87,7 +87,7 @@ class TrainingQueue:
         """Seconds of all attempts that have ended."""
         self._retries = retries
         self._homes = homes
-        self._is_durable = is_durable
+        self.is_durable = is_durable
         self._waiting: dict[int, deque[int]] = {}
         self._holders: dict[int, SlotAttempt] = {}
         """Who trains an item."""
@@ -187,7 +187,7 @@ class TrainingQueue:
         )
         if ended.how is Ending.RETURNED:
             self._set(ended.item, replace(row, state=TrainingState.DONE))
-            if not self._is_durable:
+            if not self.is_durable:
                 self._values[ended.item] = slot
         elif ended.how is Ending.NOT_PICKLABLE:
             self._set(ended.item, replace(row, state=TrainingState.FAILED))

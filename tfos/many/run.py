@@ -45,6 +45,8 @@ _HOLD_S = 2.0
 _LOOK_S = 0.2
 _PAUSE_S = 2.0
 """A look that is later than this shows that the driver itself stood still."""
+_LEAVE_S = 10.0
+"""For slots to leave by themselves where all values are safe."""
 _MAX_NOT_KEPT = 4
 """Values that were not kept one after the other."""
 _MAX_LOSSES = 4
@@ -341,10 +343,18 @@ class MapRun:
             for slot, state in enumerate(self._slots):
                 if state.is_silent(now_s):
                     self._fell_silent(slot)
+                elif state.is_stuck(now_s, self._jobs.wait_s):
+                    stuck = f"its task has run nowhere for {self._jobs.wait_s:.0f} s"
+                    self._lose(slot, f"slot {slot} had trained, and {stuck}: its executor is lost")
             if self._queue.is_complete:
                 self._over_s = self._over_s or now_s
+                if self._queue.is_durable and now_s - self._over_s > _LEAVE_S:
+                    return True
                 # What is left waits for a free slot of Spark, or is lost.
                 return not any(each.job and each.seen_s is not None for each in self._slots)
+            self._over_s = None
+            if now_s - self._any_seen_s > self._jobs.wait_s and self._computes():
+                self._any_seen_s = now_s
             if now_s - self._any_seen_s > self._jobs.wait_s:
                 self._fail(
                     NotEnoughSlots(
@@ -357,6 +367,16 @@ class MapRun:
                 )
                 return True
             return self._submit_missing(now_s)
+
+    def _computes(self) -> bool:
+        """Whether a slot's task runs, as it may for long before its process is there.
+
+        Spark computes lost rows of groups again. Where no slot was ever heard, tasks that run may
+        as well have processes that do not reach the driver.
+        """
+        return any(each.has_trained for each in self._slots) and any(
+            each.job is not None and each.job.has_active_task() for each in self._slots
+        )
 
     def _submit_missing(self, now_s: float) -> bool:
         """Start the jobs that are missing; return whether nobody is left to train what waits."""

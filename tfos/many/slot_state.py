@@ -2,7 +2,7 @@
 
 Covers: when a slot is lost, when it is started again, when it is given up.
 Does not: run jobs or ask Spark (tfos.many.run), give out items (tfos.many.queue).
-Threads: none; its owner serialises the calls.  Pure: the time is an argument.
+Threads: none; its owner serialises the calls.  The time is an argument.
 """
 
 from __future__ import annotations
@@ -67,6 +67,21 @@ class SlotState:
     def is_silent(self, now_s: float) -> bool:
         """Whether its process is lost: one that leaves may be silent."""
         return self.leaving is None and self.seen_s is not None and now_s - self.seen_s > SILENT_S
+
+    def is_stuck(self, now_s: float, wait_s: float) -> bool:
+        """Whether its process has left and its task, which has the values, runs nowhere.
+
+        Spark starts the task again if its executor is lost, where there is another one.
+
+        Args:
+            now_s: monotonic seconds.
+            wait_s: how long it may be without a task.
+        """
+        if self.leaving is None or self.job is None or now_s - self.at_work_s <= wait_s / 2:
+            return False
+        if self.job.has_active_task() is not False:
+            self.at_work_s = now_s
+        return now_s - self.at_work_s > wait_s
 
     def set_back(self, reason: str, now_s: float, *, pauses: bool) -> bool:
         """Count a setback; return whether it is given up from now on.

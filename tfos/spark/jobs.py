@@ -132,6 +132,11 @@ class SparkJob(Generic[Result]):
             self.join(_CANCEL_AGAIN_S)
         return self.is_ended
 
+    def has_active_task(self) -> bool | None:
+        """Ask Spark whether a task of it runs now; None: it is not known."""
+        counts = _tasks_of(self._sc, self.tag)
+        return counts.active > 0 if counts is not None else None
+
     def _count_tasks(self) -> None:
         while not self._ended.wait(_COUNT_S):
             if self._waves is not None and self._waves.num_tasks:

@@ -15,6 +15,7 @@ from tfos.many.messages import Draw, Ended, Ending, EndSlot, SlotBeat, Train, Wa
 from tfos.many.queue import TrainingQueue, TrainingState
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.trainings import ManyTrainings
+from tfos.spark.jobs import SparkJob
 
 WAIT_S = 30.0
 
@@ -153,6 +154,70 @@ def test_no_slot_is_a_bounded_wait_with_a_sentence(beds):
     bed = beds(waits_for_spark, wait_s=0.1, offer=offer)
     with pytest.raises(NotEnoughSlots, match=r"no slot has trained for 0 s: 0 executors"):
         bed.trainings.wait(WAIT_S)
+
+
+def count_tasks(monkeypatch, active):
+    """Let Spark say how many tasks of each job run."""
+    monkeypatch.setattr(SparkJob, "has_active_task", lambda job: active)
+
+
+def leaves_for_ever(bed, slot, attempt):
+    """Train all, and lose the executor before the values are there."""
+    values = trains_all(bed, slot, attempt)
+    bed.run.on_beat(SlotBeat(slot, attempt, is_leaving=True))
+    cancelled: list[str] = []
+    bed.spark.cancelJobsWithTag = cancelled.append
+    while not cancelled:
+        bed.run.wait(None, 0.01)
+    return values
+
+
+def test_values_whose_task_runs_nowhere_are_not_awaited_for_ever(beds, monkeypatch):
+    count_tasks(monkeypatch, False)
+    bed = beds(leaves_for_ever, num_slots=1, wait_s=0.2, offer=lambda: "0 executors")
+    with pytest.raises(NotEnoughSlots, match="no slot has trained for 0 s: 0 executors"):
+        bed.trainings.wait(WAIT_S)
+    assert all("its task has run nowhere for 0 s" in row.error for row in bed.trainings.table())
+
+
+def test_a_run_ends_without_slots_that_leave_where_files_have_all_values(beds, monkeypatch):
+    monkeypatch.setattr(run, "_LEAVE_S", 0.1)
+    bed = beds(leaves_for_ever, num_slots=1, is_durable=True)
+    assert bed.trainings.wait(WAIT_S)
+    assert bed.trainings.failed == []
+
+
+@pytest.mark.parametrize("has_task", [True, False])
+def test_rows_that_spark_computes_again_are_awaited(beds, monkeypatch, has_task):
+    """The first slot is lost, and its next job has nothing to say for longer than wait_s."""
+    count_tasks(monkeypatch, has_task)
+    looked = threading.Event()
+    before = MapRun._computes
+
+    def computes(this):
+        found = before(this)
+        if sum(starts(this_bed[0])) > 1:
+            looked.set()
+        return found
+
+    this_bed: list[Bed] = []
+    monkeypatch.setattr(MapRun, "_computes", computes)
+
+    def is_lost_once(bed, slot, attempt):
+        if not this_bed:
+            this_bed.append(bed)
+            bed.draw(slot, attempt)
+            raise RuntimeError("executor lost")
+        looked.wait(WAIT_S)
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(is_lost_once, num_slots=1, wait_s=0.3)
+    if has_task:
+        assert bed.trainings.wait(WAIT_S)
+        assert bed.trainings.failed == []
+    else:
+        with pytest.raises(NotEnoughSlots):
+            bed.trainings.wait(WAIT_S)
 
 
 def test_slots_are_told_to_stop_when_the_run_is_cancelled(beds):
