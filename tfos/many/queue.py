@@ -176,6 +176,11 @@ class TrainingQueue:
             return False
         if ended.attempt != self.table[ended.item].attempts:
             return False
+        if ended.how is Ending.NOT_BEGUN:
+            if self._ahead.get(slot.slot) == ended.item:
+                del self._ahead[slot.slot]
+            self._take_back(ended.item, error=ended.error)
+            return True
         del self._holders[ended.item]
         self._ahead.pop(slot.slot, None)  # it has begun
         self.busy_s += ended.seconds
@@ -235,11 +240,17 @@ class TrainingQueue:
         for item in lost:
             self._take_back(item)
 
-    def _take_back(self, item: int) -> None:
-        """Take an item from a slot that has not begun it."""
+    def _take_back(self, item: int, error: str = "") -> None:
+        """Take an item from a slot that has not begun it.
+
+        Args:
+            item: its position.
+            error: why it did not.
+        """
         del self._holders[item]
         row = self.table[item]
-        self._set(item, replace(row, state=TrainingState.WAITING, attempts=row.attempts - 1))
+        row = replace(row, attempts=row.attempts - 1, error=error or row.error)
+        self._set(item, replace(row, state=TrainingState.WAITING))
         self._put_back(item)
 
     def _set(self, item: int, row: ItemTraining) -> None:

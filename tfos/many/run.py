@@ -235,9 +235,13 @@ class MapRun:
         leaves = is_leaving and self._queue.is_newest(slot)
         state.hear(self._any_seen_s, attempt=slot, is_leaving=leaves)
         for each in ended:
-            if self._queue.ended(slot, each):
-                state.setbacks = 0
-                self._count_kept(each)
+            if not self._queue.ended(slot, each):
+                continue
+            if each.how is Ending.NOT_BEGUN:
+                self._set_back(slot.slot, f"the function has not begun: {each.error}")
+                continue
+            state.setbacks = 0
+            self._count_kept(each)
         if ended:
             self._changed.notify_all()
 

@@ -403,6 +403,39 @@ def test_a_slot_whose_jobs_fail_is_given_up_although_items_of_others_end(beds):
     assert starts(bed)[1] == 4
 
 
+def not_begun(bed, slot, attempt):
+    """Play a slot whose function cannot be loaded."""
+    order = bed.draw(slot, attempt)
+    while isinstance(order, Train):
+        ended = Ended(order.item, Ending.NOT_BEGUN, 0.0, error="No mylib", attempt=order.attempt)
+        order = bed.draw(slot, attempt, (ended,))
+    return []
+
+
+def test_a_function_that_executors_cannot_load_costs_no_attempt_and_ends_the_run(beds):
+    bed = beds(not_begun, num_slots=1, names="abcdef", retries=0)
+    text = r"has failed 4 times .* on host-of-0, .* the function has not begun: No mylib; no other slot"
+    with pytest.raises(MapTrainError, match=text):
+        bed.trainings.wait(WAIT_S)
+    rows = bed.trainings.table()
+    assert {(row.state, row.attempts) for row in rows} == {(TrainingState.WAITING, 0)}
+    assert [row.error for row in rows] == 4 * ["No mylib"] + ["", ""]
+
+
+def test_a_slot_that_cannot_load_the_function_leaves_the_items_to_others(beds):
+    def one_cannot(bed, slot, attempt):
+        if slot == 1:
+            return not_begun(bed, slot, attempt)
+        while not (bed.run._slots[1].is_given_up or is_stopped(bed, slot, attempt)):
+            bed.run.wait(None, 0.01)
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(one_cannot, retries=0)
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    assert starts(bed) == [1, 1]
+    assert {row.attempts for row in bed.trainings.table()} == {1}
+
+
 def test_a_slot_that_ends_items_between_its_silences_is_started_again(beds, monkeypatch):
     monkeypatch.setattr(slot_state, "SILENT_S", 0.1)
 

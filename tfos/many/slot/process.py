@@ -258,7 +258,7 @@ class Slot:
         try:
             self._trainer = TrainerProcess(self._spec, self._values_fds)
         except OSError as error:
-            self._put_ended(Ended(item, Ending.DIED, 0.0, error=f"no process: {error}"))
+            self._put_ended(Ended(item, Ending.NOT_BEGUN, 0.0, error=f"no process: {error}"))
             return None
         failed = self._trainer.await_ready(item)
         if failed is not None:
