@@ -182,7 +182,7 @@ class TrainingQueue:
             self._take_back(ended.item, error=ended.error)
             return True
         del self._holders[ended.item]
-        self._ahead.pop(slot.slot, None)  # it has begun
+        self._note_begun(slot, ended.item)
         self.busy_s += ended.seconds
         row = replace(
             self.table[ended.item],
@@ -199,6 +199,20 @@ class TrainingQueue:
         else:
             self._failed(ended.item, row)
         return True
+
+    def _note_begun(self, slot: SlotAttempt, ended: int) -> None:
+        """Take the item ahead as begun, unless another one still stands before it.
+
+        A value is reported once it is written, which may be while the next item is trained.
+
+        Args:
+            slot: who trains.
+            ended: the item that has ended.
+        """
+        ahead = self._ahead.get(slot.slot)
+        others = (item for item, holder in self._holders.items() if holder == slot)
+        if ahead == ended or all(item == ahead for item in others):
+            self._ahead.pop(slot.slot, None)
 
     def slot_ended(self, slot: int, delivered: Collection[int]) -> None:
         """Take back what a slot that has ended was to train, or has trained without a value.
