@@ -18,6 +18,7 @@ from typing import Any
 from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import bracketed
 from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
 from tfos.control.authority import ClusterAuthority
 from tfos.driver import server_address
 from tfos.errors import NotEnoughSlots, SettingsError
@@ -272,7 +273,9 @@ def _restore(
     """
     results = claimed.directory
     changed: dict[int, ResultHead] = {}
-    for item, head in results.done(work.names):
+    lines = ProgressLines(console)
+    for count, (item, head) in enumerate(results.done(work.names), 1):
+        lines.show(f"map_train: {count} results of an earlier run are read")
         if (head.item, head.digest) == (work.names[item], work.digests[item]):
             row = ItemTraining(
                 item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics
@@ -286,6 +289,7 @@ def _restore(
             )
         else:
             changed[item] = head
+    console.end_progress()
     num_restored = queue.count(TrainingState.DONE)
     if num_restored or changed:
         left = len(queue.table) - num_restored

@@ -172,6 +172,26 @@ def test_a_value_that_is_gone_or_replaced_is_told_with_its_path(tmp_path):
         trainings.value("a")
 
 
+def test_all_values_are_read_several_at_a_time_and_in_order(tmp_path, monkeypatch):
+    names = [f"i{number:02}" for number in range(50)]
+    results, work = ResultsDirectory(f"file://{tmp_path}"), work_of(dict.fromkeys(names, 1))
+    write(results, work, *names)
+    queue = TrainingQueue(work.names, retries=0, is_durable=True)
+    _restore(queue, ClaimedResults(results, True), work, Console(enabled=False))
+    run = MapRun(queue, Console(enabled=False))
+    run._is_over = True
+    trainings = ManyTrainings(run, dict(zip(work.names, work.digests, strict=True)), results, None)
+    at_once, read = threading.Barrier(8), results.value
+
+    def together(item):
+        if item < "i08":
+            at_once.wait(30)
+        return read(item)
+
+    monkeypatch.setattr(results, "value", together)
+    assert list(trainings.values()) == names
+
+
 def test_a_start_that_finds_no_result_lets_spark_forget_the_groups(tmp_path):
     results = ResultsDirectory(f"file://{tmp_path}")
     (tmp_path / results.path_of("a").rpartition("/")[2]).write_bytes(b"cut")

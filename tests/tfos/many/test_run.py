@@ -414,7 +414,7 @@ def not_begun(bed, slot, attempt):
 
 def test_a_function_that_executors_cannot_load_costs_no_attempt_and_ends_the_run(beds):
     bed = beds(not_begun, num_slots=1, names="abcdef", retries=0)
-    text = r"has failed 4 times .* on host-of-0, .* the function has not begun: No mylib; no other slot"
+    text = r"failed 4 times .* on host-of-0, .* the function has not begun: No mylib; no other slot"
     with pytest.raises(MapTrainError, match=text):
         bed.trainings.wait(WAIT_S)
     rows = bed.trainings.table()
