@@ -35,7 +35,7 @@ from tfos.many.trainings import ManyTrainings
 from tfos.node import versions
 from tfos.slots.offer import Offer
 from tfos.slots.reading import read_offer
-from tfos.spark.facts import SparkFacts
+from tfos.spark.facts import SparkFacts, max_result_bytes
 from tfos.spark.jobs import collect_in_order
 from tfos.spark.task_secrets import give_keys
 
@@ -196,6 +196,7 @@ def start(
             driver_address=f"{bracketed(host.told)}:{port}",
             timeout_s=options.timeout_s,
             results_dir=results.path if results is not None else "",
+            max_result_bytes=max_result_bytes(place.sc),
             is_grouped=is_grouped,
             loopback=place.facts.loopback,
         )

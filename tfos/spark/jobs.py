@@ -29,7 +29,9 @@ _CANCEL_AGAIN_S = 0.5
 _COUNT_S = 1.0
 _SHORTEST_S = 0.001
 _PYTHON_ERROR = re.compile(
-    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+(?:\n(?!\tat ).+)*", re.M
+    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+|error|timeout)): "
+    r".+(?:\n(?!\tat ).+)*",
+    re.M,
 )
 """With the lines that follow, up to a blank one: a message may hold a table."""
 _MAX_REASON_CHARS = 2000
