@@ -198,6 +198,7 @@ def start(
             results_dir=results.path if results is not None else "",
             max_result_bytes=max_result_bytes(place.sc),
             is_grouped=is_grouped,
+            shares_gpus=place.facts.task_share("gpu").gpus % 1 != 0,
             loopback=place.facts.loopback,
         )
         keys = authority.node(CLIENT_NAME)

@@ -36,6 +36,7 @@ def slot(file):
         results_dir="",
         max_result_bytes=4000,
         is_grouped=False,
+        shares_gpus=False,
         loopback=True,
     )
     spec = SlotSpec(

@@ -33,6 +33,8 @@ class RunSettings:
     """spark.driver.maxResultSize, which bounds what a slot's job brings; 0: no limit."""
     is_grouped: bool
     """Items are pickles of (key, Arrow stream)."""
+    shares_gpus: bool
+    """A slot has a part of a GPU."""
     loopback: bool
     """Everything runs on the driver's host."""
 

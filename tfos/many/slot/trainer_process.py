@@ -74,6 +74,7 @@ class TrainerProcess:
                     threads=0,
                     cores=spec.executor.cores,
                     gpus=spec.executor.gpus or None,
+                    shares_gpus=spec.settings.shares_gpus,
                 ),
                 title=f"tfos trainer of slot {spec.slot}",
                 inherit=[theirs.fileno(), spec.items_fd, *values_fds],
