@@ -154,20 +154,23 @@ def profiles_of(
     return RoleProfiles(task, groups)
 
 
-def needs_of(plan: Plan, profiles: RoleProfiles, placement: Placement | None) -> SlotNeeds:
+def needs_of(
+    plan: Plan, profiles: RoleProfiles, placement: Placement | None, num_fed: int = 0
+) -> SlotNeeds:
     """Return what the cluster's nodes take of the executors that all share.
 
     Args:
         plan: the nodes.
         profiles: theirs.
         placement: of the nodes of each role.
+        num_fed: workers that are fed.
     """
     placed = tuple(
         PlacedNode(node.name, group_of(node), share)
         for node in plan.on_executors
         if (share := profiles.share(node)) is not None
     )
-    return SlotNeeds(str(plan), placed, profiles.task, placement)
+    return SlotNeeds(str(plan), placed, profiles.task, placement, num_fed)
 
 
 def rooms_mib(

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from tfos.config import SHARED_SLOTS_S, ClusterConfig, InputMode
+from tfos.config import SHARED_SLOTS_S, ClusterConfig
 from tfos.errors import NotEnoughSlots
 from tfos.slots.offer import Offer
 from tfos.slots.placing import Fit, SlotNeeds
@@ -153,6 +153,9 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
         held += f", {offer.launching} slots of executors that still set themselves up"
     if offer.claimed:
         held += f", {offer.claimed} claimed by clusters that are reserved and not started"
+    if offer.kept:
+        names = ", ".join(sorted(offer.kept))
+        held += f", nodes of other clusters compute on the GPUs of executors {names}"
     configured = (
         f"; {offer.expected} executors are configured"
         if offer.expected is not None and not offer.complete
@@ -174,9 +177,7 @@ def _rooms(offer: Offer) -> str:
     return " + ".join(f"{count} x {room}" for room, count in rooms.items())
 
 
-def workers_hold_slots(
-    needs: SlotNeeds, num_workers: int, mode: InputMode, offer: Offer, fit: Fit
-) -> bool:
+def workers_hold_slots(needs: SlotNeeds, offer: Offer, fit: Fit) -> bool:
     """Return whether a worker's task stays for the life of the worker.
 
     It does when the worker reads its own data, when it has an executor of its own, or when every
@@ -185,13 +186,24 @@ def workers_hold_slots(
 
     Args:
         needs: of the cluster's nodes.
-        num_workers: that are fed.
-        mode: who reads the data.
         offer: executors, slots and running tasks.
         fit: of the cluster there.
     """
-    if mode is InputMode.TENSORFLOW or all(node.group != WORKER_NODES for node in needs.nodes):
+    if not needs.num_fed or all(node.group != WORKER_NODES for node in needs.nodes):
         return True
     if any(executor.slots < 2 for executor in offer.executors):
         return False
-    return fit.left_slots >= num_workers
+    return fit.left_slots >= needs.num_fed
+
+
+def kept_executors(needs: SlotNeeds, offer: Offer, fit: Fit) -> frozenset[str]:
+    """Return the executors whose whole GPUs nodes keep when their tasks have returned.
+
+    Args:
+        needs: of the cluster's nodes.
+        offer: executors, slots and running tasks.
+        fit: of the cluster there.
+    """
+    if not needs.shares_tasks or workers_hold_slots(needs, offer, fit):
+        return frozenset()
+    return frozenset(fit.executors[node.name] for node in needs.nodes if node.share.gpus >= 1)

@@ -27,10 +27,11 @@ def _needs(cluster_size: int) -> SlotNeeds:
 
 
 def _holds(cluster_size: int, mode: InputMode, offer: Offer) -> bool:
-    needs = _needs(cluster_size)
+    num_fed = cluster_size - 1 if mode is InputMode.SPARK else 0
+    needs = replace(_needs(cluster_size), num_fed=num_fed)
     fit = offer.fit(needs)
     assert fit is not None
-    return workers_hold_slots(needs, cluster_size - 1, mode, offer, fit)
+    return workers_hold_slots(needs, offer, fit)
 
 
 def _wait(cluster_size: int = 4, **config: float) -> SlotWait:
