@@ -158,8 +158,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     request = _filled(request, facts)
     config, outputs = request.config, preflight.outputs(request.config, request.tensorboard)
     profiles = profiles_of(request.resources, plan, facts, config)
-    num_fed = plan.num_workers if mode is InputMode.SPARK else 0
-    needs = needs_of(plan, profiles, request.resources.placement, num_fed)
+    needs = needs_of(plan, profiles, request.resources.placement, mode)
     console = _console(plan, config, facts, outputs)
     coordinator = _coordinator(sc, request, facts, profiles, console)
     wait = SlotWait(needs, config, time.monotonic(), facts.master)

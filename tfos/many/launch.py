@@ -90,6 +90,14 @@ class RunPlace:
             )
         return asked
 
+    def limits(self) -> dict[str, Any]:
+        """Return those settings of slots that Spark's own decide."""
+        return {
+            "max_result_bytes": max_result_bytes(self.sc),
+            "shares_gpus": self.facts.task_share("gpu").gpus % 1 != 0,
+            "loopback": self.facts.loopback,
+        }
+
     def offer(self) -> str:
         """Return what Spark has now, in words."""
         return _words(read_offer(self.sc, self.facts))
@@ -196,10 +204,8 @@ def start(
             driver_address=f"{bracketed(host.told)}:{port}",
             timeout_s=options.timeout_s,
             results_dir=results.path if results is not None else "",
-            max_result_bytes=max_result_bytes(place.sc),
             is_grouped=is_grouped,
-            shares_gpus=place.facts.task_share("gpu").gpus % 1 != 0,
-            loopback=place.facts.loopback,
+            **place.limits(),
         )
         keys = authority.node(CLIENT_NAME)
         jobs = SlotJobs(

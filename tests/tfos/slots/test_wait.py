@@ -22,13 +22,12 @@ def _offer(*busy: int, slots: int = 1, expected: int | None = None) -> Offer:
     )
 
 
-def _needs(cluster_size: int) -> SlotNeeds:
-    return needs_of(plan(cluster_size, 1), RoleProfiles(ONE_CORE), None)
+def _needs(cluster_size: int, mode: InputMode = InputMode.TENSORFLOW) -> SlotNeeds:
+    return needs_of(plan(cluster_size, 1), RoleProfiles(ONE_CORE), None, mode)
 
 
 def _holds(cluster_size: int, mode: InputMode, offer: Offer) -> bool:
-    num_fed = cluster_size - 1 if mode is InputMode.SPARK else 0
-    needs = replace(_needs(cluster_size), num_fed=num_fed)
+    needs = _needs(cluster_size, mode)
     fit = offer.fit(needs)
     assert fit is not None
     return workers_hold_slots(needs, offer, fit)
