@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -376,9 +377,12 @@ def test_a_loss_that_sums_over_the_batch_of_a_slot_is_refused(loss, named, caplo
         raise InterruptedError
 
     with distributed_fits(ctx(2)):
-        ends: type[Exception] = UnsupportedModel if named else InterruptedError
-        with pytest.raises(ends, match=named):
+        told = ""
+        try:
             make().fit(np.ones((4, 2)), verbose=0)
+        except (UnsupportedModel, InterruptedError) as error:
+            told = str(error)
+    assert re.search(named, told) if named else not told
     with distributed_fits(ctx(1)), pytest.raises(InterruptedError):
         make().fit(np.ones((4, 2)), verbose=0)
     assert len(trained) == 1 + (not named)
