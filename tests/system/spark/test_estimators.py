@@ -271,10 +271,10 @@ def test_a_fit_waits_for_slots_that_other_tasks_of_the_program_hold(frame, monke
     """As a tuner's next fit does behind the tasks that feed the one beside it."""
     from tfos.estimators import training
     from tfos.ml import KerasEstimator
-    from tfos.slots import awaiting
+    from tfos.slots import awaiting, reading
 
     sc, free = frame.sparkSession.sparkContext, tmp_path / "free"
-    looks, config_of, read_offer = itertools.count(1), training._config, awaiting.read_offer
+    looks, config_of, read_offer = itertools.count(1), training._config, reading.read_offer
     holder = threading.Thread(
         target=lambda: sc.parallelize(range(3), 3).foreach(functools.partial(_holds, str(free)))
     )
