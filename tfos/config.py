@@ -177,6 +177,10 @@ class InputMode(enum.IntEnum):
     """`cluster.train(rdd)` feeds rows."""
 
 
+SHARED_SLOTS_S = 259_200.0
+"""Three days: so long may fits that share slots wait for each other."""
+
+
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
@@ -229,6 +233,11 @@ class ClusterConfig:
     """Where nvidia-smi shows another process on a GPU that Spark gave to a worker as a whole, or no
     such GPU. `error`: the start fails and names it. `warn`: a line in the output, and the process
     and the worker share the GPU."""
+    shares_slots: bool = False
+    """Other clusters of this program run beside this one, as the fits of a tuner do. reserve() and
+    train() then wait for slots that the program's tasks hold, up to three days, and an epoch is fed
+    in waves, between which the others get slots. False: reserve() fails after `slot_settle_s`,
+    train() after its feed_timeout."""
     allow_dynamic: bool = False
     """Accept dynamic allocation although it may remove an executor under a node."""
     allow_speculation: bool = False

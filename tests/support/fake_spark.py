@@ -275,7 +275,11 @@ class FakeJava:
         return {}
 
     def conf(self) -> Any:
-        return types.SimpleNamespace(contains=lambda key: False, set=lambda key, value: None)
+        return types.SimpleNamespace(
+            contains=lambda key: False,
+            set=lambda key, value: None,
+            getSizeAsBytes=lambda key, default: 1 << 30,
+        )
 
     def getLocalProperties(self) -> Any:
         properties = dict(self._spark.properties)

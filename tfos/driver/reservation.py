@@ -158,7 +158,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     request = _filled(request, facts)
     config, outputs = request.config, preflight.outputs(request.config, request.tensorboard)
     profiles = profiles_of(request.resources, plan, facts, config)
-    needs = needs_of(plan, profiles, request.resources.placement)
+    needs = needs_of(plan, profiles, request.resources.placement, mode)
     console = _console(plan, config, facts, outputs)
     coordinator = _coordinator(sc, request, facts, profiles, console)
     wait = SlotWait(needs, config, time.monotonic(), facts.master)
@@ -180,7 +180,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
-    hold = workers_hold_slots(needs, plan.num_workers, mode, offer, fit)
+    hold = workers_hold_slots(needs, offer, fit)
     _warn_of_attempts(console, facts, config, hold=hold)
     return Reservation(
         sc=sc,

@@ -1,7 +1,8 @@
 """Slots that estimators share: fits of several threads wait until their nodes fit together.
 
 Spark counts running tasks, and the nodes of a fed cluster hold none once they run. So fits that run
-at once, as those of a CrossValidator do, would start more nodes than there are cores.
+at once, as those of a CrossValidator do, would start more nodes than there are cores. Slots that
+feed tasks and predictions hold are awaited by the cluster itself (ClusterConfig.shares_slots).
 
 Covers: the queue of one SparkContext.      Does not: count slots (tfos.slots.reading).
 Runs in: the driver.      Threads: any.
@@ -17,14 +18,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfos.config import SHARED_SLOTS_S
 from tfos.errors import NotEnoughSlots
 from tfos.slots.reading import read_offer
 from tfos.spark.facts import read_facts
 
 _LOOK_S = 1.0
 """Executors may come; so a waiting fit counts slots again."""
-LONGEST_FIT_S = 259_200.0
-"""Three days: so long may a fit that trains say nothing."""
+LONGEST_FIT_S = SHARED_SLOTS_S
+"""So long may a fit that trains say nothing."""
 
 
 class SlotQueue:

@@ -344,7 +344,7 @@ def evaluate_made(
 
 def _evaluated(sc: Any, program: EvaluateProgram, fed: Any, *, verbose: bool) -> dict[str, float]:
     with slots_for(sc, 1):
-        config = ClusterConfig(verbose=verbose)
+        config = ClusterConfig(verbose=verbose, shares_slots=True)
         cluster = TFCluster.reserve(sc, 1, 0, input_mode=InputMode.SPARK, config=config)
         with cluster:
             cluster.start(program)
@@ -416,7 +416,7 @@ def _check_rows(frame: Any, text: str) -> None:
 
 
 def _config(settings: FitSettings) -> ClusterConfig:
-    if not settings.checkpoint_dir:
-        return ClusterConfig(verbose=settings.verbose)
-    checkpoints = Checkpoints(directory=settings.checkpoint_dir, resume=settings.resume)
-    return ClusterConfig(verbose=settings.verbose, checkpoints=checkpoints)
+    checkpoints = None
+    if settings.checkpoint_dir:
+        checkpoints = Checkpoints(directory=settings.checkpoint_dir, resume=settings.resume)
+    return ClusterConfig(verbose=settings.verbose, checkpoints=checkpoints, shares_slots=True)

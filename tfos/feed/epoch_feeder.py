@@ -42,8 +42,8 @@ from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 _CANCEL_S = 5.0
 _WAVE_S = 30.0
-"""A new attempt waits so long for its slot, as for its imports. A pause between two waves is a
-fraction of a second, in which workers train the rows that they have."""
+"""A new attempt waits so long for its slot, as for its imports, or the feed of another fit. A pause
+between two waves is a fraction of a second, in which workers train the rows that they have."""
 
 
 class RouteLog:
@@ -358,8 +358,8 @@ class EpochFeeder:
         return reports
 
     def _waves(self) -> Waves | None:
-        """Return how the feed leaves a slot to new attempts of nodes; None: there are none."""
-        if not self._config.replaces_nodes:
+        """Return how the feed leaves a slot to new attempts and other clusters; None: to none."""
+        if not self._config.replaces_nodes and not self._config.shares_slots:
             return None
         return Waves(min(_WAVE_S, self._config.reservation_timeout_s / 4))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from feeding.errors import RowError
-from tfos.config import ClusterConfig
+from tfos.config import SHARED_SLOTS_S, ClusterConfig
 from tfos.console.console import Console
 from tfos.console.progress import Sample, TrainingProgress
 from tfos.console.progress_lines import ProgressLines
@@ -83,7 +83,7 @@ class FeedWatch:
         """
         moved_s = time.monotonic()
         last: tuple[float, ...] = ()
-        lines = ProgressLines(self._console)
+        lines, is_told = ProgressLines(self._console), False
         while True:
             finished = self._coordinator.wait(
                 lambda state: done(state) or call.is_abandoned() or _has_ended(state), _LOOK_S
@@ -104,7 +104,17 @@ class FeedWatch:
                 # While feed tasks run, they watch the workers themselves.
                 last, moved_s = mark, now_s
             elif now_s - moved_s > stall_s:
-                raise _silent(call, stall_s) if of_chief else self._stalled(call, stall_s, tasks)
+                limit_s = self._slots_limit_s(tasks, stall_s)
+                if now_s - moved_s > limit_s:
+                    raise (
+                        _silent(call, stall_s) if of_chief else self._stalled(call, limit_s, tasks)
+                    )
+                if not is_told:
+                    self._console.line(
+                        f"the job that feeds {call.title} has run no task for {stall_s:.0f} s: "
+                        "other jobs of this program hold every slot. It goes on once one is free"
+                    )
+                is_told = True
 
     def sees(self, happened: Callable[[ClusterView], bool]) -> bool:
         """Wait a moment for what follows from an end that feed tasks have seen; False: it does not.
@@ -169,6 +179,11 @@ class FeedWatch:
         """Return the failure once every node has stopped, so that all records are in."""
         self._coordinator.wait(lambda state: not state.live(), self._config.abort_s)
         return self._coordinator.raised_error()
+
+    def _slots_limit_s(self, tasks: TaskCounts | None, stall_s: float) -> float:
+        """Return how long a feed may stand still: longer where fits wait for each other's slots."""
+        is_without_slot = tasks is not None and self._config.shares_slots
+        return max(stall_s, SHARED_SLOTS_S) if is_without_slot else stall_s
 
     def _stalled(self, call: FeedCall, stall_s: float, tasks: TaskCounts | None) -> FeedTimeout:
         if tasks is not None:

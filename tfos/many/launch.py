@@ -18,13 +18,14 @@ from typing import Any
 from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import bracketed
 from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
 from tfos.control.authority import ClusterAuthority
 from tfos.driver import server_address
 from tfos.errors import NotEnoughSlots, SettingsError
 from tfos.many import groups
 from tfos.many.items import ListedItems, digest_of
 from tfos.many.messages import CLIENT_NAME
-from tfos.many.queue import ItemTraining, TrainingQueue
+from tfos.many.queue import ItemTraining, TrainingQueue, TrainingState
 from tfos.many.results import ClaimedResults, ResultHead, ResultsDirectory
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.server import many_server
@@ -34,7 +35,7 @@ from tfos.many.trainings import ManyTrainings
 from tfos.node import versions
 from tfos.slots.offer import Offer
 from tfos.slots.reading import read_offer
-from tfos.spark.facts import SparkFacts
+from tfos.spark.facts import SparkFacts, max_result_bytes
 from tfos.spark.jobs import collect_in_order
 from tfos.spark.task_secrets import give_keys
 
@@ -88,6 +89,14 @@ class RunPlace:
                 f"({_words(offer)}); it goes on with those, and with more as they come"
             )
         return asked
+
+    def limits(self) -> dict[str, Any]:
+        """Return those settings of slots that Spark's own decide."""
+        return {
+            "max_result_bytes": max_result_bytes(self.sc),
+            "shares_gpus": self.facts.task_share("gpu").gpus % 1 != 0,
+            "loopback": self.facts.loopback,
+        }
 
     def offer(self) -> str:
         """Return what Spark has now, in words."""
@@ -196,7 +205,7 @@ def start(
             timeout_s=options.timeout_s,
             results_dir=results.path if results is not None else "",
             is_grouped=is_grouped,
-            loopback=place.facts.loopback,
+            **place.limits(),
         )
         keys = authority.node(CLIENT_NAME)
         jobs = SlotJobs(
@@ -228,11 +237,9 @@ def _restored(
     )
     if claimed is None:
         return MapRun(queue, place.console)
-    restored, changed = _restore(queue, claimed, work, place.console)
+    changed = _restore(queue, claimed, work, place.console)
     check = _seen_from_here(claimed.directory, work.names, changed)
-    run = MapRun(queue, place.console, check)
-    run.ended_items += restored
-    return run
+    return MapRun(queue, place.console, check)
 
 
 def _action(
@@ -266,22 +273,22 @@ def _action(
 
 def _restore(
     queue: TrainingQueue, claimed: ClaimedResults, work: RunWork, console: Console
-) -> tuple[list[int], dict[int, ResultHead]]:
-    """Take what an earlier run has done; return it, and results of items that have changed.
+) -> dict[int, ResultHead]:
+    """Take what an earlier run has done; return results of items that have changed.
 
     Raises:
         SettingsError: an item of a list has a result that another value of it led to.
     """
     results = claimed.directory
-    restored: list[int] = []
     changed: dict[int, ResultHead] = {}
-    for item, head in results.done(work.names):
+    lines = ProgressLines(console)
+    for count, (item, head) in enumerate(results.done(work.names), 1):
+        lines.show(f"map_train: {count} results of an earlier run are read")
         if (head.item, head.digest) == (work.names[item], work.digests[item]):
             row = ItemTraining(
                 item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics
             )
             queue.restore(item, row)
-            restored.append(item)
         elif not claimed.has_same_items and work.groups is None:
             raise SettingsError(
                 f"results_dir={results.path} holds results of other items: that of {head.item!r} "
@@ -290,14 +297,16 @@ def _restore(
             )
         else:
             changed[item] = head
-    if restored or changed:
-        left = len(queue.table) - len(restored)
+    console.end_progress()
+    num_restored = queue.count(TrainingState.DONE)
+    if num_restored or changed:
+        left = len(queue.table) - num_restored
         again = f", {len(changed)} of them because they have changed" if changed else ""
         console.line(
-            f"map_train: {len(restored)} of {len(queue.table)} items are done in {results.path}; "
+            f"map_train: {num_restored} of {len(queue.table)} items are done in {results.path}; "
             f"{left} to train{again}"
         )
-    return restored, changed
+    return changed
 
 
 def _seen_from_here(

@@ -28,6 +28,8 @@ class Ending(enum.StrEnum):
     TIMED_OUT = "timed out"
     NOT_PICKLABLE = "not picklable"
     """It returned what cannot travel, and would at each attempt."""
+    NOT_BEGUN = "not begun"
+    """No process came to the item: the executor does not start the function."""
     NOT_KEPT = "not kept"
     """Its value could not be stored."""
 

@@ -29,6 +29,9 @@ class TrainingState(enum.StrEnum):
     """All attempts have failed; `error` has the last one's reason."""
 
 
+_ENDED = (TrainingState.DONE, TrainingState.FAILED)
+
+
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemTraining:
@@ -77,12 +80,14 @@ class TrainingQueue:
     ) -> None:
         self.table = [ItemTraining(item=name, metrics={}) for name in names]
         """To read: `_set` alone writes rows, and counts them."""
+        self.ended_items: list[int] = []
+        """To read: items that are done or have failed, in this order; again after a lost value."""
         self._counts = Counter({TrainingState.WAITING: len(names)})
         self.busy_s = 0.0
         """Seconds of all attempts that have ended."""
         self._retries = retries
         self._homes = homes
-        self._is_durable = is_durable
+        self.is_durable = is_durable
         self._waiting: dict[int, deque[int]] = {}
         self._holders: dict[int, SlotAttempt] = {}
         """Who trains an item."""
@@ -171,8 +176,13 @@ class TrainingQueue:
             return False
         if ended.attempt != self.table[ended.item].attempts:
             return False
+        if ended.how is Ending.NOT_BEGUN:
+            if self._ahead.get(slot.slot) == ended.item:
+                del self._ahead[slot.slot]
+            self._take_back(ended.item, error=ended.error)
+            return True
         del self._holders[ended.item]
-        self._ahead.pop(slot.slot, None)  # it has begun
+        self._note_begun(slot, ended.item)
         self.busy_s += ended.seconds
         row = replace(
             self.table[ended.item],
@@ -182,13 +192,27 @@ class TrainingQueue:
         )
         if ended.how is Ending.RETURNED:
             self._set(ended.item, replace(row, state=TrainingState.DONE))
-            if not self._is_durable:
+            if not self.is_durable:
                 self._values[ended.item] = slot
         elif ended.how is Ending.NOT_PICKLABLE:
             self._set(ended.item, replace(row, state=TrainingState.FAILED))
         else:
             self._failed(ended.item, row)
         return True
+
+    def _note_begun(self, slot: SlotAttempt, ended: int) -> None:
+        """Take the item ahead as begun, unless another one still stands before it.
+
+        A value is reported once it is written, which may be while the next item is trained.
+
+        Args:
+            slot: who trains.
+            ended: the item that has ended.
+        """
+        ahead = self._ahead.get(slot.slot)
+        others = (item for item, holder in self._holders.items() if holder == slot)
+        if ahead == ended or all(item == ahead for item in others):
+            self._ahead.pop(slot.slot, None)
 
     def slot_ended(self, slot: int, delivered: Collection[int]) -> None:
         """Take back what a slot that has ended was to train, or has trained without a value.
@@ -230,17 +254,25 @@ class TrainingQueue:
         for item in lost:
             self._take_back(item)
 
-    def _take_back(self, item: int) -> None:
-        """Take an item from a slot that has not begun it."""
+    def _take_back(self, item: int, error: str = "") -> None:
+        """Take an item from a slot that has not begun it.
+
+        Args:
+            item: its position.
+            error: why it did not.
+        """
         del self._holders[item]
         row = self.table[item]
-        self._set(item, replace(row, state=TrainingState.WAITING, attempts=row.attempts - 1))
+        row = replace(row, attempts=row.attempts - 1, error=error or row.error)
+        self._set(item, replace(row, state=TrainingState.WAITING))
         self._put_back(item)
 
     def _set(self, item: int, row: ItemTraining) -> None:
         self._counts[self.table[item].state] -= 1
         self._counts[row.state] += 1
         self.table[item] = row
+        if row.state in _ENDED:
+            self.ended_items.append(item)
 
     def _failed(self, item: int, row: ItemTraining) -> None:
         if row.attempts > self._retries:

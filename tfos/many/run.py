@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import MapTrainError, NotEnoughSlots, TFOSError
+from tfos.many import slot_state
 from tfos.many.messages import (
     BeatReply,
     Draw,
@@ -31,6 +31,7 @@ from tfos.many.messages import (
     WaitForItem,
 )
 from tfos.many.queue import SlotAttempt, TrainingQueue, TrainingState
+from tfos.many.slot_state import SlotState
 from tfos.spark.jobs import (
     MAX_RESULT_SIZE,
     SparkJob,
@@ -44,14 +45,8 @@ _HOLD_S = 2.0
 _LOOK_S = 0.2
 _PAUSE_S = 2.0
 """A look that is later than this shows that the driver itself stood still."""
-_SILENT_S = 30.0
-"""A slot without a call for this long is lost; longer than the slot's own lease of the driver."""
-_MAX_SILENCES = 4
-"""Times that a slot falls silent one after the other, without an item of it that ends in between:
-it is not started again. Each time costs its items an attempt."""
-_MAX_FAILURES = 4
-"""Jobs that fail one after the other, each started after the last one's failure, without an item
-that ends in between."""
+_LEAVE_S = 10.0
+"""For slots to leave by themselves where all values are safe."""
 _MAX_NOT_KEPT = 4
 """Values that were not kept one after the other."""
 _MAX_LOSSES = 4
@@ -103,8 +98,6 @@ class MapRun:
         """Pickled, per item; empty if files have them."""
         self.error: BaseException | None = None
         """Why the run ended early."""
-        self.ended_items: list[int] = []
-        """Items that are done or have failed, in this order."""
         self._queue = queue
         self._console = console
         self._check = check
@@ -112,30 +105,24 @@ class MapRun:
         self._changed = threading.Condition()
         self._jobs: SlotJobs
         self._server: Closable | None = None
-        self._running: dict[int, SparkJob[list[tuple[int, bytes]]]] = {}
-        self._starts: dict[int, int] = {}
-        self._seen_s: dict[int, float] = {}
-        self._hosts: dict[int, str] = {}
-        """Where each slot was heard from."""
-        self._silences: Counter[int] = Counter()
-        """Of each slot, since an item of it has ended."""
-        self._delivering: dict[int, SlotAttempt] = {}
-        """Slots whose processes have left: their values are on the way, and nobody beats."""
-        self._trained_on: set[int] = set()
+        self._slots: list[SlotState] = []
         self._any_seen_s = self._looked_s = time.monotonic()
-        self._failures = self._not_kept = 0
-        self._failed_s = self._looked_s
-        """When the last failure was counted."""
+        self._not_kept = 0
         self._is_over = False
         self._stopping = False
         self._started_s = time.monotonic()
         self._over_s: float | None = None
 
     @property
+    def ended_items(self) -> list[int]:
+        """To read: see TrainingQueue."""
+        return self._queue.ended_items
+
+    @property
     def busy_share(self) -> float:
         """Share of the slots' time, from the start, that attempts that have ended took."""
         end_s = self._over_s or time.monotonic()
-        slots = max(1, len(self._trained_on))
+        slots = max(1, sum(state.has_trained for state in self._slots))
         return self._queue.busy_s / max(1e-9, slots * (end_s - self._started_s))
 
     def start(self, server: Closable, jobs: SlotJobs) -> None:
@@ -146,6 +133,7 @@ class MapRun:
             jobs: of its slots.
         """
         self._server, self._jobs = server, jobs
+        self._slots = [SlotState() for _ in range(jobs.num_slots)]
         self._started_s = self._any_seen_s = self._looked_s = time.monotonic()
         try:
             with self._changed:
@@ -200,12 +188,15 @@ class MapRun:
         if not self._is_seen_first(slot, draw.ended):
             return EndSlot()
         with self._changed:
-            self._hosts[slot.slot] = draw.host
+            self._slots[slot.slot].host = draw.host
             self._heard(slot, draw.ended)
             while True:
-                if self._stopping:
+                if self._stopping or self._slots[slot.slot].is_given_up:
                     return EndSlot()
+                num_ended = len(self._queue.ended_items)
                 order = self._queue.draw(slot, draw.holding, is_ahead=draw.is_ahead)
+                if len(self._queue.ended_items) > num_ended:  # with the process before this one
+                    self._changed.notify_all()
                 left_s = 0.0 if draw.is_ahead else deadline_s - time.monotonic()
                 if not isinstance(order, WaitForItem) or left_s <= 0:
                     return order
@@ -217,9 +208,7 @@ class MapRun:
         if not self._is_seen_first(slot, beat.ended):
             return BeatReply(stop=True)
         with self._changed:
-            self._heard(slot, beat.ended)
-            if beat.is_leaving and self._queue.is_newest(slot):
-                self._delivering[slot.slot] = slot
+            self._heard(slot, beat.ended, is_leaving=beat.is_leaving)
             return BeatReply(self._stopping)
 
     def _is_seen_first(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> bool:
@@ -239,24 +228,22 @@ class MapRun:
         self._checked.add(slot)
         return True
 
-    def _heard(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> None:
-        self._trained_on.add(slot.slot)
-        if slot.attempt > self._delivering.get(slot.slot, slot).attempt:
-            del self._delivering[slot.slot]
-        self._seen_s[slot.slot] = self._any_seen_s = time.monotonic()
+    def _heard(
+        self, slot: SlotAttempt, ended: tuple[Ended, ...], *, is_leaving: bool = False
+    ) -> None:
+        state, self._any_seen_s = self._slots[slot.slot], time.monotonic()
+        leaves = is_leaving and self._queue.is_newest(slot)
+        state.hear(self._any_seen_s, attempt=slot, is_leaving=leaves)
         for each in ended:
-            if self._queue.ended(slot, each):
-                self._failures = 0
-                self._silences.pop(slot.slot, None)
-                self._note(each.item)
-                self._count_kept(each)
+            if not self._queue.ended(slot, each):
+                continue
+            if each.how is Ending.NOT_BEGUN:
+                self._set_back(slot.slot, f"the function has not begun: {each.error}")
+                continue
+            state.setbacks = 0
+            self._count_kept(each)
         if ended:
             self._changed.notify_all()
-
-    def _note(self, item: int) -> None:
-        state = self._queue.table[item].state
-        if state in (TrainingState.DONE, TrainingState.FAILED):
-            self.ended_items.append(item)
 
     def _count_kept(self, ended: Ended) -> None:
         """End a run that trains for nothing: no value can be stored."""
@@ -273,27 +260,22 @@ class MapRun:
             )
 
     def _submit(self, slot: int) -> None:
-        self._delivering.pop(slot, None)
-        count = self._starts.get(slot, 0)
-        self._starts[slot] = count + 1
-        run_id, now_s = self._jobs.run_id, time.monotonic()
+        state, run_id = self._slots[slot], self._jobs.run_id
+        count, state.starts, state.leaving = state.starts, state.starts + 1, None
         job = SparkJob(
             self._jobs.sc,
             f"tfos-many-{run_id}-{slot}-{count}",
             f"tfos map_train {run_id}: slot {slot}",
             lambda: self._jobs.action(slot, count * _LATER_ATTEMPT),
-            lambda job: self._job_ended(slot, job, now_s),
+            lambda job: self._job_ended(slot, job),
         )
-        self._running[slot] = job
+        state.job = job
         job.start()
 
-    def _job_ended(
-        self, slot: int, job: SparkJob[list[tuple[int, bytes]]], started_s: float
-    ) -> None:
+    def _job_ended(self, slot: int, job: SparkJob[list[tuple[int, bytes]]]) -> None:
         with self._changed:
-            if self._running.get(slot) is job:
-                del self._running[slot]
-            self._seen_s.pop(slot, None)
+            state = self._slots[slot]
+            state.job = state.seen_s = None
             if job.error is None:
                 values = dict(job.result())
                 self.values.update(values)
@@ -302,7 +284,7 @@ class MapRun:
                 reason = advised_reason_of(job.error)
                 self._queue.slot_lost(slot, f"slot {slot}: {reason}")
                 if not job.is_cancelled:
-                    self._count_failure(started_s)
+                    self._set_back(slot, f"its job failed: {reason}", pauses=True)
                 if was_cancelled(job.error) and not job.is_cancelled:
                     failure = f"the job of slot {slot} was cancelled: {reason}"
                 else:
@@ -311,15 +293,17 @@ class MapRun:
                     self._fail(MapTrainError(failure))
             self._changed.notify_all()
 
-    def _count_failure(self, started_s: float) -> None:
-        """Count the failure of a job; of those that are lost together, as with a host, the first.
+    def _set_back(self, slot: int, reason: str, *, pauses: bool = False) -> None:
+        """Count what has gone wrong with a slot; warn if it is given up.
 
         Args:
-            started_s: when it was started.
+            slot: its number.
+            reason: what has happened, and what to do.
+            pauses: whether its next start waits.
         """
-        if started_s >= self._failed_s:
-            self._failures += 1
-            self._failed_s = time.monotonic()
+        state = self._slots[slot]
+        if state.set_back(reason, time.monotonic(), pauses=pauses):
+            self._console.warn(state.why_given_up(slot), waits=False)
 
     def _failure_of(self, slot: int, reason: str) -> str:
         """Return why the run ends with the failure of a job; empty: it goes on."""
@@ -334,8 +318,6 @@ class MapRun:
                 f"again each time; the last time: {reason}. Pass results_dir: what is done stays "
                 "done then"
             )
-        if self._failures >= _MAX_FAILURES:
-            return f"{self._failures} jobs of slots failed one after the other: {reason}"
         return ""
 
     def _fail(self, error: TFOSError) -> None:
@@ -362,13 +344,21 @@ class MapRun:
             if self._stopping:
                 return True
             self._forgive_pause(now_s)
-            for slot, seen_s in list(self._seen_s.items()):
-                if now_s - seen_s > _SILENT_S and slot not in self._delivering:
+            for slot, state in enumerate(self._slots):
+                if state.is_silent(now_s):
                     self._fell_silent(slot)
+                elif state.is_stuck(now_s, self._jobs.wait_s):
+                    stuck = f"its task has run nowhere for {self._jobs.wait_s:.0f} s"
+                    self._lose(slot, f"slot {slot} had trained, and {stuck}: its executor is lost")
             if self._queue.is_complete:
                 self._over_s = self._over_s or now_s
+                if self._queue.is_durable and now_s - self._over_s > _LEAVE_S:
+                    return True
                 # What is left waits for a free slot of Spark, or is lost.
-                return not set(self._running) & set(self._seen_s)
+                return not any(each.job and each.seen_s is not None for each in self._slots)
+            self._over_s = None
+            if now_s - self._any_seen_s > self._jobs.wait_s and self._computes():
+                self._any_seen_s = now_s
             if now_s - self._any_seen_s > self._jobs.wait_s:
                 self._fail(
                     NotEnoughSlots(
@@ -380,41 +370,52 @@ class MapRun:
                     )
                 )
                 return True
-            return self._submit_missing()
+            return self._submit_missing(now_s)
 
-    def _submit_missing(self) -> bool:
+    def _computes(self) -> bool:
+        """Whether a slot's task runs, as it may for long before its process is there.
+
+        Spark computes lost rows of groups again. Where no slot was ever heard, tasks that run may
+        as well have processes that do not reach the driver.
+        """
+        return any(each.has_trained for each in self._slots) and any(
+            each.job is not None and each.job.has_active_task() for each in self._slots
+        )
+
+    def _submit_missing(self, now_s: float) -> bool:
         """Start the jobs that are missing; return whether nobody is left to train what waits."""
-        idle = set(range(self._jobs.num_slots)) - set(self._running)
-        missing = [slot for slot in sorted(idle) if self._queue.has_work(slot)]
-        for slot in missing:
-            if self._silences[slot] < _MAX_SILENCES:
+        idle = [slot for slot, state in enumerate(self._slots) if state.job is None]
+        missing = [slot for slot in idle if self._queue.has_work(slot)]
+        left = [slot for slot in missing if not self._slots[slot].is_given_up]
+        for slot in left:
+            if now_s >= self._slots[slot].resumes_s:
                 self._submit(slot)
-        if not missing or self._running:
+        if left or not missing or len(idle) < len(self._slots):
             return False
         waiting = self._queue.count(TrainingState.WAITING)
-        why = f"{self._silence_of(missing[0])}; no other slot trains the {waiting} items that wait"
-        self._fail(MapTrainError(why))
+        why = self._slots[missing[0]].why_given_up(missing[0])
+        self._fail(MapTrainError(f"{why}; no other slot trains the {waiting} items that wait"))
         return True
 
     def _fell_silent(self, slot: int) -> None:
         """Take a slot as lost, and end its job."""
-        del self._seen_s[slot]
-        self._silences[slot] += 1
-        if self._silences[slot] == _MAX_SILENCES:
-            self._console.warn(self._silence_of(slot), waits=False)
-        self._queue.slot_lost(slot, f"slot {slot} was silent for {_SILENT_S:.0f} s")
-        self._cancel_job(slot)
-        self._changed.notify_all()
-
-    def _silence_of(self, slot: int) -> str:
-        """Return why a slot is not started again, and what to do."""
-        host = self._hosts.get(slot, "an unknown host")
-        return (
-            f"slot {slot} of map_train fell silent {_MAX_SILENCES} times one after the other, the "
-            f"last time on {host}, for {_SILENT_S:.0f} s each, without an item that ended. It is "
-            "not started again: look there for a process that is stopped, swaps or waits for a "
-            "disk, and for calls to the driver that the network loses"
+        silent = f"silent for {slot_state.SILENT_S:.0f} s"
+        self._set_back(
+            slot,
+            f"it was {silent}. Look there for a process that is stopped, swaps or waits for a "
+            "disk, and for calls to the driver that the network loses",
         )
+        self._lose(slot, f"slot {slot} was {silent}")
+
+    def _lose(self, slot: int, reason: str) -> None:
+        """Give the items of a slot back, and end its job; its end starts the slot again."""
+        state = self._slots[slot]
+        state.seen_s = None
+        self._queue.slot_lost(slot, reason)
+        if state.job is not None:
+            end = functools.partial(state.job.cancel, _CANCEL_S)  # it waits for its end: needs us
+            threading.Thread(target=end, name="tfos-many-cancel", daemon=True).start()
+        self._changed.notify_all()
 
     def _forgive_pause(self, now_s: float) -> None:
         """Take the time in which the driver itself stood still, as after Ctrl-Z, off all silence.
@@ -427,15 +428,9 @@ class MapRun:
         if late_s < _PAUSE_S:
             return
         self._any_seen_s = min(now_s, self._any_seen_s + late_s)
-        for slot, seen_s in self._seen_s.items():
-            self._seen_s[slot] = min(now_s, seen_s + late_s)
-
-    def _cancel_job(self, slot: int) -> None:
-        """End the job of a slot that is lost; its end starts the slot again."""
-        job = self._running.get(slot)
-        if job is not None:
-            end = functools.partial(job.cancel, _CANCEL_S)  # it waits for the job, which needs us
-            threading.Thread(target=end, name="tfos-many-cancel", daemon=True).start()
+        for state in self._slots:
+            if state.seen_s is not None:
+                state.seen_s = min(now_s, state.seen_s + late_s)
 
     def _end(self) -> None:
         """End what still runs; whoever waits goes on after it."""
@@ -443,7 +438,7 @@ class MapRun:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            jobs = list(self._running.values())
+            jobs = [state.job for state in self._slots if state.job is not None]
         for job in jobs:
             job.cancel(max(0.1, deadline_s - time.monotonic()))
         if self._server is not None:

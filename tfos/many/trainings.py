@@ -15,7 +15,7 @@ from typing import Any
 
 from tfos.errors import MapTrainError, SettingsError
 from tfos.many.queue import ItemTraining, TrainingState
-from tfos.many.results import ResultsDirectory
+from tfos.many.results import ResultsDirectory, read_ahead
 from tfos.many.run import MapRun
 from tfos.spark.interruptible import InterruptibleCall
 from tfos.spark.pickling import unpickle_value
@@ -152,11 +152,11 @@ class ManyTrainings:
     def values(self) -> dict[str, Any]:
         """Return the values of all items that are done, by name, after the end of the run."""
         self.wait()
-        return {
-            row.item: self.value(row.item)
-            for row in self.table()
-            if row.state is TrainingState.DONE
-        }
+        names = [row.item for row in self.table() if row.state is TrainingState.DONE]
+        if self._results is None:
+            return {name: self.value(name) for name in names}
+        stored = read_ahead(functools.partial(self._stored, self._results), names)
+        return {name: _value_of(name, data) for name, data in zip(names, stored, strict=True)}
 
     def raise_failed(self) -> None:
         """Wait, and raise if an item has failed.

@@ -17,12 +17,16 @@ import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tfos.node import procfs
+
 ASK_S = 10.0
 """Seconds for one answer of nvidia-smi; without persistence mode it first wakes up each GPU."""
 _GPU_FIELDS = "index,uuid,name,memory.used,memory.total"
 _HOLDER_FIELDS = "pid,gpu_uuid,used_memory,process_name"
 _MAX_REASON_CHARS = 200
 _MIG = "MIG"
+_DAEMON = "pyspark.daemon"
+"""The module whose forks run Python tasks, and have its command line."""
 
 
 class GpuToolFailed(Exception):
@@ -66,11 +70,15 @@ class GpuHolder:
     program: str
     user: str
     """Empty: this process cannot see that one, as in another container."""
+    is_spark: bool = False
+    """A Python worker of Spark, as of a prediction: without a task it ends after a minute."""
 
     def __str__(self) -> str:
         who = f"user {self.user}" if self.user else "in another container"
         memory = f", {self.used_mb} MB" if self.used_mb.isdigit() else ""
-        return f"pid {self.pid} ({os.path.basename(self.program) or 'unknown'}, {who}{memory})"
+        program = os.path.basename(self.program) or "unknown"
+        what = f"{program} of Spark's tasks" if self.is_spark else program
+        return f"pid {self.pid} ({what}, {who}{memory})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,7 @@ def look(timeout_s: float = ASK_S) -> HostGpus | None:
     return HostGpus(
         tuple(Gpu(*each) for each in gpus),
         tuple(
-            GpuHolder(int(pid), uuid, used, program, _user_of(int(pid)))
+            GpuHolder(int(pid), uuid, used, program, _user_of(int(pid)), _is_spark(int(pid)))
             for pid, uuid, used, program in holders
             if pid.isdigit()
         ),
@@ -158,6 +166,10 @@ def _ask(what: str, fields: str, timeout_s: float) -> list[list[str]] | None:
     count = fields.count(",")
     lines = [[part.strip() for part in line.split(",", count)] for line in done.stdout.splitlines()]
     return [parts for parts in lines if len(parts) == count + 1]
+
+
+def _is_spark(pid: int) -> bool:
+    return _DAEMON in procfs.command_line(pid)
 
 
 def _user_of(pid: int) -> str:

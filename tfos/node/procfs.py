@@ -52,7 +52,7 @@ def java_ancestor() -> int | None:
     """
     pid = parent_of(os.getpid())
     while pid:
-        words = _command_line(pid)
+        words = command_line(pid)
         if words and Path(words[0]).name == "java":
             return pid
         pid = parent_of(pid)
@@ -66,7 +66,7 @@ def command_line_option(pid: int, option: str) -> str:
         pid: of the process.
         option: for example "--executor-id".
     """
-    words = _command_line(pid)
+    words = command_line(pid)
     return words[words.index(option) + 1] if option in words[:-1] else ""
 
 
@@ -242,7 +242,8 @@ def _all_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _command_line(pid: int) -> list[str]:
+def command_line(pid: int) -> list[str]:
+    """Return the arguments of a process; none if it has ended."""
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import hashlib
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ def _key(signature: ModelSignature) -> tuple[str, ...]:
 
 
 def _read(source: ModelSource) -> tuple[ModelSignature, Call]:
-    _limit_threads()
+    _limit_to_task()
     with contextlib.ExitStack() as files:
         if source.content:
             directory = files.enter_context(tempfile.TemporaryDirectory(prefix="tfos-model-"))
@@ -358,13 +359,23 @@ def _ragged_info(spec: Any) -> TensorInfo:
     return TensorInfo(dtype, tuple(spec.shape.as_list()[1:]), is_ragged=True)
 
 
-def _limit_threads() -> None:
-    """Give TensorFlow the cores of the Spark task, not those of the host, if it still asks."""
+def _limit_to_task() -> None:
+    """Give TensorFlow the cores and GPUs of the Spark task, not the host's, if it still asks.
+
+    Spark's Python worker keeps what TensorFlow has taken of a GPU until it ends, and other
+    processes compute there meanwhile: so it takes no more than it needs.
+    """
     from pyspark import TaskContext
+
+    from tfos.node.task import gpus_of
 
     context = TaskContext.get()
     if context is None:
         return
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    if gpus := gpus_of(context, "gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # it computes already

@@ -116,6 +116,7 @@ def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
                 f"{type(model).__qualname__} overrides fit(), which would run twice here; "
                 "override train_step() in its place, or use tfos.run and ctx.distribute"
             )
+        _check_losses(model, ctx.num_workers)
         ctx.distribute(model, consistency="sync")
         vars(model)["fit"] = _sharing(model.fit, ctx.rank, ctx.num_workers)
         models.append(model)
@@ -141,6 +142,24 @@ def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
                 delattr(keras.Model, name)
             else:
                 setattr(keras.Model, name, before)
+
+
+def _check_losses(model: Any, size: int) -> None:
+    """Refuse losses of which the slots' mean is not the gradient of one process.
+
+    Args:
+        model: compiled.
+        size: number of slots.
+    """
+    from tfos.keras.fit.distribute import summed_losses
+
+    if size > 1 and (names := summed_losses(model)):
+        raise UnsupportedModel(
+            f"the model is compiled with {names}, and {size} slots average their gradients: each "
+            f"step would have 1/{size} of the gradient of one process. Compile it with "
+            "reduction='sum_over_batch_size' and, for SGD, a rate larger by the rows of a batch, "
+            "or use tfos.run and ctx.distribute(model, consistency='sync', reduction='sum')"
+        )
 
 
 def _sharing(distributed_fit: Any, rank: int, size: int) -> Any:

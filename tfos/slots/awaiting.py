@@ -21,7 +21,7 @@ from tfos.slots.claims import claims_of
 from tfos.slots.offer import Offer
 from tfos.slots.placing import Fit
 from tfos.slots.reading import read_offer
-from tfos.slots.wait import SlotWait, shortage
+from tfos.slots.wait import SlotWait, kept_executors, shortage
 from tfos.slots.yarn import YarnContainers
 from tfos.spark.facts import SparkFacts
 from tfos.spark.interruptible import CancelToken
@@ -68,10 +68,12 @@ def await_slots(
                     claimed=claimed,
                     starting=starting,
                     running=claims.running(),
+                    kept=claims.kept(),
                     containers=given,
                 )
                 if (fit := wait.ready(offer, time.monotonic())) is not None:
-                    claims.add(coordinator, job.info.cluster_id, wait.needs.slots_by_node())
+                    kept = kept_executors(wait.needs, offer, fit)
+                    claims.add(coordinator, job.info.cluster_id, wait.needs.slots_by_node(), kept)
                     coordinator.act(lambda state: state.wait_for(""))
                     return offer, fit
             if offer.outstanding:

@@ -16,6 +16,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tfos.control.coordinator import Coordinator
@@ -24,23 +25,39 @@ from tfos.control.state.cluster_view import ClusterView
 from tfos.phases import ClusterPhase
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What one cluster was promised."""
+
+    cluster_id: str
+    slots_by_node: Mapping[str, int]
+    kept: frozenset[str]
+
+
 class SlotClaims:
     """The clusters of one SparkContext. A cluster without references claims nothing."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._clusters: weakref.WeakKeyDictionary[Coordinator, tuple[str, Mapping[str, int]]]
+        self._clusters: weakref.WeakKeyDictionary[Coordinator, _Claim]
         self._clusters = weakref.WeakKeyDictionary()
 
-    def add(self, cluster: Coordinator, cluster_id: str, slots_by_node: Mapping[str, int]) -> None:
+    def add(
+        self,
+        cluster: Coordinator,
+        cluster_id: str,
+        slots_by_node: Mapping[str, int],
+        kept: frozenset[str] = frozenset(),
+    ) -> None:
         """Promise slots to each node of this cluster until it registers or the cluster ends.
 
         Args:
             cluster: whose nodes they are.
             cluster_id: as users know it.
             slots_by_node: those that take slots of the executors that all share.
+            kept: executors whose GPUs its nodes keep until it ends.
         """
-        self._clusters[cluster] = cluster_id, slots_by_node
+        self._clusters[cluster] = _Claim(cluster_id, slots_by_node, kept)
 
     def count(self) -> tuple[int, int]:
         """Return the slots claimed now, and how many of them are for starting nodes.
@@ -48,8 +65,8 @@ class SlotClaims:
         Until a starting node registers, Spark also counts its slot as busy.
         """
         awaited = [
-            cluster.read(functools.partial(_awaited, slots_by_node))
-            for cluster, (_, slots_by_node) in list(self._clusters.items())
+            cluster.read(functools.partial(_awaited, claim.slots_by_node))
+            for cluster, claim in list(self._clusters.items())
         ]
         starting = sum(count for count, is_starting in awaited if is_starting)
         return sum(count for count, _ in awaited), starting
@@ -57,10 +74,18 @@ class SlotClaims:
     def running(self) -> tuple[str, ...]:
         """Return the ids of the clusters whose nodes run."""
         return tuple(
-            cluster_id
-            for cluster, (cluster_id, _) in list(self._clusters.items())
+            claim.cluster_id
+            for cluster, claim in list(self._clusters.items())
             if cluster.phase is ClusterPhase.RUNNING
         )
+
+    def kept(self) -> frozenset[str]:
+        """Return the executors whose GPUs nodes keep although their tasks have returned."""
+        found: set[str] = set()
+        for cluster, claim in list(self._clusters.items()):
+            if claim.kept and cluster.phase not in (ClusterPhase.CLOSED, ClusterPhase.FAILED):
+                found |= claim.kept | cluster.read(_worker_executors)
+        return frozenset(found)
 
 
 _claims: weakref.WeakKeyDictionary[Any, SlotClaims] = weakref.WeakKeyDictionary()
@@ -71,6 +96,10 @@ def claims_of(spark: Any) -> SlotClaims:
     """Return the promises of a SparkContext."""
     with _lock:
         return _claims.setdefault(spark, SlotClaims())
+
+
+def _worker_executors(state: ClusterView) -> set[str]:
+    return {worker.executor_id for worker in state.workers if worker.is_live}
 
 
 def _awaited(slots_by_node: Mapping[str, int], state: ClusterView) -> tuple[int, bool]:

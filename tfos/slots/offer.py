@@ -7,7 +7,7 @@ Does not: ask Spark (tfos.slots.reading), choose executors (tfos.slots.placing),
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfos.slots.placing import Fit, Room, SlotNeeds, assign
 from tfos.spark.shares import ONE_CORE, NodeShare
@@ -59,6 +59,9 @@ class Offer:
     """Containers that YARN has given to executors; None: not known."""
     task: NodeShare = ONE_CORE
     """What a task takes without a profile."""
+    kept: frozenset[str] = frozenset()
+    """Executors on whose GPUs nodes of other clusters compute although their tasks have returned:
+    Spark takes these GPUs for free."""
     allowed: int | None = None
     """Slots that a standalone master may give to this application; None: not known."""
 
@@ -69,10 +72,12 @@ class Offer:
             needs: of the cluster.
             is_idle: as if nothing ran and nothing was claimed.
         """
-        if needs.is_plain:
+        if needs.is_plain and not needs.shares_tasks:
             left = (self.total if is_idle else self.free) - needs.num_slots
             return Fit({}, left) if left >= 0 else None
         rooms = [executor.room(self.task, is_idle=is_idle) for executor in self.executors]
+        if not is_idle:
+            rooms = [replace(room, is_kept=room.executor_id in self.kept) for room in rooms]
         found = assign(needs.nodes, rooms, needs.placement)
         if found is None:
             return None

@@ -33,10 +33,13 @@ class Room:
     executor_id: str
     host: str
     free: NodeShare
+    is_kept: bool = False
+    """Whether nodes of other clusters compute on GPUs that Spark takes for free."""
 
     def holds(self, share: NodeShare) -> bool:
         """Whether a node fits."""
-        return self.free.cores >= share.cores and self.free.gpus >= share.gpus
+        has_gpus = not share.gpus or (not self.is_kept and self.free.gpus >= share.gpus)
+        return self.free.cores >= share.cores and has_gpus
 
     def without(self, share: NodeShare) -> Room:
         """Return what is left beside a node."""
@@ -79,6 +82,16 @@ class SlotNeeds:
     task: NodeShare = ONE_CORE
     """What a task takes without a profile; slots are counted in it."""
     placement: Placement | None = None
+    num_fed: int = 0
+    """Workers that are fed, so that their tasks may return; 0: they read their own data."""
+
+    @property
+    def shares_tasks(self) -> bool:
+        """Whether a worker's task may return and leave whole GPUs that Spark then takes for free.
+
+        Such workers go to executors that are chosen, not to any.
+        """
+        return self.num_fed > 0 and any(node.share.gpus >= 1 for node in self.nodes)
 
     @property
     def is_plain(self) -> bool:

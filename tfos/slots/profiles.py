@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos.config import ClusterConfig
+from tfos.config import ClusterConfig, InputMode
 from tfos.errors import ConfigError
 from tfos.slots.offer import Offer
 from tfos.slots.placing import Fit, PlacedNode, SlotNeeds
@@ -154,20 +154,27 @@ def profiles_of(
     return RoleProfiles(task, groups)
 
 
-def needs_of(plan: Plan, profiles: RoleProfiles, placement: Placement | None) -> SlotNeeds:
+def needs_of(
+    plan: Plan,
+    profiles: RoleProfiles,
+    placement: Placement | None,
+    mode: InputMode = InputMode.TENSORFLOW,
+) -> SlotNeeds:
     """Return what the cluster's nodes take of the executors that all share.
 
     Args:
         plan: the nodes.
         profiles: theirs.
         placement: of the nodes of each role.
+        mode: who reads the data.
     """
     placed = tuple(
         PlacedNode(node.name, group_of(node), share)
         for node in plan.on_executors
         if (share := profiles.share(node)) is not None
     )
-    return SlotNeeds(str(plan), placed, profiles.task, placement)
+    num_fed = plan.num_workers if mode is InputMode.SPARK else 0
+    return SlotNeeds(str(plan), placed, profiles.task, placement, num_fed)
 
 
 def rooms_mib(

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from tfos.config import ClusterConfig, InputMode
+from tfos.config import SHARED_SLOTS_S, ClusterConfig
 from tfos.errors import NotEnoughSlots
 from tfos.slots.offer import Offer
 from tfos.slots.placing import Fit, SlotNeeds
@@ -30,6 +30,9 @@ class SlotWait:
     `slot_wait_s` while fewer cores than `spark.cores.max` are there: on a busy host, Java's start
     takes longer than the pause between two executors.
     Their starting nodes are counted twice until they register; SlotWait waits for that too.
+
+    A cluster that shares its slots waits for those that tasks hold, if it would fit without them.
+    A slot that is free for one look may be that of a task whose successor starts.
     """
 
     needs: SlotNeeds
@@ -41,6 +44,8 @@ class SlotWait:
     _changed_s: float | None = None
     _outstanding_s: float = -math.inf
     """When an executor was awaited last: only from then on are slots that are held."""
+    _fitted: bool = True
+    """Whether the cluster fitted at the last look; at the first one it need not have."""
 
     def ready(self, offer: Offer, now_s: float) -> Fit | None:
         """Return how the cluster fits now; None: it does not yet.
@@ -52,8 +57,10 @@ class SlotWait:
         Raises:
             NotEnoughSlots: it does not, and waiting longer is of no use.
         """
-        if (fit := offer.fit(self.needs)) is not None:
-            return fit
+        fit, fitted = offer.fit(self.needs), self._fitted or not self.config.shares_slots
+        self._fitted = fit is not None
+        if fit is not None:
+            return fit if fitted else None
         seen = (len(offer.executors), offer.claimed)
         if self._changed_s is None or seen != self._seen:
             self._changed_s = now_s
@@ -66,7 +73,8 @@ class SlotWait:
             arriving |= offer.starting > 0
         arriving |= offer.launching > 0 or offer.may_grow_to(self.needs.num_slots)
         waited_s = now_s - self.started_s
-        if offer.complete and offer.fit(self.needs, is_idle=True) is None:
+        fits_idle = offer.fit(self.needs, is_idle=True) is not None
+        if offer.complete and not fits_idle:
             text = f"{shortage(self.needs, offer)} {self._advice(offer)}"
             raise NotEnoughSlots(text)  # even if others end
         if offer.outstanding:
@@ -77,6 +85,8 @@ class SlotWait:
                     f"registered within {waited_s:.0f} s{_known(offer)}: see the cluster manager's "
                     "queue for why, raise reservation_timeout, or lower cluster_size."
                 )
+            return None
+        if self.config.shares_slots and fits_idle and waited_s < SHARED_SLOTS_S:
             return None
         if now_s - max(self.started_s, self._outstanding_s) >= self.config.slot_wait_s or (
             still_s >= self.config.slot_settle_s and not arriving
@@ -143,6 +153,9 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
         held += f", {offer.launching} slots of executors that still set themselves up"
     if offer.claimed:
         held += f", {offer.claimed} claimed by clusters that are reserved and not started"
+    if offer.kept:
+        names = ", ".join(sorted(offer.kept))
+        held += f", nodes of other clusters compute on the GPUs of executors {names}"
     configured = (
         f"; {offer.expected} executors are configured"
         if offer.expected is not None and not offer.complete
@@ -164,9 +177,7 @@ def _rooms(offer: Offer) -> str:
     return " + ".join(f"{count} x {room}" for room, count in rooms.items())
 
 
-def workers_hold_slots(
-    needs: SlotNeeds, num_workers: int, mode: InputMode, offer: Offer, fit: Fit
-) -> bool:
+def workers_hold_slots(needs: SlotNeeds, offer: Offer, fit: Fit) -> bool:
     """Return whether a worker's task stays for the life of the worker.
 
     It does when the worker reads its own data, when it has an executor of its own, or when every
@@ -175,13 +186,24 @@ def workers_hold_slots(
 
     Args:
         needs: of the cluster's nodes.
-        num_workers: that are fed.
-        mode: who reads the data.
         offer: executors, slots and running tasks.
         fit: of the cluster there.
     """
-    if mode is InputMode.TENSORFLOW or all(node.group != WORKER_NODES for node in needs.nodes):
+    if not needs.num_fed or all(node.group != WORKER_NODES for node in needs.nodes):
         return True
     if any(executor.slots < 2 for executor in offer.executors):
         return False
-    return fit.left_slots >= num_workers
+    return fit.left_slots >= needs.num_fed
+
+
+def kept_executors(needs: SlotNeeds, offer: Offer, fit: Fit) -> frozenset[str]:
+    """Return the executors whose whole GPUs nodes keep when their tasks have returned.
+
+    Args:
+        needs: of the cluster's nodes.
+        offer: executors, slots and running tasks.
+        fit: of the cluster there.
+    """
+    if not needs.shares_tasks or workers_hold_slots(needs, offer, fit):
+        return frozenset()
+    return frozenset(fit.executors[node.name] for node in needs.nodes if node.share.gpus >= 1)

@@ -29,7 +29,9 @@ _CANCEL_AGAIN_S = 0.5
 _COUNT_S = 1.0
 _SHORTEST_S = 0.001
 _PYTHON_ERROR = re.compile(
-    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+)): .+(?:\n(?!\tat ).+)*", re.M
+    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+|error|timeout)): "
+    r".+(?:\n(?!\tat ).+)*",
+    re.M,
 )
 """With the lines that follow, up to a blank one: a message may hold a table."""
 _MAX_REASON_CHARS = 2000
@@ -131,6 +133,11 @@ class SparkJob(Generic[Result]):
                 return self.join(max(0.0, deadline_s - time.monotonic()))
             self.join(_CANCEL_AGAIN_S)
         return self.is_ended
+
+    def has_active_task(self) -> bool | None:
+        """Ask Spark whether a task of it runs now; None: it is not known."""
+        counts = _tasks_of(self._sc, self.tag)
+        return counts.active > 0 if counts is not None else None
 
     def _count_tasks(self) -> None:
         while not self._ended.wait(_COUNT_S):

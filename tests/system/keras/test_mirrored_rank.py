@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -343,6 +344,51 @@ def test_every_fit_is_distributed_and_what_trains_beside_it_is_refused():
         assert cluster.rows(0) == 2 * 2 * 32
         assert cluster.pushes == 2 * 2 * 4
     assert keras.Model.fit is plain_fit
+
+
+SUM = keras.losses.MeanSquaredError(reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (SUM, r"MeanSquaredError\(reduction='sum'\)"),
+        ([SUM, "mse"], r"with MeanSquaredError\(reduction='sum'\), and"),
+        ({"a": "mse", "b": keras.losses.MeanSquaredError(reduction=None)}, "reduction=None"),
+        (["mse", keras.losses.mean_squared_error], None),
+        ({"a": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")}, None),
+    ],
+)
+def test_a_loss_that_sums_over_the_batch_of_a_slot_is_refused(loss, named, caplog):
+    def make():
+        data = keras.Input((2,))
+        outputs = {name: keras.layers.Dense(1, name=name)(data) for name in "ab"}
+        made = keras.Model(data, outputs if isinstance(loss, dict) else [*outputs.values()])
+        made.compile("sgd", loss, jit_compile=False)
+        return made
+
+    trained: list[Any] = []
+
+    def ctx(size) -> Any:
+        return SimpleNamespace(rank=0, num_workers=size, distribute=distributing)
+
+    def distributing(model, consistency):
+        trained.append(model)
+        raise InterruptedError
+
+    with distributed_fits(ctx(2)):
+        told = ""
+        try:
+            make().fit(np.ones((4, 2)), verbose=0)
+        except (UnsupportedModel, InterruptedError) as error:
+            told = str(error)
+    assert re.search(named, told) if named else not told
+    with distributed_fits(ctx(1)), pytest.raises(InterruptedError):
+        make().fit(np.ones((4, 2)), verbose=0)
+    assert len(trained) == 1 + (not named)
+    with serving(num_workers=2) as cluster:
+        distribute(make(), cluster.contexts[0], consistency="sync")
+        assert ("pass reduction='sum'" in caplog.text.lower()) is bool(named)
 
 
 FIRST_IMPORT = """

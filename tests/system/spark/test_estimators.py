@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import json
@@ -17,8 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.waiting import wait_until
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.split import divided
+from tfos.spark.facts import running_tasks
 
 pytestmark = [
     pytest.mark.spark,
@@ -261,6 +264,49 @@ def test_tuning_runs_within_the_slots_and_leaves_nothing(frame, monkeypatch):
     assert tuned.validationMetrics[0] > tuned.validationMetrics[1]
     assert tuned.bestModel.history["loss"]
     assert not frame.sparkSession.sparkContext._jsc.sc().statusTracker().getActiveJobIds()
+
+
+@pytest.mark.long
+def test_a_fit_waits_for_slots_that_other_tasks_of_the_program_hold(frame, monkeypatch, tmp_path):
+    """As a tuner's next fit does behind the tasks that feed the one beside it."""
+    from tfos.estimators import training
+    from tfos.ml import KerasEstimator
+    from tfos.slots import awaiting, reading
+
+    sc, free = frame.sparkSession.sparkContext, tmp_path / "free"
+    looks, config_of, read_offer = itertools.count(1), training._config, reading.read_offer
+    holder = threading.Thread(
+        target=lambda: sc.parallelize(range(3), 3).foreach(functools.partial(_holds, str(free)))
+    )
+
+    def config(settings):
+        holder.start()
+        wait_until(lambda: running_tasks(sc._jsc.sc()) == {"0": 3}, "three tasks run")
+        return dataclasses.replace(config_of(settings), slot_settle_s=0.1, slot_wait_s=0.1)
+
+    def offer(*given):
+        if next(looks) == 20:
+            free.touch()
+        return read_offer(*given)
+
+    monkeypatch.setattr(training, "_config", config)
+    monkeypatch.setattr(awaiting, "read_offer", offer)
+    try:
+        fitted = KerasEstimator(model_fn=linear, batchSize=20).fit(frame)
+    finally:
+        free.touch()
+        holder.join(60)
+    assert next(looks) > 20
+    assert fitted.history["loss"]
+
+
+def _holds(path, _row):
+    import os
+    import time
+
+    deadline_s = time.monotonic() + 120
+    while not os.path.exists(path) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
 
 
 def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypatch):

@@ -23,6 +23,11 @@ from tfos.estimators.recipe import ModelRecipe, recipe_of
 from tfos.estimators.training import FitResult, FitSettings
 
 
+def test_a_fit_shares_slots_with_those_beside_it():
+    for settings in (FitSettings(), FitSettings(cluster_size=2, checkpoint_dir="/c")):
+        assert training._config(settings).shares_slots
+
+
 def test_several_workers_have_a_server_unless_told_otherwise():
     assert [FitSettings(cluster_size=size).servers for size in (1, 2, 5)] == [0, 1, 1]
     FitSettings(cluster_size=5, num_ps=2, checkpoint_dir="/c").check()

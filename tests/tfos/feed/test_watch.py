@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import re
 import threading
 import types
@@ -33,6 +35,7 @@ from tfos.feed.epoch_feeder import EpochFeeder
 from tfos.feed.request import EpochNumbers, FeedCall, FeedRequest
 from tfos.feed.watch import FeedWatch
 from tfos.phases import ClusterPhase
+from tfos.spark.jobs import TaskCounts
 from tfos.topology import plan
 
 pytestmark = pytest.mark.fault("F16")
@@ -194,6 +197,32 @@ def test_a_chief_that_is_silent_is_not_told_as_rows_that_nobody_takes(cluster, m
         watch.until(lambda _: False, CALL, progress, stall_s=0.02, of_chief=True)
     assert "If validation is that slow raise feed_timeout=60;" in str(told.value)
     assert "Checkpoints(timeout_s=...)" in str(told.value)
+
+
+def test_a_feed_whose_slots_other_fits_hold_waits_for_them_and_says_so(cluster, monkeypatch):
+    monkeypatch.setattr("tfos.feed.watch._LOOK_S", 0.01)
+    monkeypatch.setattr("tfos.feed.watch.SHARED_SLOTS_S", 0.3)
+    shared, out = replace(cluster.config, shares_slots=True), io.StringIO()
+    watch = FeedWatch(cluster.coordinator, shared, Console(stream=out))
+    job: Any = types.SimpleNamespace(tasks=TaskCounts(8, 2, 0))
+    until = functools.partial(
+        watch.until, lambda _: False, CALL, TrainingProgress(1), job=job, stall_s=0.02
+    )
+    with pytest.raises(FeedTimeout, match=r"run no task for 0 s \(2 of 8 ended\): other jobs"):
+        until()
+    assert out.getvalue().count("It goes on once one is free") == 1
+    job.tasks = None  # all tasks have ended: it is workers that stand still
+    monkeypatch.setattr("tfos.feed.watch.SHARED_SLOTS_S", 1e6)
+    with pytest.raises(FeedTimeout, match="no worker took a row"):
+        until()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_an_epoch_is_fed_in_waves_where_other_fits_need_slots(cluster, shares):
+    config = replace(cluster.config, shares_slots=shares)
+    watch = FeedWatch(cluster.coordinator, config, cluster.console)
+    of_all = (cluster.coordinator, Credentials.generate(), config, cluster.console)
+    assert (EpochFeeder(None, *of_all, watch)._waves() is not None) is shares
 
 
 def test_an_epoch_that_stalls_names_for_whom_workers_wait(cluster):

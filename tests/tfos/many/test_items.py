@@ -346,6 +346,7 @@ def test_numbers_of_a_value_are_its_metrics():
     history = {"loss": [0.5, 0.25], "n": np.int64(3), "auc": np.array(0.5), "name": "x", 1: 2.0}
     assert metrics_of(history) == {"loss": 0.25, "n": 3.0, "auc": 0.5}
     assert metrics_of(np.float32(0.5)) == {"value": 0.5}
+    assert metrics_of({os.fsdecode(b"caf\xe9"): 1.0}) == {"caf\\udce9": 1.0}  # it can travel
     assert metrics_of({"flag": True, "many": np.zeros(2), "none": []}) == {}
     assert metrics_of("model") == {}
 

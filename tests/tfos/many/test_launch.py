@@ -133,8 +133,8 @@ def test_items_that_have_changed_are_not_taken_as_done(tmp_path):
 def restored(results, work, *, has_same_items=True):
     queue = TrainingQueue(work.names, retries=0, is_durable=True)
     claimed = ClaimedResults(results, has_same_items)
-    found, changed = _restore(queue, claimed, work, Console(enabled=False))
-    return found, list(changed)
+    changed = _restore(queue, claimed, work, Console(enabled=False))
+    return queue.ended_items, list(changed)
 
 
 def test_a_run_with_more_items_keeps_the_results_of_those_that_were_there(tmp_path, capsys):
@@ -143,8 +143,8 @@ def test_a_run_with_more_items_keeps_the_results_of_those_that_were_there(tmp_pa
         work = work_of(given)
         claimed = ClaimedResults(results, results.claim("f", "1", work.digest))
         queue = TrainingQueue(work.names, retries=0, is_durable=True)
-        found, _ = _restore(queue, claimed, work, Console())
-        assert [work.names[item] for item in found] == list("bc")[:count]
+        _restore(queue, claimed, work, Console())
+        assert [work.names[item] for item in queue.ended_items] == list("bc")[:count]
         assert queue.count(TrainingState.DONE) == count
         write(results, work, *given)
     assert "map_train: 2 of 3 items are done" in capsys.readouterr().err
@@ -170,6 +170,26 @@ def test_a_value_that_is_gone_or_replaced_is_told_with_its_path(tmp_path):
         path.unlink()
     with pytest.raises(MapTrainError, match=r"'a' cannot be read at file:.*pass a shared direct"):
         trainings.value("a")
+
+
+def test_all_values_are_read_several_at_a_time_and_in_order(tmp_path, monkeypatch):
+    names = [f"i{number:02}" for number in range(50)]
+    results, work = ResultsDirectory(f"file://{tmp_path}"), work_of(dict.fromkeys(names, 1))
+    write(results, work, *names)
+    queue = TrainingQueue(work.names, retries=0, is_durable=True)
+    _restore(queue, ClaimedResults(results, True), work, Console(enabled=False))
+    run = MapRun(queue, Console(enabled=False))
+    run._is_over = True
+    trainings = ManyTrainings(run, dict(zip(work.names, work.digests, strict=True)), results, None)
+    at_once, read = threading.Barrier(8), results.value
+
+    def together(item):
+        if item < "i08":
+            at_once.wait(30)
+        return read(item)
+
+    monkeypatch.setattr(results, "value", together)
+    assert list(trainings.values()) == names
 
 
 def test_a_start_that_finds_no_result_lets_spark_forget_the_groups(tmp_path):

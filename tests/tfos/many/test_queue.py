@@ -154,6 +154,17 @@ def test_an_item_ahead_has_begun_once_the_one_before_it_has_ended():
     assert states(queue) == ["waiting", "failed", "waiting"]  # the first one's value is lost
 
 
+def test_an_item_ahead_of_another_one_has_not_begun_when_a_value_before_both_is_written():
+    queue = queue_of(3, retries=0, is_durable=True)
+    queue.draw(A)
+    queue.draw(A, (0,), is_ahead=True)
+    queue.draw(A, (0, 1), is_ahead=True)
+    queue.ended(A, done(0))  # its value was written while the second one was trained
+    queue.slot_lost(0, "lost")
+    assert states(queue) == ["done", "failed", "waiting"]
+    assert queue.table[2].attempts == 0
+
+
 def test_groups_are_trained_where_their_rows_are():
     queue = queue_of(3, homes=[0, 1, 1])
     assert [queue.draw(A), queue.draw(A, (0,))] == [Train(0, 1), WaitForItem()]

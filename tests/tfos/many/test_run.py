@@ -10,11 +10,12 @@ import pytest
 from tests.support.fake_spark import FakeSpark
 from tfos.console.console import Console
 from tfos.errors import MapTrainError, NotEnoughSlots
-from tfos.many import run
+from tfos.many import run, slot_state
 from tfos.many.messages import Draw, Ended, Ending, EndSlot, SlotBeat, Train, WaitForItem
 from tfos.many.queue import TrainingQueue, TrainingState
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.trainings import ManyTrainings
+from tfos.spark.jobs import SparkJob
 
 WAIT_S = 30.0
 
@@ -61,8 +62,13 @@ class Bed:
         return self.run.on_draw(Draw(slot, attempt, ended, holding, host=f"host-of-{slot}"))
 
 
+def starts(bed):
+    return [state.starts for state in bed.run._slots]
+
+
 @pytest.fixture
-def beds():
+def beds(monkeypatch):
+    monkeypatch.setattr(slot_state, "PAUSE_S", 0.0)
     made = []
 
     def make(slot, **options):
@@ -126,8 +132,12 @@ def test_jobs_that_always_fail_end_the_run(beds):
         raise RuntimeError("no python here")
 
     bed = beds(dies)
-    with pytest.raises(MapTrainError, match="jobs of slots failed one after the other: no python"):
+    text = (
+        r"failed 4 times one after .*: its job failed: no python here; no other slot trains the 3"
+    )
+    with pytest.raises(MapTrainError, match=text):
         bed.trainings.wait(WAIT_S)
+    assert starts(bed) == [4, 4]
 
 
 def test_no_slot_is_a_bounded_wait_with_a_sentence(beds):
@@ -144,6 +154,70 @@ def test_no_slot_is_a_bounded_wait_with_a_sentence(beds):
     bed = beds(waits_for_spark, wait_s=0.1, offer=offer)
     with pytest.raises(NotEnoughSlots, match=r"no slot has trained for 0 s: 0 executors"):
         bed.trainings.wait(WAIT_S)
+
+
+def count_tasks(monkeypatch, active):
+    """Let Spark say how many tasks of each job run."""
+    monkeypatch.setattr(SparkJob, "has_active_task", lambda job: active)
+
+
+def leaves_for_ever(bed, slot, attempt):
+    """Train all, and lose the executor before the values are there."""
+    values = trains_all(bed, slot, attempt)
+    bed.run.on_beat(SlotBeat(slot, attempt, is_leaving=True))
+    cancelled: list[str] = []
+    bed.spark.cancelJobsWithTag = cancelled.append
+    while not cancelled:
+        bed.run.wait(None, 0.01)
+    return values
+
+
+def test_values_whose_task_runs_nowhere_are_not_awaited_for_ever(beds, monkeypatch):
+    count_tasks(monkeypatch, False)
+    bed = beds(leaves_for_ever, num_slots=1, wait_s=0.2, offer=lambda: "0 executors")
+    with pytest.raises(NotEnoughSlots, match="no slot has trained for 0 s: 0 executors"):
+        bed.trainings.wait(WAIT_S)
+    assert all("its task has run nowhere for 0 s" in row.error for row in bed.trainings.table())
+
+
+def test_a_run_ends_without_slots_that_leave_where_files_have_all_values(beds, monkeypatch):
+    monkeypatch.setattr(run, "_LEAVE_S", 0.1)
+    bed = beds(leaves_for_ever, num_slots=1, is_durable=True)
+    assert bed.trainings.wait(WAIT_S)
+    assert bed.trainings.failed == []
+
+
+@pytest.mark.parametrize("has_task", [True, False])
+def test_rows_that_spark_computes_again_are_awaited(beds, monkeypatch, has_task):
+    """The first slot is lost, and its next job has nothing to say for longer than wait_s."""
+    count_tasks(monkeypatch, has_task)
+    looked = threading.Event()
+    before = MapRun._computes
+
+    def computes(this):
+        found = before(this)
+        if sum(starts(this_bed[0])) > 1:
+            looked.set()
+        return found
+
+    this_bed: list[Bed] = []
+    monkeypatch.setattr(MapRun, "_computes", computes)
+
+    def is_lost_once(bed, slot, attempt):
+        if not this_bed:
+            this_bed.append(bed)
+            bed.draw(slot, attempt)
+            raise RuntimeError("executor lost")
+        looked.wait(WAIT_S)
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(is_lost_once, num_slots=1, wait_s=0.3)
+    if has_task:
+        assert bed.trainings.wait(WAIT_S)
+        assert bed.trainings.failed == []
+    else:
+        with pytest.raises(NotEnoughSlots):
+            bed.trainings.wait(WAIT_S)
 
 
 def test_slots_are_told_to_stop_when_the_run_is_cancelled(beds):
@@ -193,12 +267,12 @@ def test_a_slot_that_hands_its_values_over_is_not_silent(beds, monkeypatch):
     def slow_values(bed, slot, attempt):
         values = trains_all(bed, slot, attempt)
         bed.run.on_beat(SlotBeat(slot, attempt, is_leaving=True))
-        monkeypatch.setattr(run, "_SILENT_S", 0.0)
+        monkeypatch.setattr(slot_state, "SILENT_S", 0.0)
         handed_over.wait(WAIT_S)
         return values
 
     bed = beds(slow_values, num_slots=1)
-    while run._SILENT_S:
+    while slot_state.SILENT_S:
         bed.run.wait(None, 0.01)
     assert not bed.trainings.wait(2 * run._LOOK_S)
     assert repr(bed.trainings) == "<3 trainings: 3 done>"
@@ -207,7 +281,7 @@ def test_a_slot_that_hands_its_values_over_is_not_silent(beds, monkeypatch):
 
 
 def test_the_job_of_a_silent_slot_is_started_again(beds, monkeypatch):
-    monkeypatch.setattr(run, "_SILENT_S", 0.1)
+    monkeypatch.setattr(slot_state, "SILENT_S", 0.1)
     cancelled = threading.Event()
 
     def freezes_once(bed, slot, attempt):
@@ -216,7 +290,7 @@ def test_the_job_of_a_silent_slot_is_started_again(beds, monkeypatch):
             bed.draw(slot, attempt)
             assert cancelled.wait(WAIT_S)
             raise RuntimeError("Job 1 cancelled")
-        monkeypatch.setattr(run, "_SILENT_S", WAIT_S)
+        monkeypatch.setattr(slot_state, "SILENT_S", WAIT_S)
         return trains_all(bed, slot, attempt)
 
     bed = beds(freezes_once, num_slots=1)
@@ -227,7 +301,7 @@ def test_the_job_of_a_silent_slot_is_started_again(beds, monkeypatch):
 
 
 def test_slots_that_fall_silent_at_once_end_no_others(beds, monkeypatch):
-    monkeypatch.setattr(run, "_SILENT_S", 0.1)
+    monkeypatch.setattr(slot_state, "SILENT_S", 0.1)
     cancelled: list[str] = []
 
     def freezes(bed, slot, attempt):
@@ -237,11 +311,9 @@ def test_slots_that_fall_silent_at_once_end_no_others(beds, monkeypatch):
             while f"tfos-many-r-{slot}-0" not in cancelled:
                 bed.run.wait(None, 0.01)
             raise RuntimeError("Job 1 cancelled")
-        while (
-            sum(bed.run._starts.values()) < 12 and not bed.run.on_beat(SlotBeat(slot, attempt)).stop
-        ):
+        while sum(starts(bed)) < 12 and not bed.run.on_beat(SlotBeat(slot, attempt)).stop:
             bed.run.wait(None, 0.01)
-        monkeypatch.setattr(run, "_SILENT_S", WAIT_S)
+        monkeypatch.setattr(slot_state, "SILENT_S", WAIT_S)
         return trains_all(bed, slot, attempt, order)
 
     bed = beds(freezes, num_slots=8, names="abcdefgh")
@@ -264,19 +336,19 @@ def is_stopped(bed, slot, attempt):
 
 
 def test_a_slot_that_always_falls_silent_ends_the_run_with_its_host(beds, monkeypatch):
-    monkeypatch.setattr(run, "_SILENT_S", 0.05)
+    monkeypatch.setattr(slot_state, "SILENT_S", 0.05)
     bed = beds(freezes_always, num_slots=1, names="abcdef", retries=9)
     text = (
-        r"slot 0 of map_train fell silent 4 times .*, the last time on host-of-0.* look there for"
+        r"slot 0 of map_train has failed 4 times .*, the last time on host-of-0.* Look there for"
         ".*; no other slot trains the 6 items that wait"
     )
     with pytest.raises(MapTrainError, match=text):
         bed.trainings.wait(WAIT_S)
-    assert bed.run._starts == {0: 4}
+    assert starts(bed) == [4]
 
 
 def test_the_others_go_on_without_a_slot_that_always_falls_silent(beds, monkeypatch):
-    monkeypatch.setattr(run, "_SILENT_S", 0.1)
+    monkeypatch.setattr(slot_state, "SILENT_S", 0.1)
 
     def freezes(bed, slot, attempt):
         if slot == 0:
@@ -288,12 +360,90 @@ def test_the_others_go_on_without_a_slot_that_always_falls_silent(beds, monkeypa
 
     bed = beds(freezes, names="abcdefgh", retries=9)
     assert bed.trainings.values() == {name: at for at, name in enumerate("abcdefgh")}
-    assert bed.run._starts == {0: 4, 1: 1}
-    assert bed.text.getvalue().count("WARNING: slot 0 of map_train fell silent 4 times") == 1
+    assert starts(bed) == [4, 1]
+    assert bed.text.getvalue().count("WARNING: slot 0 of map_train has failed 4 times") == 1
+
+
+def test_the_others_go_on_without_a_slot_whose_jobs_fail_at_once(beds):
+    def fails(bed, slot, attempt):
+        if slot == 1:
+            raise RuntimeError("No space left on device")
+        order = bed.draw(slot, attempt)
+        while "slot 1" not in bed.text.getvalue() and not is_stopped(bed, slot, attempt):
+            bed.run.wait(None, 0.01)
+        for _ in range(2):  # the run has looked at a slot that is given up
+            looked_s = bed.run._looked_s
+            while bed.run._looked_s == looked_s and not is_stopped(bed, slot, attempt):
+                bed.run.wait(None, 0.01)
+        return trains_all(bed, slot, attempt, order)
+
+    bed = beds(fails, names="abcd")
+    bed.run.wait(None, WAIT_S)
+    assert bed.run.error is None
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert starts(bed) == [1, 4]
+    told = "WARNING: slot 1 of map_train has failed 4 times one after the other"
+    assert bed.text.getvalue().count(told) == 1
+    assert "its job failed: No space left on device" in bed.text.getvalue()
+
+
+def test_a_slot_whose_jobs_fail_is_given_up_although_items_of_others_end(beds):
+    def fails(bed, slot, attempt):
+        if slot == 1:
+            raise RuntimeError("No space left on device")
+        held, values = bed.draw(slot, attempt), []
+        while isinstance(held, Train):
+            failures = bed.run._slots[1].setbacks  # one item of this slot for each failure of that
+            while not (bed.run._slots[1].is_given_up or is_stopped(bed, slot, attempt)):
+                if bed.run._slots[1].setbacks > failures:
+                    break
+                bed.run.wait(None, 0.01)
+            ended = Ended(held.item, Ending.RETURNED, 0.1, attempt=held.attempt)
+            values.append((held.item, b"N."))
+            held = bed.draw(slot, attempt, (ended,), [held.item])
+        return values
+
+    bed = beds(fails, names="abcdefghij")
+    bed.run.wait(None, WAIT_S)
+    assert bed.run.error is None
+    assert starts(bed)[1] == 4
+
+
+def not_begun(bed, slot, attempt):
+    """Play a slot whose function cannot be loaded."""
+    order = bed.draw(slot, attempt)
+    while isinstance(order, Train):
+        ended = Ended(order.item, Ending.NOT_BEGUN, 0.0, error="No mylib", attempt=order.attempt)
+        order = bed.draw(slot, attempt, (ended,))
+    return []
+
+
+def test_a_function_that_executors_cannot_load_costs_no_attempt_and_ends_the_run(beds):
+    bed = beds(not_begun, num_slots=1, names="abcdef", retries=0)
+    text = r"failed 4 times .* on host-of-0, .* the function has not begun: No mylib; no other slot"
+    with pytest.raises(MapTrainError, match=text):
+        bed.trainings.wait(WAIT_S)
+    rows = bed.trainings.table()
+    assert {(row.state, row.attempts) for row in rows} == {(TrainingState.WAITING, 0)}
+    assert [row.error for row in rows] == 4 * ["No mylib"] + ["", ""]
+
+
+def test_a_slot_that_cannot_load_the_function_leaves_the_items_to_others(beds):
+    def one_cannot(bed, slot, attempt):
+        if slot == 1:
+            return not_begun(bed, slot, attempt)
+        while not (bed.run._slots[1].is_given_up or is_stopped(bed, slot, attempt)):
+            bed.run.wait(None, 0.01)
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(one_cannot, retries=0)
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    assert starts(bed) == [1, 1]
+    assert {row.attempts for row in bed.trainings.table()} == {1}
 
 
 def test_a_slot_that_ends_items_between_its_silences_is_started_again(beds, monkeypatch):
-    monkeypatch.setattr(run, "_SILENT_S", 0.1)
+    monkeypatch.setattr(slot_state, "SILENT_S", 0.1)
 
     def trains_one(bed, slot, attempt):
         order = bed.draw(slot, attempt)
@@ -334,12 +484,12 @@ def test_a_pause_of_the_driver_is_no_silence_of_its_slots(beds):
         return trains_all(bed, slot, attempt, order)
 
     bed = beds(trains_on, num_slots=1)
-    while not bed.run._seen_s:
+    while bed.run._slots[0].seen_s is None:
         bed.run.wait(None, 0.01)
     with bed.run._changed:  # all that it has seen is as long ago as after a pause
         bed.run._looked_s -= 2 * WAIT_S
         bed.run._any_seen_s -= 2 * WAIT_S
-        bed.run._seen_s[0] -= 2 * WAIT_S
+        bed.run._slots[0].seen_s -= 2 * WAIT_S
         before_s = bed.run._looked_s
     while bed.run._looked_s == before_s:
         bed.run.wait(None, 0.01)
@@ -357,9 +507,9 @@ def test_a_slot_that_freezes_after_its_last_item_is_started_again(beds, monkeypa
         bed.spark.cancelJobsWithTag = lambda tag: cancelled.set()
         values = trains_all(bed, slot, attempt)
         if not attempt:
-            monkeypatch.setattr(run, "_SILENT_S", 0.1)
-            cancelled.wait(WAIT_S)
-            monkeypatch.setattr(run, "_SILENT_S", WAIT_S)
+            monkeypatch.setattr(slot_state, "SILENT_S", 0.1)
+            cancelled.wait(2 * WAIT_S)
+            monkeypatch.setattr(slot_state, "SILENT_S", WAIT_S)
             raise RuntimeError("Job 1 cancelled")
         return values
 
@@ -423,6 +573,27 @@ def test_an_item_whose_value_was_lost_before_it_was_read_is_yielded_once_it_is_d
     monkeypatch.setattr(bed.trainings, "_wait", waits_for_more)
     rows = list(bed.trainings.as_ended())
     assert [(row.item, row.state) for row in rows] == [(name, "done") for name in "abc"]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_item_that_fails_with_its_slot_is_yielded_too(beds, is_replaced):
+    """Its job fails, or Spark starts its task again and another process draws."""
+
+    def is_lost_once(bed, slot, attempt):
+        if attempt:
+            return trains_all(bed, slot, attempt)
+        bed.draw(slot, attempt)
+        if is_replaced:
+            return trains_all(bed, slot, attempt + 1)
+        raise RuntimeError("executor lost")
+
+    bed = beds(is_lost_once, num_slots=1, retries=0)
+    rows = list(bed.trainings.as_ended())
+    assert sorted((row.item, row.state.value) for row in rows) == [
+        ("a", "failed"),
+        ("b", "done"),
+        ("c", "done"),
+    ]
 
 
 @pytest.mark.parametrize(

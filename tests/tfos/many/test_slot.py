@@ -34,7 +34,9 @@ def slot(file):
         driver_address="",
         timeout_s=None,
         results_dir="",
+        max_result_bytes=4000,
         is_grouped=False,
+        shares_gpus=False,
         loopback=True,
     )
     spec = SlotSpec(
@@ -88,6 +90,53 @@ def test_a_disk_that_was_full_for_a_moment_costs_its_own_value_alone(
     assert keep(slot, 5, b"c") == Ending.RETURNED
     with open(tmp_path / "value", "rb") as spool:
         assert list(_values(spool)) == [(3, b"a"), (5, b"c")]
+
+
+def test_a_value_that_spark_would_not_bring_fails_its_item_at_once(slot):
+    assert keep(slot, 3, bytes(2800)) == Ending.RETURNED
+    assert keep(slot, 4, bytes(2801)) == Ending.NOT_PICKLABLE
+    assert "2801 bytes, and Spark brings at most 2800" in slot._ready[-1].error
+    assert "pass results_dir" in slot._ready[-1].error
+
+
+@pytest.mark.parametrize(
+    ("max_result_bytes", "hand_over", "value"),
+    [
+        (0, 256 << 20, 1700 << 20),
+        (400 << 20, 100 << 20, 280 << 20),
+        (1 << 40, 256 << 20, 1700 << 20),
+    ],
+)
+def test_values_before_a_hand_over_and_one_beside_them_are_below_the_limit(
+    slot, max_result_bytes, hand_over, value
+):
+    settings = dataclasses.replace(slot._spec.settings, max_result_bytes=max_result_bytes)
+    assert (settings.hand_over_bytes, settings.max_value_bytes) == (hand_over, value)
+
+
+def test_a_slot_whose_values_are_many_hands_them_over(slot, monkeypatch):
+    """Its job brings them, and the driver starts it again."""
+    told: list[object] = []
+
+    class Client:
+        def draw(self, draw):
+            told.append(draw)
+            assert len(told) < 9, "it draws without end"
+            return Train(3, len(told))
+
+        def beat(self, beat):
+            told.append(beat)
+
+    def train(item):
+        keep(slot, item, bytes(400))
+        slot._answered(slot._take_ready()[0], None)  # the watch's report
+
+    monkeypatch.setattr(slot, "_client", Client())
+    monkeypatch.setattr(slot, "_watch", lambda: None)
+    monkeypatch.setattr(slot, "_train_from", train)
+    slot.run()
+    assert [type(each).__name__ for each in told] == ["Draw", "Draw", "Draw", "SlotBeat"]
+    assert told[-1] == SlotBeat(0, 0, is_leaving=True)
 
 
 @pytest.mark.parametrize(("failures", "end"), [(3, Ending.RETURNED), (4, Ending.NOT_KEPT)])

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import collections
+import re
 import subprocess
 import sys
+from typing import Any
 
-from tfos.many.slot.trainer_process import copy_lines
+import pytest
+
+from tfos.many.messages import Ending, TrainingRaised
+from tfos.many.slot.trainer_process import TrainerProcess, copy_lines
 
 PROGRAM = """
 import os, pickle, socket, sys, tempfile
@@ -74,6 +79,25 @@ def test_a_function_that_calls_exit_is_told_to_return_and_the_next_item_is_train
     assert any("it returned a frame that cannot be pickled" in line for line in told)
     assert told.count("unpicklable") == 1
     assert told[-1] == "{'item': 1, 'is_fork': False}"
+
+
+@pytest.mark.parametrize(
+    ("got", "text"),
+    [
+        (
+            TrainingRaised(0.0, "ModuleNotFoundError: No module named 'mylib'"),
+            "before it began: ModuleNotFoundError.*'mylib'. .* sc.addPyFile",
+        ),
+        (TrainingRaised(0.0, "ImportError: libcuda"), "before it began: ImportError: libcuda$"),
+        (False, "no start within 300 s"),
+    ],
+)
+def test_a_trainer_that_does_not_come_to_its_item_costs_no_attempt(got, text):
+    trainer: Any = TrainerProcess.__new__(TrainerProcess)
+    trainer._next = lambda timeout_s: got
+    ended = trainer.await_ready(3)
+    assert ended.how is Ending.NOT_BEGUN
+    assert re.search(text, ended.error)
 
 
 def test_output_without_line_ends_keeps_an_error_small(tmp_path, capsys):

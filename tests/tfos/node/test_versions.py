@@ -99,6 +99,11 @@ def test_the_reason_of_a_failed_job_is_the_whole_message_of_the_last_exception()
         "tfos.node.errors.VersionSkew: executor 3 differs:\n"
         "      driver  executor\n  tfos  1       2\nGet one."
     )
+    for small in ("struct.error: 'i' format requires -2147483648 <= number", "zlib.error: -3"):
+        text = (
+            f"Job aborted: Traceback (most recent call last):\n  File x\n{small}\n\tat org.apache"
+        )
+        assert reason_of(RuntimeError(text)) == small
     assert reason_of(RuntimeError("ValueError: bad row\n\tat org.apache")) == "ValueError: bad row"
 
 

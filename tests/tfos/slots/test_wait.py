@@ -22,15 +22,15 @@ def _offer(*busy: int, slots: int = 1, expected: int | None = None) -> Offer:
     )
 
 
-def _needs(cluster_size: int) -> SlotNeeds:
-    return needs_of(plan(cluster_size, 1), RoleProfiles(ONE_CORE), None)
+def _needs(cluster_size: int, mode: InputMode = InputMode.TENSORFLOW) -> SlotNeeds:
+    return needs_of(plan(cluster_size, 1), RoleProfiles(ONE_CORE), None, mode)
 
 
 def _holds(cluster_size: int, mode: InputMode, offer: Offer) -> bool:
-    needs = _needs(cluster_size)
+    needs = _needs(cluster_size, mode)
     fit = offer.fit(needs)
     assert fit is not None
-    return workers_hold_slots(needs, cluster_size - 1, mode, offer, fit)
+    return workers_hold_slots(needs, offer, fit)
 
 
 def _wait(cluster_size: int = 4, **config: float) -> SlotWait:
@@ -124,6 +124,43 @@ def test_slots_that_are_held_are_no_executors_that_may_still_come():
     assert not wait.ready(held, 1.0)
     with pytest.raises(NotEnoughSlots, match="Lower cluster_size"):
         wait.ready(held, 6.0)
+
+
+HELD = _offer(4, slots=4, expected=1)
+SHARED = {"shares_slots": True}
+
+
+@pytest.mark.parametrize("offer", [HELD, replace(HELD, expected=None)])
+@pytest.mark.fault("F18")
+def test_slots_that_other_fits_hold_are_awaited_where_clusters_share_them(offer):
+    wait, told = _wait(2, **SHARED), []
+    for now_s in (0.0, 5.0, 61.0, 250_000.0, 260_000.0):
+        try:
+            told.append(str(wait.ready(offer, now_s)))
+        except NotEnoughSlots as refused:
+            told.append(str(refused))
+    assert told[:4] == 4 * ["None"]
+    assert "4 of them held by running tasks" in told[4]
+
+
+@pytest.mark.fault("F18")
+def test_what_never_fits_is_refused_although_clusters_share_slots():
+    with pytest.raises(NotEnoughSlots, match="need 5 task slots"):
+        _wait(5, **SHARED).ready(HELD, 0.0)
+    wait = _wait(5, **SHARED)
+    assert not wait.ready(replace(HELD, expected=None), 0.0)
+    with pytest.raises(NotEnoughSlots, match="need 5 task slots"):
+        wait.ready(replace(HELD, expected=None), 5.0)
+
+
+def test_a_slot_between_two_tasks_of_another_fit_is_not_taken_for_a_free_one():
+    wait, free = _wait(2, **SHARED), _offer(2, slots=4, expected=1)
+    assert _wait(2, **SHARED).ready(free, 0.0)
+    assert not wait.ready(HELD, 0.0)
+    assert not wait.ready(free, 1.0)
+    assert not wait.ready(HELD, 1.1)
+    assert not wait.ready(free, 2.0)
+    assert wait.ready(free, 2.1)
 
 
 @pytest.mark.fault("F18")

@@ -70,6 +70,8 @@ def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
         compression=compression,
     )
     check_model(model)
+    if settings.has_barrier and settings.reduction == "mean" and ctx.num_workers > 1:
+        _warn_of_sums(model, ctx.num_workers)
     trainer = PSTrainer(model, ctx, settings)
     if tensors.is_built(model):
         trainer.attach(seeds=ctx.is_chief)
@@ -124,6 +126,32 @@ def check_model(model: Any) -> None:
             "the rule of model.optimizer only: train all variables with it"
         )
     optimizers.check(model.optimizer)
+
+
+def summed_losses(model: Any) -> str:
+    """Name the compiled losses that sum over the rows of a batch, for a message; empty: none.
+
+    The mean of the workers' gradients of such a loss is a part of that of all their rows. What a
+    function returns as one number is not known here.
+
+    Args:
+        model: compiled.
+    """
+    losses = keras.tree.flatten(getattr(model._compile_loss, "_user_loss", None))
+    sums = [each for each in losses if getattr(each, "reduction", "") in ("sum", "none", None)]
+    return ", ".join(f"{type(each).__name__}(reduction={each.reduction!r})" for each in sums)
+
+
+def _warn_of_sums(model: Any, num_workers: int) -> None:
+    if names := summed_losses(model):
+        logger.warning(
+            "%s sums over a batch, and the workers' gradients are averaged: a step has 1/%d of the "
+            "gradient of all rows, beside regularizers that count in full. Pass reduction='sum' to "
+            "ctx.distribute(consistency='sync'), which sums both, or compile the loss with "
+            "reduction='sum_over_batch_size'",
+            names,
+            num_workers,
+        )
 
 
 def keras_2_advice(model: Any) -> str:

@@ -99,7 +99,7 @@ class Slot:
     def run(self) -> None:
         """Train until the driver has nothing more."""
         threading.Thread(target=self._watch, name="tfos-watch", daemon=True).start()
-        while not isinstance(order := self._draw(), EndSlot) or self._holding:
+        while not isinstance(order := self._next_order(), EndSlot) or self._holding:
             if isinstance(order, Train):
                 self._train_from(order.item)
             elif isinstance(order, EndSlot):  # the watch has a report under way, for seconds
@@ -108,6 +108,14 @@ class Slot:
         if self._trainer is not None:
             self._trainer.close(kill=False)
         self._say_leaving()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether its job is to bring its values before it trains on, in another process."""
+        return self._spooled_bytes >= self._spec.settings.hand_over_bytes
+
+    def _next_order(self) -> Order:
+        return EndSlot() if self._is_full else self._draw()
 
     def _say_leaving(self) -> None:
         """Let the driver know that the silence from here on is that of a slot which has ended."""
@@ -132,7 +140,8 @@ class Slot:
                     return
             elif (trainer := self._trainer) is None:
                 return
-            ahead = self._order_ahead(trainer) if self._is_brief else None
+            is_next_here = self._is_brief and not self._is_full
+            ahead = self._order_ahead(trainer) if is_next_here else None
             self._keep()
             current = self._finish(trainer, current, ahead)
 
@@ -211,6 +220,18 @@ class Slot:
         if self._kept is None:
             return
         (ended, value), self._kept = self._kept, None
+        if self._results is None and len(value) > self._spec.settings.max_value_bytes:
+            self._put_ended(
+                msgspec.structs.replace(
+                    ended,
+                    how=Ending.NOT_PICKLABLE,
+                    error=f"its value has {len(value)} bytes, and Spark brings at most "
+                    f"{self._spec.settings.max_value_bytes} to the driver at once "
+                    "(spark.driver.maxResultSize, and 2 GiB for PySpark): pass results_dir, or "
+                    "save it in the function and return the path",
+                )
+            )
+            return
         try:
             self._store(ended, value)
         except Exception as error:  # noqa: BLE001 - a file system's client may raise its own
@@ -258,7 +279,7 @@ class Slot:
         try:
             self._trainer = TrainerProcess(self._spec, self._values_fds)
         except OSError as error:
-            self._put_ended(Ended(item, Ending.DIED, 0.0, error=f"no process: {error}"))
+            self._put_ended(Ended(item, Ending.NOT_BEGUN, 0.0, error=f"no process: {error}"))
             return None
         failed = self._trainer.await_ready(item)
         if failed is not None:

@@ -14,6 +14,11 @@ import msgspec
 from rpc.auth.certificates import TlsCredentials
 from tfos.node.spec import Executor
 
+_HAND_OVER_BYTES = 256 << 20
+"""What the loss of an executor may cost a slot; a new trainer costs seconds."""
+_VALUE_BYTES = 1700 << 20
+"""PySpark sends rows in batches of less than 2 GiB."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -24,10 +29,24 @@ class RunSettings:
     timeout_s: float | None
     results_dir: str
     """Complete path or URL; empty: values are Spark's results."""
+    max_result_bytes: int
+    """spark.driver.maxResultSize, which bounds what a slot's job brings; 0: no limit."""
     is_grouped: bool
     """Items are pickles of (key, Arrow stream)."""
+    shares_gpus: bool
+    """A slot has a part of a GPU."""
     loopback: bool
     """Everything runs on the driver's host."""
+
+    @property
+    def hand_over_bytes(self) -> int:
+        """Bytes of values at which a slot ends, so that its job brings them, and begins anew."""
+        return min(_HAND_OVER_BYTES, self.max_result_bytes // 4 or _HAND_OVER_BYTES)
+
+    @property
+    def max_value_bytes(self) -> int:
+        """Largest value that comes back beside those before it."""
+        return min(_VALUE_BYTES, self.max_result_bytes * 7 // 10 or _VALUE_BYTES)
 
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ class SlotTask:
             tempfile.TemporaryFile(dir=scratch) as spool,
         ):
             places, digests = _store(self._own(rows), items)
+            self._forget_items()
             ours, theirs = socket.socketpair()
             spec = SlotSpec(
                 slot=slot,
@@ -89,6 +90,14 @@ class SlotTask:
                 if ours.recv(16) != b"ended":
                     raise NodeStartError(f"the process of slot {slot} vanished; see its log")
             yield from _values(spool)
+
+    def _forget_items(self) -> None:
+        """Free the memory of the broadcast, which PySpark keeps as long as its worker lives.
+
+        Whoever asks again reads Spark's file again; where that is encrypted there is none.
+        """
+        if getattr(self.items, "_path", None):
+            vars(self.items).pop("_value", None)
 
     def _own(self, rows: Iterable[Any]) -> Iterator[tuple[int, bytes, str]]:
         if self.items is not None:

@@ -25,7 +25,7 @@ from tfos.many.slot.specs import TrainerSpec
 from tfos.node import whole_files
 from tfos.node.child_link import ChildLink
 from tfos.node.child_log import start_log
-from tfos.node.failure import text_of, user_traceback
+from tfos.node.failure import sendable, text_of, user_traceback
 from tfos.node.process_exit import forks_end, leave
 from tfos.spark.pickling import pickle_value
 from tfos.worker import spark_files
@@ -55,7 +55,7 @@ def metrics_of(value: Any) -> dict[str, float]:
             break
         number = _number(part[-1] if isinstance(part, list | tuple) and part else part)
         if isinstance(name, str) and len(name) <= _MAX_NAME_CHARS and number is not None:
-            found[name] = number
+            found[sendable(name)] = number
     return found
 
 

@@ -74,6 +74,7 @@ class TrainerProcess:
                     threads=0,
                     cores=spec.executor.cores,
                     gpus=spec.executor.gpus or None,
+                    shares_gpus=spec.settings.shares_gpus,
                 ),
                 title=f"tfos trainer of slot {spec.slot}",
                 inherit=[theirs.fileno(), spec.items_fd, *values_fds],
@@ -94,7 +95,7 @@ class TrainerProcess:
         return self._child.reap() is not None
 
     def await_ready(self, item: int) -> Ended | None:
-        """Wait until it can train; return why it cannot, as the end of the item's attempt.
+        """Wait until it can train; return why it cannot, which costs the item no attempt.
 
         Args:
             item: the one that waits for it.
@@ -103,10 +104,12 @@ class TrainerProcess:
         if isinstance(got, TrainerReady):
             return None
         if isinstance(got, TrainingRaised):
-            return Ended(item, Ending.RAISED, 0.0, error=f"before it began: {got.error}")
-        if got is None:
-            return Ended(item, Ending.DIED, 0.0, error=f"its process {self._died()} as it started")
-        return Ended(item, Ending.TIMED_OUT, START_S, error=f"no start within {START_S:.0f} s")
+            error = f"{got.error}{_advice(got.error)}"
+        elif got is None:
+            error = f"its process {self._died()} as it started"
+        else:
+            error = f"no start within {START_S:.0f} s"
+        return Ended(item, Ending.NOT_BEGUN, 0.0, error=f"before it began: {error}")
 
     def order(self, order: TrainItem) -> None:
         """Begin a training, after the one that is under way.
@@ -182,6 +185,16 @@ class TrainerProcess:
 
     def _copy_output(self) -> None:
         copy_lines(self._child.output, self._tail)
+
+
+def _advice(error: str) -> str:
+    """Return the next step where the function needs a module that the executors lack."""
+    if "ModuleNotFoundError" not in error:
+        return ""
+    return (
+        ". The executors' Python does not find it: ship your own module by sc.addPyFile or "
+        "--py-files, packages by --archives"
+    )
 
 
 def copy_lines(source: int, tail: collections.deque[str]) -> None:

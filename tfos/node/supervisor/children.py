@@ -169,7 +169,12 @@ def visible_gpus(
 
 
 def child_env(
-    base: Mapping[str, str], *, threads: int, cores: int, gpus: Sequence[str] | None = None
+    base: Mapping[str, str],
+    *,
+    threads: int,
+    cores: int,
+    gpus: Sequence[str] | None = None,
+    shares_gpus: bool = False,
 ) -> dict[str, str]:
     """Return a child's environment: `base` without secrets, with the size of every thread pool.
 
@@ -181,6 +186,7 @@ def child_env(
             task's cores.
         cores: number of the task's cores.
         gpus: addresses of those that it sees; empty: none; None: as in `base`.
+        shares_gpus: whether others compute on them: TensorFlow would take nearly all memory.
     """
     env = bootstrap.without_spark_secrets(base)
     inherited = env.get("OMP_NUM_THREADS", "")
@@ -194,4 +200,6 @@ def child_env(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or "-1"
         # CUDA counts the fastest first; discovery scripts and nvidia-smi count by bus.
         env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if shares_gpus:
+        env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return env

@@ -1,6 +1,6 @@
 """GPU check: whether the GPUs that Spark gave to a node are there and free, as its start goes on.
 
-Covers: a second look while other processes end, the sentence about what is wrong.
+Covers: further looks while other processes end, the sentence about what is wrong.
 Does not: read nvidia-smi (tfos.node.gpus), end the node (tfos.node.supervisor.supervisor).
 Runs in: a worker's supervisor.
 Threads: `start` in the main thread; the look has a thread of its own, as nvidia-smi may need
@@ -20,6 +20,8 @@ from tfos.node.gpus import GpuToolFailed, HostGpus
 
 SETTLE_S = 5.0
 """Processes of the cluster before, or of a lost attempt, may take this long to free a GPU."""
+SPARK_SETTLE_S = 80.0
+"""Spark ends a Python worker that has had no task for a minute, and looks every 10 s."""
 _LOOK_AGAIN_S = 0.5
 
 Look = Callable[[], HostGpus | None]
@@ -32,8 +34,8 @@ class GpuTrouble:
     text: str
     is_certain: bool = True
     """False: nvidia-smi gave no answer."""
-    may_pass: bool = False
-    """Whether it may be right a few seconds later."""
+    settle_s: float = 0.0
+    """It may be right within this time."""
 
 
 def judge(
@@ -52,19 +54,22 @@ def judge(
             f"Spark gave this node GPU {', '.join(missing)}, and nvidia-smi lists {known}: compare "
             "the discovery script (spark.*.resource.gpu.discoveryScript) with this host"
         )
+    held = found.held(addresses, ours)
     texts = [
         f"GPU {gpu.index} ({gpu.name}, {gpu.used_of_total}) is held by "
         + ", ".join(map(str, holders))
-        for gpu, holders in found.held(addresses, ours)
+        for gpu, holders in held
     ]
     if not texts:
         return None
     advice = "End these processes, or share the GPU: ClusterConfig(busy_gpus='warn')"
-    return GpuTrouble(f"{'; '.join(texts)}. {advice}", may_pass=True)
+    is_spark = all(each.is_spark for _, holders in held for each in holders)
+    settle_s = SPARK_SETTLE_S if is_spark else SETTLE_S
+    return GpuTrouble(f"{'; '.join(texts)}. {advice}", settle_s=settle_s)
 
 
 class GpuCheck:
-    """Looks once at the start, and again for SETTLE_S while a GPU is held.
+    """Looks once at the start, and again for SETTLE_S or SPARK_SETTLE_S while a GPU is held.
 
     Args:
         addresses: of the node's GPUs.
@@ -83,13 +88,13 @@ class GpuCheck:
         self._look = look
 
     def start(self) -> None:
-        """Begin; the end comes within half a minute."""
+        """Begin; the end comes within half a minute, or two behind Spark's own Python workers."""
         threading.Thread(target=self._run, name="tfos-gpus", daemon=True).start()
 
     def _run(self) -> None:
-        deadline_s = time.monotonic() + SETTLE_S
+        began_s = time.monotonic()
         while told := self._trouble():
-            if not told.may_pass or time.monotonic() > deadline_s:
+            if time.monotonic() - began_s >= told.settle_s:
                 break
             time.sleep(_LOOK_AGAIN_S)
         self._tell(told)

@@ -86,6 +86,7 @@ class Supervisor:
             threads=self._settings.config.threads_per_node or spec.bundle.threads,
             cores=spec.executor.cores,
             gpus=self._visible_gpus,
+            shares_gpus=spec.bundle.shares_gpus or self._settings.config.busy_gpus == "warn",
         )
         self._reporter = self._make_reporter()
         self._restarts = ChildRestarts(spec.bundle)

@@ -45,6 +45,19 @@ def test_a_worker_sees_the_gpus_of_its_task_and_a_server_none(role, gpus, resour
     assert env["CUDA_VISIBLE_DEVICES"] == expected
 
 
+@pytest.mark.parametrize(
+    ("base", "shares", "expected"),
+    [
+        ({}, False, None),
+        ({}, True, "true"),
+        ({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, True, "false"),
+    ],
+)
+def test_tensorflow_takes_memory_as_it_needs_it_where_others_share_the_gpu(base, shares, expected):
+    env = children.child_env(base, threads=0, cores=1, gpus=("4",), shares_gpus=shares)
+    assert env.get("TF_FORCE_GPU_ALLOW_GROWTH") == expected
+
+
 @pytest.mark.attack("A17")
 def test_sparks_own_secrets_do_not_reach_user_code():
     base = {"PYTHON_WORKER_FACTORY_SECRET": "s", "PYSPARK_GATEWAY_SECRET": "s", "HOME": "/h"}

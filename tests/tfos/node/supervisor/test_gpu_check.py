@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 from tests.support.fake_gpus import FakeGpus
 from tfos.control import messages
 from tfos.failure import GPU_UNUSABLE
+from tfos.node import gpus
 from tfos.node import task as node_task
 from tfos.node.gpus import Gpu, GpuHolder, GpuToolFailed, HostGpus
 from tfos.node.supervisor import gpu_check
@@ -27,7 +29,7 @@ HELD = HostGpus(BOTH, (GpuHolder(900, "GPU-1aa", "30210", "/opt/python3", "eve")
 def test_a_held_gpu_is_named_with_its_holder_and_the_next_step():
     told = judge(HELD, ["0", "1"])
     assert told is not None
-    assert told.may_pass
+    assert told.settle_s == 5.0
     assert told.text == (
         "GPU 1 (NVIDIA H100, 512 of 81559 MB used) is held by pid 900 (python3, user eve, 30210 "
         "MB). End these processes, or share the GPU: ClusterConfig(busy_gpus='warn')"
@@ -39,7 +41,7 @@ def test_a_held_gpu_is_named_with_its_holder_and_the_next_step():
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are():
     told = judge(FREE, ["0", "2"])
     assert told is not None
-    assert not told.may_pass
+    assert not told.settle_s
     assert "Spark gave this node GPU 2, and nvidia-smi lists 0, 1" in told.text
 
 
@@ -87,6 +89,34 @@ def test_a_gpu_that_stays_held_is_told_once(checked):
     assert told is not None
     assert "is held by pid 900" in told.text
     assert looks > 1
+
+
+OF_SPARK = HostGpus(BOTH, (GpuHolder(900, "GPU-1aa", "510", "/opt/python3", "eve", True),))
+"""As a prediction leaves it."""
+
+
+def test_a_gpu_that_an_idle_python_worker_of_spark_holds_is_awaited_until_spark_ends_it(checked):
+    assert checked(*140 * [OF_SPARK], FREE) == (None, 141)  # 70 s
+    told, looks = checked(OF_SPARK)
+    assert told is not None
+    assert "held by pid 900 (python3 of Spark's tasks, user eve, 510 MB)" in told.text
+    assert looks > 141
+    both = HostGpus(BOTH, (*OF_SPARK.holders, *HELD.holders))
+    assert checked(both)[1] < 20
+
+
+def test_a_python_worker_of_spark_is_known_by_its_daemon(tmp_path, monkeypatch):
+    smi = FakeGpus(tmp_path, monkeypatch)
+    line = [sys.executable, "-c", "input()", "pyspark.daemon", "pyspark.worker"]
+    workers = [subprocess.Popen(each, stdin=subprocess.PIPE) for each in (line, [*line[:3], "x"])]
+    try:
+        smi.have(1, *((each.pid, 0) for each in workers))
+        found = gpus.look()
+    finally:
+        for each in workers:
+            each.communicate(b"\n")
+    assert found is not None
+    assert [each.is_spark for each in found.holders] == [True, False]
 
 
 def test_a_missing_gpu_and_a_failing_program_are_told_at_once(checked):

@@ -1,0 +1,110 @@
+"""What the driver knows of one slot: its job, when it was heard, what has gone wrong with it.
+
+Covers: when a slot is lost, when it is started again, when it is given up.
+Does not: run jobs or ask Spark (tfos.many.run), give out items (tfos.many.queue).
+Threads: none; its owner serialises the calls.  The time is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tfos.many.queue import SlotAttempt
+from tfos.spark.jobs import SparkJob
+
+SILENT_S = 30.0
+"""A slot without a call for this long is lost; longer than the slot's own lease of the driver."""
+MAX_SETBACKS = 4
+"""Setbacks one after the other, without an item of the slot that ends in between, after which it is
+given up."""
+PAUSE_S = 1.0
+"""Before a slot whose job has failed is started again; then 2 s, 4 s."""
+
+
+@dataclass(slots=True)
+class SlotState:
+    """One slot."""
+
+    job: SparkJob[Any] | None = None
+    """That runs it; None: none does."""
+    starts: int = 0
+    seen_s: float | None = None
+    """When its process was heard last, monotonic seconds; None: none is there."""
+    host: str = "an unknown host"
+    has_trained: bool = False
+    """Whether it was ever heard."""
+    leaving: SlotAttempt | None = None
+    """Its process, which has left: its values are on the way, and nobody beats."""
+    at_work_s: float = 0.0
+    """When the task of a slot that leaves was last known to be at work."""
+    setbacks: int = 0
+    """Failed jobs, silences and functions that did not begin, since an item of it has ended."""
+    reason: str = ""
+    """Of the last setback."""
+    resumes_s: float = 0.0
+    """It is not started before this time."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it gets no items and is not started again."""
+        return self.setbacks >= MAX_SETBACKS
+
+    def hear(self, now_s: float, *, attempt: SlotAttempt, is_leaving: bool = False) -> None:
+        """Note a call of its process.
+
+        Args:
+            now_s: monotonic seconds.
+            attempt: the process.
+            is_leaving: it has said that it ends.
+        """
+        self.seen_s, self.has_trained = now_s, True
+        if self.leaving is not None and attempt.attempt > self.leaving.attempt:
+            self.leaving = None
+        if is_leaving:
+            self.leaving, self.at_work_s = attempt, now_s
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether its process is lost: one that leaves may be silent."""
+        return self.leaving is None and self.seen_s is not None and now_s - self.seen_s > SILENT_S
+
+    def is_stuck(self, now_s: float, wait_s: float) -> bool:
+        """Whether its process has left and its task, which has the values, runs nowhere.
+
+        Spark starts the task again if its executor is lost, where there is another one.
+
+        Args:
+            now_s: monotonic seconds.
+            wait_s: how long it may be without a task.
+        """
+        if self.leaving is None or self.job is None or now_s - self.at_work_s <= wait_s / 2:
+            return False
+        if self.job.has_active_task() is not False:
+            self.at_work_s = now_s
+        return now_s - self.at_work_s > wait_s
+
+    def set_back(self, reason: str, now_s: float, *, pauses: bool) -> bool:
+        """Count a setback; return whether it is given up from now on.
+
+        Args:
+            reason: what has happened, and what to do.
+            now_s: monotonic seconds.
+            pauses: whether its next start waits; a start that fails at once would fill the log.
+        """
+        self.setbacks += 1
+        self.reason = reason
+        if pauses:
+            self.resumes_s = now_s + PAUSE_S * 2 ** (self.setbacks - 1)
+        return self.setbacks == MAX_SETBACKS
+
+    def why_given_up(self, slot: int) -> str:
+        """Return the sentence for the user.
+
+        Args:
+            slot: its number.
+        """
+        return (
+            f"slot {slot} of map_train has failed {self.setbacks} times one after the other, the "
+            f"last time on {self.host}, without an item that ended, and is not started again: "
+            f"{self.reason}"
+        )
