@@ -73,8 +73,10 @@ class Connection(BaseConnection):
 
     @property
     def is_nearly_used(self) -> bool:
-        """Whether its keys are good for few more bytes: who keeps a connection replaces it between
-        two calls. Under TLS it still carries 64 GiB in one direction, and then breaks."""
+        """Whether its keys are good for few more bytes: who keeps it replaces it between two calls.
+
+        It still carries 64 GiB in one direction, and then breaks.
+        """
         return isinstance(self.stream, TlsStream) and self.stream.is_nearly_used
 
     def peer_closed(self) -> bool:

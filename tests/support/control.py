@@ -47,8 +47,8 @@ class RecordingHandler:
         self._note("heartbeat", heartbeat)
         return messages.HeartbeatReply()
 
-    def on_event(self, node: NodeId, event: messages.Event) -> None:
-        self._note("event", (node, event))
+    def on_report(self, report: messages.EventReport) -> None:
+        self._note("event", (report.node, report.event))
 
     def on_log(self, batch: messages.LogBatch) -> None:
         self._note("log", batch)

@@ -267,14 +267,9 @@ class Coordinator:
             self._changed.notify_all()
             return msgspec.structs.replace(reply, output=self._wanted_of(heartbeat.node.name))
 
-    def on_event(self, node: NodeId, event: messages.Event) -> None:
-        """Act on a node's report.
-
-        Args:
-            node: who reports, with its attempt.
-            event: what has happened.
-        """
-        self.act(lambda state: state.on_event(node, event, self._clock()))
+    def on_report(self, report: messages.EventReport) -> None:
+        """Act on a node's event, which may come again."""
+        self.act(lambda state: state.on_report(report, self._clock()))
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of a node's output; the attempt does not matter, they were written."""

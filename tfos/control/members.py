@@ -66,6 +66,8 @@ class Member:
     """When the driver heard of it, in monotonic seconds."""
     registered_s: float = 0.0
     heard_s: float = 0.0
+    last_report: int = 0
+    """Number of its newest event."""
     stream_lost_s: float | None = None
     moved_s: float = 0.0
     """When its training was last seen to go on, or main_fun to return, in monotonic seconds."""
@@ -182,6 +184,7 @@ class Member:
         self.free_port = 0
         self._enter("registered", now_s)
         self.registered_s = self.heard_s = self.moved_s = now_s
+        self.last_report = 0
         self.stream_lost_s = None
         self.is_unheard = self.stop_ordered = self.in_collective = False
         self.beats.clear()

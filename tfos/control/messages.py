@@ -363,9 +363,11 @@ Event = (
 
 
 class EventReport(msgspec.Struct, frozen=True):
-    """An event with its sender."""
+    """An event with its sender, which sends it again until it has the ack."""
 
     node: NodeId
+    seq: int
+    """Of the event among those of this attempt, from 1: one that comes again counts once."""
     event: Event
 
 

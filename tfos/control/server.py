@@ -34,12 +34,8 @@ class ControlHandler(Protocol):
     def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
         """Record a heartbeat."""
 
-    def on_event(self, node: NodeId, event: messages.Event) -> None:
-        """Act on a report.
-
-        Args:
-            node: who reports, with its attempt.
-            event: what has happened.
+    def on_report(self, report: messages.EventReport) -> None:
+        """Act on an event, which may come again.
 
         Raises:
             ControlRefused: this node may not make it.
@@ -131,9 +127,7 @@ class ControlServer:
                 codec.decode_heartbeat, _is_itself, _answered(handler.on_heartbeat)
             ),
             codec.path(codec.REPORT): unary(
-                codec.decode_report,
-                _is_itself,
-                _done(lambda report: handler.on_event(report.node, report.event)),
+                codec.decode_report, _is_itself, _done(handler.on_report)
             ),
             codec.path(codec.LOG): unary(codec.decode_log, _is_itself, _done(handler.on_log)),
             codec.path(codec.ASK): unary(

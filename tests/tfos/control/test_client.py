@@ -23,7 +23,7 @@ def test_unary_calls_arrive_with_their_sender(control):
     client = control.client("worker", 1)
     assert client.register(_register(client.node)).accepted
     client.heartbeat(messages.Heartbeat(client.node, 1, "main_fun", progress={"loss": 0.5}))
-    client.report(messages.FlushReached("input", 3))
+    client.report(messages.FlushReached("input", 3), 1)
     client.log(messages.LogBatch(client.node, ("a line",)))
     assert [name for name, _ in control.handler.notes] == ["register", "heartbeat", "event", "log"]
     assert control.handler.notes[2][1] == (client.node, messages.FlushReached("input", 3))

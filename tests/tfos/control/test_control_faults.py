@@ -45,7 +45,7 @@ def test_without_a_certificate_no_call_arrives(control):
         grpc.ssl_channel_credentials(root_certificates=control.authority.ca_pem),
         options=[("grpc.ssl_target_name_override", "test.tfos.invalid")],
     )
-    done = codec.encode(messages.EventReport(NODE, messages.Done()))
+    done = codec.encode(messages.EventReport(NODE, 1, messages.Done()))
     with channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(codec.path(codec.REPORT))(done, timeout=REFUSED_S)
     assert caught.value.code() in (
@@ -219,7 +219,7 @@ def test_no_message_in_another_nodes_name_arrives(control):
         calls = (
             lambda client=client: client.register(messages.Register(NODE, "1", "h", 7)),
             lambda client=client: client.heartbeat(_beat()),
-            lambda client=client: client.report(messages.Failed(failure)),
+            lambda client=client: client.report(messages.Failed(failure), 1),
             lambda client=client: client.log(messages.LogBatch(NODE, ("x",))),
         )
         for call in calls:
@@ -239,9 +239,9 @@ def test_no_message_in_another_nodes_name_arrives(control):
         (codec.LOG, messages.LogBatch(NODE, (), -1)),
         (codec.HEARTBEAT, messages.Heartbeat(NODE, 1, "\x1b[2J")),
         (codec.REGISTER, messages.Register(NODE, "1", "h\n", 7)),
-        (codec.REPORT, messages.EventReport(NODE, messages.TensorBoardUp("javascript:x"))),
-        (codec.REPORT, messages.EventReport(NODE, messages.TensorBoardUp("http://h/\x1b[2J"))),
-        (codec.REPORT, messages.EventReport(NODE, messages.PhaseChanged("a" * 5000))),
+        (codec.REPORT, messages.EventReport(NODE, 1, messages.TensorBoardUp("javascript:x"))),
+        (codec.REPORT, messages.EventReport(NODE, 1, messages.TensorBoardUp("http://h/\x1b[2J"))),
+        (codec.REPORT, messages.EventReport(NODE, 1, messages.PhaseChanged("a" * 5000))),
     ],
 )
 def test_a_node_that_exceeds_a_limit_is_refused(control, method, message):

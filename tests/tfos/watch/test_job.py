@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster_states import node_id
+from tests.support.cluster_states import node_id, report_to
 from tests.support.waiting import wait_until
 from tests.support.watched_job import WatchedJob, server_stats
 from tfos.console.log_tail import MOST_CHARS, PIECE_BYTES, LogTail
@@ -98,7 +98,7 @@ def test_what_is_not_finite_is_null_and_what_is_long_is_cut(bed):
 
 def test_the_failure_that_ended_the_cluster_comes_first(bed):
     lost = NodeFailure(node_id("worker:1"), "host-a", 7, signal=9, message="was killed")
-    bed.coordinator.on_event(lost.node, messages.Failed(lost))
+    report_to(bed.coordinator, lost.node, messages.Failed(lost))
     bed.fail("worker:0", error_type="ValueError", message="broken row")
     assert [each["node"] for each in bed.job.snapshot()["failures"]] == ["worker:0", "worker:1"]
 
@@ -234,7 +234,7 @@ def test_a_stop_asks_every_worker_once(bed, monkeypatch):
 
 
 def test_workers_that_tensorflow_ties_together_are_not_stopped(bed):
-    bed.coordinator.on_event(node_id("worker:1"), messages.InCollective(2))
+    report_to(bed.coordinator, node_id("worker:1"), messages.InCollective(2))
     outcome = bed.job.stop()
     assert not outcome.is_done
     assert "its workers end together or not at all" in outcome.text

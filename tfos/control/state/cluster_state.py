@@ -134,6 +134,27 @@ class ClusterState(ClusterOrders):
         member.take_heartbeat(heartbeat, now_s)
         return messages.HeartbeatReply(), self._begun()
 
+    def on_report(self, report: messages.EventReport, now_s: float) -> list[Action]:
+        """Handle a report; one that comes again, because its ack was lost, has no effect.
+
+        Args:
+            report: an event with its sender and its number.
+            now_s: monotonic seconds.
+
+        Raises:
+            ControlRefused: as `on_event`.
+        """
+        self._heard_again(report.node)
+        member = self._current(report.node)
+        if member is None:
+            return []
+        if report.seq <= member.last_report:
+            member.heard_s = now_s
+            return []
+        actions = self.on_event(report.node, report.event, now_s)
+        member.last_report = report.seq  # one that raised is not handled, and comes again
+        return actions
+
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
         """Handle an event of a node; reports of fenced attempts are ignored.
 
@@ -354,8 +375,6 @@ class ClusterState(ClusterOrders):
         return [Send(each.node, order) for each in told]
 
     def _tensorboard(self, event: messages.TensorBoardUp) -> list[Action]:
-        if event == self.tensorboard:
-            return []  # a report that was sent twice
         self.tensorboard = event
         return notices.tensorboard(event)
 

@@ -91,7 +91,8 @@ class Reporter:
         self._heartbeat_state = vitals
         self._post = post
         self._changed = threading.Condition()
-        self._events: deque[messages.Event] = deque()
+        self._events: deque[tuple[int, messages.Event]] = deque()
+        self._num_events = 0
         self._output = PendingOutput()
         self._finish_by_s: float | None = None
         self._is_connected = threading.Event()
@@ -113,9 +114,10 @@ class Reporter:
         self._thread.start()
 
     def report(self, event: messages.Event) -> None:
-        """Queue an event; events arrive at the driver in this order, each at least once."""
+        """Queue an event; the driver handles events in this order, each once."""
         with self._changed:
-            self._events.append(event)
+            self._num_events += 1
+            self._events.append((self._num_events, event))
             self._changed.notify_all()
 
     def log(self, lines: tuple[str, ...], dropped: int) -> None:
@@ -219,7 +221,8 @@ class Reporter:
 
     def _send_events(self) -> None:
         while self._events:
-            self._client.report(self._events[0], timeout_s=self._timeout_s())
+            seq, event = self._events[0]
+            self._client.report(event, seq, timeout_s=self._timeout_s())
             self._last_contact_s = time.monotonic()
             self._events.popleft()
 

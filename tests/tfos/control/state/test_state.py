@@ -511,7 +511,7 @@ def test_tensorboard_is_told_and_its_absence_is_a_warning():
         ("http://host-b:6006/", True),
     ],
 )
-def test_a_tensorboard_that_others_can_reach_is_warned_of_once(url, is_open):
+def test_a_tensorboard_that_others_can_reach_is_warned_of(url, is_open):
     state = _running()
     up = messages.TensorBoardUp(url)
     actions = state.on_event(node_id("worker:0"), up, NOW)
@@ -519,7 +519,50 @@ def test_a_tensorboard_that_others_can_reach_is_warned_of_once(url, is_open):
     warnings = [action.text for action in actions if isinstance(action, Warn)]
     assert len(warnings) == is_open
     assert all("has no login" in text and "tensorboard_host=" in text for text in warnings)
-    assert state.on_event(node_id("worker:0"), up, NOW) == []  # reports may arrive twice
+
+
+@pytest.mark.fault("F26")
+def test_a_report_that_comes_again_because_its_ack_was_lost_has_no_effect():
+    state = _running()
+    chief, server = node_id("worker:0"), node_id("ps:0")
+    killed = messages.Restarted(NodeFailure(server, "h", 7, signal=9), 1, 3)
+    reports = [
+        messages.EventReport(chief, 1, messages.EpochTrained(1, 0, {"loss": 0.5})),
+        messages.EventReport(chief, 2, messages.TensorBoardUp("http://h:6006/")),
+        messages.EventReport(chief, 3, messages.EpochTrained(1, 1, {"loss": 0.5})),
+        messages.EventReport(server, 1, killed),
+        messages.EventReport(server, 2, messages.UpdatesLost("3 updates")),
+    ]
+    for each in reports:
+        assert state.on_report(each, NOW) or isinstance(each.event, messages.EpochTrained)
+        assert state.on_report(each, NOW + 1) == []
+        assert state.members[each.node.name].heard_s == NOW + 1
+    assert state.on_report(reports[0], NOW + 2) == []  # its first try was late
+    assert (state.epochs.count, len(state.failures)) == (2, 1)
+
+
+@pytest.mark.fault("F26")
+def test_a_new_attempt_counts_its_reports_from_the_beginning():
+    state = _running(restarts=Restarts(workers=1))
+    worker = node_id("worker:1")
+    state.on_report(messages.EventReport(worker, 1, messages.PhaseChanged("a")), NOW)
+    _fail(state, "worker:1", signal=9)
+    again = node_id("worker:1", state.members["worker:1"].first_attempt)
+    state.on_register(messages.Register(again, "1", "h", 8), NOW)
+    state.on_report(messages.EventReport(again, 1, messages.PhaseChanged("b")), NOW)
+    assert state.members["worker:1"].phase == "b"
+
+
+@pytest.mark.fault("F26")
+def test_a_report_that_the_driver_could_not_handle_is_handled_when_it_comes_again(monkeypatch):
+    state = _running()
+    report = messages.EventReport(node_id("worker:0"), 1, messages.EpochTrained(1, 0, {}))
+    with monkeypatch.context() as broken:
+        broken.setattr(state.epochs, "note", lambda event: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            state.on_report(report, NOW)
+    state.on_report(report, NOW)
+    assert state.epochs.count == 1
 
 
 @pytest.mark.fault("F19")

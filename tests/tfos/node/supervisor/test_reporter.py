@@ -176,6 +176,32 @@ def test_a_driver_that_shows_all_output_gets_all_of_it():
     assert driver.dropped == 7
 
 
+class DriverWhoseAcksAreLost(PlayedDriver):
+    """Each event arrives, and the ack of its first try does not."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.reports: list[tuple[int, messages.Event]] = []
+
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        is_first = (seq, event) not in self.reports
+        self.reports.append((seq, event))
+        if is_first:
+            raise ControlUnavailable("Report: DEADLINE_EXCEEDED")
+
+
+@pytest.mark.fault("F26")
+def test_an_event_whose_ack_is_lost_comes_again_under_its_number(monkeypatch):
+    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.01)
+    driver = DriverWhoseAcksAreLost()
+    epoch, done = messages.EpochTrained(1, 0, {}), messages.Done()
+    with reports_to(driver) as each:
+        for event in (epoch, epoch, done):
+            each.report(event)
+    numbered = [(1, epoch), (2, epoch), (3, done)]
+    assert driver.reports == [report for report in numbered for _ in range(2)]
+
+
 class DriverThatTakesNoLines(PlayedDriver):
     """Its standard error is full: a call with lines is never answered."""
 
@@ -209,8 +235,8 @@ def test_lines_that_the_driver_does_not_take_delay_no_heartbeat():
 class DriverThatTakesNoEvents(PlayedDriver):
     """It answers heartbeats only."""
 
-    def report(self, event: messages.Event, **_: Any) -> None:
-        del event
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        del event, seq
         raise ControlUnavailable("Report: DEADLINE_EXCEEDED")
 
 
