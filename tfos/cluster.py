@@ -426,7 +426,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
 
     @property
     def failures(self) -> tuple[NodeFailure, ...]:
-        """Every failure so far, lost workers included, in order of arrival.
+        """Failures so far, lost workers included, in order of arrival: the first and newest 50.
 
         With Spark's reason for the end of an executor, once Spark has it.
         """

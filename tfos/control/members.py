@@ -21,7 +21,7 @@ from tfos.control.messages import (
     ServesShard,
 )
 from tfos.control.restarts.budget import RestartBudget
-from tfos.failure import NodeFailure, NodeId
+from tfos.failure import NodeFailure, NodeId, is_crash
 from tfos.topology import PlannedNode
 
 
@@ -71,6 +71,8 @@ class Member:
     stream_lost_s: float | None = None
     moved_s: float = 0.0
     """When its training was last seen to go on, or main_fun to return, in monotonic seconds."""
+    end: NodeFailure | None = None
+    """How its newest attempt ended without an order; None: it has not."""
     lost_s: float = 0.0
     """When its newest attempt was lost, in monotonic seconds."""
     is_unheard: bool = False
@@ -113,6 +115,23 @@ class Member:
     def is_live(self) -> bool:
         """Whether orders reach it."""
         return self.status in LIVE
+
+    @property
+    def crash(self) -> NodeFailure | None:
+        """How its newest attempt crashed; None: it lives, or ended in another way."""
+        return self.end if self.end is not None and is_crash(self.end) else None
+
+    @property
+    def loss(self) -> NodeFailure:
+        """How its newest attempt ended, which is lost."""
+        return self.end or self.failure("", f"{self.name} was lost")
+
+    def ends_by(self, failure: NodeFailure) -> None:
+        """Keep how its newest attempt ended: the first record, or the first of a crash."""
+        if failure.node != self.node:
+            return
+        if self.end is None or (is_crash(failure) and not is_crash(self.end)):
+            self.end = failure
 
     @property
     def heartbeat(self) -> Heartbeat | None:
@@ -185,6 +204,7 @@ class Member:
         self._enter("registered", now_s)
         self.registered_s = self.heard_s = self.moved_s = now_s
         self.last_report = 0
+        self.end = None
         self.stream_lost_s = None
         self.is_unheard = self.stop_ordered = self.in_collective = False
         self.beats.clear()

@@ -49,10 +49,16 @@ def cluster_report(cluster_id: str, state: ClusterView, now_s: float) -> reports
         notes=(
             *((state.waits_for,) if state.waits_for else ()),
             *(note for note in notes if note),
+            *_not_kept(state),
             *(str(each) for each in executors if each.is_over),
         ),
         executors=executors,
     )
+
+
+def _not_kept(state: ClusterView) -> list[str]:
+    dropped = state.num_failures - len(state.failures)
+    return [f"{dropped} failures between the first and the newest are kept no more"] * bool(dropped)
 
 
 def _executors(

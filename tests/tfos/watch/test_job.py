@@ -188,6 +188,22 @@ def test_who_has_looked_gets_newer_epochs_and_evaluations_alone_and_failures_wit
     assert {each["node"] for each in newer["failures"]} == {"worker:0", "worker:1"}
 
 
+def test_a_failure_after_many_others_is_shown_to_who_has_seen_those(bed):
+    def restart(count: int) -> None:
+        failure = NodeFailure(node_id("ps:0"), "h", 7, signal=9)
+        event = messages.Restarted(failure, count, 200)
+        report_to(bed.coordinator, node_id("ps:0"), event)
+
+    for count in range(150):
+        restart(count)
+    found = bed.job.snapshot()
+    assert found["num_failures"] == 150
+    restart(150)
+    newer = bed.job.snapshot(Seen(num_failures=150))
+    assert newer["num_failures"] == 151
+    assert newer["failures"]
+
+
 def test_a_curve_keeps_a_whole_run_in_bounded_memory():
     curve = Curve()
     for number in range(1, 5000):

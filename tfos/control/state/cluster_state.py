@@ -400,7 +400,7 @@ class ClusterState(ClusterOrders):
         if member.stop_ordered:
             member.status = NodeStatus.ENDED
             if failure.traceback and self.phase is ClusterPhase.FAILED:
-                self._note(failure)  # it failed before the order to stop arrived
+                self._note_end(failure)  # it failed before the order to stop arrived
             return []
         return self._end_of(member, failure, now_s, outside=is_from_outside(failure))
 
@@ -464,8 +464,9 @@ class ClusterState(ClusterOrders):
         gone = [*self.gone, *lost]
         if not member.in_collective or not gone:
             return []
-        failure = self.failure_of(gone[0])
+        failure = gone[0].loss
         self.failures = [each for each in self.failures if each is not failure]  # it comes again
+        self.num_failures -= 1
         return self.fail(explained(gone[0], failure, self._around(member, now_s), ()))
 
     def _around(self, member: Member, now_s: float) -> Surroundings:
@@ -485,7 +486,7 @@ class ClusterState(ClusterOrders):
     def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
         """Start a lost node again, by one of the restarts that are left."""
         delay_s = member.restarts.take(member.registered_s, now_s) or 0.0  # has_left has said so
-        self._note(failure)
+        self._note_end(failure)
         if not member.planned.is_ps:
             self.gone.append(member.as_lost())
         member.status, member.endpoint, member.lost_s = NodeStatus.RESTARTING, None, now_s
@@ -503,7 +504,7 @@ class ClusterState(ClusterOrders):
             now_s: monotonic seconds.
         """
         member.status, member.lost_s = NodeStatus.LOST, now_s
-        self._note(failure)
+        self._note_end(failure)
 
     def _without_slot(self, now_s: float) -> list[Action]:
         """Give up the nodes for whose new attempts Spark has had no slot for too long."""
@@ -529,7 +530,7 @@ class ClusterState(ClusterOrders):
             return []
         if now_s - min(each.lost_s for each in lost) < _NOTICE_S:
             return []
-        failure = self.failure_of(lost[0])
+        failure = lost[0].loss
         text = f"{failure.message}; main_fun did not notice it for {_NOTICE_S:.0f} s. {WITHOUT_PS}"
         return self.fail(msgspec.structs.replace(failure, message=text))
 

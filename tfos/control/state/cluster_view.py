@@ -16,7 +16,7 @@ from tfos.control.curve import Curve
 from tfos.control.epoch_log import EpochLog
 from tfos.control.members import Member, NodeStatus
 from tfos.control.restarts.budget import RestartBudget
-from tfos.failure import NodeFailure, is_crash
+from tfos.failure import NodeFailure
 from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE, Plan
 
@@ -29,7 +29,9 @@ class ClusterView:
     config: ClusterConfig
     phase: ClusterPhase = ClusterPhase.NEW
     failures: list[NodeFailure] = field(default_factory=list)
-    """Every failure and loss, in order of arrival."""
+    """Failures, losses and restarts of servers, in order of arrival: the first and the newest."""
+    num_failures: int = 0
+    """So far, also those that are kept no more."""
     fatal: list[NodeFailure] = field(default_factory=list)
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
@@ -185,19 +187,6 @@ class ClusterView:
             for each in self.tensorflow_servers
             if each.planned.role == PS_ROLE and each.status is NodeStatus.LOST
         ]
-
-    def crash_of(self, member: Member) -> NodeFailure | None:
-        """Return how this attempt crashed; None: it lives, or ended in another way."""
-        return next(filter(is_crash, self.failures_of(member)), None)
-
-    def failure_of(self, member: Member) -> NodeFailure:
-        """Return how this attempt ended, which is lost."""
-        lost = member.failure("", f"{member.name} was lost")  # for a record that found no room
-        return next(iter(self.failures_of(member)), lost)
-
-    def failures_of(self, member: Member) -> list[NodeFailure]:
-        """Return the records of this attempt, in order of arrival."""
-        return [each for each in self.failures if each.node == member.node]
 
     def live(self) -> list[Member]:
         """Return the nodes whose supervisor runs."""
