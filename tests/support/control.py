@@ -57,12 +57,14 @@ class RecordingHandler:
         self._note("ask", ask)
         return b"{}"
 
-    def on_stream_opened(self, node: NodeId) -> str:
+    def on_stream_opened(self, node: NodeId, number: int) -> str:
+        del number
         if not self.refuse_orders:
             self._note("opened", node)
         return self.refuse_orders
 
-    def on_stream_closed(self, node: NodeId) -> None:
+    def on_stream_closed(self, node: NodeId, number: int) -> None:
+        del number
         self._note("closed", node)
 
 

@@ -284,10 +284,15 @@ class Coordinator:
                     self._changed.notify_all()
         self._console.node_lines(f"{batch.node.name}@{host}", batch.lines[:passed], dropped)
 
-    def on_stream_opened(self, node: NodeId) -> str:
-        """Return why this attempt gets no orders; empty if it may have them."""
+    def on_stream_opened(self, node: NodeId, number: int) -> str:
+        """Return why this attempt gets no orders; empty if it may have them.
+
+        Args:
+            node: who subscribes, with its attempt.
+            number: of its stream.
+        """
         with self._lock:
-            return self._state.on_stream_opened(node, self._clock())
+            return self._state.on_stream_opened(node, number, self._clock())
 
     def on_ask(self, ask: messages.Ask) -> bytes:
         """Answer an operator.
@@ -299,9 +304,14 @@ class Coordinator:
             raise ControlRefused("the driver is about to start or to end; ask again")
         return self._answer(ask)
 
-    def on_stream_closed(self, node: NodeId) -> None:
-        """Record that the node's connection is closed."""
-        self.act(lambda state: state.on_stream_closed(node, self._clock()))
+    def on_stream_closed(self, node: NodeId, number: int) -> None:
+        """Record that the node's connection is closed, unless it has a newer one.
+
+        Args:
+            node: whose stream it was, with its attempt.
+            number: of the stream.
+        """
+        self.act(lambda state: state.on_stream_closed(node, number, self._clock()))
 
     # ---- inside ----
 

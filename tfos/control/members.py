@@ -68,7 +68,10 @@ class Member:
     heard_s: float = 0.0
     last_report: int = 0
     """Number of its newest event."""
+    stream: int = 0
+    """Number of its newest stream of orders; 0: it has had none."""
     stream_lost_s: float | None = None
+    """When that ended, in monotonic seconds; None: it is open."""
     moved_s: float = 0.0
     """When its training was last seen to go on, or main_fun to return, in monotonic seconds."""
     end: NodeFailure | None = None
@@ -205,7 +208,7 @@ class Member:
         self.registered_s = self.heard_s = self.moved_s = now_s
         self.last_report = 0
         self.end = None
-        self.stream_lost_s = None
+        self.stream, self.stream_lost_s = 0, None
         self.is_unheard = self.stop_ordered = self.in_collective = False
         self.beats.clear()
         self.flushes = {}

@@ -48,11 +48,6 @@ class Outbox:
             self._changed.notify_all()
             return self._stream
 
-    def is_current(self, stream: int) -> bool:
-        """Whether no later stream was opened."""
-        with self._changed:
-            return stream == self._stream
-
     def wake(self) -> None:
         """Make waiting streams check `is_active` again."""
         with self._changed:

@@ -51,11 +51,21 @@ class ControlHandler(Protocol):
             ControlRefused: nobody answers at this driver.
         """
 
-    def on_stream_opened(self, node: NodeId) -> str:
-        """Return why this attempt gets no orders; empty if it may have them."""
+    def on_stream_opened(self, node: NodeId, number: int) -> str:
+        """Return why this attempt gets no orders; empty if it may have them.
 
-    def on_stream_closed(self, node: NodeId) -> None:
-        """The node's order stream is closed, for any reason."""
+        Args:
+            node: who subscribes, with its attempt.
+            number: of its stream; a higher one replaces it.
+        """
+
+    def on_stream_closed(self, node: NodeId, number: int) -> None:
+        """The node's order stream is closed, for any reason; it may have a newer one.
+
+        Args:
+            node: whose stream it was, with its attempt.
+            number: of the stream.
+        """
 
 
 class ControlServer:
@@ -142,16 +152,16 @@ class ControlServer:
     def _orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Yield orders until the node, a newer stream or this server ends it."""
         message = received(codec.decode_subscribe, _is_itself, body, context)
-        refusal = self._handler.on_stream_opened(message.node)
-        if refusal:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
         outbox = self._outbox(message.node)
         number = outbox.open_stream()
+        refusal = self._handler.on_stream_opened(message.node, number)
+        if refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
 
         def ended() -> None:
             outbox.wake()
-            if outbox.is_current(number):
-                self._handler.on_stream_closed(message.node)
+            # gRPC calls this on its only thread for events, and the handler may have to wait.
+            self._server.run_soon(lambda: self._handler.on_stream_closed(message.node, number))
 
         if not context.add_callback(ended):
             ended()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from rpc.auth.certificates import TlsCredentials
-from tests.support.control import ControlBed
+from tests.support.control import ControlBed, RecordingHandler
 from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlRefused, ControlUnavailable
@@ -208,6 +209,45 @@ def test_no_order_is_lost_or_doubled_when_the_connection_breaks(control):
     assert got.get(timeout=WAIT_S) == messages.Flush("input", 1)
     control.handler.wait_for("opened", 2)
     assert got.empty()
+
+
+class BusyHandler(RecordingHandler):
+    """A driver whose lock is taken when a stream ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_free = threading.Event()
+        self.streams: list[tuple[str, int]] = []
+
+    def on_stream_opened(self, node: NodeId, number: int) -> str:
+        self.streams.append(("opened", number))
+        return super().on_stream_opened(node, number)
+
+    def on_stream_closed(self, node: NodeId, number: int) -> None:
+        self._note("ending", node)
+        self.is_free.wait(WAIT_S)
+        self.streams.append(("closed", number))
+        super().on_stream_closed(node, number)
+
+
+@pytest.mark.fault("F28")
+def test_a_stream_that_ends_while_the_driver_is_busy_stops_no_call_and_is_told_by_its_number():
+    handler = BusyHandler()
+    control = ControlBed(handler=handler)
+    try:
+        client = control.client()
+        client.orders(lambda order: None, lambda reason: None)
+        handler.wait_for("opened")
+        client._stream.cancel()
+        handler.wait_for("ending")
+        control.client("worker", 1).heartbeat(messages.Heartbeat(NodeId("worker", 1), 1, "x"))
+        handler.wait_for("opened", 2)
+        handler.is_free.set()
+        handler.wait_for("closed")
+        assert handler.streams == [("opened", 1), ("opened", 2), ("closed", 1)]
+    finally:
+        handler.is_free.set()
+        control.close()
 
 
 @pytest.mark.attack("A15")

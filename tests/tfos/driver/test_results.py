@@ -59,7 +59,8 @@ class Cluster(ResultCalls):
         """The driver stops all, and every node confirms."""
         self.coordinator.act(lambda state: state.end(state.live(), "end", grace_s=1.0))
         for name in self.coordinator.read(lambda state: list(state.members)):
-            self.coordinator.on_stream_closed(node_id(name))
+            self.coordinator.on_stream_opened(node_id(name), 1)
+            self.coordinator.on_stream_closed(node_id(name), 1)
         self.coordinator.act(moving(ClusterPhase.CLOSED))
 
 

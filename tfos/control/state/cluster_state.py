@@ -208,11 +208,12 @@ class ClusterState(ClusterOrders):
                 warning = notices.no_result(member, event.no_result)
                 return [*self._done(member, now_s), *self._once(event.no_result, warning)]
 
-    def on_stream_opened(self, node: NodeId, now_s: float) -> str:
+    def on_stream_opened(self, node: NodeId, number: int, now_s: float) -> str:
         """Handle a subscription to orders; return the reason of a refusal, or an empty string.
 
         Args:
             node: who subscribes, with its attempt.
+            number: of its stream: one may be heard of after a newer one.
             now_s: monotonic seconds.
         """
         self._heard_again(node)
@@ -220,18 +221,20 @@ class ClusterState(ClusterOrders):
         if member is None:
             return f"{node.name} attempt {node.attempt} was replaced or fenced"
         member.heard_s = now_s
-        member.stream_lost_s = None
+        if number > member.stream:
+            member.stream, member.stream_lost_s = number, None
         return ""
 
-    def on_stream_closed(self, node: NodeId, now_s: float) -> list[Action]:
+    def on_stream_closed(self, node: NodeId, number: int, now_s: float) -> list[Action]:
         """Handle a closed connection: after an order to stop it is the end; else it may return.
 
         Args:
             node: whose connection it was.
+            number: of the stream; a newer one may be open.
             now_s: monotonic seconds.
         """
         member = self._current(node)
-        if member is not None:
+        if member is not None and number == member.stream:
             if member.stop_ordered:
                 member.status = NodeStatus.ENDED
             member.stream_lost_s = now_s
