@@ -435,7 +435,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     def status(self) -> reports.ClusterReport:
         """Return every node's state and numbers; prints as a table."""
         now_s = self._coordinator.now_s()
-        return self._coordinator.read(lambda state: cluster_report(self.cluster_id, state, now_s))
+        return cluster_report(self.cluster_id, self._coordinator.copied(), now_s)
 
     def __enter__(self) -> TFCluster:
         return self

@@ -184,6 +184,11 @@ class Coordinator:
         with self._lock:
             return question(self._state)
 
+    def copied(self) -> ClusterView:
+        """Return the state as it is now, for reports: they take too long to make under the lock."""
+        with self._lock:
+            return self._state.copied()
+
     def act(self, decide: Callable[[ClusterState], list[Action]]) -> None:
         """Let the state decide and execute its actions."""
         with self._lock:

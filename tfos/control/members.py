@@ -216,6 +216,12 @@ class Member:
         self.last_feeds = ()
         self.batches = {}
 
+    def copied(self) -> Member:
+        """Return a copy that stays as it is when the node goes on."""
+        return replace(
+            self, beats=self.beats.copy(), flushes=self.flushes.copy(), batches=self.batches.copy()
+        )
+
     def as_lost(self) -> Member:
         """Return a record of this attempt that stays as it is when another one registers."""
         return replace(self, status=NodeStatus.LOST, beats=self.beats.copy())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ps.stats.server_stats import ServerStats
 from tests.support.cluster_states import node_id, report_to
 from tests.support.waiting import wait_until
 from tests.support.watched_job import WatchedJob, server_stats
@@ -18,9 +19,14 @@ from tfos.control import messages
 from tfos.control.coordinator import READ_S
 from tfos.control.curve import MOST_POINTS, Curve, CurvePoint
 from tfos.failure import NodeFailure
+from tfos.monitor import stragglers
+from tfos.monitor.prometheus import ClusterPage
 from tfos.watch import snapshot as watch_snapshot
 from tfos.watch.job import STOP_REASON
 from tfos.watch.snapshot import Seen
+
+BEAT_S = 5.0
+"""A node's call waits no longer for its answer."""
 
 
 @pytest.fixture
@@ -186,6 +192,42 @@ def test_who_has_looked_gets_newer_epochs_and_evaluations_alone_and_failures_wit
     assert [each["epoch"] for each in newer["epochs"]] == [2]
     assert [each["step"] for each in newer["evaluations"]] == [2]
     assert {each["node"] for each in newer["failures"]} == {"worker:0", "worker:1"}
+
+
+@pytest.mark.parametrize(
+    "report_of",
+    [lambda bed: bed.job.snapshot(), lambda bed: ClusterPage(bed.coordinator, "test").render()],
+    ids=["page", "metrics"],
+)
+def test_heartbeats_are_answered_while_a_report_is_made(bed, report_of, monkeypatch):
+    """That of a large cluster decodes so many counters that it takes most of a second."""
+    decode, waited = stragglers.server_counters, []
+
+    def decode_slowly(beat: messages.Heartbeat | None) -> ServerStats | None:
+        node = threading.Thread(target=bed.beat, args=("worker:0", 1), daemon=True)
+        node.start()
+        node.join(BEAT_S)
+        waited.append(node.is_alive())
+        return decode(beat)
+
+    bed.beat("ps:0", 1, stats=server_stats())
+    monkeypatch.setattr(stragglers, "server_counters", decode_slowly)
+    report_of(bed)
+    assert waited
+    assert not any(waited)
+
+
+def test_a_copy_of_the_state_stays_as_it_is_when_the_cluster_goes_on(bed):
+    bed.beat("worker:0", 1, progress={"steps": 1.0})
+    copy = bed.coordinator.copied()
+    before = json.dumps(watch_snapshot.snapshot(bed.job.info, copy, bed.now_s), sort_keys=True)
+    bed.beat("worker:0", 2, progress={"steps": 2.0})
+    bed.note(messages.EpochTrained(1, 0, {"loss": 0.5}))
+    bed.note(messages.Evaluated(1, {"val_loss": 0.5}))
+    bed.coordinator.act(lambda state: state.on_tick(bed.now_s))
+    bed.fail("worker:1", signal=9)
+    after = json.dumps(watch_snapshot.snapshot(bed.job.info, copy, bed.now_s), sort_keys=True)
+    assert after == before
 
 
 def test_a_failure_after_many_others_is_shown_to_who_has_seen_those(bed):

@@ -7,6 +7,7 @@ Does not: change anything (control.state.cluster_orders and cluster_state do), l
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -68,6 +69,15 @@ class ClusterView:
             )
             for node in self.plan.nodes
         }
+
+    def copied(self) -> ClusterView:
+        """Return a copy that stays as it is when the cluster goes on, to make reports of."""
+        made = copy.copy(self)
+        made.members = {name: each.copied() for name, each in self.members.items()}
+        made.gone, made.fatal = self.gone.copy(), self.fatal.copy()
+        made.failures = self.failures.copy()
+        made.epochs, made.curve = self.epochs.copied(), self.curve.copied()
+        return made
 
     @property
     def servers(self) -> list[Member]:
