@@ -378,7 +378,7 @@ class EventAck(msgspec.Struct, frozen=True):
 class Subscribe(msgspec.Struct, frozen=True):
     """Open the stream of orders for this node, from the one after `after` on.
 
-    Orders are kept for the life of the cluster, so none is lost when a stream breaks.
+    The newest 4096 orders of an attempt are kept, so none is lost when a stream breaks.
     """
 
     node: NodeId

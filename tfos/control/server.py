@@ -20,7 +20,7 @@ import msgspec
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.identity import OPERATOR_NAME
-from tfos.control.outbox import Outbox
+from tfos.control.outbox import OrdersForgotten, Outbox
 from tfos.failure import NodeId
 from tfos.tls_server import TlsServer, received, unary
 
@@ -166,8 +166,24 @@ class ControlServer:
         if not context.add_callback(ended):
             ended()
             return
-        for item in outbox.stream(number, message.after, context.is_active):
-            yield codec.encode(item)
+        self._forget_older(message.node)
+        try:
+            for item in outbox.stream(number, message.after, context.is_active):
+                yield codec.encode(item)
+        except OrdersForgotten as error:
+            context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
+
+    def _forget_older(self, newest: NodeId) -> None:
+        """Drop the outboxes of older attempts of a node; a stream that is open ends when empty."""
+        with self._outboxes_lock:
+            older = [
+                node
+                for node in self._outboxes
+                if node.name == newest.name and node.attempt < newest.attempt
+            ]
+            dropped = [self._outboxes.pop(node) for node in older]
+        for outbox in dropped:
+            outbox.close()
 
 
 def _answered(answer: Callable[[Any], msgspec.Struct]) -> Callable[[Any], bytes]:
