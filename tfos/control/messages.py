@@ -200,7 +200,10 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
     @property
     def is_local(self) -> bool:
         """Whether only the chief's host can reach it."""
-        host = urlsplit(self.url).hostname or ""
+        try:
+            host = urlsplit(self.url).hostname or ""
+        except ValueError:  # such as of `http://[`
+            return False
         return host in ("localhost", "::1") or host.startswith("127.")
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.waiting import wait_until
 from tfos.control import messages, outbox
 from tfos.control.client import CALL_TIMEOUT_S
-from tfos.errors import ControlUnavailable
+from tfos.errors import ControlFailed, ControlUnavailable
 from tfos.failure import NodeId
 
 WAIT_S = 30.0
@@ -103,6 +103,15 @@ def test_a_newer_attempt_ends_the_orders_of_the_older_one(control):
     assert got.get(timeout=WAIT_S) == messages.Stop("replaced by a newer attempt")
     assert "ended the stream" in ended.get(timeout=WAIT_S)
     wait_until(lambda: list(control.server._outboxes) == [new.node], "one outbox", WAIT_S)
+
+
+def test_a_call_that_the_driver_cannot_handle_is_told_with_its_text(control, monkeypatch):
+    def broken(_kind: str, _value: object) -> None:
+        raise ValueError("a defect of the driver")
+
+    monkeypatch.setattr(control.handler, "_note", broken)
+    with pytest.raises(ControlFailed, match=r"UNKNOWN: .*a defect of the driver"):
+        control.client().report(messages.Done(), 1)
 
 
 def test_attempts_have_their_own_orders(control):

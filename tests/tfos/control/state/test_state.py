@@ -542,6 +542,7 @@ def test_tensorboard_is_told_and_its_absence_is_a_warning():
         ("http://[::1]:6006/", False),
         ("http://10.0.0.7:6006/", True),
         ("http://host-b:6006/", True),
+        ("http://[", True),
     ],
 )
 def test_a_tensorboard_that_others_can_reach_is_warned_of(url, is_open):
