@@ -220,7 +220,8 @@ class DriverThatCannotHandleEpochs(PlayedDriver):
 def test_an_event_that_the_driver_cannot_handle_ends_the_node_with_the_drivers_text(monkeypatch):
     """The driver would wait for ever for the end of main_fun, whose report stands behind it."""
     monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.01)
-    driver, notices = DriverThatCannotHandleEpochs(), queue.SimpleQueue()
+    driver = DriverThatCannotHandleEpochs()
+    notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
     each = reporter(lambda: driver, notices)
     each.start()
     each.report(messages.PhaseChanged("main_fun"))
