@@ -426,7 +426,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
 
     @property
     def failures(self) -> tuple[NodeFailure, ...]:
-        """Every failure so far, lost workers included, in order of arrival.
+        """Failures so far, lost workers included, in order of arrival: the first and newest 50.
 
         With Spark's reason for the end of an executor, once Spark has it.
         """
@@ -435,7 +435,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     def status(self) -> reports.ClusterReport:
         """Return every node's state and numbers; prints as a table."""
         now_s = self._coordinator.now_s()
-        return self._coordinator.read(lambda state: cluster_report(self.cluster_id, state, now_s))
+        return cluster_report(self.cluster_id, self._coordinator.copied(), now_s)
 
     def __enter__(self) -> TFCluster:
         return self

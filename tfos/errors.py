@@ -30,6 +30,7 @@ TFOSError                        every error of tfos, ps, feeding and rpc
 ├── ShutdownTimeout          nodes did not end in time and were killed    → timeout, main_fun
 ├── ControlError             the control plane between driver and nodes
 │   ├── ControlUnavailable   transient: no reply in time                  → retried by the caller
+│   │   └── ControlFailed    the driver could not handle the call         → retried a few times
 │   └── ControlRefused       the driver refused this node permanently     → the node ends
 └── NodeError                starting and running one node
     ├── NodeStartError       the supervisor did not start                 → read its last output
@@ -125,6 +126,7 @@ __all__ = [
     "ConfigError",
     "ConnectionClosed",
     "ControlError",
+    "ControlFailed",
     "ControlRefused",
     "ControlUnavailable",
     "DataError",
@@ -333,6 +335,10 @@ class ControlError(TFOSError):
 
 class ControlUnavailable(ControlError):
     """No reply arrived within the deadline; a retry may help."""
+
+
+class ControlFailed(ControlUnavailable):
+    """The driver answered that it could not handle the call; a retry rarely helps."""
 
 
 class ControlRefused(ControlError):

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from rpc.auth.certificates import TlsCredentials
-from tfos.errors import ControlRefused, ControlUnavailable
+from tfos.errors import ControlFailed, ControlRefused, ControlUnavailable
 
 REFUSALS = frozenset(
     {
@@ -21,10 +21,13 @@ REFUSALS = frozenset(
         grpc.StatusCode.PERMISSION_DENIED,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.OUT_OF_RANGE,
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
 """The driver's answers that no repetition changes."""
+_FAILURES = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED})
+"""Its answers where a call raised, or was too large."""
 
 
 def channel_credentials(keys: TlsCredentials) -> grpc.ChannelCredentials:
@@ -52,13 +55,17 @@ def ask(channel: Any, path: str, body: bytes, timeout_s: float, where: str) -> b
 
     Raises:
         ControlUnavailable: no reply arrived in time, or the channel is closed.
+        ControlFailed: the driver could not handle the call.
         ControlRefused: the driver refuses, and would again.
     """
     try:
         reply: bytes = channel.unary_unary(path)(body, timeout=timeout_s, wait_for_ready=True)
     except grpc.RpcError as error:
-        failure = ControlRefused if error.code() in REFUSALS else ControlUnavailable
-        raise failure(f"{where}: {reason_of(error)}") from None
+        text = f"{where}: {reason_of(error)}"
+        if error.code() in REFUSALS:
+            raise ControlRefused(text) from None
+        failure = ControlFailed if error.code() in _FAILURES else ControlUnavailable
+        raise failure(text) from None
     except ValueError as error:  # the channel was closed by another thread
         raise ControlUnavailable(f"{where}: {error}") from error
     return reply

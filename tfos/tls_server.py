@@ -116,6 +116,17 @@ class TlsServer:
                 return bound
         raise ControlError("the control server has no port to listen on")
 
+    def run_soon(self, act: Callable[[], None]) -> None:
+        """Call a function on one of the threads that serve calls; its exception is logged."""
+
+        def acted() -> None:
+            try:
+                act()
+            except Exception:  # noqa: BLE001 - nobody takes it from a future
+                _LOG.exception("a call beside the peers' calls failed")
+
+        self._threads.submit(acted)
+
     def close(self) -> None:
         """End all calls."""
         self._server.stop(_CLOSE_GRACE_S).wait(5.0)

@@ -133,11 +133,15 @@ class WorkerLink:
 
     def is_usable(self, since_s: float) -> bool:
         """Return whether a chunk may be sent without a Hello first."""
-        if not self.is_fresh(since_s):
+        if not self.is_fresh(since_s) or self._is_nearly_used:
             return False
         return not self.is_kept or (
             self.connection is not None and not self.connection.peer_closed()
         )
+
+    @property
+    def _is_nearly_used(self) -> bool:
+        return self.connection is not None and self.connection.is_nearly_used
 
     def take_kept(self, purpose: Purpose) -> None:
         """Use a connection of an earlier partition, if there is one.
@@ -167,13 +171,16 @@ class WorkerLink:
         POOL.give(purpose, idle)
 
     def open(self, credentials: Credentials, timeout_s: float) -> None:
-        """Connect if not connected; a failure makes the worker lost, as one a while ago does.
+        """Connect if not connected, or if the connection is nearly used.
+
+        A failure makes the worker lost, as one a while ago does.
 
         Args:
             credentials: of the cluster.
             timeout_s: for connecting, in seconds.
         """
-        if self.is_kept and self.connection is not None and self.connection.peer_closed():
+        is_broken = self.is_kept and self.connection is not None and self.connection.peer_closed()
+        if is_broken or self._is_nearly_used:
             self.close()
         if self.connection is not None:
             return

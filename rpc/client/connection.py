@@ -20,6 +20,7 @@ from rpc.endpoint import Endpoint
 from rpc.errors import AuthError
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.transport.stream import Stream
+from rpc.transport.tls_stream import TlsStream
 from rpc.wire.frame_io import Buffer
 
 __all__ = [
@@ -69,6 +70,14 @@ class Connection(BaseConnection):
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<Connection to {self.peer} at {self.stream.peer_address}, {state}>"
+
+    @property
+    def is_nearly_used(self) -> bool:
+        """Whether its keys are good for few more bytes: who keeps it replaces it between two calls.
+
+        It still carries 64 GiB in one direction, and then breaks.
+        """
+        return isinstance(self.stream, TlsStream) and self.stream.is_nearly_used
 
     def peer_closed(self) -> bool:
         """Return, without a call, whether either side has closed. A silent peer counts as open."""

@@ -68,6 +68,7 @@ class Listener:
         credentials: the cluster's secret, and TLS files if TCP is encrypted.
         identity: this process.
         limits: what this side accepts.
+        on_connect: called with the peer before its first request is read.
         on_disconnect: called with the peer after its connection has ended.
     """
 
@@ -78,6 +79,7 @@ class Listener:
         identity: Identity,
         *,
         limits: Limits = DEFAULT_LIMITS,
+        on_connect: Callable[[Identity], None] | None = None,
         on_disconnect: Callable[[Identity], None] | None = None,
     ) -> None:
         """Check the credentials, and make room for connections as far as allowed.
@@ -91,6 +93,7 @@ class Listener:
         self._credentials = credentials
         self._identity = identity
         self._limits = limits
+        self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self._acceptors: list[Acceptor] = []
         self._host, self._port, self._unix_path, self._inproc = "", 0, "", ""
@@ -280,24 +283,26 @@ class Listener:
 
     def _serve(self, connection: ServedConnection) -> None:
         try:
+            _report(self._on_connect, connection.peer)
             connection.serve()
         finally:
             with self._lock:
                 self._closed_totals.add(connection)
                 del self._served[connection]
-            self._report_disconnect(connection.peer)
-
-    def _report_disconnect(self, peer: Identity) -> None:
-        if self._on_disconnect is None:
-            return
-        try:
-            self._on_disconnect(peer)
-        except Exception:  # noqa: BLE001 - a callback's failure must not end this thread early
-            _log.exception("on_disconnect failed for %s", peer)
+            _report(self._on_disconnect, connection.peer)
 
     def _check_can_bind(self) -> None:
         if self._closed or self._authenticator is not None:
             raise ConnectionClosed("bind and start come once, before each other and before close")
+
+
+def _report(callback: Callable[[Identity], None] | None, peer: Identity) -> None:
+    if callback is None:
+        return
+    try:
+        callback(peer)
+    except Exception:  # noqa: BLE001 - a callback's failure must not end this thread early
+        _log.exception("on_connect or on_disconnect failed for %s", peer)
 
 
 @dataclass(slots=True)

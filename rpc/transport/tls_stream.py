@@ -68,6 +68,14 @@ class TlsStream(RecordStream):
         self._has_received = False
         """Whether the peer has sent a record inside TLS."""
         self._records_left = MAX_RECORDS
+        """That this side may send."""
+        self._peers_records_left = MAX_RECORDS
+        """That the peer may send, or fewer: one that is read in two parts counts twice."""
+
+    @property
+    def is_nearly_used(self) -> bool:
+        """Whether a quarter of the records is left in one direction: the time to connect again."""
+        return min(self._records_left, self._peers_records_left) < MAX_RECORDS // 4
 
     def shake_hands(self) -> bool:
         """Continue the TLS handshake; False while it waits for the peer.
@@ -159,6 +167,7 @@ class TlsStream(RecordStream):
             while at < len(view):
                 # With a buffer it returns the number of bytes.
                 at += int(self._tls.read(len(view) - at, view[at:]))
+                self._peers_records_left -= 1  # a read returns bytes of one record
                 self._has_received = True
         except ssl.SSLWantReadError:
             self._may_have_bytes = False

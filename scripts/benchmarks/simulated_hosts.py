@@ -58,6 +58,7 @@ class SimulatedNode:
         until_return: Callable[[], Any],
     ) -> None:
         self._node = node
+        self._num_events = 0
         self._until_return = until_return
         self._channel = grpc.aio.secure_channel(
             address,
@@ -124,7 +125,8 @@ class SimulatedNode:
             await asyncio.sleep(every_s)
 
     async def _report(self, event: messages.Event) -> None:
-        report = messages.EventReport(self._node, event)
+        self._num_events += 1
+        report = messages.EventReport(self._node, self._num_events, event)
         await self._call(codec.REPORT, report, codec.decode_ack, CALL_TIMEOUT_S)
 
     async def _call(

@@ -8,6 +8,7 @@ from itertools import repeat
 from rpc.endpoint import Endpoint
 from tfos.config import ClusterConfig
 from tfos.control import messages
+from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import NodeId
 from tfos.phases import ClusterPhase
@@ -18,6 +19,11 @@ def node_id(name: str, attempt: int = 0) -> NodeId:
     """Return the id of `worker:1`."""
     role, _, index = name.partition(":")
     return NodeId(role, int(index), attempt)
+
+
+def report_to(coordinator: Coordinator, node: NodeId, event: messages.Event) -> None:
+    """Let a driver hear of an event, as its node would report it."""
+    coordinator.act(lambda state: state.on_event(node, event, coordinator.now_s()))
 
 
 def running(

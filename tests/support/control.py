@@ -47,8 +47,8 @@ class RecordingHandler:
         self._note("heartbeat", heartbeat)
         return messages.HeartbeatReply()
 
-    def on_event(self, node: NodeId, event: messages.Event) -> None:
-        self._note("event", (node, event))
+    def on_report(self, report: messages.EventReport) -> None:
+        self._note("event", (report.node, report.event))
 
     def on_log(self, batch: messages.LogBatch) -> None:
         self._note("log", batch)
@@ -57,12 +57,14 @@ class RecordingHandler:
         self._note("ask", ask)
         return b"{}"
 
-    def on_stream_opened(self, node: NodeId) -> str:
+    def on_stream_opened(self, node: NodeId, number: int) -> str:
+        del number
         if not self.refuse_orders:
             self._note("opened", node)
         return self.refuse_orders
 
-    def on_stream_closed(self, node: NodeId) -> None:
+    def on_stream_closed(self, node: NodeId, number: int) -> None:
+        del number
         self._note("closed", node)
 
 

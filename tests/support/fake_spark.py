@@ -195,6 +195,9 @@ class FakeNode:
         self._task, self._bundle, self._register = task, bundle, register
         self._node = NodeId(bundle.node.role, bundle.node.index)
         self._client: ControlClient | None = None
+        self._num_events = 0
+        self._reporting = threading.Lock()
+        """The thread of orders, this fake's own and the test's report; events have an order."""
         self._thread = threading.Thread(target=self._run, name=f"fake-{self.name}", daemon=True)
         self._thread.start()
 
@@ -211,11 +214,16 @@ class FakeNode:
 
     def fail(self, text: str) -> None:
         """Raise in main_fun."""
-        assert self._client is not None
         failure = NodeFailure(
             self._node, "h", 7, error_type="ValueError", message=text, traceback="T"
         )
-        self._client.report(messages.Failed(failure), timeout_s=WAIT_S)
+        self._report(messages.Failed(failure))
+
+    def _report(self, event: messages.Event) -> None:
+        assert self._client is not None
+        with self._reporting:
+            self._num_events += 1
+            self._client.report(event, self._num_events, timeout_s=WAIT_S)
 
     def _run(self) -> None:
         bundle = self._bundle
@@ -231,7 +239,7 @@ class FakeNode:
                 register = messages.Register(self._node, "0", "h", 7)
                 if client.register(register, timeout_s=WAIT_S).accepted:
                     client.orders(self._carry_out, lambda reason: self.ended.set())
-                    client.report(messages.Listening(_NOWHERE), timeout_s=WAIT_S)
+                    self._report(messages.Listening(_NOWHERE))
                     self.ended.wait(WAIT_S)
         except ControlError:
             pass  # the driver has closed its control plane
@@ -242,8 +250,7 @@ class FakeNode:
         self.heard.append(order)
         for answer in self._answers(order):
             try:
-                assert self._client is not None
-                self._client.report(answer, timeout_s=WAIT_S)
+                self._report(answer)
             except ControlError:
                 self.ended.set()
 

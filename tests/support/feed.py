@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from feeding.sender.connection_pool import POOL
 from feeding.sender.task import FeedReport, FeedTarget, FeedTask, InferenceTask
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
+from tests.support.rpc import over_tls
 from tests.support.waiting import wait_until
 
 WAIT_S = 20.0
@@ -34,7 +36,7 @@ class Worker:
         self.channel = FeedChannel(config, worker=f"worker:{rank}")
         self.listener = Listener(
             self.channel.handler,
-            CREDENTIALS,
+            given_tls() if transport == "tls" else CREDENTIALS,
             Identity(Role.WORKER, rank),
             on_disconnect=self.channel.on_disconnect,
             limits=LIMITS,
@@ -75,16 +77,25 @@ def given() -> Credentials:
     return CREDENTIALS
 
 
+@functools.cache
+def given_tls() -> Credentials:
+    """Give a task the credentials of workers that are reached by TLS."""
+    return over_tls(CREDENTIALS)
+
+
 def feed_task(
     some: list[Worker], epoch: int = 0, config: FeedConfig = CONFIG, **fields: Any
 ) -> FeedTask:
     targets = tuple(worker.target for worker in some)
-    return FeedTask(targets=targets, credentials=given, epoch=epoch, config=config, **fields)
+    fields = {"credentials": given, **fields}
+    return FeedTask(targets=targets, epoch=epoch, config=config, **fields)
 
 
-def inference_task(some: list[Worker], config: FeedConfig = CONFIG) -> InferenceTask:
+def inference_task(
+    some: list[Worker], config: FeedConfig = CONFIG, credentials: Callable[[], Credentials] = given
+) -> InferenceTask:
     targets = tuple(worker.target for worker in some)
-    return InferenceTask(targets=targets, credentials=given, config=config)
+    return InferenceTask(targets=targets, credentials=credentials, config=config)
 
 
 class Background:

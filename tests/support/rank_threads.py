@@ -8,6 +8,7 @@ from typing import Any
 
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
+from tests.support.rpc import over_tls
 from tfos.collectives.group import RankGroup, RankPeer
 from tfos.collectives.offers import Offers
 
@@ -16,24 +17,39 @@ JOIN_S = 60.0
 
 
 class Ranks:
-    """Ranks of one run as threads, each with a listener on a Unix socket of its own."""
+    """Ranks of one run as threads, each with a listener of its own.
 
-    def __init__(self, size: int, directory: str) -> None:
+    Args:
+        size: number of ranks.
+        directory: of the Unix sockets; None: the ranks reach each other by TLS.
+    """
+
+    def __init__(self, size: int, directory: str | None) -> None:
+        credentials = CREDENTIALS if directory is not None else over_tls(CREDENTIALS)
         self.offers = [Offers(rank) for rank in range(size)]
         identities = [Identity(Role.WORKER, rank) for rank in range(size)]
         self.listeners = [
-            Listener(offer.handle, CREDENTIALS, who, on_disconnect=offer.disconnected)
+            Listener(
+                offer.handle,
+                credentials,
+                who,
+                on_connect=offer.connected,
+                on_disconnect=offer.disconnected,
+            )
             for offer, who in zip(self.offers, identities, strict=True)
         ]
         for each in self.listeners:
-            each.bind_unix(directory)
+            if directory is not None:
+                each.bind_unix(directory)
+            else:
+                each.bind_tcp("127.0.0.1")
             each.start()
         peers = {
             who.rank: RankPeer(who, listener.endpoint)
             for who, listener in zip(identities, self.listeners, strict=True)
         }
         self.groups = [
-            RankGroup(who, CREDENTIALS, offer, {r: p for r, p in peers.items() if r != who.rank})
+            RankGroup(who, credentials, offer, {r: p for r, p in peers.items() if r != who.rank})
             for who, offer in zip(identities, self.offers, strict=True)
         ]
 

@@ -270,7 +270,9 @@ def sealed_pair(left: Stream, right: Stream) -> tuple[SealedStream, SealedStream
 @functools.cache
 def _tls_keys() -> tuple[TlsCredentials, str]:
     cluster_id = secrets.token_hex(8)
-    return ClusterAuthority(cluster_id).data_node("server", "worker", "driver"), cluster_id
+    return ClusterAuthority(cluster_id).data_node(
+        "server", "worker", "driver", "feeder"
+    ), cluster_id
 
 
 def over_tls(credentials: Credentials) -> Credentials:

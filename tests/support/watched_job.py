@@ -9,7 +9,7 @@ import msgspec
 from ps.stats.server_stats import ServerStats
 from rpc.endpoint import Endpoint
 from rpc.histogram import Latency
-from tests.support.cluster_states import node_id
+from tests.support.cluster_states import node_id, report_to
 from tests.support.control import moving
 from tests.support.waiting import wait_until
 from tfos.config import Checkpoints, ClusterConfig
@@ -54,7 +54,7 @@ class WatchedJob:
             node = node_id(name)
             self.coordinator.on_register(messages.Register(node, "1", "host-a", 7))
         for name in nodes:
-            self.coordinator.on_event(node_id(name), messages.Listening(Endpoint("h", 1)))
+            report_to(self.coordinator, node_id(name), messages.Listening(Endpoint("h", 1)))
 
     def beat(self, name: str, seq: int, **fields: object) -> messages.HeartbeatReply:
         beat = messages.Heartbeat(node_id(name), seq, "main_fun", **fields)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ class WatchedJob:
 
     def fail(self, name: str, **fields: object) -> None:
         failure = NodeFailure(node_id(name), "host-a", 7, **fields)  # type: ignore[arg-type]
-        self.coordinator.on_event(node_id(name), messages.Failed(failure))
+        report_to(self.coordinator, node_id(name), messages.Failed(failure))
 
     def note(self, event: messages.EpochTrained | messages.Evaluated) -> None:
         self.coordinator.read(lambda state: state.epochs.note(event))
@@ -80,7 +80,7 @@ class WatchedJob:
             lambda: self.coordinator.read(lambda state: state.saves_asked), "the order", 10.0
         )
         saved = messages.SavedNow(number, **fields)  # type: ignore[arg-type]
-        self.coordinator.on_event(node_id("worker:0"), saved)
+        report_to(self.coordinator, node_id("worker:0"), saved)
 
 
 def server_stats() -> bytes:

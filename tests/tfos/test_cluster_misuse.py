@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cluster_states import report_to
 from tests.support.fake_spark import FakeRdd, FakeSpark
 from tests.support.waiting import wait_until
 from tfos import ClusterConfig, InputMode, Restarts, TFCluster
@@ -184,7 +185,7 @@ def test_the_job_of_a_new_attempt_runs_in_the_scheduler_pool_of_the_users_thread
         cluster.start(main_fun)
         lost = NodeId("worker", 1)
         failure = NodeFailure(lost, "h", 7, signal=9, message="killed by SIGKILL")
-        cluster._reserved.coordinator.on_event(lost, messages.Failed(failure))
+        report_to(cluster._reserved.coordinator, lost, messages.Failed(failure))
         wait_until(lambda: len(spark.pools) == 3, "the job of the new attempt")
     assert spark.pools == ["mine"] * 3
 

@@ -62,9 +62,12 @@ class PeerLinks:
         self._credentials = credentials
         self._peers = peers
         self._connections: dict[int, Connection] = {}
+        self._replaced: dict[int, Connection] = {}
+        """Closed when the peer has answered on the new one: it takes a rank without a connection
+        for one that has ended."""
 
     def open(self, deadline_s: float) -> None:
-        """Connect to every peer that is not connected yet.
+        """Connect to every peer that is not connected yet, or whose connection is nearly used.
 
         Args:
             deadline_s: monotonic.
@@ -73,7 +76,8 @@ class PeerLinks:
             RankLost: a peer cannot be reached.
         """
         for rank, peer in self._peers.items():
-            if rank in self._connections:
+            old = self._connections.get(rank)
+            if old is not None and not old.is_nearly_used:
                 continue
             left_s = deadline_s - time.monotonic()
             try:
@@ -86,10 +90,13 @@ class PeerLinks:
                 )
             except RpcError as error:
                 raise RankLost(f"rank {rank} cannot be reached: {error}{_hint(error)}") from error
+            if old is not None:
+                self._forget_replaced(rank)
+                self._replaced[rank] = old
 
     def close(self) -> None:
         """Close all connections: peers that wait for this rank are told so."""
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._replaced.values()):
             connection.close()
 
     def begin(self, wanted: Sequence[Wanted]) -> None:
@@ -143,7 +150,12 @@ class PeerLinks:
         except RpcError as error:
             raise _broken(each, error) from None
         each.pending = None
+        self._forget_replaced(each.rank)
         return True
+
+    def _forget_replaced(self, rank: int) -> None:
+        if replaced := self._replaced.pop(rank, None):
+            replaced.close()
 
 
 def _hint(error: RpcError) -> str:

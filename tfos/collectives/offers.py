@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rpc.auth.handshake import Identity, Role
@@ -53,7 +54,9 @@ class CallOffer:
 
 
 class Offers:
-    """This process's end of the collective calls; pass `handle` and `disconnected` to its Listener.
+    """This process's end of the collective calls.
+
+    Pass `handle`, `connected` and `disconnected` to its Listener.
 
     Args:
         rank: of this process.
@@ -63,6 +66,8 @@ class Offers:
         self._rank = rank
         self._changed = threading.Condition()
         self._current: CallOffer | None = None
+        self._connections: Counter[Identity] = Counter()
+        """Of peers to this process; a peer that replaces one has two for a while."""
         self._gone: set[int] = set()
         self._ended = ""
 
@@ -90,12 +95,20 @@ class Offers:
                 offer.fetchers.discard(call.peer.rank)
                 self._changed.notify_all()
 
-    def disconnected(self, peer: Identity) -> None:
-        """Note that a peer's connection has ended: it fetches nothing more."""
+    def connected(self, peer: Identity) -> None:
+        """Note a peer's connection."""
         if peer.role is Role.WORKER:
             with self._changed:
-                self._gone.add(peer.rank)
-                self._changed.notify_all()
+                self._connections[peer] += 1
+
+    def disconnected(self, peer: Identity) -> None:
+        """Note that a peer's connection has ended: after its last one it fetches nothing more."""
+        if peer.role is Role.WORKER:
+            with self._changed:
+                self._connections[peer] -= 1
+                if self._connections[peer] <= 0:
+                    self._gone.add(peer.rank)
+                    self._changed.notify_all()
 
     def post(self, offer: CallOffer) -> None:
         """Answer peers from this offer from now on, in the place of the one before."""

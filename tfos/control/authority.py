@@ -20,8 +20,9 @@ from tfos.control.identity import DRIVER_NAME, tls_name
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 _CLOCK_SKEW = datetime.timedelta(days=1)
 """Certificates start a day ago: executors' clocks may be behind the driver's."""
-_LIFETIME = datetime.timedelta(days=365)
-"""Longer than any job; the key exists only in the driver's memory anyway."""
+_LIFETIME = datetime.timedelta(days=3650)
+"""Longer than any job, also one that trains a stream for years: a node that comes back after it is
+refused. The authority's key exists only in the driver's memory anyway."""
 
 
 class ClusterAuthority:

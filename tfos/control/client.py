@@ -87,14 +87,15 @@ class ControlClient:
         """
         return self._call(codec.HEARTBEAT, heartbeat, codec.decode_heartbeat_reply, timeout_s)
 
-    def report(self, event: messages.Event, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def report(self, event: messages.Event, seq: int, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Report an event.
 
         Args:
             event: what has happened.
+            seq: its number among the events of this attempt, from 1; the same when sent again.
             timeout_s: seconds until ControlUnavailable.
         """
-        report = messages.EventReport(self.node, event)
+        report = messages.EventReport(self.node, seq, event)
         self._call(codec.REPORT, report, codec.decode_ack, timeout_s)
 
     def log(self, batch: messages.LogBatch, *, timeout_s: float = CALL_TIMEOUT_S) -> None:

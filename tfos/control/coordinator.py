@@ -184,6 +184,11 @@ class Coordinator:
         with self._lock:
             return question(self._state)
 
+    def copied(self) -> ClusterView:
+        """Return the state as it is now, for reports: they take too long to make under the lock."""
+        with self._lock:
+            return self._state.copied()
+
     def act(self, decide: Callable[[ClusterState], list[Action]]) -> None:
         """Let the state decide and execute its actions."""
         with self._lock:
@@ -267,14 +272,9 @@ class Coordinator:
             self._changed.notify_all()
             return msgspec.structs.replace(reply, output=self._wanted_of(heartbeat.node.name))
 
-    def on_event(self, node: NodeId, event: messages.Event) -> None:
-        """Act on a node's report.
-
-        Args:
-            node: who reports, with its attempt.
-            event: what has happened.
-        """
-        self.act(lambda state: state.on_event(node, event, self._clock()))
+    def on_report(self, report: messages.EventReport) -> None:
+        """Act on a node's event, which may come again."""
+        self.act(lambda state: state.on_report(report, self._clock()))
 
     def on_log(self, batch: messages.LogBatch) -> None:
         """Show lines of a node's output; the attempt does not matter, they were written."""
@@ -289,10 +289,15 @@ class Coordinator:
                     self._changed.notify_all()
         self._console.node_lines(f"{batch.node.name}@{host}", batch.lines[:passed], dropped)
 
-    def on_stream_opened(self, node: NodeId) -> str:
-        """Return why this attempt gets no orders; empty if it may have them."""
+    def on_stream_opened(self, node: NodeId, number: int) -> str:
+        """Return why this attempt gets no orders; empty if it may have them.
+
+        Args:
+            node: who subscribes, with its attempt.
+            number: of its stream.
+        """
         with self._lock:
-            return self._state.on_stream_opened(node, self._clock())
+            return self._state.on_stream_opened(node, number, self._clock())
 
     def on_ask(self, ask: messages.Ask) -> bytes:
         """Answer an operator.
@@ -304,9 +309,14 @@ class Coordinator:
             raise ControlRefused("the driver is about to start or to end; ask again")
         return self._answer(ask)
 
-    def on_stream_closed(self, node: NodeId) -> None:
-        """Record that the node's connection is closed."""
-        self.act(lambda state: state.on_stream_closed(node, self._clock()))
+    def on_stream_closed(self, node: NodeId, number: int) -> None:
+        """Record that the node's connection is closed, unless it has a newer one.
+
+        Args:
+            node: whose stream it was, with its attempt.
+            number: of the stream.
+        """
+        self.act(lambda state: state.on_stream_closed(node, number, self._clock()))
 
     # ---- inside ----
 

@@ -33,6 +33,10 @@ class Curve:
 
     _points: list[CurvePoint] = field(default_factory=list)
 
+    def copied(self) -> Curve:
+        """Return a copy that stays as it is when the training goes on."""
+        return Curve(self._points.copy())
+
     def is_due(self, now_s: float) -> bool:
         """Whether the newest point is old enough for another one."""
         return not self._points or now_s - self._points[-1].at_s >= _LEAST_S

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -43,6 +43,17 @@ class EpochLog:
     """By feed, its newest epoch that an epoch of a fit has ended with."""
     _first: dict[str, int] = field(default_factory=dict)
     """By feed, the epoch that the last fit on it has begun with."""
+
+    def copied(self) -> EpochLog:
+        """Return a copy that stays as it is when the training goes on."""
+        return replace(
+            self,
+            evaluations=self.evaluations.copy(),
+            _epochs=self._epochs.copy(),
+            _read_feeds=self._read_feeds.copy(),
+            _trained=self._trained.copy(),
+            _first=self._first.copy(),
+        )
 
     def note(self, event: FitReading | EpochTrained | BestSaved | SavedNow | Evaluated) -> None:
         """Keep a report."""

@@ -21,7 +21,7 @@ from tfos.control.messages import (
     ServesShard,
 )
 from tfos.control.restarts.budget import RestartBudget
-from tfos.failure import NodeFailure, NodeId
+from tfos.failure import NodeFailure, NodeId, is_crash
 from tfos.topology import PlannedNode
 
 
@@ -66,9 +66,16 @@ class Member:
     """When the driver heard of it, in monotonic seconds."""
     registered_s: float = 0.0
     heard_s: float = 0.0
+    last_report: int = 0
+    """Number of its newest event."""
+    stream: int = 0
+    """Number of its newest stream of orders; 0: it has had none."""
     stream_lost_s: float | None = None
+    """When that ended, in monotonic seconds; None: it is open."""
     moved_s: float = 0.0
     """When its training was last seen to go on, or main_fun to return, in monotonic seconds."""
+    end: NodeFailure | None = None
+    """How its newest attempt ended without an order; None: it has not."""
     lost_s: float = 0.0
     """When its newest attempt was lost, in monotonic seconds."""
     is_unheard: bool = False
@@ -111,6 +118,23 @@ class Member:
     def is_live(self) -> bool:
         """Whether orders reach it."""
         return self.status in LIVE
+
+    @property
+    def crash(self) -> NodeFailure | None:
+        """How its newest attempt crashed; None: it lives, or ended in another way."""
+        return self.end if self.end is not None and is_crash(self.end) else None
+
+    @property
+    def loss(self) -> NodeFailure:
+        """How its newest attempt ended, which is lost."""
+        return self.end or self.failure("", f"{self.name} was lost")
+
+    def ends_by(self, failure: NodeFailure) -> None:
+        """Keep how its newest attempt ended: the first record, or the first of a crash."""
+        if failure.node != self.node:
+            return
+        if self.end is None or (is_crash(failure) and not is_crash(self.end)):
+            self.end = failure
 
     @property
     def heartbeat(self) -> Heartbeat | None:
@@ -182,13 +206,21 @@ class Member:
         self.free_port = 0
         self._enter("registered", now_s)
         self.registered_s = self.heard_s = self.moved_s = now_s
-        self.stream_lost_s = None
+        self.last_report = 0
+        self.end = None
+        self.stream, self.stream_lost_s = 0, None
         self.is_unheard = self.stop_ordered = self.in_collective = False
         self.beats.clear()
         self.flushes = {}
         self.done = None
         self.last_feeds = ()
         self.batches = {}
+
+    def copied(self) -> Member:
+        """Return a copy that stays as it is when the node goes on."""
+        return replace(
+            self, beats=self.beats.copy(), flushes=self.flushes.copy(), batches=self.batches.copy()
+        )
 
     def as_lost(self) -> Member:
         """Return a record of this attempt that stays as it is when another one registers."""

@@ -200,7 +200,10 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
     @property
     def is_local(self) -> bool:
         """Whether only the chief's host can reach it."""
-        host = urlsplit(self.url).hostname or ""
+        try:
+            host = urlsplit(self.url).hostname or ""
+        except ValueError:  # such as of `http://[`
+            return False
         return host in ("localhost", "::1") or host.startswith("127.")
 
 
@@ -363,9 +366,11 @@ Event = (
 
 
 class EventReport(msgspec.Struct, frozen=True):
-    """An event with its sender."""
+    """An event with its sender, which sends it again until it has the ack."""
 
     node: NodeId
+    seq: int
+    """Of the event among those of this attempt, from 1: one that comes again counts once."""
     event: Event
 
 
@@ -376,7 +381,7 @@ class EventAck(msgspec.Struct, frozen=True):
 class Subscribe(msgspec.Struct, frozen=True):
     """Open the stream of orders for this node, from the one after `after` on.
 
-    Orders are kept for the life of the cluster, so none is lost when a stream breaks.
+    The newest 4096 orders of an attempt are kept, so none is lost when a stream breaks.
     """
 
     node: NodeId

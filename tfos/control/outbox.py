@@ -17,6 +17,10 @@ _CHECK_S = 5.0
 """Interval at which a waiting stream checks whether its peer is connected; notify wakes it."""
 
 
+class OrdersForgotten(Exception):
+    """A node lacks orders that are kept no more."""
+
+
 class Outbox:
     """The orders to one attempt of one node.
 
@@ -48,11 +52,6 @@ class Outbox:
             self._changed.notify_all()
             return self._stream
 
-    def is_current(self, stream: int) -> bool:
-        """Whether no later stream was opened."""
-        with self._changed:
-            return stream == self._stream
-
     def wake(self) -> None:
         """Make waiting streams check `is_active` again."""
         with self._changed:
@@ -67,6 +66,9 @@ class Outbox:
             number: of this stream; a higher one replaces it.
             after: sequence number of the last order that the node has.
             is_active: whether the caller still listens.
+
+        Raises:
+            OrdersForgotten: the next order is kept no more.
         """
         while True:
             with self._changed:
@@ -78,9 +80,13 @@ class Outbox:
                 ):
                     self._changed.wait(_CHECK_S)
                 place = after - self._dropped
-                is_here = 0 <= place < len(self._orders)  # smaller: no longer kept
-                if number != self._stream or not is_active() or not is_here:
+                if number != self._stream or not is_active() or place >= len(self._orders):
                     return
+                if place < 0:
+                    raise OrdersForgotten(
+                        f"orders before {self._dropped + 1} are kept no more, and this node has "
+                        f"those up to {after} alone"
+                    )
                 order = self._orders[place]
             after += 1
             yield messages.SequencedOrder(after, order)

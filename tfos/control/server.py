@@ -20,7 +20,7 @@ import msgspec
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.identity import OPERATOR_NAME, STREAMS_NAME
-from tfos.control.outbox import Outbox
+from tfos.control.outbox import OrdersForgotten, Outbox
 from tfos.failure import NodeId
 from tfos.tls_server import TlsServer, received, unary
 
@@ -34,12 +34,8 @@ class ControlHandler(Protocol):
     def on_heartbeat(self, heartbeat: messages.Heartbeat) -> messages.HeartbeatReply:
         """Record a heartbeat."""
 
-    def on_event(self, node: NodeId, event: messages.Event) -> None:
-        """Act on a report.
-
-        Args:
-            node: who reports, with its attempt.
-            event: what has happened.
+    def on_report(self, report: messages.EventReport) -> None:
+        """Act on an event, which may come again.
 
         Raises:
             ControlRefused: this node may not make it.
@@ -55,11 +51,21 @@ class ControlHandler(Protocol):
             ControlRefused: nobody answers at this driver.
         """
 
-    def on_stream_opened(self, node: NodeId) -> str:
-        """Return why this attempt gets no orders; empty if it may have them."""
+    def on_stream_opened(self, node: NodeId, number: int) -> str:
+        """Return why this attempt gets no orders; empty if it may have them.
 
-    def on_stream_closed(self, node: NodeId) -> None:
-        """The node's order stream is closed, for any reason."""
+        Args:
+            node: who subscribes, with its attempt.
+            number: of its stream; a higher one replaces it.
+        """
+
+    def on_stream_closed(self, node: NodeId, number: int) -> None:
+        """The node's order stream is closed, for any reason; it may have a newer one.
+
+        Args:
+            node: whose stream it was, with its attempt.
+            number: of the stream.
+        """
 
 
 class ControlServer:
@@ -131,9 +137,7 @@ class ControlServer:
                 codec.decode_heartbeat, _is_itself, _answered(handler.on_heartbeat)
             ),
             codec.path(codec.REPORT): unary(
-                codec.decode_report,
-                _is_itself,
-                _done(lambda report: handler.on_event(report.node, report.event)),
+                codec.decode_report, _is_itself, _done(handler.on_report)
             ),
             codec.path(codec.LOG): unary(codec.decode_log, _is_itself, _done(handler.on_log)),
             codec.path(codec.ASK): unary(
@@ -148,22 +152,38 @@ class ControlServer:
     def _orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Yield orders until the node, a newer stream or this server ends it."""
         message = received(codec.decode_subscribe, _is_itself, body, context)
-        refusal = self._handler.on_stream_opened(message.node)
-        if refusal:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
         outbox = self._outbox(message.node)
         number = outbox.open_stream()
+        refusal = self._handler.on_stream_opened(message.node, number)
+        if refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
 
         def ended() -> None:
             outbox.wake()
-            if outbox.is_current(number):
-                self._handler.on_stream_closed(message.node)
+            # gRPC calls this on its only thread for events, and the handler may have to wait.
+            self._server.run_soon(lambda: self._handler.on_stream_closed(message.node, number))
 
         if not context.add_callback(ended):
             ended()
             return
-        for item in outbox.stream(number, message.after, context.is_active):
-            yield codec.encode(item)
+        self._forget_older(message.node)
+        try:
+            for item in outbox.stream(number, message.after, context.is_active):
+                yield codec.encode(item)
+        except OrdersForgotten as error:
+            context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
+
+    def _forget_older(self, newest: NodeId) -> None:
+        """Drop the outboxes of older attempts of a node; a stream that is open ends when empty."""
+        with self._outboxes_lock:
+            older = [
+                node
+                for node in self._outboxes
+                if node.name == newest.name and node.attempt < newest.attempt
+            ]
+            dropped = [self._outboxes.pop(node) for node in older]
+        for outbox in dropped:
+            outbox.close()
 
 
 def _answered(answer: Callable[[Any], msgspec.Struct]) -> Callable[[Any], bytes]:

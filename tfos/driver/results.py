@@ -146,22 +146,20 @@ def _no_best(metric: str, history: History) -> str:
 def _outcomes(state: ClusterView) -> list[tuple[bytes, str]]:
     """Return, in rank order, each worker's encoded value and why there is none."""
     return [
-        (worker.done.result if worker.done else b"", _missing(worker, state))
-        for worker in state.workers
+        (worker.done.result if worker.done else b"", _missing(worker)) for worker in state.workers
     ]
 
 
-def _missing(worker: Member, state: ClusterView) -> str:
+def _missing(worker: Member) -> str:
     returned = (NodeStatus.DONE, NodeStatus.ENDED, NodeStatus.LOST)  # what comes after changes none
     if worker.done is not None and worker.status in returned:
         reason = worker.done.no_result
         return f"{worker.name}: {reason}" if reason else ""
     if worker.status is NodeStatus.RUNNING and not worker.stop_ordered:
         return f"{worker.name} still runs main_fun; call shutdown() first, which waits for it"
-    own = state.failures_of(worker)
-    if worker.status in (NodeStatus.LOST, NodeStatus.FAILED) and own:
+    if worker.status in (NodeStatus.LOST, NodeStatus.FAILED):
         how = "was lost" if worker.status is NodeStatus.LOST else "failed"
-        return f"{worker.name} {how}: {own[0].message.partition(chr(10))[0]}"
+        return f"{worker.name} {how}: {worker.loss.message.partition(chr(10))[0]}"
     return f"{worker.name} was stopped before main_fun returned"
 
 

@@ -87,15 +87,10 @@ class EpochFeed:
         )
         return self.running
 
-    def take_lost(self, state: ClusterView, lost: Iterable[Member]) -> Rows:
-        """Return the rows that these workers had not trained, or that none took, each row once.
-
-        Args:
-            state: of the cluster.
-            lost: the workers.
-        """
+    def take_lost(self, lost: Iterable[Member]) -> Rows:
+        """Return the rows that these workers had not trained, or that none took, each row once."""
         lost = list(lost)
-        crashes = {_process_of(worker): state.crash_of(worker) for worker in lost}
+        crashes = {_process_of(worker): worker.crash for worker in lost}
         texts = {process: crash.message for process, crash in crashes.items() if crash}
         return self.ledger.take_lost(self.last_of(lost), texts)
 
@@ -105,13 +100,13 @@ class EpochFeed:
         Args:
             state: of the cluster.
         """
-        self.take_lost(state, self.new_losses(state))
+        self.take_lost(self.new_losses(state))
         if self.running is None or self.running.again is None:
             return
         # Its reports never come, so each of its workers may have had any of its rows.
         targets = {target.process for target in self.running.targets}
         for worker in _attempts(state):
-            crash = state.crash_of(worker)
+            crash = worker.crash
             if crash is not None and _process_of(worker) in targets:
                 process = _process_of(worker)
                 self.ledger.suspects.note(process, crash.message, self.running.again)

@@ -260,7 +260,7 @@ class EpochFeeder:
         fed = False
         while (lost := self._coordinator.read(run.new_losses)) or run.ledger.has_unsent:
             names = ", ".join(worker.name for worker in lost) or "a lost worker"
-            rows = self._coordinator.read(lambda state: run.take_lost(state, lost))
+            rows = self._coordinator.read(lambda _: run.take_lost(lost))
             rows = self._without_poison(run, rows)
             if not rows:
                 continue

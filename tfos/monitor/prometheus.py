@@ -130,11 +130,11 @@ class ClusterPage:
     def render(self) -> bytes:
         """Return the page as it is now."""
         now_s = self._coordinator.now_s()
-        sources = self._coordinator.read(lambda state: self._sources(state, now_s))
+        sources = self._sources(self._coordinator.copied(), now_s)
         return Page(tuple(metric for source in sources for metric in source())).text()
 
     def _sources(self, state: ClusterView, now_s: float) -> list[Callable[[], Iterator[Metric]]]:
-        """Copy the needed values from the state; the metrics are rendered without its lock."""
+        """Return what yields the metrics of a copy of the state."""
         members = list(state.members.values())
         nodes = [((each.name,), _node(each, now_s)) for each in members]
         workers = [((each.name,), _worker(each)) for each in state.workers]

@@ -26,18 +26,22 @@ def cluster_report(cluster_id: str, state: ClusterView, now_s: float) -> reports
         now_s: monotonic seconds.
     """
     board = state.tensorboard
-    waits = stragglers.waits_of(state.servers)
+    found = {each.name: stragglers.window_of(each) for each in state.servers}
+    windows = {name: window for name, window in found.items() if window is not None}
+    waits = stragglers.waits_of(windows.values())
     times = {each.name: stragglers.step_times(each, waits) for each in state.workers}
     training = {each.name for each in state.training()}
-    loads = {each.name: stragglers.server_load(each) for each in state.servers if each.is_live}
+    live = {each.name for each in state.live()}
+    loads = {name: stragglers.server_load(each) for name, each in windows.items() if name in live}
     notes = (
         stragglers.find_straggler(
             {name: each for name, each in times.items() if name in training and each}
         ),
-        stragglers.hot_shard({name: load for name, load in loads.items() if load}),
+        stragglers.hot_shard(loads),
     )
     nodes = tuple(
-        _node_report(member, now_s, times.get(member.name)) for member in state.members.values()
+        _node_report(member, now_s, times.get(member.name), windows.get(member.name))
+        for member in state.members.values()
     )
     executors = _executors(nodes, state.rooms_mib)
     return reports.ClusterReport(
@@ -49,10 +53,16 @@ def cluster_report(cluster_id: str, state: ClusterView, now_s: float) -> reports
         notes=(
             *((state.waits_for,) if state.waits_for else ()),
             *(note for note in notes if note),
+            *_not_kept(state),
             *(str(each) for each in executors if each.is_over),
         ),
         executors=executors,
     )
+
+
+def _not_kept(state: ClusterView) -> list[str]:
+    dropped = state.num_failures - len(state.failures)
+    return [f"{dropped} failures between the first and the newest are kept no more"] * bool(dropped)
 
 
 def _executors(
@@ -76,7 +86,10 @@ def _executors(
 
 
 def _node_report(
-    member: Member, now_s: float, times: reports.StepTimes | None
+    member: Member,
+    now_s: float,
+    times: reports.StepTimes | None,
+    window: stragglers.ServerWindow | None,
 ) -> reports.NodeReport:
     beat = member.heartbeat
     progress = member.progress
@@ -94,7 +107,7 @@ def _node_report(
         rows=_trained_rows(member),
         loss=progress.get("loss"),
         times=times,
-        server=stragglers.server_counters(beat),
+        server=window.new if window is not None else None,
         metrics=_metrics(progress),
     )
 

@@ -7,7 +7,7 @@ Does not: collect counters (tfos.control.members keeps the last heartbeats).    
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -66,12 +66,24 @@ def server_counters(beat: Heartbeat | None) -> ServerStats | None:
         return None
 
 
-def server_load(member: Member) -> ServerLoad | None:
-    """Return a server's load between the oldest and the newest kept heartbeat."""
-    new = server_counters(member.heartbeat)
+class ServerWindow(NamedTuple):
+    """A server's counters in the newest and in the oldest heartbeat that is kept."""
+
+    new: ServerStats
+    old: ServerStats
+
+
+def window_of(server: Member) -> ServerWindow | None:
+    """Return a server's counters; None if there are none that can be read."""
+    new = server_counters(server.heartbeat)
     if new is None:
         return None
-    old = new.baseline(server_counters(member.beats[0]))
+    return ServerWindow(new, new.baseline(server_counters(server.beats[0])))
+
+
+def server_load(window: ServerWindow) -> ServerLoad:
+    """Return a server's load between the oldest and the newest kept heartbeat."""
+    new, old = window
     waited_s = new.barrier_wait_s - old.barrier_wait_s
     before = {table.name: table.looked_up + table.pushed for table in old.tables}
     return ServerLoad(
@@ -94,17 +106,13 @@ class Waits(NamedTuple):
     since_start: dict[int, float]
 
 
-def waits_of(servers: Sequence[Member]) -> Waits:
+def waits_of(servers: Iterable[ServerWindow]) -> Waits:
     """Return how long each worker's pushes waited.
 
     A push waits at all servers at the same time, so it is the longest of them that counts.
     """
     found = Waits({}, {})
-    for member in servers:
-        new = server_counters(member.heartbeat)
-        if new is None:
-            continue
-        old = new.baseline(server_counters(member.beats[0]))
+    for new, old in servers:
         before = {worker.worker: worker.waited_s for worker in old.workers}
         for worker in new.workers:
             rank, waited_s = worker.worker, worker.waited_s

@@ -81,7 +81,13 @@ def main(body: bytes) -> None:
     offers = Offers(spec.rank)
     credentials = Credentials(spec.run_id, spec.secret)
     identity = Identity(Role.WORKER, spec.rank)
-    listener = Listener(offers.handle, credentials, identity, on_disconnect=offers.disconnected)
+    listener = Listener(
+        offers.handle,
+        credentials,
+        identity,
+        on_connect=offers.connected,
+        on_disconnect=offers.disconnected,
+    )
     listener.bind_unix(spec.directory)
     listener.start()
     try:

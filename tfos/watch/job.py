@@ -61,7 +61,7 @@ class Job:
             seen: what the reader has of it.
         """
         now_s = self.coordinator.now_s()
-        return self.coordinator.read(lambda state: snapshot(self.info, state, now_s, seen))
+        return snapshot(self.info, self.coordinator.copied(), now_s, seen)
 
     def log(self, node: str, after: int) -> Json:
         """Return newer lines of a node's output: `{"node", "lines", "last", "skipped"}`.

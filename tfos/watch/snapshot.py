@@ -124,7 +124,7 @@ def snapshot(info: JobInfo, state: ClusterView, now_s: float, seen: Seen = NOTHI
         "checkpoints": _checkpoints(state),
         "stop": state.training_stop,
         "failures": _failures(state, seen.num_failures),
-        "num_failures": len(state.failures),
+        "num_failures": state.num_failures,
         "is_failed": bool(state.fatal),
     }
 
@@ -262,7 +262,7 @@ def _checkpoints(state: ClusterView) -> Json | None:
 
 
 def _failures(state: ClusterView, seen: int) -> list[Json]:
-    if seen and seen == len(state.failures):
+    if seen and seen == state.num_failures:
         return []
     return [_failure(each) for each in _first(state)]
 

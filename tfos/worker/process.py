@@ -88,6 +88,7 @@ class WorkerProcess:
             self._answer,
             self._credentials,
             Identity(Role.WORKER, bundle.node.rank, spec.attempt),
+            on_connect=self._offers.connected,
             on_disconnect=self._disconnected,
             limits=LIMITS,
         )

@@ -23,6 +23,7 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import connect
 from rpc.endpoint import Endpoint
 from rpc.server.listener import Listener
+from rpc.transport import tls_stream
 from tests.support.feed import (
     CONFIG,
     CREDENTIALS,
@@ -32,6 +33,7 @@ from tests.support.feed import (
     answer_all,
     eventually,
     feed_task,
+    given_tls,
     inference_task,
     read_epochs,
     worker_rows,
@@ -113,6 +115,35 @@ def test_partitions_of_inference_share_a_connection_per_worker():
             worker.channel.finish("input")
         for each in answering:
             each.result()
+
+
+@pytest.mark.fault("F28")
+def test_no_worker_is_lost_when_a_partition_has_used_up_a_connections_keys(monkeypatch):
+    monkeypatch.setattr(tls_stream, "MAX_RECORDS", 64)
+    with workers(1, SMALL, "tls") as (worker,):
+        reading = read_epochs(worker)
+        task = feed_task([worker], config=SMALL, credentials=given_tls, keeps_unsent=True)
+        reports = [run(task, p, range(p * 1000, (p + 1) * 1000)) for p in range(3)]
+        assert [report.lost for report in reports] == [()] * 3
+        worker.channel.flush("input", 0)
+        worker.channel.finish("input")
+        assert rows_of(reading) == list(range(3000))
+        assert accepted([worker])[0] >= 4
+        eventually(lambda: open_connections(worker) <= 1, "used connections are closed")
+
+
+@pytest.mark.fault("F28")
+def test_inference_goes_on_when_its_partitions_have_used_up_a_connections_keys(monkeypatch):
+    monkeypatch.setattr(tls_stream, "MAX_RECORDS", 64)
+    with workers(1, CONFIG, "tls") as (worker,):
+        answering = answer_doubled(worker)
+        task = inference_task([worker], credentials=given_tls)
+        for partition in range(40):
+            rows = list(range(partition, partition + 40))
+            assert list(task(partition, iter(rows))) == [2 * r for r in rows]
+        assert accepted([worker])[0] >= 4
+        worker.channel.finish("input")
+        answering.result()
 
 
 def test_a_session_that_its_feeder_leaves_ends_with_the_kept_connection():

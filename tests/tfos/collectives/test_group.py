@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rpc.errors import BusyError, DeadlineExceeded
+from rpc.transport import tls_stream
 from tests.support.rank_threads import Ranks
 from tfos.collectives import fetching, layout
 from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup
@@ -27,11 +28,11 @@ pytestmark = pytest.mark.socket
 
 
 @pytest.fixture
-def start(tmp_path: Any) -> Iterator[Callable[[int], Ranks]]:
+def start(tmp_path: Any) -> Iterator[Callable[..., Ranks]]:
     with contextlib.ExitStack() as stack:
 
-        def start(size: int) -> Ranks:
-            ranks = Ranks(size, str(tmp_path))
+        def start(size: int, *, tls: bool = False) -> Ranks:
+            ranks = Ranks(size, None if tls else str(tmp_path))
             stack.callback(ranks.close)
             return ranks
 
@@ -194,6 +195,24 @@ def test_a_rank_that_has_ended_is_named_and_later_calls_fail_too(start):
     assert any("rank 2" in str(each) for each in found[:2])
     with pytest.raises(RankLost):
         ranks.groups[0].barrier()
+
+
+@pytest.mark.fault("F28")
+def test_ranks_stay_together_while_their_connections_use_up_their_keys(start, monkeypatch):
+    monkeypatch.setattr(tls_stream, "MAX_RECORDS", 64)
+    ranks, num_calls = start(3, tls=True), 20
+
+    def calls(group: RankGroup) -> list[float]:
+        few, many = np.ones(FEW_BYTES // 8), np.ones(FEW_BYTES // 4)
+        sums = [group.allreduce(few if n % 2 else many) for n in range(num_calls)]
+        sums += [group.broadcast(few * n, root=n % 3) / max(n, 1) * 3 for n in range(1, num_calls)]
+        return [float(value) for each in sums for value in set(each)]
+
+    for found in ranks.run(calls):
+        assert found == [3.0] * (2 * num_calls - 1)
+    replaced = [each.stats().accepted - 2 for each in ranks.listeners]
+    assert min(replaced) >= 2
+    assert max(each.stats().open_connections for each in ranks.listeners) <= 4
 
 
 def test_the_root_of_a_broadcast_does_not_wait_for_a_rank_that_has_ended(start):

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
+from tests.support.waiting import wait_until
 from tfos.control import messages, outbox
 from tfos.control.client import CALL_TIMEOUT_S
-from tfos.errors import ControlUnavailable
+from tfos.errors import ControlFailed, ControlUnavailable
 from tfos.failure import NodeId
 
 WAIT_S = 30.0
@@ -23,7 +24,7 @@ def test_unary_calls_arrive_with_their_sender(control):
     client = control.client("worker", 1)
     assert client.register(_register(client.node)).accepted
     client.heartbeat(messages.Heartbeat(client.node, 1, "main_fun", progress={"loss": 0.5}))
-    client.report(messages.FlushReached("input", 3))
+    client.report(messages.FlushReached("input", 3), 1)
     client.log(messages.LogBatch(client.node, ("a line",)))
     assert [name for name, _ in control.handler.notes] == ["register", "heartbeat", "event", "log"]
     assert control.handler.notes[2][1] == (client.node, messages.FlushReached("input", 3))
@@ -78,6 +79,39 @@ def test_a_closed_server_ends_the_orders(control):
     control.server.close()
     assert got.get(timeout=WAIT_S) == messages.Stop("bye")
     assert "ended the stream" in ended.get(timeout=WAIT_S)
+
+
+def test_a_node_that_asks_for_orders_which_are_kept_no_more_is_told_so(control, monkeypatch):
+    monkeypatch.setattr(outbox, "KEPT_ORDERS", 2)
+    client = control.client()
+    for epoch in range(6):
+        control.server.send(client.node, messages.Flush("input", epoch))
+    ended: queue.Queue[str] = queue.Queue()
+    client.orders(lambda order: None, ended.put)
+    assert "OUT_OF_RANGE: orders before 3 are kept no more" in ended.get(timeout=WAIT_S)
+
+
+def test_a_newer_attempt_ends_the_orders_of_the_older_one(control):
+    old, new = control.client(attempt=0), control.client(attempt=1)
+    ended: queue.Queue[str] = queue.Queue()
+    got: queue.Queue[messages.Order] = queue.Queue()
+    old.orders(got.put, ended.put)
+    control.handler.wait_for("opened")
+    control.server.send(old.node, messages.Stop("replaced by a newer attempt"))
+    new.orders(lambda order: None, lambda reason: None)
+    control.handler.wait_for("opened", 2)
+    assert got.get(timeout=WAIT_S) == messages.Stop("replaced by a newer attempt")
+    assert "ended the stream" in ended.get(timeout=WAIT_S)
+    wait_until(lambda: list(control.server._outboxes) == [new.node], "one outbox", WAIT_S)
+
+
+def test_a_call_that_the_driver_cannot_handle_is_told_with_its_text(control, monkeypatch):
+    def broken(_kind: str, _value: object) -> None:
+        raise ValueError("a defect of the driver")
+
+    monkeypatch.setattr(control.handler, "_note", broken)
+    with pytest.raises(ControlFailed, match=r"UNKNOWN: .*a defect of the driver"):
+        control.client().report(messages.Done(), 1)
 
 
 def test_attempts_have_their_own_orders(control):

@@ -52,7 +52,7 @@ def test_a_node_that_says_where_it_is_brings_no_control_characters(field: str):
     def decoded(text: str, port: int = 1) -> Endpoint:
         fields = {"host": "10.0.0.1", "port": port, field: text}
         said = messages.Listening(Endpoint(**fields))  # type: ignore[arg-type]
-        report = codec.decode_report(codec.encode(messages.EventReport(NODE, said)))
+        report = codec.decode_report(codec.encode(messages.EventReport(NODE, 1, said)))
         assert isinstance(report.event, messages.Listening)
         return report.event.endpoint
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from rpc.auth.certificates import TlsCredentials
-from tests.support.control import ControlBed
+from tests.support.control import ControlBed, RecordingHandler
 from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlRefused, ControlUnavailable
@@ -45,7 +46,7 @@ def test_without_a_certificate_no_call_arrives(control):
         grpc.ssl_channel_credentials(root_certificates=control.authority.ca_pem),
         options=[("grpc.ssl_target_name_override", "test.tfos.invalid")],
     )
-    done = codec.encode(messages.EventReport(NODE, messages.Done()))
+    done = codec.encode(messages.EventReport(NODE, 1, messages.Done()))
     with channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(codec.path(codec.REPORT))(done, timeout=REFUSED_S)
     assert caught.value.code() in (
@@ -210,6 +211,45 @@ def test_no_order_is_lost_or_doubled_when_the_connection_breaks(control):
     assert got.empty()
 
 
+class BusyHandler(RecordingHandler):
+    """A driver whose lock is taken when a stream ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_free = threading.Event()
+        self.streams: list[tuple[str, int]] = []
+
+    def on_stream_opened(self, node: NodeId, number: int) -> str:
+        self.streams.append(("opened", number))
+        return super().on_stream_opened(node, number)
+
+    def on_stream_closed(self, node: NodeId, number: int) -> None:
+        self._note("ending", node)
+        self.is_free.wait(WAIT_S)
+        self.streams.append(("closed", number))
+        super().on_stream_closed(node, number)
+
+
+@pytest.mark.fault("F28")
+def test_a_stream_that_ends_while_the_driver_is_busy_stops_no_call_and_is_told_by_its_number():
+    handler = BusyHandler()
+    control = ControlBed(handler=handler)
+    try:
+        client = control.client()
+        client.orders(lambda order: None, lambda reason: None)
+        handler.wait_for("opened")
+        client._stream.cancel()
+        handler.wait_for("ending")
+        control.client("worker", 1).heartbeat(messages.Heartbeat(NodeId("worker", 1), 1, "x"))
+        handler.wait_for("opened", 2)
+        handler.is_free.set()
+        handler.wait_for("closed")
+        assert handler.streams == [("opened", 1), ("opened", 2), ("closed", 1)]
+    finally:
+        handler.is_free.set()
+        control.close()
+
+
 @pytest.mark.attack("A15")
 def test_no_message_in_another_nodes_name_arrives(control):
     """Every call, by a certificate of another role or rank, and by its own name afterwards."""
@@ -219,7 +259,7 @@ def test_no_message_in_another_nodes_name_arrives(control):
         calls = (
             lambda client=client: client.register(messages.Register(NODE, "1", "h", 7)),
             lambda client=client: client.heartbeat(_beat()),
-            lambda client=client: client.report(messages.Failed(failure)),
+            lambda client=client: client.report(messages.Failed(failure), 1),
             lambda client=client: client.log(messages.LogBatch(NODE, ("x",))),
         )
         for call in calls:
@@ -239,9 +279,9 @@ def test_no_message_in_another_nodes_name_arrives(control):
         (codec.LOG, messages.LogBatch(NODE, (), -1)),
         (codec.HEARTBEAT, messages.Heartbeat(NODE, 1, "\x1b[2J")),
         (codec.REGISTER, messages.Register(NODE, "1", "h\n", 7)),
-        (codec.REPORT, messages.EventReport(NODE, messages.TensorBoardUp("javascript:x"))),
-        (codec.REPORT, messages.EventReport(NODE, messages.TensorBoardUp("http://h/\x1b[2J"))),
-        (codec.REPORT, messages.EventReport(NODE, messages.PhaseChanged("a" * 5000))),
+        (codec.REPORT, messages.EventReport(NODE, 1, messages.TensorBoardUp("javascript:x"))),
+        (codec.REPORT, messages.EventReport(NODE, 1, messages.TensorBoardUp("http://h/\x1b[2J"))),
+        (codec.REPORT, messages.EventReport(NODE, 1, messages.PhaseChanged("a" * 5000))),
     ],
 )
 def test_a_node_that_exceeds_a_limit_is_refused(control, method, message):

@@ -70,12 +70,17 @@ class Node:
     def __init__(self, bed: Bed, name: str) -> None:
         self.id = node_id(name)
         self.orders: queue.Queue[messages.Order] = queue.Queue()
+        self.num_events = 0
         self.client = ControlClient(
             f"127.0.0.1:{bed.port}", "bed", self.id, bed.authority.node(name)
         )
         assert self.client.register(messages.Register(self.id, "1", "h", 7)).accepted
         self.client.orders(self.orders.put, lambda reason: None)
-        self.client.report(messages.Listening(Endpoint("h", 1)))
+        self.report(messages.Listening(Endpoint("h", 1)))
+
+    def report(self, event: messages.Event) -> None:
+        self.num_events += 1
+        self.client.report(event, self.num_events)
 
     def expect(self, kind: type[messages.Order]) -> messages.Order:
         order = self.orders.get(timeout=WAIT_S)
@@ -84,7 +89,7 @@ class Node:
 
     def fail(self, **fields: object) -> None:
         failure = NodeFailure(self.id, "h", 7, **fields)  # type: ignore[arg-type]
-        self.client.report(messages.Failed(failure))
+        self.report(messages.Failed(failure))
 
 
 @pytest.fixture
@@ -125,7 +130,7 @@ def test_a_node_that_floods_the_driver_is_cut_to_the_rate(bed):
 def test_a_worker_that_reports_in_the_chiefs_place_is_refused(bed):
     bed.join_all()
     with pytest.raises(ControlRefused, match="worker:1 may not report TensorBoardUp; only the"):
-        bed.nodes["worker:1"].client.report(messages.TensorBoardUp("http://evil:80"))
+        bed.nodes["worker:1"].report(messages.TensorBoardUp("http://evil:80"))
     assert "evil" not in bed.shown()
     assert bed.coordinator.read(lambda state: state.tensorboard) is None
 

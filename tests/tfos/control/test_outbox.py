@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pytest
+
 from tfos.control.messages import Flush
-from tfos.control.outbox import KEPT_ORDERS, Outbox
+from tfos.control.outbox import KEPT_ORDERS, OrdersForgotten, Outbox
 
 
 def orders(outbox: Outbox, after: int, count: int) -> list[tuple[int, int]]:
@@ -35,4 +37,7 @@ def test_only_the_newest_orders_are_kept_and_keep_their_numbers():
         last - KEPT_ORDERS + 1,
         last - KEPT_ORDERS,
     )
-    assert orders(outbox, 7, 1) == []
+    with pytest.raises(
+        OrdersForgotten, match=rf"orders before {last - 2 * KEPT_ORDERS + 1} are kept"
+    ):
+        orders(outbox, 7, 1)

@@ -111,7 +111,7 @@ def test_events_of_other_attempts_change_nothing(kind, attempt):
         )
         heartbeat = messages.Heartbeat(node_id(name, attempt), 9, "x")
         assert state.on_heartbeat(heartbeat, 1.0)[0].fenced
-        assert "replaced" in state.on_stream_opened(node_id(name, attempt), 1.0)
+        assert "replaced" in state.on_stream_opened(node_id(name, attempt), 9, 1.0)
     assert repr(state) == before
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rpc.endpoint import Endpoint
-from tests.support.cluster_states import node_id
+from tests.support.cluster_states import node_id, report_to
 from tests.support.control import moving
 from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
@@ -47,7 +47,7 @@ class Cluster(ResultCalls):
         self.coordinator.on_register(message)
 
     def hear(self, name: str, event: messages.Event) -> None:
-        self.coordinator.on_event(node_id(name), event)
+        report_to(self.coordinator, node_id(name), event)
 
     def returns(self, name: str, value: Any) -> None:
         self.hear(name, messages.Done(result=return_values.encode(value)))
@@ -59,7 +59,8 @@ class Cluster(ResultCalls):
         """The driver stops all, and every node confirms."""
         self.coordinator.act(lambda state: state.end(state.live(), "end", grace_s=1.0))
         for name in self.coordinator.read(lambda state: list(state.members)):
-            self.coordinator.on_stream_closed(node_id(name))
+            self.coordinator.on_stream_opened(node_id(name), 1)
+            self.coordinator.on_stream_closed(node_id(name), 1)
         self.coordinator.act(moving(ClusterPhase.CLOSED))
 
 

@@ -37,11 +37,12 @@ def member(name: str, progress: dict[str, float] | None = None, stats: bytes = b
     return found
 
 
-def server_members(client: PSClient) -> list[Member]:
-    return [
-        member(f"ps:{stats.server}", stats=msgspec.msgpack.encode(stats))
-        for stats in client.stats()
-    ]
+def windows(client: PSClient) -> dict[str, stragglers.ServerWindow]:
+    found = {}
+    for stats in client.stats():
+        server = member(f"ps:{stats.server}", stats=msgspec.msgpack.encode(stats))
+        found[server.name] = stragglers.window_of(server)
+    return {name: window for name, window in found.items() if window is not None}
 
 
 @pytest.mark.slow
@@ -62,7 +63,7 @@ def test_the_slow_worker_is_named(consistency: str):
             return member(f"worker:{rank}", {"steps": STEPS, **clock.spent()})
 
         workers = succeeded(run_all(partial(train, 0, 0.002), partial(train, 1, SLOW_STEP_S)))
-        waits = stragglers.waits_of(server_members(clients[0]))
+        waits = stragglers.waits_of(windows(clients[0]).values())
         times = {each.name: stragglers.step_times(each, waits) for each in workers}
         found = {name: each for name, each in times.items() if each is not None}
         assert stragglers.find_straggler(found).startswith("straggler: worker:1 takes")
@@ -81,7 +82,8 @@ def test_the_server_behind_a_slow_link_is_named(proxied: Callable[..., ProxiedCl
     for _ in range(3):
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
     assert slow.fired.is_set()
-    loads = {each.name: stragglers.server_load(each) for each in server_members(client)}
-    note = stragglers.hot_shard({name: load for name, load in loads.items() if load is not None})
+    note = stragglers.hot_shard(
+        {name: stragglers.server_load(each) for name, each in windows(client).items()}
+    )
     assert note.startswith("hot shard: ps:1 takes")
     assert "receiving and sending" in note

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster_states import node_id
+from tests.support.cluster_states import node_id, report_to
 from tests.support.fake_spark import FakeSpark
 from tests.support.watched_job import WatchedJob
 from tfos import InputMode, TFCluster
@@ -348,7 +348,7 @@ def test_a_query_without_a_handle_trains_no_batch_behind_a_stop_that_was_asked_f
 
 def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again():
     bed, streams = WatchedJob(), calls()._streams
-    bed.coordinator.on_event(node_id("worker:0"), Done(()))
+    report_to(bed.coordinator, node_id("worker:0"), Done(()))
     streams._coordinator = bed.coordinator
     streams._ending = SimpleNamespace(raise_failure=lambda: None)  # type: ignore[assignment]
     streams._checkpoints = Checkpoints(directory="/runs/7", every_batches=5)
@@ -378,7 +378,7 @@ def test_the_end_of_a_stream_waits_for_its_last_epoch_as_long_as_the_best_save_m
     bed, streams, waits = WatchedJob(), calls()._streams, list[float]()
     warned: list[str] = []
     chief = node_id("worker:0")
-    bed.coordinator.on_event(chief, FitReading("input"))
+    report_to(bed.coordinator, chief, FitReading("input"))
     plan = Checkpoints(directory="/runs/7", timeout_s=7200.0, keep_best="loss")
     streams._checkpoints, streams._coordinator = plan, bed.coordinator
     streams._console = SimpleNamespace(warn=warned.append)  # type: ignore[assignment]
@@ -387,8 +387,8 @@ def test_the_end_of_a_stream_waits_for_its_last_epoch_as_long_as_the_best_save_m
         waits.append(timeout_s)
         assert not bed.coordinator.read(is_over)
         if ends:
-            bed.coordinator.on_event(
-                chief, EpochTrained(1, 4, {"loss": 0.5}, feed="input", fed_epoch=4)
+            report_to(
+                bed.coordinator, chief, EpochTrained(1, 4, {"loss": 0.5}, feed="input", fed_epoch=4)
             )
         return bed.coordinator.read(is_over)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster_states import node_id
+from ps.stats.server_stats import ServerStats
+from tests.support.cluster_states import node_id, report_to
 from tests.support.waiting import wait_until
 from tests.support.watched_job import WatchedJob, server_stats
 from tfos.console.log_tail import MOST_CHARS, PIECE_BYTES, LogTail
@@ -18,9 +19,14 @@ from tfos.control import messages
 from tfos.control.coordinator import READ_S
 from tfos.control.curve import MOST_POINTS, Curve, CurvePoint
 from tfos.failure import NodeFailure
+from tfos.monitor import stragglers
+from tfos.monitor.prometheus import ClusterPage
 from tfos.watch import snapshot as watch_snapshot
 from tfos.watch.job import STOP_REASON
 from tfos.watch.snapshot import Seen
+
+BEAT_S = 5.0
+"""A node's call waits no longer for its answer."""
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def test_what_is_not_finite_is_null_and_what_is_long_is_cut(bed):
 
 def test_the_failure_that_ended_the_cluster_comes_first(bed):
     lost = NodeFailure(node_id("worker:1"), "host-a", 7, signal=9, message="was killed")
-    bed.coordinator.on_event(lost.node, messages.Failed(lost))
+    report_to(bed.coordinator, lost.node, messages.Failed(lost))
     bed.fail("worker:0", error_type="ValueError", message="broken row")
     assert [each["node"] for each in bed.job.snapshot()["failures"]] == ["worker:0", "worker:1"]
 
@@ -188,6 +194,58 @@ def test_who_has_looked_gets_newer_epochs_and_evaluations_alone_and_failures_wit
     assert {each["node"] for each in newer["failures"]} == {"worker:0", "worker:1"}
 
 
+@pytest.mark.parametrize(
+    "report_of",
+    [lambda bed: bed.job.snapshot(), lambda bed: ClusterPage(bed.coordinator, "test").render()],
+    ids=["page", "metrics"],
+)
+def test_heartbeats_are_answered_while_a_report_is_made(bed, report_of, monkeypatch):
+    """That of a large cluster decodes so many counters that it takes most of a second."""
+    decode, waited = stragglers.server_counters, []
+
+    def decode_slowly(beat: messages.Heartbeat | None) -> ServerStats | None:
+        node = threading.Thread(target=bed.beat, args=("worker:0", 1), daemon=True)
+        node.start()
+        node.join(BEAT_S)
+        waited.append(node.is_alive())
+        return decode(beat)
+
+    bed.beat("ps:0", 1, stats=server_stats())
+    monkeypatch.setattr(stragglers, "server_counters", decode_slowly)
+    report_of(bed)
+    assert waited
+    assert not any(waited)
+
+
+def test_a_copy_of_the_state_stays_as_it_is_when_the_cluster_goes_on(bed):
+    bed.beat("worker:0", 1, progress={"steps": 1.0})
+    copy = bed.coordinator.copied()
+    before = json.dumps(watch_snapshot.snapshot(bed.job.info, copy, bed.now_s), sort_keys=True)
+    bed.beat("worker:0", 2, progress={"steps": 2.0})
+    bed.note(messages.EpochTrained(1, 0, {"loss": 0.5}))
+    bed.note(messages.Evaluated(1, {"val_loss": 0.5}))
+    bed.coordinator.act(lambda state: state.on_tick(bed.now_s))
+    bed.fail("worker:1", signal=9)
+    after = json.dumps(watch_snapshot.snapshot(bed.job.info, copy, bed.now_s), sort_keys=True)
+    assert after == before
+
+
+def test_a_failure_after_many_others_is_shown_to_who_has_seen_those(bed):
+    def restart(count: int) -> None:
+        failure = NodeFailure(node_id("ps:0"), "h", 7, signal=9)
+        event = messages.Restarted(failure, count, 200)
+        report_to(bed.coordinator, node_id("ps:0"), event)
+
+    for count in range(150):
+        restart(count)
+    found = bed.job.snapshot()
+    assert found["num_failures"] == 150
+    restart(150)
+    newer = bed.job.snapshot(Seen(num_failures=150))
+    assert newer["num_failures"] == 151
+    assert newer["failures"]
+
+
 def test_a_curve_keeps_a_whole_run_in_bounded_memory():
     curve = Curve()
     for number in range(1, 5000):
@@ -234,7 +292,7 @@ def test_a_stop_asks_every_worker_once(bed, monkeypatch):
 
 
 def test_workers_that_tensorflow_ties_together_are_not_stopped(bed):
-    bed.coordinator.on_event(node_id("worker:1"), messages.InCollective(2))
+    report_to(bed.coordinator, node_id("worker:1"), messages.InCollective(2))
     outcome = bed.job.stop()
     assert not outcome.is_done
     assert "its workers end together or not at all" in outcome.text

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
 from tests.support.browser import Browser
-from tests.support.cluster_states import node_id
+from tests.support.cluster_states import node_id, report_to
 from tests.support.watched_job import WatchedJob, server_stats
 from tfos.control import messages
 from tfos.watch.page_server import JobPage
@@ -160,7 +160,9 @@ def proxied(page: JobPage, methods: list[str], browser: Browser) -> Iterator[str
 
 def test_the_page_works_behind_a_proxy_that_adds_a_path(bed, browser, proxied):
     trains(bed)
-    bed.coordinator.on_event(node_id("worker:0"), messages.TensorBoardUp("http://127.0.0.1:6006/"))
+    report_to(
+        bed.coordinator, node_id("worker:0"), messages.TensorBoardUp("http://127.0.0.1:6006/")
+    )
     browser.open(proxied)
     browser.wait("document.querySelectorAll('#nodes tr').length", lambda count: count == 4)
     board = browser.wait("document.querySelector('#links a')?.href")

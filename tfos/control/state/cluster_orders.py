@@ -20,6 +20,8 @@ from tfos.failure import NodeFailure
 from tfos.phases import ClusterPhase, may_move
 
 _MAX_FAILURES = 100
+_FIRST_FAILURES = 50
+"""Of those that are kept: the first show how it began, the newest what goes on."""
 
 
 @dataclass
@@ -138,7 +140,7 @@ class ClusterOrders(ClusterView):
             failure: the record; the first one is the headline.
             stop: stop all nodes at once.
         """
-        self._note(failure)
+        self._note_end(failure)
         if len(self.fatal) < _MAX_FAILURES:
             self.fatal.append(failure)
         self.move(ClusterPhase.FAILED)
@@ -196,6 +198,13 @@ class ClusterOrders(ClusterView):
             missed.append(messages.StopTraining(self.training_stop))
         return joining, missed
 
+    def _note_end(self, failure: NodeFailure) -> None:
+        """Keep the record of a node that ended without an order."""
+        self.members[failure.node.name].ends_by(failure)
+        self._note(failure)
+
     def _note(self, failure: NodeFailure) -> None:
-        if len(self.failures) < _MAX_FAILURES:
-            self.failures.append(failure)
+        self.num_failures += 1
+        self.failures.append(failure)
+        if len(self.failures) > _MAX_FAILURES:
+            del self.failures[_FIRST_FAILURES]

@@ -134,6 +134,27 @@ class ClusterState(ClusterOrders):
         member.take_heartbeat(heartbeat, now_s)
         return messages.HeartbeatReply(), self._begun()
 
+    def on_report(self, report: messages.EventReport, now_s: float) -> list[Action]:
+        """Handle a report; one that comes again, because its ack was lost, has no effect.
+
+        Args:
+            report: an event with its sender and its number.
+            now_s: monotonic seconds.
+
+        Raises:
+            ControlRefused: as `on_event`.
+        """
+        self._heard_again(report.node)
+        member = self._current(report.node)
+        if member is None:
+            return []
+        if report.seq <= member.last_report:
+            member.heard_s = now_s
+            return []
+        actions = self.on_event(report.node, report.event, now_s)
+        member.last_report = report.seq  # one that raised is not handled, and comes again
+        return actions
+
     def on_event(self, node: NodeId, event: messages.Event, now_s: float) -> list[Action]:
         """Handle an event of a node; reports of fenced attempts are ignored.
 
@@ -187,11 +208,12 @@ class ClusterState(ClusterOrders):
                 warning = notices.no_result(member, event.no_result)
                 return [*self._done(member, now_s), *self._once(event.no_result, warning)]
 
-    def on_stream_opened(self, node: NodeId, now_s: float) -> str:
+    def on_stream_opened(self, node: NodeId, number: int, now_s: float) -> str:
         """Handle a subscription to orders; return the reason of a refusal, or an empty string.
 
         Args:
             node: who subscribes, with its attempt.
+            number: of its stream: one may be heard of after a newer one.
             now_s: monotonic seconds.
         """
         self._heard_again(node)
@@ -199,18 +221,20 @@ class ClusterState(ClusterOrders):
         if member is None:
             return f"{node.name} attempt {node.attempt} was replaced or fenced"
         member.heard_s = now_s
-        member.stream_lost_s = None
+        if number > member.stream:
+            member.stream, member.stream_lost_s = number, None
         return ""
 
-    def on_stream_closed(self, node: NodeId, now_s: float) -> list[Action]:
+    def on_stream_closed(self, node: NodeId, number: int, now_s: float) -> list[Action]:
         """Handle a closed connection: after an order to stop it is the end; else it may return.
 
         Args:
             node: whose connection it was.
+            number: of the stream; a newer one may be open.
             now_s: monotonic seconds.
         """
         member = self._current(node)
-        if member is not None:
+        if member is not None and number == member.stream:
             if member.stop_ordered:
                 member.status = NodeStatus.ENDED
             member.stream_lost_s = now_s
@@ -354,8 +378,6 @@ class ClusterState(ClusterOrders):
         return [Send(each.node, order) for each in told]
 
     def _tensorboard(self, event: messages.TensorBoardUp) -> list[Action]:
-        if event == self.tensorboard:
-            return []  # a report that was sent twice
         self.tensorboard = event
         return notices.tensorboard(event)
 
@@ -381,7 +403,7 @@ class ClusterState(ClusterOrders):
         if member.stop_ordered:
             member.status = NodeStatus.ENDED
             if failure.traceback and self.phase is ClusterPhase.FAILED:
-                self._note(failure)  # it failed before the order to stop arrived
+                self._note_end(failure)  # it failed before the order to stop arrived
             return []
         return self._end_of(member, failure, now_s, outside=is_from_outside(failure))
 
@@ -445,8 +467,9 @@ class ClusterState(ClusterOrders):
         gone = [*self.gone, *lost]
         if not member.in_collective or not gone:
             return []
-        failure = self.failure_of(gone[0])
+        failure = gone[0].loss
         self.failures = [each for each in self.failures if each is not failure]  # it comes again
+        self.num_failures -= 1
         return self.fail(explained(gone[0], failure, self._around(member, now_s), ()))
 
     def _around(self, member: Member, now_s: float) -> Surroundings:
@@ -466,7 +489,7 @@ class ClusterState(ClusterOrders):
     def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
         """Start a lost node again, by one of the restarts that are left."""
         delay_s = member.restarts.take(member.registered_s, now_s) or 0.0  # has_left has said so
-        self._note(failure)
+        self._note_end(failure)
         if not member.planned.is_ps:
             self.gone.append(member.as_lost())
         member.status, member.endpoint, member.lost_s = NodeStatus.RESTARTING, None, now_s
@@ -484,7 +507,7 @@ class ClusterState(ClusterOrders):
             now_s: monotonic seconds.
         """
         member.status, member.lost_s = NodeStatus.LOST, now_s
-        self._note(failure)
+        self._note_end(failure)
 
     def _without_slot(self, now_s: float) -> list[Action]:
         """Give up the nodes for whose new attempts Spark has had no slot for too long."""
@@ -510,7 +533,7 @@ class ClusterState(ClusterOrders):
             return []
         if now_s - min(each.lost_s for each in lost) < _NOTICE_S:
             return []
-        failure = self.failure_of(lost[0])
+        failure = lost[0].loss
         text = f"{failure.message}; main_fun did not notice it for {_NOTICE_S:.0f} s. {WITHOUT_PS}"
         return self.fail(msgspec.structs.replace(failure, message=text))
 

@@ -7,6 +7,7 @@ Does not: change anything (control.state.cluster_orders and cluster_state do), l
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from tfos.control.curve import Curve
 from tfos.control.epoch_log import EpochLog
 from tfos.control.members import Member, NodeStatus
 from tfos.control.restarts.budget import RestartBudget
-from tfos.failure import NodeFailure, is_crash
+from tfos.failure import NodeFailure
 from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE, Plan
 
@@ -29,7 +30,9 @@ class ClusterView:
     config: ClusterConfig
     phase: ClusterPhase = ClusterPhase.NEW
     failures: list[NodeFailure] = field(default_factory=list)
-    """Every failure and loss, in order of arrival."""
+    """Failures, losses and restarts of servers, in order of arrival: the first and the newest."""
+    num_failures: int = 0
+    """So far, also those that are kept no more."""
     fatal: list[NodeFailure] = field(default_factory=list)
     """Those that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
@@ -66,6 +69,15 @@ class ClusterView:
             )
             for node in self.plan.nodes
         }
+
+    def copied(self) -> ClusterView:
+        """Return a copy that stays as it is when the cluster goes on, to make reports of."""
+        made = copy.copy(self)
+        made.members = {name: each.copied() for name, each in self.members.items()}
+        made.gone, made.fatal = self.gone.copy(), self.fatal.copy()
+        made.failures = self.failures.copy()
+        made.epochs, made.curve = self.epochs.copied(), self.curve.copied()
+        return made
 
     @property
     def servers(self) -> list[Member]:
@@ -185,19 +197,6 @@ class ClusterView:
             for each in self.tensorflow_servers
             if each.planned.role == PS_ROLE and each.status is NodeStatus.LOST
         ]
-
-    def crash_of(self, member: Member) -> NodeFailure | None:
-        """Return how this attempt crashed; None: it lives, or ended in another way."""
-        return next(filter(is_crash, self.failures_of(member)), None)
-
-    def failure_of(self, member: Member) -> NodeFailure:
-        """Return how this attempt ended, which is lost."""
-        lost = member.failure("", f"{member.name} was lost")  # for a record that found no room
-        return next(iter(self.failures_of(member)), lost)
-
-    def failures_of(self, member: Member) -> list[NodeFailure]:
-        """Return the records of this attempt, in order of arrival."""
-        return [each for each in self.failures if each.node == member.node]
 
     def live(self) -> list[Member]:
         """Return the nodes whose supervisor runs."""

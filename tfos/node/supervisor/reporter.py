@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rpc.process_stat import resident_bytes
 from tfos.control import messages
-from tfos.errors import ControlRefused, ControlUnavailable
+from tfos.errors import ControlFailed, ControlRefused, ControlUnavailable
 from tfos.node.supervisor.pending_output import PendingOutput
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _REACH_DRIVER = (
     "name an address and port of the driver that this host reaches, or open the port"
 )
 _RETRY_S = 0.5
+_MOST_FAILURES = 3
+"""Of one event in a row that the driver could not handle: the third is no accident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,10 @@ class Reporter:
         self._heartbeat_state = vitals
         self._post = post
         self._changed = threading.Condition()
-        self._events: deque[messages.Event] = deque()
+        self._events: deque[tuple[int, messages.Event]] = deque()
+        self._num_events = 0
+        self._num_failures = 0
+        """Times in a row that the driver could not handle the oldest event."""
         self._output = PendingOutput()
         self._finish_by_s: float | None = None
         self._is_connected = threading.Event()
@@ -113,9 +118,10 @@ class Reporter:
         self._thread.start()
 
     def report(self, event: messages.Event) -> None:
-        """Queue an event; events arrive at the driver in this order, each at least once."""
+        """Queue an event; the driver handles events in this order, each once."""
         with self._changed:
-            self._events.append(event)
+            self._num_events += 1
+            self._events.append((self._num_events, event))
             self._changed.notify_all()
 
     def log(self, lines: tuple[str, ...], dropped: int) -> None:
@@ -219,8 +225,20 @@ class Reporter:
 
     def _send_events(self) -> None:
         while self._events:
-            self._client.report(self._events[0], timeout_s=self._timeout_s())
+            seq, event = self._events[0]
+            try:
+                self._client.report(event, seq, timeout_s=self._timeout_s())
+            except ControlFailed as error:
+                self._num_failures += 1
+                if self._num_failures < _MOST_FAILURES:
+                    raise
+                raise ControlRefused(
+                    f"the driver could not handle {type(event).__name__}, {_MOST_FAILURES} times "
+                    f"in a row, and what this node reports later stands behind it: {error}. Start "
+                    "the cluster again, and report this"
+                ) from error
             self._last_contact_s = time.monotonic()
+            self._num_failures = 0
             self._events.popleft()
 
     def _send_output(self) -> None:

@@ -16,6 +16,7 @@ from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.job_end import JobEnd
 from tfos.failure import EXECUTOR_LOST, NodeFailure
 from tfos.fit_place import FitPlace
+from tfos.monitor.status import cluster_report
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -118,7 +119,7 @@ def test_a_chief_that_is_lost_too_often_fails_the_cluster():
 def test_a_worker_that_crashes_is_started_again_while_restarts_are_left():
     state = running(workers=1)
     assert only(dies(state, "worker:1", signal=11), Replace).first_attempt == 100
-    assert state.crash_of(state.gone[0]) is state.failures[0]
+    assert state.gone[0].crash is state.failures[0]
     registers(state, "worker:1", 100)
     dies(state, "worker:1", 100, signal=11)
     assert state.phase is ClusterPhase.FAILED
@@ -131,7 +132,37 @@ def test_a_node_that_was_ended_in_order_or_lost_with_its_executor_did_not_crash(
         dies(state, "worker:1", attempt * 100, **fields)
         registers(state, "worker:1", (attempt + 1) * 100)
     assert len(state.gone) == 2
-    assert [state.crash_of(each) for each in state.gone] == [None, None]
+    assert [each.crash for each in state.gone] == [None, None]
+
+
+@pytest.mark.fault("F54")
+def test_a_crash_is_known_after_any_number_of_losses_and_the_first_and_newest_records_are_kept():
+    state, num_losses = running(workers=1), 150
+    for number in range(num_losses):
+        now_s = NOW + 700.0 * number
+        dies(state, "worker:1", number * 100, now_s)
+        registers(state, "worker:1", (number + 1) * 100, now_s)
+    dies(state, "worker:1", num_losses * 100, NOW + 700.0 * num_losses, signal=11)
+    crash = state.gone[-1].crash
+    assert crash is not None
+    assert crash.node.attempt == num_losses * 100
+    assert state.num_failures == num_losses + 1
+    attempts = [each.node.attempt // 100 for each in state.failures]
+    assert attempts == [*range(50), *range(num_losses - 49, num_losses + 1)]
+    notes = cluster_report("test", state, NOW + 700.0 * num_losses).notes
+    assert "51 failures between the first and the newest are kept no more" in notes
+
+
+def test_a_worker_that_is_lost_after_many_others_is_told_with_its_own_end():
+    state = running(workers=1)
+    for number in range(120):
+        dies(state, "worker:1", number * 100, NOW + 700.0 * number)
+        registers(state, "worker:1", (number + 1) * 100, NOW + 700.0 * number)
+    dies(state, "worker:1", 12_000, NOW + 700.0 * 119 + 1)
+    lost = state.members["worker:1"]
+    assert lost.status is NodeStatus.LOST
+    assert lost.end is not None
+    assert lost.end.node == node_id("worker:1", 12_000)
 
 
 def test_a_worker_that_raises_is_not_started_again():

@@ -51,6 +51,13 @@ def _fail(state: ClusterState, name: str, **fields: object) -> list[Action]:
     return state.on_event(node_id(name), messages.Failed(failure), NOW)
 
 
+def _cut(state: ClusterState, name: str, now_s: float) -> None:
+    """Let a node's stream of orders end, which was open since it was heard last."""
+    member = state.members[name]
+    state.on_stream_opened(node_id(name), member.stream + 1, member.heard_s)
+    state.on_stream_closed(node_id(name), member.stream, now_s)
+
+
 def _orders(actions: list[Action], kind: type) -> set[str]:
     return {
         action.node.name
@@ -293,7 +300,7 @@ def test_the_headline_after_a_suspension_of_the_driver_is_the_suspension():
     state = _running(tolerate_lost_workers=False)
     state.on_tick(NOW)
     for name in state.members:  # the closed connections are read before the first tick
-        state.on_stream_closed(node_id(name), NOW + 60)
+        _cut(state, name, NOW + 60)
     assert state.on_tick(NOW + 60) == []
     assert state.on_tick(NOW + 62) == []
     state.on_tick(NOW + 64)
@@ -320,23 +327,49 @@ def test_an_error_of_main_fun_after_a_suspension_stays_the_headline():
 
 def test_a_broken_connection_that_does_not_come_back_is_a_loss_within_seconds():
     state = _running()
-    state.on_stream_closed(node_id("worker:1"), NOW)
+    _cut(state, "worker:1", NOW)
     assert state.on_tick(NOW + 2.9) == []
     assert _orders(state.on_tick(NOW + 3.1), messages.FenceWorker) == {"ps:0"}
 
 
 def test_a_connection_that_comes_back_is_no_loss():
     state = _running()
-    state.on_stream_closed(node_id("worker:1"), NOW)
-    assert state.on_stream_opened(node_id("worker:1"), NOW + 2) == ""
+    _cut(state, "worker:1", NOW)
+    assert state.on_stream_opened(node_id("worker:1"), 9, NOW + 2) == ""
     assert state.on_tick(NOW + 4) == []
+
+
+@pytest.mark.fault("F28")
+@pytest.mark.parametrize("opened", [(1, 2), (2, 1)])
+def test_the_late_end_of_an_older_stream_does_not_close_the_newer_one(opened):
+    """Threads of the driver open two streams, and note the end of the first, in any order."""
+    state, node = _running(), node_id("worker:1")
+    for number in opened:
+        assert state.on_stream_opened(node, number, NOW) == ""
+    state.on_stream_closed(node, 1, NOW + 1)
+    assert state.members["worker:1"].stream_lost_s is None
+    state.stop(state.live(), "bye", grace_s=1)
+    state.on_stream_closed(node, 1, NOW + 1)
+    assert state.members["worker:1"].is_live
+    state.on_stream_closed(node, 2, NOW + 1)
+    assert state.members["worker:1"].status is NodeStatus.ENDED
+
+
+def test_a_new_attempt_counts_its_streams_from_the_beginning():
+    state = _state()
+    _register(state, "worker:1")
+    state.on_stream_opened(node_id("worker:1"), 7, NOW)
+    _register(state, "worker:1", attempt=1)
+    state.on_stream_opened(node_id("worker:1", 1), 1, NOW)
+    state.on_stream_closed(node_id("worker:1", 1), 1, NOW)
+    assert state.members["worker:1"].stream_lost_s == NOW
 
 
 def test_a_node_lost_while_starting_may_come_again():
     state = _state()
     _register(state, "worker:0")
     _listen(state, "worker:0")
-    state.on_stream_closed(node_id("worker:0"), NOW)
+    _cut(state, "worker:0", NOW)
     actions = state.on_tick(NOW + 4)
     assert [type(action) for action in actions] == [Warn]
     assert state.phase is ClusterPhase.RESERVED
@@ -351,7 +384,7 @@ def _silent_while_starting(*, listens: bool) -> ClusterState:
         if listens or name != "worker:0":
             _listen(state, name)
         if name == "worker:0":
-            state.on_stream_closed(node_id(name), NOW)
+            _cut(state, name, NOW)
             (warning,) = state.on_tick(NOW + 4)
             assert isinstance(warning, Warn)
             assert "its supervisor ended: connection closed 4.0 s ago" in warning.text
@@ -364,7 +397,7 @@ def _silent_while_starting(*, listens: bool) -> ClusterState:
 @pytest.mark.fault("F03")
 def test_a_node_that_was_silent_while_starting_goes_on_once_it_is_heard_again():
     state = _silent_while_starting(listens=True)
-    assert state.on_stream_opened(node_id("worker:0"), NOW + 5) == ""
+    assert state.on_stream_opened(node_id("worker:0"), 9, NOW + 5) == ""
     reply, actions = state.on_heartbeat(messages.Heartbeat(node_id("worker:0"), 1, "x"), NOW + 5)
     assert not reply.fenced
     assert state.phase is ClusterPhase.RUNNING
@@ -384,7 +417,7 @@ def test_a_silent_node_is_not_taken_back_by_a_cluster_that_ends():
     state.end(state.live(), "the end", grace_s=1.0)
     reply, actions = state.on_heartbeat(messages.Heartbeat(node_id("worker:0"), 1, "x"), NOW + 5)
     assert (reply.fenced, actions) == (True, [])
-    assert state.on_stream_opened(node_id("worker:0"), NOW + 5)
+    assert state.on_stream_opened(node_id("worker:0"), 9, NOW + 5)
 
 
 def test_a_newer_attempt_takes_the_place_of_a_silent_node():
@@ -458,7 +491,7 @@ def test_an_orderly_end_is_no_failure():
     assert _orders(state.stop(state.live(), "bye", grace_s=1), messages.Stop) == set(state.members)
     assert state.stop(state.live(), "again", grace_s=1) == []
     for name in state.members:
-        state.on_stream_closed(node_id(name), NOW)
+        _cut(state, name, NOW)
     assert state.live() == []
     assert state.failures == []
 
@@ -509,9 +542,10 @@ def test_tensorboard_is_told_and_its_absence_is_a_warning():
         ("http://[::1]:6006/", False),
         ("http://10.0.0.7:6006/", True),
         ("http://host-b:6006/", True),
+        ("http://[", True),
     ],
 )
-def test_a_tensorboard_that_others_can_reach_is_warned_of_once(url, is_open):
+def test_a_tensorboard_that_others_can_reach_is_warned_of(url, is_open):
     state = _running()
     up = messages.TensorBoardUp(url)
     actions = state.on_event(node_id("worker:0"), up, NOW)
@@ -519,7 +553,50 @@ def test_a_tensorboard_that_others_can_reach_is_warned_of_once(url, is_open):
     warnings = [action.text for action in actions if isinstance(action, Warn)]
     assert len(warnings) == is_open
     assert all("has no login" in text and "tensorboard_host=" in text for text in warnings)
-    assert state.on_event(node_id("worker:0"), up, NOW) == []  # reports may arrive twice
+
+
+@pytest.mark.fault("F26")
+def test_a_report_that_comes_again_because_its_ack_was_lost_has_no_effect():
+    state = _running()
+    chief, server = node_id("worker:0"), node_id("ps:0")
+    killed = messages.Restarted(NodeFailure(server, "h", 7, signal=9), 1, 3)
+    reports = [
+        messages.EventReport(chief, 1, messages.EpochTrained(1, 0, {"loss": 0.5})),
+        messages.EventReport(chief, 2, messages.TensorBoardUp("http://h:6006/")),
+        messages.EventReport(chief, 3, messages.EpochTrained(1, 1, {"loss": 0.5})),
+        messages.EventReport(server, 1, killed),
+        messages.EventReport(server, 2, messages.UpdatesLost("3 updates")),
+    ]
+    for each in reports:
+        assert state.on_report(each, NOW) or isinstance(each.event, messages.EpochTrained)
+        assert state.on_report(each, NOW + 1) == []
+        assert state.members[each.node.name].heard_s == NOW + 1
+    assert state.on_report(reports[0], NOW + 2) == []  # its first try was late
+    assert (state.epochs.count, len(state.failures)) == (2, 1)
+
+
+@pytest.mark.fault("F26")
+def test_a_new_attempt_counts_its_reports_from_the_beginning():
+    state = _running(restarts=Restarts(workers=1))
+    worker = node_id("worker:1")
+    state.on_report(messages.EventReport(worker, 1, messages.PhaseChanged("a")), NOW)
+    _fail(state, "worker:1", signal=9)
+    again = node_id("worker:1", state.members["worker:1"].first_attempt)
+    state.on_register(messages.Register(again, "1", "h", 8), NOW)
+    state.on_report(messages.EventReport(again, 1, messages.PhaseChanged("b")), NOW)
+    assert state.members["worker:1"].phase == "b"
+
+
+@pytest.mark.fault("F26")
+def test_a_report_that_the_driver_could_not_handle_is_handled_when_it_comes_again(monkeypatch):
+    state = _running()
+    report = messages.EventReport(node_id("worker:0"), 1, messages.EpochTrained(1, 0, {}))
+    with monkeypatch.context() as broken:
+        broken.setattr(state.epochs, "note", lambda event: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            state.on_report(report, NOW)
+    state.on_report(report, NOW)
+    assert state.epochs.count == 1
 
 
 @pytest.mark.fault("F19")

@@ -153,9 +153,10 @@ class StateMachine(RuleBasedStateMachine):
     @rule(name=names, age=ages, comes_back=st.booleans())
     def breaks_its_connection(self, name: str, age: int, comes_back: bool) -> None:
         node = self.sender(name, age)
-        self.take(self.state.on_stream_closed(node, self.now_s))
+        number = self.state.members[name].stream
+        self.take(self.state.on_stream_closed(node, number, self.now_s))
         if comes_back:
-            self.state.on_stream_opened(node, self.now_s)
+            self.state.on_stream_opened(node, number + 1, self.now_s)
 
     @rule(ticks=st.sampled_from([1, 1, 25]))
     def time_goes_on(self, ticks: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rpc.endpoint import Endpoint
 from tests.support.waiting import wait_until
 from tfos.control import messages
-from tfos.errors import ControlUnavailable
+from tfos.errors import ControlFailed, ControlUnavailable
 from tfos.failure import NodeId
 from tfos.node.supervisor.reporter import HeartbeatState, Reporter, Unwanted
 
@@ -176,6 +176,67 @@ def test_a_driver_that_shows_all_output_gets_all_of_it():
     assert driver.dropped == 7
 
 
+class DriverWhoseAcksAreLost(PlayedDriver):
+    """Each event arrives, and the ack of its first try does not."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.reports: list[tuple[int, messages.Event]] = []
+
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        is_first = (seq, event) not in self.reports
+        self.reports.append((seq, event))
+        if is_first:
+            raise ControlUnavailable("Report: DEADLINE_EXCEEDED")
+
+
+@pytest.mark.fault("F26")
+def test_an_event_whose_ack_is_lost_comes_again_under_its_number(monkeypatch):
+    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.01)
+    driver = DriverWhoseAcksAreLost()
+    epoch, done = messages.EpochTrained(1, 0, {}), messages.Done()
+    with reports_to(driver) as each:
+        for event in (epoch, epoch, done):
+            each.report(event)
+    numbered = [(1, epoch), (2, epoch), (3, done)]
+    assert driver.reports == [report for report in numbered for _ in range(2)]
+
+
+class DriverThatCannotHandleEpochs(PlayedDriver):
+    """A defect of its handler: each report of an epoch raises there."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.num_tries = 0
+
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        del seq
+        if isinstance(event, messages.EpochTrained):
+            self.num_tries += 1
+            raise ControlFailed("Report: UNKNOWN: Exception calling application: no such feed")
+
+
+@pytest.mark.fault("F26")
+def test_an_event_that_the_driver_cannot_handle_ends_the_node_with_the_drivers_text(monkeypatch):
+    """The driver would wait for ever for the end of main_fun, whose report stands behind it."""
+    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.01)
+    driver = DriverThatCannotHandleEpochs()
+    notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    each = reporter(lambda: driver, notices)
+    each.start()
+    each.report(messages.PhaseChanged("main_fun"))
+    each.report(messages.EpochTrained(1, 0, {}))
+    each.report(messages.Done())
+    try:
+        wanted = [notices.get(timeout=WAIT_S) for _ in range(2)]
+        assert isinstance(wanted[1], Unwanted)
+        assert "could not handle EpochTrained, 3 times" in wanted[1].reason
+        assert "no such feed" in wanted[1].reason
+        assert driver.num_tries == 3
+    finally:
+        each.finish(0.1)
+
+
 class DriverThatTakesNoLines(PlayedDriver):
     """Its standard error is full: a call with lines is never answered."""
 
@@ -209,8 +270,8 @@ def test_lines_that_the_driver_does_not_take_delay_no_heartbeat():
 class DriverThatTakesNoEvents(PlayedDriver):
     """It answers heartbeats only."""
 
-    def report(self, event: messages.Event, **_: Any) -> None:
-        del event
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        del event, seq
         raise ControlUnavailable("Report: DEADLINE_EXCEEDED")
 
 
