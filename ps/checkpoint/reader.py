@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,6 +35,7 @@ from ps.checkpoint.format import (
 from ps.checkpoint.storage import Storage, if_sound, storage_at
 from ps.checkpoint.table_format import check_segments, segment_nbytes
 from ps.codec import UNREADABLE
+from ps.config import ServerSettings
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout
 
@@ -152,19 +154,55 @@ def load_chain(
     return chain
 
 
-def load_index(
-    storage: Storage, shard: ShardRecord, checkpoint: Checkpoint, layout: Layout, directory: str
-) -> ShardIndex:
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """One server's file of a step, opened with its index, which was checked."""
+
+    storage: Storage
+    checkpoint: Checkpoint
+    layout: Layout
+    """Of the checkpoint's manifest."""
+    rank: int
+    name: str
+    """Below the root."""
+    index: ShardIndex
+
+    @property
+    def path(self) -> str:
+        """The whole path or URL, for messages."""
+        return self.storage.where(self.name)
+
+    @property
+    def record(self) -> ShardRecord:
+        """The manifest's entry."""
+        return self.checkpoint.shards[self.rank]
+
+
+def open_shard(
+    storage: Storage, checkpoint: Checkpoint, rank: int, layout: Layout, directory: str = ""
+) -> ShardFile:
     """Read and check a shard's index: digest, bucket ids, and that all sizes add up.
 
     Args:
         storage: the checkpoint root.
-        shard: the shard's entry in the manifest file.
         checkpoint: the step that it belongs to.
+        rank: of the server that saved it.
         layout: of the checkpoint's manifest.
-        directory: of the step, below the root.
+        directory: of the step, below the root; by default that of a committed one.
     """
+    directory = directory or step_name(checkpoint.step)
+    if not 0 <= rank < len(checkpoint.shards):
+        raise CheckpointError(
+            f"{storage.where(directory)} has {len(checkpoint.shards)} shards, asked for {rank}"
+        )
+    shard = checkpoint.shards[rank]
     name = f"{directory}/{shard.file_name}"
+    index = _read_index(storage, shard, name)
+    _check_index(storage.where(name), shard, checkpoint, layout, index)
+    return ShardFile(storage, checkpoint, layout, rank, name, index)
+
+
+def _read_index(storage: Storage, shard: ShardRecord, name: str) -> ShardIndex:
     path = storage.where(name)
     if shard.index_nbytes > shard.nbytes:
         raise CheckpointError(
@@ -182,9 +220,14 @@ def load_index(
             f"{shard.index_digest}; the file is damaged or of another save"
         )
     try:
-        index = codec.msgpack(data, ShardIndex)
+        return codec.msgpack(data, ShardIndex)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} has no index of format {FORMAT}: {error}") from error
+
+
+def _check_index(
+    path: str, shard: ShardRecord, checkpoint: Checkpoint, layout: Layout, index: ShardIndex
+) -> None:
     count = len(index.bucket_ids)
     if len(index.steps) != count or len(index.digests) != count:
         raise CheckpointError(
@@ -200,7 +243,6 @@ def load_index(
     expected = sum(sizes) + index.extra_nbytes + shard.index_nbytes
     if expected != shard.nbytes:
         raise CheckpointError(f"{path}: its parts make {expected} bytes, it has {shard.nbytes}")
-    return index
 
 
 def steps_on_disk(storage: Storage) -> list[int]:
@@ -384,37 +426,101 @@ def none_complete(storage: Storage) -> CheckpointError:
     return CheckpointError(f"no complete checkpoint in {storage.where()}; steps on disk: {seen}")
 
 
-def load_indexes(
-    storage: Storage, checkpoint: Checkpoint, directory: str = ""
-) -> list[tuple[str, ShardIndex]]:
-    """Read all shards' indexes; check that they hold each bucket once (a delta: at most once).
+def open_shards(
+    storage: Storage, checkpoint: Checkpoint, layout: Layout, directory: str = ""
+) -> list[ShardFile]:
+    """Open all shards' files; check that they hold each bucket once (a delta: at most once).
 
     Args:
         storage: the checkpoint root.
         checkpoint: the checkpoint.
+        layout: of its manifest.
         directory: its directory; by default that of a committed step.
-
-    Returns:
-        Per shard the name of its file and its index.
     """
-    directory = directory or step_name(checkpoint.step)
-    layout = Layout.whole(checkpoint.manifest)
-    found: list[tuple[str, ShardIndex]] = []
+    found: list[ShardFile] = []
     owners: dict[int, str] = {}
-    for shard in checkpoint.shards:
-        index = load_index(storage, shard, checkpoint, layout, directory)
-        for bucket_id in index.bucket_ids:
+    for rank, shard in enumerate(checkpoint.shards):
+        file = open_shard(storage, checkpoint, rank, layout, directory)
+        for bucket_id in file.index.bucket_ids:
             if bucket_id in owners:
                 raise CheckpointError(
                     f"bucket {bucket_id} is in {owners[bucket_id]} and in {shard.file_name}"
                 )
             owners[bucket_id] = shard.file_name
-        found.append((f"{directory}/{shard.file_name}", index))
+        found.append(file)
     missing = len(layout.buckets) - len(owners)
     if missing and not checkpoint.is_delta:
         first = min(set(range(len(layout.buckets))) - set(owners))
         raise CheckpointError(
-            f"{storage.where(directory)} lacks {missing} of {len(layout.buckets)} buckets, "
-            f"the first is {first}"
+            f"{storage.where(directory or step_name(checkpoint.step))} lacks {missing} of "
+            f"{len(layout.buckets)} buckets, the first is {first}"
         )
     return found
+
+
+class ChainFiles:
+    """The files of a step and of those that it needs, newest first, as a reader passes them.
+
+    A server of as many as had saved finds all of its share in its own file of each step: it reads
+    no other one, and its own index once. Else the indexes of one step are in memory at a time.
+
+    Args:
+        storage: the checkpoint root.
+        steps: the chain, as of `load_chain`.
+        place: the server that reads its share; None: the reader takes all.
+    """
+
+    def __init__(
+        self, storage: Storage, steps: Sequence[Checkpoint], place: ServerSettings | None = None
+    ) -> None:
+        self.storage = storage
+        self.steps = tuple(steps)
+        self.layout = Layout.whole(steps[0].manifest)
+        """Of all of them: a chain is of one model."""
+        self._own: tuple[ShardFile, ...] | None = None
+        self._rank = place.rank if place is not None else 0
+        self.is_own = place is not None and all(
+            len(each.shards) == place.num_servers for each in steps
+        )
+        """Whether the share is what the server of this rank had saved."""
+
+    @property
+    def newest(self) -> Checkpoint:
+        """The step that is read."""
+        return self.steps[0]
+
+    def own(self) -> tuple[ShardFile, ...]:
+        """Return the file of each step that the server of this rank had saved."""
+        if self._own is None:
+            self._own = tuple(
+                open_shard(self.storage, each, self._rank, self.layout) for each in self.steps
+            )
+        return self._own
+
+    def files(self, link: int, *, is_own: bool) -> Sequence[ShardFile]:
+        """Open the files of one step.
+
+        Args:
+            link: which step, from the newest on.
+            is_own: only that of the server of this rank.
+        """
+        if is_own:
+            return self.own()[link : link + 1]
+        return open_shards(self.storage, self.steps[link], self.layout)
+
+
+def open_chain(
+    root: Root, checkpoint: Checkpoint, place: ServerSettings | None = None
+) -> ChainFiles:
+    """Return the files of a step and of those that it needs.
+
+    Args:
+        root: the checkpoint root.
+        checkpoint: the step.
+        place: as of ChainFiles.
+
+    Raises:
+        CheckpointError: one of the steps is missing or incomplete.
+    """
+    storage = storage_at(root)
+    return ChainFiles(storage, load_chain(storage, checkpoint.step), place)

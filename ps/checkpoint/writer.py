@@ -39,8 +39,8 @@ from ps.checkpoint.reader import (
     best_first,
     complete_chains,
     load_chain,
-    load_indexes,
     load_step,
+    open_shards,
     passed_over_by,
     readable_steps,
     steps_on_disk,
@@ -321,7 +321,7 @@ def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
             raise CheckpointError(
                 f"{storage.where(name)} has {size} bytes, its server wrote {shard.nbytes}"
             )
-    load_indexes(storage, checkpoint, staging)
+    open_shards(storage, checkpoint, Layout.whole(checkpoint.manifest), staging)
 
 
 def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list[int]:
