@@ -22,6 +22,7 @@ from ps.checkpoint.lease import LEASE_NAME, read_holder
 from ps.checkpoint.reader import (
     ChainFiles,
     Root,
+    SeenSteps,
     ShardFile,
     check_sizes,
     load_chain,
@@ -209,7 +210,7 @@ def _inspect_step(
         files = verify_files(storage, checkpoint)
         tables = tuple(_tables(checkpoint, files))
         state = _read_state(files[0])
-        for each in load_chain(storage, step, manifests)[1:]:
+        for each in load_chain(storage, step, SeenSteps(storage, manifests))[1:]:
             if each.step in unsound:
                 raise CheckpointError(f"it needs step {each.step}: {unsound[each.step]}")
     except CheckpointError as error:

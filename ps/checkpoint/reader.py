@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from ps import codec
 from ps.checkpoint.digest import digest
@@ -68,8 +67,30 @@ def check_sizes(storage: Storage, checkpoint: Checkpoint) -> None:
         storage: the checkpoint root.
         checkpoint: the step.
     """
+    check_sizes_in(storage, checkpoint, step_name(checkpoint.step), _check_size)
+
+
+def check_sizes_in(
+    storage: Storage,
+    checkpoint: Checkpoint,
+    directory: str,
+    refuse: Callable[[Storage, str, ShardRecord], None],
+) -> None:
+    """Check the sizes of a step's files by one listing.
+
+    Args:
+        storage: the checkpoint root.
+        checkpoint: the step.
+        directory: that has its files.
+        refuse: asks for one file that the listing does not have so, and says what is wrong with it.
+    """
+    try:
+        listed = storage.sizes(directory)
+    except OSError:
+        listed = {}  # asking for each file tells why
     for shard in checkpoint.shards:
-        _check_size(storage, checkpoint.step, shard)
+        if listed.get(shard.file_name) != shard.nbytes:
+            refuse(storage, directory, shard)
 
 
 def read_step(storage: Storage, step: int) -> Checkpoint:
@@ -99,8 +120,8 @@ def read_step(storage: Storage, step: int) -> Checkpoint:
     return checkpoint
 
 
-def _check_size(storage: Storage, step: int, shard: ShardRecord) -> None:
-    name = f"{step_name(step)}/{shard.file_name}"
+def _check_size(storage: Storage, directory: str, shard: ShardRecord) -> None:
+    name, step = f"{directory}/{shard.file_name}", step_of(directory)
     try:
         size = storage.size(name)
     except FileNotFoundError:
@@ -117,23 +138,58 @@ def _check_size(storage: Storage, step: int, shard: ShardRecord) -> None:
         )
 
 
-def load_chain(
-    storage: Storage, step: int, known: Mapping[int, Checkpoint] = MappingProxyType({})
-) -> list[Checkpoint]:
+class SeenSteps:
+    """The steps of a directory as one look finds them: each is read once.
+
+    What is damaged, or cannot be read now, is asked for again.
+
+    Args:
+        storage: the checkpoint root.
+        known: steps that are not read, nor the sizes of their files.
+    """
+
+    def __init__(self, storage: Storage, known: Mapping[int, Checkpoint] | None = None) -> None:
+        self.storage = storage
+        self._whole = dict(known or {})
+        self._read = dict(self._whole)
+
+    def read(self, step: int) -> Checkpoint:
+        """Return the manifest of a step. Raises as `read_step`."""
+        if step not in self._read:
+            self._read[step] = read_step(self.storage, step)
+        return self._read[step]
+
+    def whole(self, step: int) -> Checkpoint:
+        """Return the manifest of a step whose files have their sizes. Raises as `load_step`."""
+        if step not in self._whole:
+            found = self.read(step)
+            check_sizes(self.storage, found)
+            self._whole[step] = found
+        return self._whole[step]
+
+    def readable(self, steps: Iterable[int]) -> list[Checkpoint]:
+        """Return the manifests of steps; those that are missing or damaged are left out.
+
+        Raises:
+            CheckpointError: a manifest is there, and the file system does not give it. It may be
+                the best one's, or say which steps a run has skipped.
+        """
+        found = (if_sound(functools.partial(self.read, step)) for step in steps)
+        return [each for each in found if each is not None]
+
+
+def load_chain(storage: Storage, step: int, seen: SeenSteps | None = None) -> list[Checkpoint]:
     """Return a step's checkpoint, then its base, and so on down to the full one.
 
     Args:
         storage: the checkpoint root.
         step: number of the step.
-        known: steps that are not read again, nor the sizes of their files.
+        seen: what this look has read so far; gets these steps.
 
     Raises:
         CheckpointError: one of them is missing, incomplete, or of another save or model.
     """
-
-    def load(step: int) -> Checkpoint:
-        return known[step] if step in known else load_step(storage, step)
-
+    load = (seen or SeenSteps(storage)).whole
     chain = [load(step)]
     while (base := chain[-1].base) is not None:  # ends: `decode_manifest` wants older bases
         above = chain[-1]
@@ -255,7 +311,9 @@ def steps_on_disk(storage: Storage) -> list[int]:
     return sorted((step for step in steps if step is not None), reverse=True)
 
 
-def complete_chains(storage: Storage, *, is_told: bool = True) -> Iterator[list[Checkpoint]]:
+def complete_chains(
+    storage: Storage, *, is_told: bool = True, seen: SeenSteps | None = None
+) -> Iterator[list[Checkpoint]]:
     """Yield the chain of each complete step, newest first; log why others are incomplete.
 
     A step that a later run has skipped ranks after all others, whatever its number.
@@ -263,47 +321,24 @@ def complete_chains(storage: Storage, *, is_told: bool = True) -> Iterator[list[
     Args:
         storage: the checkpoint root.
         is_told: False: log nothing; another look that does will follow.
+        seen: what this look has read so far; gets what is read here.
 
     Raises:
         CheckpointError: the file system gives no answer about a step, which may be complete.
     """
     steps = steps_on_disk(storage)
-    passed_over = steps_passed_over(storage, steps)
+    seen = seen or SeenSteps(storage)
+    passed_over = passed_over_by(seen.readable(steps))
     for step in sorted(steps, key=lambda step: (step in passed_over, -step)):
         tell = functools.partial(log_skipped, storage, step) if is_told else None
-        chain = if_sound(functools.partial(load_chain, storage, step), tell)
+        chain = if_sound(functools.partial(load_chain, storage, step, seen), tell)
         if chain is not None:
             yield chain
-
-
-def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
-    """Return the steps that a readable manifest names as skipped by its run.
-
-    Args:
-        storage: the checkpoint root.
-        steps: numbers of the steps to read; unreadable ones are left out.
-    """
-    return passed_over_by(readable_steps(storage, steps))
 
 
 def passed_over_by(checkpoints: Iterable[Checkpoint]) -> set[int]:
     """Return the steps that these checkpoints name as skipped by their runs."""
     return {step for checkpoint in checkpoints for step in checkpoint.passed_over}
-
-
-def readable_steps(storage: Storage, steps: Iterable[int]) -> list[Checkpoint]:
-    """Return the manifests of steps; those that are missing or damaged are left out.
-
-    Args:
-        storage: the checkpoint root.
-        steps: numbers of the steps.
-
-    Raises:
-        CheckpointError: a manifest is there, and the file system does not give it. It may be the
-            best one's, or say which steps a run has skipped.
-    """
-    found = (if_sound(functools.partial(read_step, storage, step)) for step in steps)
-    return [each for each in found if each is not None]
 
 
 def best_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -342,11 +377,12 @@ def best(
         CheckpointError: the directory cannot be listed, or a manifest in it cannot be read now.
     """
     storage = storage_at(root)
-    for each in best_first(readable_steps(storage, steps_on_disk(storage))):
+    seen = SeenSteps(storage)
+    for each in best_first(seen.readable(steps_on_disk(storage))):
         is_in_run = up_to is None or each.step <= up_to
         if is_in_run and each.score and each.score.kind == (metric, higher_is_better):
             chain = if_sound(
-                functools.partial(load_chain, storage, each.step),
+                functools.partial(load_chain, storage, each.step, seen),
                 functools.partial(log_skipped, storage, each.step),
             )
             if chain is not None:

@@ -41,6 +41,10 @@ class CountingStorage(LocalStorage):
         self._count("names", directory)
         return super().names(directory)
 
+    def sizes(self, directory: str) -> dict[str, int]:
+        self._count("sizes", directory)
+        return super().sizes(directory)
+
     def size(self, name: str) -> int:
         self._count("size", name)
         return super().size(name)

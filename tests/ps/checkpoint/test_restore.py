@@ -268,6 +268,9 @@ def test_a_manifest_that_cannot_be_read_now_cannot_hide_what_its_run_has_skipped
 @pytest.mark.fault("F41")
 def test_a_step_that_cannot_be_read_while_all_are_listed_is_not_passed_over(two_steps, monkeypatch):
     class SizelessStorage(LocalStorage):
+        def sizes(self, directory):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
         def size(self, name):
             if name == "step-900/ps-1.data":
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
