@@ -62,10 +62,11 @@ class Checkpoints:
     full_every: int = 10
     """One save in this many is complete; the others hold changes since the one before."""
     timeout_s: float = 600.0
-    """Seconds for one save, and for the restore of a run that resumes. A save that takes longer is
-    a failed one. Raise it where the servers' tables need longer to be written. The driver waits for
-    the chief accordingly, whatever `feed_timeout` is, and for workers that wait for the chief: at
-    saves of `keep_best`, and at a restore with num_ps=0."""
+    """Seconds for one save, and for the restore of a run that resumes. Workers wait so long for a
+    server that is started again, 600 s at least. A save that takes longer is a failed one. Raise it
+    where the servers' tables need longer to be written. The driver waits for the chief accordingly,
+    whatever `feed_timeout` is, and for workers that wait for the chief: at saves of `keep_best`,
+    and at a restore with num_ps=0."""
     resume: bool = False
     """Resume from the newest complete checkpoint in the directory, if there is one. False: a
     directory with checkpoints of another run is refused."""

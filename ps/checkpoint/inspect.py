@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,13 @@ from ps import codec
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.lease import LEASE_NAME, read_holder
 from ps.checkpoint.reader import (
+    ChainFiles,
     Root,
+    SeenSteps,
+    ShardFile,
     check_sizes,
     load_chain,
-    load_indexes,
+    open_chain,
     passed_over_by,
     read_step,
     steps_on_disk,
@@ -35,7 +38,7 @@ from ps.checkpoint.table_format import segment_nbytes
 from ps.checkpoint.table_reader import read_rows
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
-from ps.manifest.manifest import GroupLayout, Layout
+from ps.manifest.manifest import GroupLayout
 from ps.manifest.table_spec import TableSpec
 from ps.optim.row_rules import row_parts, row_width, rule_of_rows
 from ps.optim.rules import rule_of
@@ -58,21 +61,22 @@ def table_arrays(
     Raises:
         CheckpointError: a file is damaged.
     """
+    chain = open_chain(root, checkpoint)
     for at, spec in enumerate(checkpoint.manifest.tables):
-        ids, rows = _joined(root, checkpoint, at, spec)
+        ids, rows = _joined(chain, at, spec)
         yield f"tables/{spec.name}/ids", ids
         for name, place in row_parts(spec).items() if slots else [("", slice(spec.dim))]:
             suffix = name and f":{name}"
             yield f"tables/{spec.name}/values{suffix}", np.ascontiguousarray(rows[:, place])
 
 
-def _joined(root: Root, checkpoint: Checkpoint, at: int, spec: TableSpec) -> tuple[Array, Array]:
+def _joined(chain: ChainFiles, at: int, spec: TableSpec) -> tuple[Array, Array]:
     """Return ids, ascending, and rows; of an id that comes several times the first is right."""
     ids: list[Array] = [np.empty(0, np.int64)]
     rows: list[Array] = [np.empty((0, row_width(spec)), spec.dtype)]
     places: list[Array] = [np.empty(0, np.int64)]  # of an id's row in `rows`; -1: it is gone
     num_rows = 0
-    for saved, piece in read_rows(root, checkpoint):
+    for saved, piece in read_rows(chain):
         if saved.record.table != at or not isinstance(piece, RowBatch | Dropped):
             continue
         ids.append(piece.ids)
@@ -203,10 +207,10 @@ def _inspect_step(
     state = _State()
     tables: tuple[TableReport, ...] = ()
     try:
-        verify_files(storage, checkpoint)
-        tables = tuple(_tables(storage, checkpoint))
-        state = _read_state(storage, checkpoint)
-        for each in load_chain(storage, step, manifests)[1:]:
+        files = verify_files(storage, checkpoint)
+        tables = tuple(_tables(checkpoint, files))
+        state = _read_state(files[0])
+        for each in load_chain(storage, step, SeenSteps(storage, manifests))[1:]:
             if each.step in unsound:
                 raise CheckpointError(f"it needs step {each.step}: {unsound[each.step]}")
     except CheckpointError as error:
@@ -236,10 +240,9 @@ def _groups(checkpoint: Checkpoint) -> Iterator[GroupReport]:
         yield GroupReport(group.name, group.dtype, rule.name, rule.kept, shapes)
 
 
-def _tables(storage: Storage, checkpoint: Checkpoint) -> Iterator[TableReport]:
-    indexes = [index for _, index in load_indexes(storage, checkpoint)]
+def _tables(checkpoint: Checkpoint, files: Sequence[ShardFile]) -> Iterator[TableReport]:
     for at, spec in enumerate(checkpoint.manifest.tables):
-        records = [record for index in indexes for record in index.tables if record.table == at]
+        records = [record for file in files for record in file.index.tables if record.table == at]
         pieces = [piece for record in records for piece in record.pieces if not piece.is_dropped]
         rule = rule_of_rows(spec)
         yield TableReport(
@@ -253,9 +256,9 @@ def _tables(storage: Storage, checkpoint: Checkpoint) -> Iterator[TableReport]:
         )
 
 
-def _read_state(storage: Storage, checkpoint: Checkpoint) -> _State:
+def _read_state(file: ShardFile) -> _State:
     try:
-        return codec.msgpack(read_extra(storage, checkpoint, 0), _State)
+        return codec.msgpack(read_extra(file), _State)
     except UNREADABLE as error:
         raise CheckpointError(f"the records of ps:0 cannot be read: {error}") from error
 
@@ -281,17 +284,15 @@ def export_npz(root: Root, checkpoint: Checkpoint, out: str | Path, *, slots: bo
         CheckpointError: a file is damaged, or a name would lead out of the archive.
         OSError: the file cannot be written.
     """
-    storage = storage_at(root)
-    layout = Layout.whole(checkpoint.manifest)
+    chain = open_chain(root, checkpoint)
+    layout = chain.layout
     target = Path(out)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     count = 0
     try:
         with zipfile.ZipFile(unfinished, "w", allowZip64=True) as archive:
-            groups = (
-                _arrays(storage, checkpoint, layout, group, slots=slots) for group in layout.groups
-            )
-            tables = table_arrays(storage, checkpoint, slots=slots)
+            groups = (_arrays(chain, group, slots=slots) for group in layout.groups)
+            tables = table_arrays(chain.storage, checkpoint, slots=slots)
             for arrays in (*groups, tables):
                 for name, array in arrays:
                     with archive.open(f"{_checked(name)}.npy", "w", force_zip64=True) as file:
@@ -303,16 +304,14 @@ def export_npz(root: Root, checkpoint: Checkpoint, out: str | Path, *, slots: bo
     return count
 
 
-def _arrays(
-    storage: Storage, checkpoint: Checkpoint, layout: Layout, group: GroupLayout, *, slots: bool
-) -> Iterator[tuple[str, Array]]:
+def _arrays(chain: ChainFiles, group: GroupLayout, *, slots: bool) -> Iterator[tuple[str, Array]]:
     """Yield a group's parameters by name; one group is in memory at a time."""
-    spec = checkpoint.manifest.group(group.name)
+    spec = chain.newest.manifest.group(group.name)
     suffixes = ["", *(f":{slot}" for slot in rule_of(spec.rule).kept)][: None if slots else 1]
     flats = [np.empty(group.num_elements, group.numpy_dtype) for _ in suffixes]
     wanted = set(range(group.first_bucket, group.first_bucket + group.num_buckets))
-    for piece in read_values(storage, checkpoint, wanted):
-        bucket = layout.buckets[piece.bucket_id]
+    for piece in read_values(chain, wanted):
+        bucket = chain.layout.buckets[piece.bucket_id]
         for flat, part in zip(flats, piece.arrays, strict=False):  # without slots only values
             flat[bucket.start : bucket.stop] = part
     for start, param in zip(group.offsets, spec.params, strict=False):  # the last is the end

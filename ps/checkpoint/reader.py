@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from ps import codec
 from ps.checkpoint.digest import digest
@@ -34,6 +34,7 @@ from ps.checkpoint.format import (
 from ps.checkpoint.storage import Storage, if_sound, storage_at
 from ps.checkpoint.table_format import check_segments, segment_nbytes
 from ps.codec import UNREADABLE
+from ps.config import ServerSettings
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout
 
@@ -66,8 +67,30 @@ def check_sizes(storage: Storage, checkpoint: Checkpoint) -> None:
         storage: the checkpoint root.
         checkpoint: the step.
     """
+    check_sizes_in(storage, checkpoint, step_name(checkpoint.step), _check_size)
+
+
+def check_sizes_in(
+    storage: Storage,
+    checkpoint: Checkpoint,
+    directory: str,
+    refuse: Callable[[Storage, str, ShardRecord], None],
+) -> None:
+    """Check the sizes of a step's files by one listing.
+
+    Args:
+        storage: the checkpoint root.
+        checkpoint: the step.
+        directory: that has its files.
+        refuse: asks for one file that the listing does not have so, and says what is wrong with it.
+    """
+    try:
+        listed = storage.sizes(directory)
+    except OSError:
+        listed = {}  # asking for each file tells why
     for shard in checkpoint.shards:
-        _check_size(storage, checkpoint.step, shard)
+        if listed.get(shard.file_name) != shard.nbytes:
+            refuse(storage, directory, shard)
 
 
 def read_step(storage: Storage, step: int) -> Checkpoint:
@@ -97,8 +120,8 @@ def read_step(storage: Storage, step: int) -> Checkpoint:
     return checkpoint
 
 
-def _check_size(storage: Storage, step: int, shard: ShardRecord) -> None:
-    name = f"{step_name(step)}/{shard.file_name}"
+def _check_size(storage: Storage, directory: str, shard: ShardRecord) -> None:
+    name, step = f"{directory}/{shard.file_name}", step_of(directory)
     try:
         size = storage.size(name)
     except FileNotFoundError:
@@ -115,23 +138,58 @@ def _check_size(storage: Storage, step: int, shard: ShardRecord) -> None:
         )
 
 
-def load_chain(
-    storage: Storage, step: int, known: Mapping[int, Checkpoint] = MappingProxyType({})
-) -> list[Checkpoint]:
+class SeenSteps:
+    """The steps of a directory as one look finds them: each is read once.
+
+    What is damaged, or cannot be read now, is asked for again.
+
+    Args:
+        storage: the checkpoint root.
+        known: steps that are not read, nor the sizes of their files.
+    """
+
+    def __init__(self, storage: Storage, known: Mapping[int, Checkpoint] | None = None) -> None:
+        self.storage = storage
+        self._whole = dict(known or {})
+        self._read = dict(self._whole)
+
+    def read(self, step: int) -> Checkpoint:
+        """Return the manifest of a step. Raises as `read_step`."""
+        if step not in self._read:
+            self._read[step] = read_step(self.storage, step)
+        return self._read[step]
+
+    def whole(self, step: int) -> Checkpoint:
+        """Return the manifest of a step whose files have their sizes. Raises as `load_step`."""
+        if step not in self._whole:
+            found = self.read(step)
+            check_sizes(self.storage, found)
+            self._whole[step] = found
+        return self._whole[step]
+
+    def readable(self, steps: Iterable[int]) -> list[Checkpoint]:
+        """Return the manifests of steps; those that are missing or damaged are left out.
+
+        Raises:
+            CheckpointError: a manifest is there, and the file system does not give it. It may be
+                the best one's, or say which steps a run has skipped.
+        """
+        found = (if_sound(functools.partial(self.read, step)) for step in steps)
+        return [each for each in found if each is not None]
+
+
+def load_chain(storage: Storage, step: int, seen: SeenSteps | None = None) -> list[Checkpoint]:
     """Return a step's checkpoint, then its base, and so on down to the full one.
 
     Args:
         storage: the checkpoint root.
         step: number of the step.
-        known: steps that are not read again, nor the sizes of their files.
+        seen: what this look has read so far; gets these steps.
 
     Raises:
         CheckpointError: one of them is missing, incomplete, or of another save or model.
     """
-
-    def load(step: int) -> Checkpoint:
-        return known[step] if step in known else load_step(storage, step)
-
+    load = (seen or SeenSteps(storage)).whole
     chain = [load(step)]
     while (base := chain[-1].base) is not None:  # ends: `decode_manifest` wants older bases
         above = chain[-1]
@@ -152,19 +210,55 @@ def load_chain(
     return chain
 
 
-def load_index(
-    storage: Storage, shard: ShardRecord, checkpoint: Checkpoint, layout: Layout, directory: str
-) -> ShardIndex:
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """One server's file of a step, opened with its index, which was checked."""
+
+    storage: Storage
+    checkpoint: Checkpoint
+    layout: Layout
+    """Of the checkpoint's manifest."""
+    rank: int
+    name: str
+    """Below the root."""
+    index: ShardIndex
+
+    @property
+    def path(self) -> str:
+        """The whole path or URL, for messages."""
+        return self.storage.where(self.name)
+
+    @property
+    def record(self) -> ShardRecord:
+        """The manifest's entry."""
+        return self.checkpoint.shards[self.rank]
+
+
+def open_shard(
+    storage: Storage, checkpoint: Checkpoint, rank: int, layout: Layout, directory: str = ""
+) -> ShardFile:
     """Read and check a shard's index: digest, bucket ids, and that all sizes add up.
 
     Args:
         storage: the checkpoint root.
-        shard: the shard's entry in the manifest file.
         checkpoint: the step that it belongs to.
+        rank: of the server that saved it.
         layout: of the checkpoint's manifest.
-        directory: of the step, below the root.
+        directory: of the step, below the root; by default that of a committed one.
     """
+    directory = directory or step_name(checkpoint.step)
+    if not 0 <= rank < len(checkpoint.shards):
+        raise CheckpointError(
+            f"{storage.where(directory)} has {len(checkpoint.shards)} shards, asked for {rank}"
+        )
+    shard = checkpoint.shards[rank]
     name = f"{directory}/{shard.file_name}"
+    index = _read_index(storage, shard, name)
+    _check_index(storage.where(name), shard, checkpoint, layout, index)
+    return ShardFile(storage, checkpoint, layout, rank, name, index)
+
+
+def _read_index(storage: Storage, shard: ShardRecord, name: str) -> ShardIndex:
     path = storage.where(name)
     if shard.index_nbytes > shard.nbytes:
         raise CheckpointError(
@@ -182,9 +276,14 @@ def load_index(
             f"{shard.index_digest}; the file is damaged or of another save"
         )
     try:
-        index = codec.msgpack(data, ShardIndex)
+        return codec.msgpack(data, ShardIndex)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} has no index of format {FORMAT}: {error}") from error
+
+
+def _check_index(
+    path: str, shard: ShardRecord, checkpoint: Checkpoint, layout: Layout, index: ShardIndex
+) -> None:
     count = len(index.bucket_ids)
     if len(index.steps) != count or len(index.digests) != count:
         raise CheckpointError(
@@ -200,7 +299,6 @@ def load_index(
     expected = sum(sizes) + index.extra_nbytes + shard.index_nbytes
     if expected != shard.nbytes:
         raise CheckpointError(f"{path}: its parts make {expected} bytes, it has {shard.nbytes}")
-    return index
 
 
 def steps_on_disk(storage: Storage) -> list[int]:
@@ -213,7 +311,9 @@ def steps_on_disk(storage: Storage) -> list[int]:
     return sorted((step for step in steps if step is not None), reverse=True)
 
 
-def complete_chains(storage: Storage, *, is_told: bool = True) -> Iterator[list[Checkpoint]]:
+def complete_chains(
+    storage: Storage, *, is_told: bool = True, seen: SeenSteps | None = None
+) -> Iterator[list[Checkpoint]]:
     """Yield the chain of each complete step, newest first; log why others are incomplete.
 
     A step that a later run has skipped ranks after all others, whatever its number.
@@ -221,47 +321,24 @@ def complete_chains(storage: Storage, *, is_told: bool = True) -> Iterator[list[
     Args:
         storage: the checkpoint root.
         is_told: False: log nothing; another look that does will follow.
+        seen: what this look has read so far; gets what is read here.
 
     Raises:
         CheckpointError: the file system gives no answer about a step, which may be complete.
     """
     steps = steps_on_disk(storage)
-    passed_over = steps_passed_over(storage, steps)
+    seen = seen or SeenSteps(storage)
+    passed_over = passed_over_by(seen.readable(steps))
     for step in sorted(steps, key=lambda step: (step in passed_over, -step)):
         tell = functools.partial(log_skipped, storage, step) if is_told else None
-        chain = if_sound(functools.partial(load_chain, storage, step), tell)
+        chain = if_sound(functools.partial(load_chain, storage, step, seen), tell)
         if chain is not None:
             yield chain
-
-
-def steps_passed_over(storage: Storage, steps: Iterable[int]) -> set[int]:
-    """Return the steps that a readable manifest names as skipped by its run.
-
-    Args:
-        storage: the checkpoint root.
-        steps: numbers of the steps to read; unreadable ones are left out.
-    """
-    return passed_over_by(readable_steps(storage, steps))
 
 
 def passed_over_by(checkpoints: Iterable[Checkpoint]) -> set[int]:
     """Return the steps that these checkpoints name as skipped by their runs."""
     return {step for checkpoint in checkpoints for step in checkpoint.passed_over}
-
-
-def readable_steps(storage: Storage, steps: Iterable[int]) -> list[Checkpoint]:
-    """Return the manifests of steps; those that are missing or damaged are left out.
-
-    Args:
-        storage: the checkpoint root.
-        steps: numbers of the steps.
-
-    Raises:
-        CheckpointError: a manifest is there, and the file system does not give it. It may be the
-            best one's, or say which steps a run has skipped.
-    """
-    found = (if_sound(functools.partial(read_step, storage, step)) for step in steps)
-    return [each for each in found if each is not None]
 
 
 def best_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -300,11 +377,12 @@ def best(
         CheckpointError: the directory cannot be listed, or a manifest in it cannot be read now.
     """
     storage = storage_at(root)
-    for each in best_first(readable_steps(storage, steps_on_disk(storage))):
+    seen = SeenSteps(storage)
+    for each in best_first(seen.readable(steps_on_disk(storage))):
         is_in_run = up_to is None or each.step <= up_to
         if is_in_run and each.score and each.score.kind == (metric, higher_is_better):
             chain = if_sound(
-                functools.partial(load_chain, storage, each.step),
+                functools.partial(load_chain, storage, each.step, seen),
                 functools.partial(log_skipped, storage, each.step),
             )
             if chain is not None:
@@ -384,37 +462,101 @@ def none_complete(storage: Storage) -> CheckpointError:
     return CheckpointError(f"no complete checkpoint in {storage.where()}; steps on disk: {seen}")
 
 
-def load_indexes(
-    storage: Storage, checkpoint: Checkpoint, directory: str = ""
-) -> list[tuple[str, ShardIndex]]:
-    """Read all shards' indexes; check that they hold each bucket once (a delta: at most once).
+def open_shards(
+    storage: Storage, checkpoint: Checkpoint, layout: Layout, directory: str = ""
+) -> list[ShardFile]:
+    """Open all shards' files; check that they hold each bucket once (a delta: at most once).
 
     Args:
         storage: the checkpoint root.
         checkpoint: the checkpoint.
+        layout: of its manifest.
         directory: its directory; by default that of a committed step.
-
-    Returns:
-        Per shard the name of its file and its index.
     """
-    directory = directory or step_name(checkpoint.step)
-    layout = Layout.whole(checkpoint.manifest)
-    found: list[tuple[str, ShardIndex]] = []
+    found: list[ShardFile] = []
     owners: dict[int, str] = {}
-    for shard in checkpoint.shards:
-        index = load_index(storage, shard, checkpoint, layout, directory)
-        for bucket_id in index.bucket_ids:
+    for rank, shard in enumerate(checkpoint.shards):
+        file = open_shard(storage, checkpoint, rank, layout, directory)
+        for bucket_id in file.index.bucket_ids:
             if bucket_id in owners:
                 raise CheckpointError(
                     f"bucket {bucket_id} is in {owners[bucket_id]} and in {shard.file_name}"
                 )
             owners[bucket_id] = shard.file_name
-        found.append((f"{directory}/{shard.file_name}", index))
+        found.append(file)
     missing = len(layout.buckets) - len(owners)
     if missing and not checkpoint.is_delta:
         first = min(set(range(len(layout.buckets))) - set(owners))
         raise CheckpointError(
-            f"{storage.where(directory)} lacks {missing} of {len(layout.buckets)} buckets, "
-            f"the first is {first}"
+            f"{storage.where(directory or step_name(checkpoint.step))} lacks {missing} of "
+            f"{len(layout.buckets)} buckets, the first is {first}"
         )
     return found
+
+
+class ChainFiles:
+    """The files of a step and of those that it needs, newest first, as a reader passes them.
+
+    A server of as many as had saved finds all of its share in its own file of each step: it reads
+    no other one, and its own index once. Else the indexes of one step are in memory at a time.
+
+    Args:
+        storage: the checkpoint root.
+        steps: the chain, as of `load_chain`.
+        place: the server that reads its share; None: the reader takes all.
+    """
+
+    def __init__(
+        self, storage: Storage, steps: Sequence[Checkpoint], place: ServerSettings | None = None
+    ) -> None:
+        self.storage = storage
+        self.steps = tuple(steps)
+        self.layout = Layout.whole(steps[0].manifest)
+        """Of all of them: a chain is of one model."""
+        self._own: tuple[ShardFile, ...] | None = None
+        self._rank = place.rank if place is not None else 0
+        self.is_own = place is not None and all(
+            len(each.shards) == place.num_servers for each in steps
+        )
+        """Whether the share is what the server of this rank had saved."""
+
+    @property
+    def newest(self) -> Checkpoint:
+        """The step that is read."""
+        return self.steps[0]
+
+    def own(self) -> tuple[ShardFile, ...]:
+        """Return the file of each step that the server of this rank had saved."""
+        if self._own is None:
+            self._own = tuple(
+                open_shard(self.storage, each, self._rank, self.layout) for each in self.steps
+            )
+        return self._own
+
+    def files(self, link: int, *, is_own: bool) -> Sequence[ShardFile]:
+        """Open the files of one step.
+
+        Args:
+            link: which step, from the newest on.
+            is_own: only that of the server of this rank.
+        """
+        if is_own:
+            return self.own()[link : link + 1]
+        return open_shards(self.storage, self.steps[link], self.layout)
+
+
+def open_chain(
+    root: Root, checkpoint: Checkpoint, place: ServerSettings | None = None
+) -> ChainFiles:
+    """Return the files of a step and of those that it needs.
+
+    Args:
+        root: the checkpoint root.
+        checkpoint: the step.
+        place: as of ChainFiles.
+
+    Raises:
+        CheckpointError: one of the steps is missing or incomplete.
+    """
+    storage = storage_at(root)
+    return ChainFiles(storage, load_chain(storage, checkpoint.step), place)

@@ -8,9 +8,9 @@ Threads: none; every function is independent.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,22 +19,22 @@ from ps.checkpoint.format import (
     Checkpoint,
     bucket_nbytes,
     new_arrays,
-    step_name,
 )
 from ps.checkpoint.reader import (
+    ChainFiles,
     Root,
+    ShardFile,
     complete_chains,
     load_chain,
-    load_index,
-    load_indexes,
     log_skipped,
     logger,
     none_complete,
+    open_shards,
     read_manifest,
     steps_on_disk,
 )
 from ps.checkpoint.storage import Storage, if_sound, storage_at, typed_errors
-from ps.checkpoint.table_reader import check_step_rows
+from ps.checkpoint.table_reader import check_rows
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
 from ps.optim.row_rules import rule_of_rows
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ps.dense.shard import DenseShard
 
 Array = np.ndarray[Any, Any]
+Found = TypeVar("Found")
 
 
 @with_field_texts
@@ -103,19 +104,12 @@ def check_restorable(root: Root, step: int | None, like: RestoreOptions) -> None
     Raises:
         CheckpointError: there is none, or the one that `find` would return is of another model.
     """
-    storage = storage_at(root)
-    steps = steps_on_disk(storage)
-    if step is not None or not steps:
+    if step is not None:
         find(root, step, like)
         return
-    if like.strict:
-        newest = load_chain(storage, steps[0])[0]
-    else:
-        chains = complete_chains(storage, is_told=False)
-        found = next((each for each, *_ in chains if like.job in (None, each.job)), None)
-        if found is None:
-            raise none_complete(storage)
-        newest = found
+    newest = read_newest(
+        root, lambda chain: chain[0], strict=like.strict, job=like.job, is_told=False
+    )
     try:
         _check_fits(newest, like)
     except CheckpointError:
@@ -136,14 +130,11 @@ def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:
     return asked if checkpoint.manifest.frozen_groups else asked.without_frozen()
 
 
-def restore_shard(
-    root: Root, checkpoint: Checkpoint, shard: DenseShard, *, reset_optimizer: bool = False
-) -> None:
+def restore_shard(chain: ChainFiles, shard: DenseShard, *, reset_optimizer: bool = False) -> None:
     """Load all buckets that `shard` owns, whichever servers saved them.
 
     Args:
-        root: the checkpoint directory.
-        checkpoint: one that `read_manifest` returned.
+        chain: the files of the checkpoint.
         shard: the shard to fill.
         reset_optimizer: restore the values only; slots and steps are reset, and rules may differ.
 
@@ -151,9 +142,9 @@ def restore_shard(
         CheckpointError: another model, or a damaged file; the shard may be partly loaded then and
             must not serve.
     """
-    check_same_model(checkpoint.manifest, shard.manifest, reset_optimizer=reset_optimizer)
+    check_same_model(chain.newest.manifest, shard.manifest, reset_optimizer=reset_optimizer)
     wanted = {*shard.bucket_ids, *(bucket.id for bucket in shard.frozen.buckets)}
-    for piece in read_values(root, checkpoint, wanted):
+    for piece in read_values(chain, wanted):
         if piece.bucket_id in shard.frozen:
             shard.frozen.load(piece.bucket_id, piece.arrays[0])
         elif reset_optimizer:
@@ -182,31 +173,90 @@ def _verified(storage: Storage, chain: list[Checkpoint]) -> list[Checkpoint]:
     return chain
 
 
-def verify_files(storage: Storage, checkpoint: Checkpoint) -> None:
-    """As `verify`, without the checkpoints that a delta needs.
+def verify_files(storage: Storage, checkpoint: Checkpoint) -> list[ShardFile]:
+    """As `verify`, without the checkpoints that a delta needs; returns the step's files.
 
     Args:
         storage: the checkpoint root.
         checkpoint: the step to read.
     """
-    for _ in _read_buckets(storage, checkpoint, None):
-        pass
-    check_step_rows(storage, checkpoint)
-    for shard in checkpoint.shards:
-        read_extra(storage, checkpoint, shard.rank)
+    files = open_shards(storage, checkpoint, Layout.whole(checkpoint.manifest))
+    for file in files:
+        for _ in _read_buckets(file, None):
+            pass
+        check_rows(file)
+        read_extra(file)
+    return files
 
 
 def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) -> Checkpoint:
-    """Return the newest checkpoint that `verify` accepts; log why newer ones are skipped.
-
-    A save that is committed meanwhile may remove the newest one, whose missing files are no damage:
-    then it looks again, a few times. Where saves are faster than each look, it takes the newest
-    that it has found sound.
+    """Return the newest checkpoint that `verify` accepts; as `read_newest`.
 
     Args:
         root: the checkpoint directory.
-        strict: raise the error of the newest step instead of restoring an older one.
+        strict: as of `read_newest`.
+        job: as of `read_newest`.
+    """
+    storage = storage_at(root)
+    return read_newest(root, lambda chain: _verified(storage, chain)[0], strict=strict, job=job)
+
+
+def restore_newest(
+    root: Root, like: RestoreOptions, restore: Callable[[Sequence[Checkpoint]], Found]
+) -> Found:
+    """Return what `restore` makes of the newest checkpoint that is whole; as `read_newest`.
+
+    Servers that begin together take the same one, so each reads all files first. A server that is
+    started again in a running job has nobody to agree with: the others live and hold what is newer.
+    So its own files alone have to be whole, and `restore` reads these.
+
+    Args:
+        root: the checkpoint directory.
+        like: what it has to fit; its `job` is that of a running one.
+        restore: fills a server from a chain, newest first; raises CheckpointError where it is
+            damaged.
+
+    Raises:
+        CheckpointError: there is none, or the newest whole one is of another model.
+    """
+    storage = storage_at(root)
+
+    def read(chain: list[Checkpoint]) -> Found | CheckpointError:
+        misfit: CheckpointError | None = None
+        try:
+            _check_fits(chain[0], like)
+        except CheckpointError as error:
+            misfit = error
+        if misfit is not None or like.job is None:
+            _verified(storage, chain)  # a damaged one of another model hides no older one
+        return misfit or restore(chain)
+
+    found = read_newest(root, read, strict=like.strict, job=like.job)
+    if isinstance(found, CheckpointError):
+        raise found
+    return found
+
+
+def read_newest(
+    root: Root,
+    read: Callable[[list[Checkpoint]], Found],
+    *,
+    strict: bool = False,
+    job: str | None = None,
+    is_told: bool = True,
+) -> Found:
+    """Return what `read` makes of the newest chain that it accepts; log why newer ones are skipped.
+
+    A save that is committed meanwhile may remove the newest step, whose missing files are no
+    damage: then it looks again, a few times. Where saves are faster than each look, the last one
+    takes the newest that can be read.
+
+    Args:
+        root: the checkpoint directory.
+        read: gets a chain, newest first; raises CheckpointError where it is damaged.
+        strict: raise the error of the newest step instead of reading an older one.
         job: accept only this job's checkpoints; None: any.
+        is_told: False: log nothing; another look that does will follow.
 
     Raises:
         CheckpointError: there is none, or the file system does not give a newer one's files, or
@@ -214,44 +264,66 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
     """
     storage = storage_at(root)
     first = steps = steps_on_disk(storage)
-    sound: Checkpoint | None = None
     failure: CheckpointError | None = None
-    for look in range(MAX_LOOKS):
-        steps = steps_on_disk(storage) if look else first
+    for looks_left in reversed(range(MAX_LOOKS)):
+        look = _Look(storage, steps, is_last=not looks_left, is_told=is_told)
         try:
-            sound = _newest_sound(storage, steps, strict=strict, job=job)
+            found = look.strictly(read) if strict and steps else look.through(read, job)
         except CheckpointError as error:
-            if steps_on_disk(storage)[:1] == steps[:1]:
+            if not look.is_overtaken():
                 raise
-            failure = error
-        else:
-            if steps[:1] == [sound.step] or steps_on_disk(storage)[:1] == steps[:1]:
-                break
+            failure, found = error, None
+        if found is not None:
+            return found
         logger.info("%s: looking again, as newer steps were saved meanwhile", storage.where())
-    if sound is None:
-        raise CheckpointError(
-            f"{storage.where()}: the newest step was {first[0]} at first and is "
-            f"{steps_on_disk(storage)[0]} now: each was replaced before it was read. Save less "
-            "often, keep more checkpoints (keep=...), or restore once nothing saves there"
-        ) from failure
-    _tell_newer(storage, sound.step, steps)
-    return sound
+        steps = steps_on_disk(storage)
+    raise CheckpointError(
+        f"{storage.where()}: the newest step was {first[0]} at first and is {steps[0]} now: each "
+        "was replaced before it was read. Save less often, keep more checkpoints (keep=...), or "
+        "restore once nothing saves there"
+    ) from failure
 
 
-def _newest_sound(
-    storage: Storage, steps: Sequence[int], *, strict: bool, job: str | None
-) -> Checkpoint:
-    """As `newest_sound`, of these steps. Raises as that."""
-    if strict and steps:
-        return _verified(storage, load_chain(storage, steps[0]))[0]
-    for chain in complete_chains(storage):
-        newest = chain[0]
-        if job is not None and newest.job != job:
-            continue
-        tell = functools.partial(log_skipped, storage, newest.step)
-        if if_sound(functools.partial(_verified, storage, chain), tell) is not None:
-            return newest
-    raise none_complete(storage)
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at a directory in which somebody may save meanwhile."""
+
+    storage: Storage
+    steps: Sequence[int]
+    """On disk when it began, newest first."""
+    is_last: bool
+    is_told: bool
+
+    def is_overtaken(self) -> bool:
+        """Whether a newer step is there by now, whose save may have removed others."""
+        return steps_on_disk(self.storage)[:1] != list(self.steps[:1])
+
+    def strictly(self, read: Callable[[list[Checkpoint]], Found]) -> Found:
+        """Read the newest step or fail."""
+        return read(load_chain(self.storage, self.steps[0]))
+
+    def through(self, read: Callable[[list[Checkpoint]], Found], job: str | None) -> Found | None:
+        """Read the newest chain that can be read; None: one would be taken for a newer one."""
+        for chain in complete_chains(self.storage, is_told=self.is_told):
+            newest = chain[0]
+            if job not in (None, newest.job):
+                continue
+            if not self._may_take(newest):
+                return None
+            tell = functools.partial(log_skipped, self.storage, newest.step)
+            found = if_sound(functools.partial(read, chain), tell if self.is_told else None)
+            if found is None:
+                continue
+            if not self._may_take(newest):
+                return None
+            if self.is_told:
+                _tell_newer(self.storage, newest.step, self.steps)
+            return found
+        raise none_complete(self.storage)
+
+    def _may_take(self, checkpoint: Checkpoint) -> bool:
+        """Whether all newer ones are damaged, and none was replaced while it was read."""
+        return self.is_last or [checkpoint.step] == self.steps[:1] or not self.is_overtaken()
 
 
 def _tell_newer(storage: Storage, taken: int, steps: Sequence[int]) -> None:
@@ -278,50 +350,54 @@ class SavedBucket(NamedTuple):
     """Values, then the slots in the rule's order."""
 
 
-def read_values(root: Root, checkpoint: Checkpoint, wanted: set[int]) -> Iterator[SavedBucket]:
+def read_values(chain: ChainFiles, wanted: set[int]) -> Iterator[SavedBucket]:
     """Yield the wanted buckets, each from the newest file of the chain that has it.
 
+    Reading ends at the step that has the last of them.
+
     Args:
-        root: the checkpoint root.
-        checkpoint: the newest step of the chain.
+        chain: the files of the checkpoint.
         wanted: numbers of the buckets.
 
     Raises:
         CheckpointError: a file is damaged, or none has a bucket.
     """
-    storage = storage_at(root)
     left = set(wanted)
-    for each in load_chain(storage, checkpoint.step):
-        for piece in _read_buckets(storage, each, left):
-            yield piece
-            left.discard(piece.bucket_id)
+    # Whoever dealt the buckets otherwise left some of them in other servers' files.
+    for is_own in (True, False) if chain.is_own else (False,):
+        for link in range(len(chain.steps)):
+            if not left:
+                return
+            for file in chain.files(link, is_own=is_own):
+                for piece in _read_buckets(file, left):
+                    yield piece
+                    left.discard(piece.bucket_id)
     if left:
-        raise CheckpointError(f"step {checkpoint.step} lacks bucket {min(left)} of {len(left)}")
+        step = chain.newest.step
+        raise CheckpointError(f"step {step} lacks bucket {min(left)} of {len(left)}")
 
 
-def _read_buckets(
-    storage: Storage, checkpoint: Checkpoint, wanted: set[int] | None
-) -> Iterator[SavedBucket]:
-    """Yield the wanted buckets (None: all) of one step; check digests and finiteness."""
-    layout = Layout.whole(checkpoint.manifest)
-    num_pushed = len(Layout.of(checkpoint.manifest).buckets)
-    for name, index in load_indexes(storage, checkpoint):
-        if wanted is not None and wanted.isdisjoint(index.bucket_ids):
-            continue
-        with typed_errors(storage, name, "read"), storage.open(name) as file:
-            position = 0
-            rows = zip(index.bucket_ids, index.steps, index.digests, strict=True)
-            for bucket_id, step, expected in rows:
-                if wanted is None or bucket_id in wanted:
-                    file.seek(position)
-                    arrays = new_arrays(layout, checkpoint.manifest, bucket_id)
-                    path, where = storage.where(name), f"bucket {bucket_id}"
-                    _read_bucket(file, path, arrays, where, expected)
-                    if bucket_id < num_pushed:  # a frozen weight may be a mask of -inf
-                        for array in arrays:
-                            refuse_nonfinite(array, f"{path}: {where}")
-                    yield SavedBucket(bucket_id, step, arrays)
-                position += bucket_nbytes(layout, checkpoint.manifest, bucket_id)
+def _read_buckets(file: ShardFile, wanted: set[int] | None) -> Iterator[SavedBucket]:
+    """Yield the wanted buckets (None: all) of one file; check digests and finiteness."""
+    index, layout, manifest = file.index, file.layout, file.checkpoint.manifest
+    if wanted is not None and wanted.isdisjoint(index.bucket_ids):
+        return
+    num_pushed = len(layout.buckets) - len(Layout.frozen(manifest).buckets)
+    with typed_errors(file.storage, file.name, "read"), file.storage.open(file.name) as data:
+        position = 0
+        for bucket_id, step, expected in zip(
+            index.bucket_ids, index.steps, index.digests, strict=True
+        ):
+            if wanted is None or bucket_id in wanted:
+                data.seek(position)
+                arrays = new_arrays(layout, manifest, bucket_id)
+                where = f"bucket {bucket_id}"
+                _read_bucket(data, file.path, arrays, where, expected)
+                if bucket_id < num_pushed:  # a frozen weight may be a mask of -inf
+                    for array in arrays:
+                        refuse_nonfinite(array, f"{file.path}: {where}")
+                yield SavedBucket(bucket_id, step, arrays)
+            position += bucket_nbytes(layout, manifest, bucket_id)
 
 
 def _read_bucket(file: BinaryIO, path: str, arrays: list[Array], name: str, expected: str) -> None:
@@ -342,30 +418,15 @@ def _read_exactly(file: BinaryIO, into: memoryview) -> int:
     return len(data)
 
 
-def read_extra(root: Root, checkpoint: Checkpoint, rank: int) -> bytes:
-    """Return the extra bytes that the server of this rank saved.
-
-    Args:
-        root: the checkpoint root.
-        checkpoint: the step to read.
-        rank: of the server that saved.
-    """
-    storage = storage_at(root)
-    directory = step_name(checkpoint.step)
-    if not 0 <= rank < len(checkpoint.shards):
-        raise CheckpointError(
-            f"{storage.where(directory)} has {len(checkpoint.shards)} shards, asked for {rank}"
-        )
-    shard = checkpoint.shards[rank]
-    name = f"{directory}/{shard.file_name}"
-    path = storage.where(name)
-    index = load_index(storage, shard, checkpoint, Layout.whole(checkpoint.manifest), directory)
-    with typed_errors(storage, name, "read"), storage.open(name) as file:
-        file.seek(shard.nbytes - shard.index_nbytes - index.extra_nbytes)
-        extra = file.read(index.extra_nbytes)
+def read_extra(file: ShardFile) -> bytes:
+    """Return the extra bytes that the server of this file saved."""
+    index, record = file.index, file.record
+    with typed_errors(file.storage, file.name, "read"), file.storage.open(file.name) as data:
+        data.seek(record.nbytes - record.index_nbytes - index.extra_nbytes)
+        extra = data.read(index.extra_nbytes)
     if digest(extra) != index.extra_digest:
         raise CheckpointError(
-            f"{path} is damaged: the digest of its records is {digest(extra)}, "
+            f"{file.path} is damaged: the digest of its records is {digest(extra)}, "
             f"its index says {index.extra_digest}"
         )
     return extra

@@ -48,6 +48,9 @@ class Storage(Protocol):
     def names(self, directory: str = "") -> list[str]:
         """Return what is in a directory, unsorted; nothing if it does not exist."""
 
+    def sizes(self, directory: str) -> dict[str, int]:
+        """Return the bytes of the regular files in a directory; nothing if it does not exist."""
+
     def size(self, name: str) -> int:
         """Return a regular file's bytes.
 
@@ -222,6 +225,18 @@ class LocalStorage:
             return os.listdir(self._root / directory)
         except FileNotFoundError:
             return []
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        """See Storage."""
+        try:
+            with os.scandir(self._root / directory) as found:
+                return {
+                    each.name: each.stat(follow_symlinks=False).st_size
+                    for each in found
+                    if each.is_file(follow_symlinks=False)
+                }
+        except FileNotFoundError:
+            return {}
 
     def size(self, name: str) -> int:
         """See Storage."""

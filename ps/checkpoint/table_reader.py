@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from ps.checkpoint.format import Checkpoint, ShardIndex, bucket_nbytes
-from ps.checkpoint.reader import Root, load_chain, load_indexes
-from ps.checkpoint.storage import Storage, storage_at, typed_errors
+from ps.checkpoint.format import Checkpoint, bucket_nbytes
+from ps.checkpoint.reader import ChainFiles, Root, ShardFile, open_chain, open_shards
+from ps.checkpoint.storage import typed_errors
 from ps.checkpoint.table_format import SegmentRecord, read_counts, read_piece, segment_nbytes
-from ps.manifest.manifest import Layout
 from ps.tables.rows import Dropped, RowBatch
 
 RowPlace = tuple[int, int, int]
@@ -40,40 +39,31 @@ class End(NamedTuple):
 
 
 def read_rows(
-    root: Root,
-    checkpoint: Checkpoint,
-    *,
-    servers: Collection[int] | None = None,
-    above: int | None = None,
+    chain: ChainFiles, *, is_own: bool = False, above: int | None = None
 ) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
     """Yield the tables' rows, of each id the newest first, with one piece in memory at a time.
 
     Args:
-        root: the checkpoint directory.
-        checkpoint: one that `read_manifest` returned.
-        servers: ranks of the servers whose files to read; None: all.
+        chain: the files of the checkpoint.
+        is_own: read only those that the server of the chain's rank had saved.
         above: read only the steps of the chain that are newer than this one; None: all.
 
     Raises:
         CheckpointError: a file is damaged.
     """
-    if not checkpoint.manifest.tables:
+    manifest = chain.newest.manifest
+    if not manifest.tables:
         return
-    storage = storage_at(root)
-    chain = [
-        (each, load_indexes(storage, each))
-        for each in load_chain(storage, checkpoint.step)
-        if above is None or each.step > above
-    ]
-    first = _first_links(chain)
-    for link, (each, indexes) in enumerate(chain):
-        for server, (name, index) in enumerate(indexes):
-            if servers is not None and server not in servers:
-                continue
-            for place, piece in _read_shard(storage, each, (server, name), index):
-                is_older = link > first.get((server, *place.record.place), link)
-                if not is_older and (link == 0 or not isinstance(piece, End)):
-                    yield place, piece
+    whole: set[RowPlace] = set()
+    """Segments of which no older step has anything new."""
+    for link, step in enumerate(chain.steps):
+        if above is not None and step.step <= above:
+            return
+        for file in chain.files(link, is_own=is_own):
+            yield from _read_shard(file, whole, with_ends=link == 0)
+            whole.update(
+                (file.rank, *record.place) for record in file.index.tables if record.is_whole
+            )
 
 
 def adds_changes_only(root: Root, checkpoint: Checkpoint, base: Checkpoint) -> bool:
@@ -87,69 +77,50 @@ def adds_changes_only(root: Root, checkpoint: Checkpoint, base: Checkpoint) -> b
         checkpoint: one that `read_manifest` returned.
         base: an older one.
     """
-    storage = storage_at(root)
-    chain = load_chain(storage, checkpoint.step)
-    if all((each.step, each.save_id) != (base.step, base.save_id) for each in chain):
+    chain = open_chain(root, checkpoint)
+    if all((each.step, each.save_id) != (base.step, base.save_id) for each in chain.steps):
         return False
-    newer = [each for each in chain if each.step > base.step]
+    newer = [each for each in chain.steps if each.step > base.step]
     return all(
-        each.is_delta and not any(record.is_whole for record in index.tables)
+        each.is_delta and not any(record.is_whole for record in file.index.tables)
         for each in newer
-        for _, index in load_indexes(storage, each)
+        for file in open_shards(chain.storage, each, chain.layout)
     )
 
 
-def check_step_rows(storage: Storage, checkpoint: Checkpoint) -> None:
-    """Read all pieces of one step alone and compare their digests.
-
-    Args:
-        storage: the checkpoint root.
-        checkpoint: the step to read.
+def check_rows(file: ShardFile) -> None:
+    """Read all pieces of one file and compare their digests.
 
     Raises:
-        CheckpointError: names the first damaged file.
+        CheckpointError: names the damaged file.
     """
-    if not checkpoint.manifest.tables:
-        return
-    for server, (name, index) in enumerate(load_indexes(storage, checkpoint)):
-        for _ in _read_shard(storage, checkpoint, (server, name), index):
+    if file.index.tables:
+        for _ in _read_shard(file):
             pass
 
 
-def _first_links(
-    chain: list[tuple[Checkpoint, list[tuple[str, ShardIndex]]]],
-) -> dict[RowPlace, int]:
-    """Return where in the chain, newest first, each segment is whole for the first time."""
-    found: dict[RowPlace, int] = {}
-    for link, (_, indexes) in enumerate(chain):
-        for server, (_, index) in enumerate(indexes):
-            for record in index.tables:
-                if record.is_whole:
-                    found.setdefault((server, *record.place), link)
-    return found
-
-
 def _read_shard(
-    storage: Storage, checkpoint: Checkpoint, where: tuple[int, str], index: ShardIndex
+    file: ShardFile, passed: Collection[RowPlace] = (), *, with_ends: bool = True
 ) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
-    server, name = where
-    manifest = checkpoint.manifest
-    layout = Layout.whole(manifest)
-    path = storage.where(name)
-    position = sum(bucket_nbytes(layout, manifest, i) for i in index.bucket_ids)
-    with typed_errors(storage, name, "read"), storage.open(name) as file:
+    """Yield the pieces of one file, without those of segments that were `passed`."""
+    manifest, index, path = file.checkpoint.manifest, file.index, file.path
+    position = sum(bucket_nbytes(file.layout, manifest, i) for i in index.bucket_ids)
+    with typed_errors(file.storage, file.name, "read"), file.storage.open(file.name) as data:
         for record in index.tables:
             spec = manifest.tables[record.table]
-            place = SavedSegment(server, record)
-            file.seek(position)
+            start, position = position, position + segment_nbytes(spec, record)
+            if (file.rank, *record.place) in passed:
+                continue
+            place = SavedSegment(file.rank, record)
+            data.seek(start)
             dropped: list[Dropped] = []
             for description in record.pieces:
-                piece = read_piece(file, path, spec, record, description)
+                piece = read_piece(data, path, spec, record, description)
                 if isinstance(piece, RowBatch):
                     yield place, piece
                 else:  # an id that was dropped and pushed again is in both: its row is newer
                     dropped.append(piece)
             for gone in dropped:
                 yield place, gone
-            yield place, End(record.version, read_counts(file, path, spec, record))
-            position += segment_nbytes(spec, record)
+            if with_ends:
+                yield place, End(record.version, read_counts(data, path, spec, record))

@@ -23,14 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from ps.checkpoint.format import Checkpoint, step_name
-from ps.checkpoint.reader import Root, load_chain, load_index, logger
-from ps.checkpoint.storage import Storage, storage_at
+from ps.checkpoint.reader import ChainFiles, ShardFile, logger
 from ps.checkpoint.table_format import num_segments
 from ps.checkpoint.table_reader import End, RowPlace, SavedSegment, read_rows
 from ps.config import ServerSettings
 from ps.errors import CheckpointError
-from ps.manifest.manifest import Layout
 from ps.tables.rows import Dropped, RowBatch
 from ps.tables.table import Table
 
@@ -38,27 +35,23 @@ Array = np.ndarray[Any, Any]
 _Piece = tuple[SavedSegment, RowBatch | Dropped | End]
 
 
-def saved_segments(root: Root, checkpoint: Checkpoint, place: ServerSettings) -> dict[str, int]:
+def saved_segments(chain: ChainFiles) -> dict[str, int]:
     """Return the segments of each table in this server's share of a checkpoint, by table.
 
     A server that has as many is the one that was saved, also on a machine with other cores: its
     sessions and its next delta fit. With another number of servers the result is empty.
 
     Args:
-        root: the checkpoint directory.
-        checkpoint: the one to restore.
-        place: has the server's rank and the number of servers.
+        chain: the files of the checkpoint, for this server's place.
     """
-    if len(checkpoint.shards) != place.num_servers:
+    names = [spec.name for spec in chain.newest.manifest.tables]
+    if not chain.is_own or not names:
         return {}
-    counts = _segments_of(storage_at(root), checkpoint, place.rank)
-    names = [spec.name for spec in checkpoint.manifest.tables]
-    return dict(zip(names, counts, strict=True))
+    return dict(zip(names, _segments_of(chain.own()[0]), strict=True))
 
 
 def restore_tables(
-    root: Root,
-    checkpoint: Checkpoint,
+    chain: ChainFiles,
     tables: Sequence[Table],
     place: ServerSettings,
     *,
@@ -67,20 +60,23 @@ def restore_tables(
     """Load all rows that this server owns; return whether its segments own the same ids as saved.
 
     Args:
-        root: the checkpoint directory.
-        checkpoint: of the same model; see ps.checkpoint.restore.check_same_model.
+        chain: the files of a checkpoint of the same model; see
+            ps.checkpoint.restore.check_same_model.
         tables: empty tables to fill, in the manifest's order.
-        place: rank of this server and number of servers.
+        place: rank of this server and number of servers; that of the chain.
         reset_optimizer: restore the values only: slots and steps are reset, all rows have one age.
 
     Raises:
         CheckpointError: a file is damaged.
         TableFull: this server's share cannot hold its rows.
     """
-    is_same = _has_same_slices(root, checkpoint, tables, place)
+    asked = [len(table.segments) for table in tables]
+    is_same = chain.is_own and (
+        not tables or all(asked == _segments_of(file) for file in chain.own())
+    )
     versions = [0] * len(tables)
     gone: defaultdict[RowPlace, _Gone] = defaultdict(_Gone)
-    pieces = read_rows(root, checkpoint, servers={place.rank} if is_same else None)
+    pieces = read_rows(chain, is_own=is_same)
     for saved, piece in _one_ahead(pieces):
         at, number = saved.record.place
         table = tables[at]
@@ -110,25 +106,10 @@ def restore_tables(
     return is_same
 
 
-def _has_same_slices(
-    root: Root, checkpoint: Checkpoint, tables: Sequence[Table], place: ServerSettings
-) -> bool:
-    if len(checkpoint.shards) != place.num_servers:
-        return False
-    asked = [len(table.segments) for table in tables]
-    storage = storage_at(root)
-    chain = load_chain(storage, checkpoint.step) if tables else ()
-    return all(asked == _segments_of(storage, each, place.rank) for each in chain)
-
-
-def _segments_of(storage: Storage, checkpoint: Checkpoint, rank: int) -> list[int]:
+def _segments_of(file: ShardFile) -> list[int]:
     """Return how many segments each table has in one shard's file."""
-    manifest = checkpoint.manifest
-    if not manifest.tables:
-        return []
-    directory, layout = step_name(checkpoint.step), Layout.whole(manifest)
-    index = load_index(storage, checkpoint.shards[rank], checkpoint, layout, directory)
-    return [num_segments(index.tables, at) for at in range(len(manifest.tables))]
+    tables = range(len(file.checkpoint.manifest.tables))
+    return [num_segments(file.index.tables, at) for at in tables]
 
 
 def _one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:

@@ -36,13 +36,14 @@ from ps.checkpoint.format import (
 )
 from ps.checkpoint.reader import (
     Root,
+    SeenSteps,
     best_first,
+    check_sizes_in,
     complete_chains,
     load_chain,
-    load_indexes,
     load_step,
+    open_shards,
     passed_over_by,
-    readable_steps,
     steps_on_disk,
 )
 from ps.checkpoint.score import Score
@@ -314,14 +315,17 @@ def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
         checkpoint: what is about to be committed.
     """
     staging = staging_name(checkpoint.save_id)
-    for shard in checkpoint.shards:
-        name = f"{staging}/{shard.file_name}"
-        size = storage.size(name)
-        if size != shard.nbytes:
-            raise CheckpointError(
-                f"{storage.where(name)} has {size} bytes, its server wrote {shard.nbytes}"
-            )
-    load_indexes(storage, checkpoint, staging)
+    check_sizes_in(storage, checkpoint, staging, _check_written)
+    open_shards(storage, checkpoint, Layout.whole(checkpoint.manifest), staging)
+
+
+def _check_written(storage: Storage, directory: str, shard: ShardRecord) -> None:
+    name = f"{directory}/{shard.file_name}"
+    size = storage.size(name)
+    if size != shard.nbytes:
+        raise CheckpointError(
+            f"{storage.where(name)} has {size} bytes, its server wrote {shard.nbytes}"
+        )
 
 
 def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list[int]:
@@ -350,7 +354,8 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     storage = storage_at(root)
     kept: set[int] = set()
     newest: int | None = None
-    for chain in itertools.islice(complete_chains(storage), count):
+    seen = SeenSteps(storage)
+    for chain in itertools.islice(complete_chains(storage, seen=seen), count):
         newest = chain[0].step if newest is None else newest
         kept.update(each.step for each in chain)
     if committed is not None and newest != committed:
@@ -360,8 +365,8 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     if newest is None:
         return []
     steps = steps_on_disk(storage)
-    known = readable_steps(storage, steps)
-    kept.update(_best_and_bases(storage, known))
+    known = seen.readable(steps)
+    kept.update(_best_and_bases(seen, known))
     older = {step for step in steps if step < newest} | passed_over_by(known)
     removed = [step for step in steps if step in older and step not in kept]
     for step in removed:
@@ -371,7 +376,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     return removed
 
 
-def _best_and_bases(storage: Storage, checkpoints: Sequence[Checkpoint]) -> set[int]:
+def _best_and_bases(seen: SeenSteps, checkpoints: Sequence[Checkpoint]) -> set[int]:
     """Return the steps that the best complete checkpoint of each kind of score needs.
 
     With those that would be better, but are not complete now.
@@ -383,6 +388,6 @@ def _best_and_bases(storage: Storage, checkpoints: Sequence[Checkpoint]) -> set[
             continue
         kept.add(each.step)
         with suppress(CheckpointError):
-            kept.update(needed.step for needed in load_chain(storage, each.step))
+            kept.update(needed.step for needed in load_chain(seen.storage, each.step, seen))
             decided.add(each.score.kind)
     return kept

@@ -6,9 +6,9 @@ Does not: say how a push's wait ends (ps.consistency.waiting), read sockets or h
 shard's `Updates` apply what is decided.
 Runs in: PS processes.
 Threads: any. `changed` guards record, policy and waiting pushes; a reduction runs under it, so
-between two clocks nobody sees half of an update. It is notified by whatever ends a wait: an action,
-a fence, the gate's end, a snapshot (ps.server.snapshot_trigger). Lock order: `changed`, then one
-bucket's.
+between two clocks nobody sees half of an update. Each push and each lookup waits on a condition of
+its own with that lock, which its end notifies: an action, a fence, the gate's end. On `changed`
+itself a snapshot waits (ps.server.snapshot_trigger). Lock order: `changed`, then one bucket's.
 
     begin_push   before a gradient is read: ticket, decision, staleness
     arrive       after it: the policy decides, and that is executed
@@ -140,7 +140,7 @@ class RowGate:
                         raise self._why_recalled(hybrid, batch)
                     return False
 
-                waited = wait_until(gate.changed, is_granted, lookup.deadline_s, lookup.is_gone)
+                waited = wait_until(wait.ended, is_granted, lookup.deadline_s, lookup.is_gone)
                 if waited is Waited.OVERDUE:
                     raise no_permit(batch.worker, hybrid.permits.bound)
                 if waited is Waited.GONE:
@@ -263,13 +263,14 @@ class Gate(Generic[Gradient]):
     """
 
     def __init__(self, policy: Policy, log: CompletionLog, updates: Updates[Gradient]) -> None:
-        self.changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
         self._policy = policy
         self._log = log
         self._updates = updates
         self._tracker = StalenessTracker(policy.clock)
         self._waiting: WaitingPushes[Gradient] = WaitingPushes(log, self._tracker, updates)
-        self.lookups = WaitingLookups()
+        self.lookups = WaitingLookups(self._new_bell)
         self.rows = RowGate(self, policy)
         self._arriving: dict[int, PendingPush[Gradient]] = {}
         """By its id(), each push that a thread reads and applies bucket by bucket."""
@@ -503,7 +504,9 @@ class Gate(Generic[Gradient]):
             PSError: why the barrier broke.
         """
         with self.changed:
-            waited = wait_until(self.changed, lambda: push.is_done, deadline_s, is_gone)
+            if push.ended is None:
+                push.ended = self._new_bell()
+            waited = wait_until(push.ended, lambda: push.is_done, deadline_s, is_gone)
             if waited is Waited.OVERDUE:
                 raise still_waits(self._policy.clock, self._policy.missing())
             if waited is Waited.GONE:
@@ -583,7 +586,7 @@ class Gate(Generic[Gradient]):
         with self.changed:
             self._log.fence(worker, least_generation)
             self._drop_replaced(worker)
-            self.changed.notify_all()  # its lookups end with StaleGeneration
+            self.lookups.look(worker)  # they end with StaleGeneration
 
     def hear(self, worker: WorkerRank, generation: int) -> None:
         """Note that this process of the worker is at work: the older ones are replaced.
@@ -646,7 +649,8 @@ class Gate(Generic[Gradient]):
         with self.changed:
             self._closed = error
             self._waiting.close(error, self._policy.clock)
-            self.changed.notify_all()
+            self.lookups.look()
+            self.changed.notify_all()  # a snapshot that waits for its clock
 
     def refuse_closed(self) -> None:
         """Raise what the gate was closed with."""
@@ -669,8 +673,10 @@ class Gate(Generic[Gradient]):
             else:
                 self._waiting.break_up(action)
         self._updates.moved()
-        if actions:  # else nobody's wait has ended: one waking all at every arrival is quadratic
-            self.changed.notify_all()
+
+    def _new_bell(self) -> threading.Condition:
+        """A condition for one wait: one for all waits would wake all of them at every arrival."""
+        return threading.Condition(self._lock)
 
     def _begin(self, request: RequestId, acknowledged: int, acked_updates: int) -> Ticket:
         if self._closed is not None:

@@ -11,7 +11,7 @@ here, to the gate's lock.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -26,6 +26,7 @@ from ps.consistency.policy import (
     worker_lost,
 )
 from ps.consistency.staleness import StalenessTracker
+from ps.consistency.waits import Bell
 from ps.errors import PSError, RequestTimeout, StaleGeneration
 from ps.exactly_once import CompletionLog, RequestId, Ticket
 from ps.manifest.manifest import Hyper, WorkerRank
@@ -36,6 +37,8 @@ from ps.metadata import AttachedMetadata
 class LookupWait:
     """One batch whose rows somebody waits for."""
 
+    ended: Bell
+    """Notified when it is granted or recalled, and when its worker may not wait any more."""
     num_copies: int = 0
     """A cut lookup comes again while its first copy may still wait here."""
     is_granted: bool = False
@@ -45,7 +48,8 @@ class LookupWait:
 class WaitingLookups:
     """All lookups of a shard that wait for a permit."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_bell: Callable[[], Bell]) -> None:
+        self._new_bell = new_bell
         self._waits: dict[RequestId, LookupWait] = {}
 
     @property
@@ -56,7 +60,9 @@ class WaitingLookups:
     @contextlib.contextmanager
     def entered(self, batch: RequestId) -> Iterator[LookupWait]:
         """Count one copy of a lookup in, and out at the end."""
-        wait = self._waits.setdefault(batch, LookupWait())
+        wait = self._waits.get(batch)
+        if wait is None:
+            wait = self._waits[batch] = LookupWait(self._new_bell())
         wait.num_copies += 1
         try:
             yield wait
@@ -67,12 +73,22 @@ class WaitingLookups:
 
     def grant(self, action: Grant) -> None:
         """Let all copies go on."""
-        self._waits[action.batch].is_granted = True
+        wait = self._waits[action.batch]
+        wait.is_granted = True
+        wait.ended.notify_all()
 
     def recall(self, action: RecallLookups) -> None:
         """End the waits with an error."""
         for batch in action.batches:
-            self._waits[batch].is_recalled = True
+            wait = self._waits[batch]
+            wait.is_recalled = True
+            wait.ended.notify_all()
+
+    def look(self, worker: WorkerRank | None = None) -> None:
+        """Let the lookups of a worker, or of all, look whether they may still wait."""
+        for batch, wait in self._waits.items():
+            if worker in (None, batch.worker):
+                wait.ended.notify_all()
 
 
 def no_permit(worker: WorkerRank, bound: int) -> RequestTimeout:
@@ -121,11 +137,18 @@ class PendingPush(Generic[Gradient]):
     """Whether it is part of the parameters; in ssp before its sender is answered."""
     clock: int | None = None
     error: PSError | None = None
+    ended: Bell | None = None
+    """Of those who wait for its end; None: nobody does."""
 
     @property
     def is_done(self) -> bool:
         """Whether its sender can be answered."""
         return self.clock is not None or self.error is not None
+
+    def tell(self) -> None:
+        """Wake those who wait for its end."""
+        if self.ended is not None:
+            self.ended.notify_all()
 
     def is_for(self, clock: int) -> bool:
         """Whether it is for this clock of the barrier, or for one before it.
@@ -241,6 +264,7 @@ class WaitingPushes(Generic[Gradient]):
         for push in staged:
             push.error = error
             push.ticket.refuse(error)
+            push.tell()
 
     def release(self, action: Release) -> None:
         """Answer: they are part of a clock, or were refused before it was complete."""
@@ -251,6 +275,7 @@ class WaitingPushes(Generic[Gradient]):
             elif not push.is_applied:  # a null push, or one that was refused
                 push.ticket.complete()
             push.error = push.error or push.ticket.refusal
+            push.tell()
 
     def drop(self, action: Drop) -> None:
         """Forget a lost worker's pushes; if it was only frozen, it gets StaleGeneration."""
@@ -259,11 +284,13 @@ class WaitingPushes(Generic[Gradient]):
                 self._log.refuse_stale(action.worker, push.id.generation)
             except StaleGeneration as error:
                 push.error = error
+            push.tell()
 
     def break_up(self, action: Break) -> None:
         """End the waits of a barrier that will never be complete."""
         for push in self._take(action.workers):
             push.error = worker_lost(action.lost)
+            push.tell()
 
     def close(self, error: PSError, clock: int) -> None:
         """End all waits: with `error` where nothing was applied.
@@ -277,6 +304,7 @@ class WaitingPushes(Generic[Gradient]):
                 push.clock = clock
             else:
                 push.error = error.again()
+            push.tell()
         self.pushes.clear()
 
     def _note_applied(self, push: PendingPush[Gradient]) -> None:

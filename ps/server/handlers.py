@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from ps import metadata
-from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import Root, read_manifest, steps_after
+from ps.checkpoint.reader import ChainFiles, open_chain, read_manifest, steps_after
 from ps.checkpoint.restore import RestoreOptions, manifest_to_serve
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.checkpoint.table_restore import saved_segments
@@ -536,7 +535,7 @@ class Service:
                 restored = kept[1] if kept else self._read_asked(request, manifest)
                 try:
                     # By the newest process of the chief: one may have asked meanwhile.
-                    if self._serve(restored, self._restores.by):
+                    if self.serve(restored, self._restores.by):
                         self._restored = request
                 except StaleGeneration:
                     self._restores.kept = request, restored
@@ -553,33 +552,29 @@ class Service:
         storage = self._open_storage(request.directory)
         checkpoint = read_manifest(storage, request.step)
         like = RestoreOptions(manifest=manifest, reset_optimizer=request.reset_optimizer)
-        return self._read_shard(storage, checkpoint, like, resumes=True)
+        chain = open_chain(storage, checkpoint, self.settings)
+        return self.read(chain, like, resumes=True)
 
-    def restore(
-        self, root: Root, checkpoint: Checkpoint, like: RestoreOptions, *, resumes: bool = False
-    ) -> bool:
-        """Fill the shard from a checkpoint; False when another one was faster.
+    def read(self, chain: ChainFiles, like: RestoreOptions, *, resumes: bool) -> Restored:
+        """Read this server's share of a checkpoint.
 
         Args:
-            root: the checkpoint root.
-            checkpoint: the one to restore.
+            chain: its files, for this server's place.
             like: what it has to fit.
             resumes: a run begins with it; False: the run that saved it goes on.
 
         Raises:
             CheckpointError: it is damaged or of another model.
         """
-        return self._serve(self._read_shard(root, checkpoint, like, resumes=resumes))
-
-    def _read_shard(
-        self, root: Root, checkpoint: Checkpoint, like: RestoreOptions, *, resumes: bool
-    ) -> Restored:
-        newer = steps_after(root, checkpoint)
+        checkpoint = chain.newest
+        newer = steps_after(chain.storage, checkpoint)
         manifest = manifest_to_serve(checkpoint, like)
         reset, place = like.reset_optimizer, self.settings
         dense = self._new_dense(manifest)
-        tables = self._new_tables(manifest, saved_segments(root, checkpoint, place))
-        extra = restore_into(dense, tables, root, checkpoint, place=place, reset_optimizer=reset)
+        tables = self._new_tables(manifest, saved_segments(chain))
+        extra = restore_into(
+            dense, tables, chain, place=place, reset_optimizer=reset, is_alone=not resumes
+        )
         # The clients of another run never send again, and nothing else would drop their sessions.
         is_of_another_run = bool(self._job and checkpoint.job) and checkpoint.job != self._job
         sessions = () if is_of_another_run else extra.sessions
@@ -599,7 +594,7 @@ class Service:
             saved_at_s=extra.saved_at_s,
         )
 
-    def _serve(self, restored: Restored, by: Attempt | None = None) -> bool:
+    def serve(self, restored: Restored, by: Attempt | None = None) -> bool:
         """Serve what was read; False when another one was faster.
 
         Args:

@@ -27,7 +27,7 @@ import msgspec
 
 from ps import codec
 from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import Root
+from ps.checkpoint.reader import ChainFiles, ShardFile
 from ps.checkpoint.restore import read_extra, restore_shard
 from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.staging import saver_of
@@ -321,11 +321,11 @@ class RestoreTurns:
 def restore_into(
     dense: DenseShard,
     tables: Sequence[Table],
-    root: Root,
-    checkpoint: Checkpoint,
+    chain: ChainFiles,
     *,
     place: ServerSettings,
     reset_optimizer: bool = False,
+    is_alone: bool = False,
 ) -> ShardExtra:
     """Fill a shard and tables that nobody uses yet; returns what was saved beside their values.
 
@@ -335,33 +335,33 @@ def restore_into(
     Args:
         dense: the shard's buckets; filled.
         tables: the shard's tables; filled.
-        root: the checkpoint root.
-        checkpoint: the one to restore.
+        chain: the files of the checkpoint, for this place.
         place: has the server's rank and the number of servers.
         reset_optimizer: restore values only, not slots and steps.
+        is_alone: the other servers live: nothing has to agree with what they saved.
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another model.
         TableFull: a table has more rows than this server may hold.
     """
-    restore_shard(root, checkpoint, dense, reset_optimizer=reset_optimizer)
-    is_same = restore_tables(root, checkpoint, tables, place, reset_optimizer=reset_optimizer)
-    num_saved = len(checkpoint.shards)
-    extras = [_decode(read_extra(root, checkpoint, server), server) for server in range(num_saved)]
-    clock = max((extra.clock for extra in extras), default=0)
-    saved_at_s = min((extra.saved_at_s for extra in extras), default=0.0)
-    own = extras[place.rank] if place.rank < num_saved else ShardExtra(0, ())
+    restore_shard(chain, dense, reset_optimizer=reset_optimizer)
+    is_same = restore_tables(chain, tables, place, reset_optimizer=reset_optimizer)
+    files = chain.files(0, is_own=is_alone and chain.is_own)
+    extras = {file.rank: _decode(file) for file in files}
+    clock = max((extra.clock for extra in extras.values()), default=0)
+    saved_at_s = min((extra.saved_at_s for extra in extras.values()), default=0.0)
+    own = extras.get(place.rank, ShardExtra(0, ()))
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = is_same and units <= {0, num_units}
-    notes = extras[0].notes if extras and place.rank == 0 else {}
-    resumed_step = max((extra.resumed_step for extra in extras), default=-1)
+    notes = own.notes if place.rank == 0 else {}
+    resumed_step = max((extra.resumed_step for extra in extras.values()), default=-1)
     sessions = own.sessions if is_known else None
     return ShardExtra(clock, sessions, saved_at_s, notes, resumed_step)
 
 
-def _decode(data: bytes, server: int) -> ShardExtra:
+def _decode(file: ShardFile) -> ShardExtra:
     try:
-        return codec.msgpack(data, ShardExtra)
+        return codec.msgpack(read_extra(file), ShardExtra)
     except UNREADABLE as error:
-        raise CheckpointError(f"the records of ps:{server} cannot be read: {error}") from error
+        raise CheckpointError(f"the records of ps:{file.rank} cannot be read: {error}") from error

@@ -10,19 +10,26 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from ps.checkpoint.fencing import GenerationFence
-from ps.checkpoint.reader import steps_on_disk
-from ps.checkpoint.restore import AS_SAVED, MAX_LOOKS, RestoreOptions, check_restorable, find
+from ps.checkpoint.format import Checkpoint
+from ps.checkpoint.reader import ChainFiles, load_chain
+from ps.checkpoint.restore import (
+    AS_SAVED,
+    RestoreOptions,
+    check_restorable,
+    find,
+    restore_newest,
+)
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at
 from ps.config import ServerSettings
-from ps.errors import CheckpointError, ServerPhaseError
+from ps.errors import ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.permissions import ServerPhase
 from ps.server.handlers import Service
+from ps.server.save_restore import Restored
 from ps.stats.server_stats import ServerStats
 from ps.successor_watch import SuccessorWatch
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -32,8 +39,6 @@ from rpc.limits import DEFAULT_LIMITS
 from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
-
-Read = TypeVar("Read")
 
 _REPLACED_CLOSE_S = 1.0
 _OTHER_CONNECTIONS = 8
@@ -145,8 +150,8 @@ class PSServer:
     ) -> int:
         """Let clients in, and fill the shard from a checkpoint while they wait.
 
-        To read and check all of its files, and to compile where no kernels are kept, takes longer
-        than clients try to reach a server. What its manifests tell is found before.
+        To read and check its files, and to compile where no kernels are kept, takes longer than
+        clients try to reach a server. What its manifests tell is found before.
 
         Args:
             directory: a path or URL that `open_storage` opens.
@@ -163,7 +168,7 @@ class PSServer:
                 another process took this server's place meanwhile.
         """
         storage = self._open_storage(directory)
-        _read_newest(storage, step, lambda: check_restorable(storage, step, like))
+        check_restorable(storage, step, like)
         self._service.life.begin_restore()
         self.start()
         listening()
@@ -175,14 +180,18 @@ class PSServer:
             raise
 
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
-        def fill() -> int:
-            checkpoint, _ = find(storage, step, like)
+        def read(steps: Sequence[Checkpoint]) -> Restored:
+            chain = ChainFiles(storage, steps, self.settings)
             # A supervisor names the job of its run, whoever starts a server by hand none.
-            resumes = like.job != checkpoint.job
-            self._service.restore(storage, checkpoint, like, resumes=resumes)
-            return checkpoint.step
+            return self._service.read(chain, like, resumes=like.job != chain.newest.job)
 
-        return _read_newest(storage, step, fill)
+        if step is None:
+            restored = restore_newest(storage, like, read)
+        else:
+            checkpoint, _ = find(storage, step, like)
+            restored = read(load_chain(storage, checkpoint.step))
+        self._service.serve(restored)
+        return restored.checkpoint.step
 
     @property
     def endpoint(self) -> Endpoint:
@@ -255,21 +264,3 @@ class PSServer:
         self._service.life.close()
         if self._watch is not None:  # after the last request, which may wait for a look
             self._watch.close()
-
-
-def _read_newest(storage: Storage, step: int | None, read: Callable[[], Read]) -> Read:
-    """Read a checkpoint; again if a save that was committed meanwhile has removed what was read.
-
-    Args:
-        storage: the checkpoint root.
-        step: the one that is read; None: the newest, which may change.
-        read: raises CheckpointError if files are missing.
-    """
-    for _ in range(MAX_LOOKS - 1):
-        newest = steps_on_disk(storage)[:1]
-        try:
-            return read()
-        except CheckpointError:
-            if step is not None or steps_on_disk(storage)[:1] == newest:
-                raise
-    return read()

@@ -66,6 +66,8 @@ def test_what_is_synced_is_there_and_what_is_not_need_not_be(storage, root):
     assert storage.size(".tmp-a/ps-0.data") == len(data)
     assert get(storage, ".tmp-a/ps-0.data") == data
     assert storage.names(".tmp-a") == ["ps-0.data"]
+    assert storage.sizes(".tmp-a") == {"ps-0.data": len(data)}
+    assert storage.sizes("") == storage.sizes("step-9") == {}
     assert storage.where(".tmp-a/ps-0.data") == f"{root}/.tmp-a/ps-0.data"
     put(storage, ".tmp-a/ps-0.data", b"again")
     assert get(storage, ".tmp-a/ps-0.data") == b"again"

@@ -23,7 +23,7 @@ from typing import BinaryIO, cast
 
 from feeding.errors import FeedError
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.interface import RangeReader
+from feeding.filesystem.interface import FileStatus, RangeReader
 from feeding.filesystem.location import HADOOP, LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import pieces_of_file
@@ -81,9 +81,17 @@ class RemoteStorage:
 
     def names(self, directory: str = "") -> list[str]:
         """See Storage."""
+        return [entry.name for entry in self._entries(directory)]
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        """See Storage."""
+        entries = self._entries(directory)
+        return {each.name: each.size_bytes for each in entries if not each.is_directory}
+
+    def _entries(self, directory: str) -> list[FileStatus]:
         with _refusals():
             try:
-                return [entry.name for entry in self._fs.entries(self.where(directory))]
+                return self._fs.entries(self.where(directory))
             except FileNotFoundError:
                 return []
 

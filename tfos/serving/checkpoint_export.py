@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import read_manifest, read_step
+from ps.checkpoint.reader import open_chain, read_manifest, read_step
 from ps.checkpoint.storage import Storage
 from ps.checkpoint.table_reader import adds_changes_only, read_rows
 from ps.errors import CheckpointError
@@ -210,7 +210,7 @@ class _Reading:
                 )
                 for spec in specs
             ]
-            for saved, piece in read_rows(self._storage, checkpoint, above=above):
+            for saved, piece in read_rows(open_chain(self._storage, checkpoint), above=above):
                 at = saved.record.table
                 if isinstance(piece, RowBatch):
                     sorters[at].add(piece.ids, piece.rows[:, : specs[at].dim])

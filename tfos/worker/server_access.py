@@ -128,8 +128,10 @@ class ServerAccess:
     def new_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
         from ps.client.client import DEFAULT_RECONNECT_S, PSClient, RunNotes
+        from ps.client.retry import READY_TIMEOUT_S
 
         restarts = self._config.replaces_servers and self._own_shard is None
+        plan = self._config.checkpoints
         with self._lock:
             endpoints = tuple(self._endpoints)
             if self._run_notes is None:
@@ -140,6 +142,8 @@ class ServerAccess:
             self._identity,
             num_workers=self._num_workers,
             reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
+            # A part that takes long to be written takes long to be read.
+            restore_s=max(READY_TIMEOUT_S, plan.timeout_s if plan else 0.0),
             open_storage=self._storages,
             run_notes=self._run_notes,
         )

@@ -267,8 +267,9 @@ class CheckpointMachine(RuleBasedStateMachine):
             found = reader.read_manifest(self.storage, expected.step)
         assert (found.step, found.save_id) == (expected.step, expected.save_id)
         self.shards = servers(num_servers)
+        chain = reader.open_chain(self.storage, found)
         for shard in self.shards:
-            restore.restore_shard(self.storage, found, shard)
+            restore.restore_shard(chain, shard)
         assert state_of(self.shards) == expected.state
         self.step, self.base = found.step, expected
         self.passed_over = reader.steps_after(self.storage, found)

@@ -229,6 +229,6 @@ def test_hostile_records_are_refused_by_name(tmp_path, trained, records):
         for rank, shard in enumerate(trained)
     ]
     saving.commit(tmp_path, "s", step=1, manifest=manifest(), shards=shards)
-    checkpoint = reading.read_manifest(tmp_path, 1)
+    chain = reading.open_chain(tmp_path, reading.read_manifest(tmp_path, 1), PLACE)
     with pytest.raises(CheckpointError, match="records of ps:0 cannot be read"):
-        restore_into(trained[0], (), tmp_path, checkpoint, place=PLACE)
+        restore_into(trained[0], (), chain, place=PLACE)

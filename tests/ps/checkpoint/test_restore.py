@@ -18,6 +18,7 @@ from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
 from ps.manifest.manifest import SGD, Adagrad, Adam, Average, GroupSpec, Hyper, Manifest, ParamSpec
+from tests.support.snapshot_skew import records_of
 
 PARAMS = (ParamSpec("dense/kernel", (37, 11)), ParamSpec("dense/bias", (11,)))
 NUM = 37 * 11 + 11
@@ -73,9 +74,9 @@ def save(root, step, shards, save_id=None):
 
 def restore(root, step, num_servers, whole=None):
     shards = servers(num_servers, whole)
-    checkpoint = reading.read_manifest(root, step)
+    chain = reading.open_chain(root, reading.read_manifest(root, step))
     for shard in shards:
-        restoring.restore_shard(root, checkpoint, shard)
+        restoring.restore_shard(chain, shard)
     return shards
 
 
@@ -126,13 +127,13 @@ def test_what_is_there_is_listed_and_the_records_come_back(two_steps):
     assert reading.latest(two_steps) == 900
     newest = reading.read_manifest(two_steps)
     assert (newest.step, len(newest.shards)) == (900, 2)
-    assert [restoring.read_extra(two_steps, newest, rank) for rank in (0, 1)] == [
+    assert [records_of(two_steps, newest, rank) for rank in (0, 1)] == [
         b"record of 0",
         b"record of 1",
     ]
     restoring.verify(two_steps, newest)
     with pytest.raises(CheckpointError, match="has 2 shards, asked for 2"):
-        restoring.read_extra(two_steps, newest, 2)
+        records_of(two_steps, newest, 2)
     assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
 
 
@@ -267,6 +268,9 @@ def test_a_manifest_that_cannot_be_read_now_cannot_hide_what_its_run_has_skipped
 @pytest.mark.fault("F41")
 def test_a_step_that_cannot_be_read_while_all_are_listed_is_not_passed_over(two_steps, monkeypatch):
     class SizelessStorage(LocalStorage):
+        def sizes(self, directory):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
         def size(self, name):
             if name == "step-900/ps-1.data":
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -345,11 +349,11 @@ def test_a_shard_of_another_step_is_refused(two_steps):
 def test_a_damaged_bucket_is_refused_only_by_the_server_that_needs_it(two_steps):
     path = two_steps / "step-900" / "ps-0.data"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
-    checkpoint = reading.read_manifest(two_steps, 900)
+    chain = reading.open_chain(two_steps, reading.read_manifest(two_steps, 900))
     first, second = servers(2)
-    restoring.restore_shard(two_steps, checkpoint, second)
+    restoring.restore_shard(chain, second)
     with pytest.raises(CheckpointError, match=r"ps-0.data is damaged: the digest of bucket 0"):
-        restoring.restore_shard(two_steps, checkpoint, first)
+        restoring.restore_shard(chain, first)
 
 
 @pytest.mark.fault("F42")

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ps.checkpoint.inspect import table_arrays
-from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.reader import open_chain, read_manifest
 from ps.checkpoint.table_restore import restore_tables
 from ps.config import ServerSettings
 from ps.errors import TableFull
@@ -49,7 +49,8 @@ def restored(
     tables = [Table(spec, rank=rank, num_servers=num_servers) for rank in range(num_servers)]
     for rank, share in enumerate(tables):
         place = ServerSettings(rank=rank, num_servers=num_servers, num_workers=1)
-        restore_tables(root, checkpoint, [share], place, reset_optimizer=reset_optimizer)
+        chain = open_chain(root, checkpoint, place)
+        restore_tables(chain, [share], place, reset_optimizer=reset_optimizer)
     return tables
 
 
@@ -138,11 +139,12 @@ def test_what_was_saved_is_restored(given_spec, saves, servers, changes, reset: 
             place = ServerSettings(rank=rank, num_servers=num_restored, num_workers=1)
             share = Table(asked, rank=rank, num_servers=num_restored)
             wanted = expected(saved, share)
+            chain = open_chain(root, read_manifest(root), place)
             if wanted is None:
                 with pytest.raises(TableFull, match=rf"holds at most {share.stats().max_rows} \("):
-                    restore_tables(root, read_manifest(root), [share], place)
+                    restore_tables(chain, [share], place)
                 continue
-            restore_tables(root, read_manifest(root), [share], place, reset_optimizer=reset)
+            restore_tables(chain, [share], place, reset_optimizer=reset)
             found = rows_of(share)
             if not reset:
                 assert found == wanted

@@ -144,14 +144,14 @@ def test_a_kill_while_saving_leaves_one_whole_newest_checkpoint(roots: Path, poi
     restoring.verify(root, newest)
     assert newest.step == (900 if point == "after rename" else 800)
     shard = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
-    restoring.restore_shard(root, newest, shard)
+    restoring.restore_shard(reading.open_chain(root, newest), shard)
     assert (np.concatenate([shard.values(i) for i in shard.bucket_ids]) != 0).all() == (
         newest.step == 900
     )
     assert {shard.step(i) for i in shard.bucket_ids} == {1 if newest.step == 900 else 0}
     (table,) = make_tables(MANIFEST, rank=0, num_servers=1)
     place = ServerSettings(rank=0, num_servers=1, num_workers=1)
-    restore_tables(root, newest, [table], place)
+    restore_tables(reading.open_chain(root, newest, place), [table], place)
     assert table.num_rows == (100 if newest.step == 900 else 0)
     save_id = "ab" if newest.step == 800 else "ac"
     again = saving.write_shard(root, save_id, rank=0, shard=shard, portion=empty_table())

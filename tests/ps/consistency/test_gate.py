@@ -460,20 +460,58 @@ def test_the_push_of_a_replaced_attempt_makes_room_for_its_successors(is_fenced:
     assert (bench.reduced, new.clock, bench.workers) == ([[0.0, 1.0]], 1, [0, 1])
 
 
+class RungBell(threading.Condition):
+    """The condition of one wait, which counts who wakes it."""
+
+    num_rings = 0
+
+    def notify_all(self) -> None:
+        self.num_rings += 1
+
+
 def test_what_ends_no_wait_wakes_nobody():
     """At a barrier every arrival but the last would wake all that came before it."""
     bench = Bench(policy=BSP(3))
     gate = bench.gate
-    woken: list[int] = []
-    gate.changed.notify_all = lambda: woken.append(gate.clock)  # type: ignore[method-assign]
+    bells = []
     for rank in (0, 1):
-        gate.arrive(bench.arrival(rank))
+        push = bench.arrival(rank)
+        push.ended = RungBell()
+        bells.append(push.ended)
+        gate.arrive(push)
         with gate.between_clocks():
             pass
     assert gate.change(RequestId(WorkerRank(2), 0, 2, 1), JOIN)
-    assert woken == []
+    assert [bell.num_rings for bell in bells] == [0, 0]
     gate.arrive(bench.arrival(2))
-    assert woken == [1]
+    assert [bell.num_rings for bell in bells] == [1, 1]
+
+
+def test_an_answered_push_wakes_none_that_still_waits():
+    """In ssp with one slow worker, each push of the others would wake all that are held."""
+    bench = Bench(policy=SSP(3, 1))
+    bench.gate.arrive(bench.arrival(0))
+    held = bench.arrival(0, 2)
+    held.ended = bell = RungBell()
+    bench.gate.arrive(held)
+    free = bench.arrival(1)
+    bench.gate.arrive(free)
+    assert free.is_done
+    assert (held.is_done, bell.num_rings) == (False, 0)
+    bench.gate.arrive(bench.arrival(2))
+    assert (held.is_done, bell.num_rings) == (True, 1)
+
+
+def test_a_permit_wakes_none_that_still_waits(monkeypatch: pytest.MonkeyPatch):
+    """In hybrid each lookup that is granted would wake all pushes at the barrier."""
+    monkeypatch.setattr(waits, "CHECK_PEER_S", 60.0)
+    bench = Bench("continue", policy=Hybrid(2, 1, on_lost="continue"))
+    push = bench.arrival(0)
+    push.ended = bell = RungBell()
+    bench.gate.arrive(push)
+    name = RequestId(WorkerRank(1), 0, 2, 1)
+    bench.gate.rows.look_up(LookupTurn(name, (), time.monotonic() + 5.0, lambda: False))
+    assert (push.is_done, bell.num_rings) == (False, 0)
 
 
 @pytest.mark.parametrize("lost", [0, 1])

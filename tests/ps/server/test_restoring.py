@@ -21,7 +21,7 @@ from ps.checkpoint.storage import Storage
 from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
-from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone
+from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone, TableFull
 from ps.manifest.manifest import Adam, Hyper
 from ps.server import handlers, lifecycle
 from ps.server.handlers import Service
@@ -79,7 +79,7 @@ def test_a_server_restarted_without_any_kernel_is_waited_for_while_it_compiles(
 
 
 BEFORE_KERNELS = (Service, "_new_dense")
-BEFORE_FILES = (restore, "verify_files")
+BEFORE_FILES = (handlers, "restore_into")
 
 
 class HeldRestore:
@@ -96,10 +96,10 @@ class HeldRestore:
         self.stands = threading.Event()
         passes = getattr(*at)
 
-        def held(*arguments: Any) -> Any:
+        def held(*arguments: Any, **options: Any) -> Any:
             self.stands.set()
             assert self.goes_on.wait(WAIT_S)
-            return passes(*arguments)
+            return passes(*arguments, **options)
 
         monkeypatch.setattr(*at, held)
         self._thread = threading.Thread(target=self._restart, args=(bed, root), daemon=True)
@@ -375,7 +375,7 @@ def test_a_server_that_cannot_restore_says_nothing_to_those_that_wait(
     client._adopt(MANIFEST)
 
     def fails(*_: Any, **__: Any) -> None:
-        raise CheckpointError("unreadable")
+        raise TableFull("no room")
 
     monkeypatch.setattr(handlers, "restore_into", fails)
     restore.goes_on.set()
@@ -383,7 +383,7 @@ def test_a_server_that_cannot_restore_says_nothing_to_those_that_wait(
     assert isinstance(failed, ServerGone)
     assert "could not be reached for" in str(failed)
     restore.end()
-    assert [str(error) for error in restore.failed] == ["unreadable"]
+    assert [str(error) for error in restore.failed] == ["no room"]
 
 
 @pytest.mark.socket
@@ -406,18 +406,23 @@ def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restor
     bed.workers(MANIFEST, filled(MANIFEST))
     bed.clients[0].save(tmp_path, 1)
     asked: list[int] = []
+    check_fits = restore._check_fits
 
     def removed(*arguments: Any) -> Any:
         asked.append(1)
         if len(asked) == 1:
-            bed.clients[0].save(tmp_path, 2)
+            bed.clients[0].save(tmp_path, 2, options=SaveOptions(keep=1))
             raise CheckpointError("step 1 has no readable manifest")
-        return restore.find(*arguments)
+        return check_fits(*arguments)
 
-    monkeypatch.setattr("ps.server.server.find", removed)
     with PSServer(bed.servers[0].settings, bed.credentials) as server:
         server.bind_tcp("127.0.0.1")
-        assert run_all(lambda: server.start_restoring(tmp_path)) == [2]
+
+        def listening() -> None:
+            monkeypatch.setattr(restore, "_check_fits", removed)
+
+        assert run_all(lambda: server.start_restoring(tmp_path, listening=listening)) == [2]
+    assert len(asked) > 1
 
 
 @pytest.mark.socket
@@ -445,7 +450,7 @@ def test_a_save_that_removes_the_newest_checkpoint_while_it_is_verified_is_the_o
     with PSServer(bed.servers[0].settings, bed.credentials) as server:
         server.bind_tcp("127.0.0.1")
         assert run_all(lambda: server.start_restoring(tmp_path)) == [3]
-    assert looked_at == [2, 1, 3]
+    assert looked_at == [2, 3], "and no older one is read in between"
 
 
 @pytest.mark.socket
@@ -457,17 +462,18 @@ def test_a_checkpoint_is_looked_for_once_unless_a_save_has_removed_it(
     bed.workers(MANIFEST, filled(MANIFEST))
     bed.clients[0].save(tmp_path, 1)
     looks: list[int] = []
+    verified = restore._verified
 
     def found(*arguments: Any) -> Any:
         looks.append(1)
-        return restore.find(*arguments)
+        return verified(*arguments)
 
     def removed(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(handlers, "restore_into", restore_into)
-        bed.clients[0].save(tmp_path, 2)
+        bed.clients[0].save(tmp_path, 2, options=SaveOptions(keep=1))
         raise CheckpointError("step 1 has no readable manifest")
 
-    monkeypatch.setattr("ps.server.server.find", found)
+    monkeypatch.setattr(restore, "_verified", found)
     for step in (1, 2):
         if step == 2:
             monkeypatch.setattr(handlers, "restore_into", removed)

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.restore import read_extra, restore_shard
+from ps.checkpoint.reader import open_chain, read_manifest
+from ps.checkpoint.restore import restore_shard
 from ps.client.client import PSClient
 from ps.dense.shard import DenseShard
 from ps.manifest.manifest import Hyper
 from ps.server.save_restore import ShardExtra
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, run_all, succeeded
-from tests.support.snapshot_skew import last_applied
+from tests.support.snapshot_skew import last_applied, records_of
 
 pytestmark = pytest.mark.socket
 
@@ -70,8 +70,8 @@ def _check_cut(root: Path, step: int, manifest, *, is_sync: bool) -> int:
     half_applied = 0
     for rank in range(NUM_SERVERS):
         dense = DenseShard(manifest, rank=rank, num_servers=NUM_SERVERS, num_workers=NUM_WORKERS)
-        restore_shard(root, checkpoint, dense)
-        extra = msgspec.msgpack.decode(read_extra(root, checkpoint, rank), type=ShardExtra)
+        restore_shard(open_chain(root, checkpoint), dense)
+        extra = msgspec.msgpack.decode(records_of(root, checkpoint, rank), type=ShardExtra)
         for index, bucket_id in enumerate(dense.bucket_ids):
             pushes = sum(last_applied(session, index) for session in extra.sessions or ())
             assert np.all(dense.values(bucket_id) == np.float32(pushes)), f"step {step}"

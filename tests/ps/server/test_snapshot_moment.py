@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
-from ps.checkpoint.restore import read_extra
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.client.client import PSClient
 from ps.client.saver import SaveOptions
@@ -32,6 +31,7 @@ from tests.support.ps_cluster import (
     run_all,
     succeeded,
 )
+from tests.support.snapshot_skew import records_of
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 from tests.support.waiting import wait_until
 
@@ -124,9 +124,8 @@ def bed_values(client: PSClient) -> np.ndarray:
 
 
 def extra(root: Path, step: int, rank: int) -> ShardExtra:
-    return msgspec.msgpack.decode(
-        read_extra(root, read_manifest(root, step), rank), type=ShardExtra
-    )
+    records = records_of(root, read_manifest(root, step), rank)
+    return msgspec.msgpack.decode(records, type=ShardExtra)
 
 
 @pytest.mark.slow

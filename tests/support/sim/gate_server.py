@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.reader import open_chain, read_manifest
 from ps.checkpoint.restore import RestoreOptions
 from ps.client.saver import Saver
 from ps.client.server_group import Answer
@@ -217,7 +217,8 @@ class GateBed:
         bed.manifest, bed.digest = self.manifest, self.digest
         bed.service = Service(self.service.settings, open_connections=int)
         like = RestoreOptions(manifest=self.manifest)
-        assert bed.service.restore(str(directory), read_manifest(directory, 1), like)
+        chain = open_chain(directory, read_manifest(directory, 1), bed.service.settings)
+        assert bed.service.serve(bed.service.read(chain, like, resumes=False))
         return bed
 
     def look_up(self, rank: int, generation: int, batch: int, known: set[int]) -> Outcome:

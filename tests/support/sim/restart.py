@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.reader import open_chain, read_manifest
 from ps.checkpoint.restore import AS_SAVED
 from ps.checkpoint.storage import storage_at
 from ps.checkpoint.writer import commit
@@ -109,7 +109,8 @@ class Restart:
     def _start_again(self, directory: Path) -> None:
         root = storage_at(directory)
         served = self._make()
-        assert served.restore(root, read_manifest(root, STEP), AS_SAVED)
+        chain = open_chain(root, read_manifest(root, STEP), served.settings)
+        assert served.serve(served.read(chain, AS_SAVED, resumes=False))
         self.happened = True
         self.acknowledged = self._count()
         self.ending = self._look()

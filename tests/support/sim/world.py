@@ -225,10 +225,10 @@ class World:
             sleep=self.sleep,
         )
         threads = SimpleNamespace(
-            Condition=lambda _lock=None: Condition(self),
+            Condition=lambda lock=None: Condition(self, lock),
             Event=threading.Event,
             Lock=threading.Lock,
-            RLock=threading.RLock,
+            RLock=ReentrantLock,
         )
         with pytest.MonkeyPatch.context() as patched:
             for module in modules:
@@ -238,23 +238,37 @@ class World:
             yield patched
 
 
+class ReentrantLock:
+    """The lock of one condition, or of several; without any, a real one."""
+
+    def __init__(self) -> None:
+        self.owner: Task | None = None
+        self.depth = 0
+        self._real = threading.RLock()
+
+    def __enter__(self) -> bool:
+        return self._real.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self._real.__exit__(*failure)
+
+
 class Condition:
     """A condition with its reentrant lock, for tasks of one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, lock: ReentrantLock | None = None) -> None:
         self._world = world
-        self._owner: Task | None = None
-        self._depth = 0
+        self._lock = lock or ReentrantLock()
         self._notified = 0
 
     def __enter__(self) -> Condition:
-        world = self._world
-        if self._owner is not world.current:
+        world, lock = self._world, self._lock
+        if lock.owner is not world.current:
             world.maybe_switch()
-            if self._owner is not None:
-                world.block(lambda: self._owner is None)
-            self._owner = world.current
-        self._depth += 1
+            if lock.owner is not None:
+                world.block(lambda: lock.owner is None)
+            lock.owner = world.current
+        lock.depth += 1
         return self
 
     def __exit__(
@@ -263,18 +277,18 @@ class Condition:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
+        self._lock.depth -= 1
+        if not self._lock.depth:
+            self._lock.owner = None
 
     def wait(self, timeout: float | None = None) -> None:
-        depth, before = self._depth, self._notified
-        self._depth, self._owner = 0, None
+        lock, depth, before = self._lock, self._lock.depth, self._notified
+        lock.depth, lock.owner = 0, None
         try:
             self._world.block(lambda: self._notified != before, timeout)
-            self._world.block(lambda: self._owner is None)
+            self._world.block(lambda: lock.owner is None)
         finally:
-            self._depth, self._owner = depth, self._world.current
+            lock.depth, lock.owner = depth, self._world.current
 
     def notify_all(self) -> None:
         self._notified += 1

@@ -142,6 +142,14 @@ def test_the_client_is_one_object():
     client.close()
 
 
+@pytest.mark.parametrize(("timeout_s", "waits_s"), [(60.0, 600.0), (1200.0, 1200.0)])
+def test_a_server_that_restores_is_waited_for_as_long_as_a_save(timeout_s: float, waits_s: float):
+    plan = Checkpoints(directory="/runs/7", timeout_s=timeout_s)
+    ctx = make_context([entry("ps", 0, 10)], num_ps=1, checkpoints=plan)
+    with ctx.ps_client() as client:
+        assert client._servers.times.restore_s == waits_s
+
+
 def test_training_without_the_servers_names_the_line_to_add():
     ctx = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2)
     with pytest.raises(NotDistributed) as caught:
