@@ -234,20 +234,13 @@ class TableClient:
 
         Raises:
             ManifestMismatch: there is no such table.
+            ServerPhaseError: a server was started again between two batches of its rows: a restore
+                numbers them anew and undoes steps. Scan again from the start.
         """
         spec = self._spec(name)
         for link in self._servers.links:
-            if servers is not None and link.server not in servers:
-                continue
-            segment, num_segments = 0, 1
-            while segment < num_segments:
-                stop = MAX_INT64
-                while stop:
-                    batch, scanned = self._scan_some(link, spec, (segment, stop), with_slots)
-                    stop, num_segments = scanned.stop, scanned.num_segments
-                    if batch[0].size:
-                        yield batch
-                segment += 1
+            if servers is None or link.server in servers:
+                yield from self._scan_server(link, spec, with_slots)
 
     def load_rows(self, name: str, ids: ArrayLike, rows: Array) -> int:
         """Create rows with given values and the rule's initial slots, in every mode at once.
@@ -386,6 +379,24 @@ class TableClient:
             )
             return joined(acks)
 
+    def _scan_server(
+        self, link: Channel, spec: TableSpec, with_slots: bool
+    ) -> Iterator[tuple[Array, Array]]:
+        segment, num_segments = 0, 1
+        start: int | None = None
+        while segment < num_segments:
+            stop = MAX_INT64
+            while stop:
+                batch, scanned = self._scan_some(link, spec, (segment, stop), with_slots)
+                if start is None:
+                    start = scanned.start
+                elif scanned.start != start:
+                    raise _started_again(link, spec, start, scanned.start)
+                stop, num_segments = scanned.stop, scanned.num_segments
+                if batch[0].size:
+                    yield batch
+            segment += 1
+
     def _scan_some(
         self, link: Channel, spec: TableSpec, place: tuple[int, int], with_slots: bool
     ) -> tuple[tuple[Array, Array], Scanned]:
@@ -463,6 +474,15 @@ def _check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
         f"table {spec.name!r} takes rows {spec.dtype}{list(expected)} for these ids "
         f"{list(ids.shape)}, got {got}; one row per id, and convert the values yourself, so that "
         "nothing is rounded in silence"
+    )
+
+
+def _started_again(link: Channel, spec: TableSpec, before: int, now: int) -> ServerPhaseError:
+    return ServerPhaseError(
+        f"ps:{link.server} was started again while table {spec.name!r} was scanned (start "
+        f"{before}, now {now}): its rows are in other places, and steps since its checkpoint are "
+        "undone, so the rows so far and the others are not one table. Drop what came and scan again",
+        {"server": str(link.server), "table": spec.name},
     )
 
 

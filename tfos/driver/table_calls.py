@@ -82,7 +82,8 @@ class TableCalls:
         Lazy: each action, in this thread, reads the rows that the servers hold then, so the
         cluster must run; after a server has been started again elsewhere, call this anew. A task
         per server reads its rows; none passes through the driver. Where rows are evicted meanwhile,
-        an id may come twice. Ids above 2^63 - 1 are the signed numbers with the same bits.
+        an id may come twice. A task whose server is started again under its hands fails, and Spark
+        runs it again. Ids above 2^63 - 1 are the signed numbers with the same bits.
 
         Args:
             table: its name.
