@@ -481,7 +481,7 @@ def _started_again(link: Channel, spec: TableSpec, before: int, now: int) -> Ser
     return ServerPhaseError(
         f"ps:{link.server} was started again while table {spec.name!r} was scanned (start "
         f"{before}, now {now}): its rows are in other places, and steps since its checkpoint are "
-        "undone, so the rows so far and the others are not one table. Drop what came and scan again",
+        "undone, so the rows so far and the others make no table. Drop what came, scan again",
         {"server": str(link.server), "table": spec.name},
     )
 

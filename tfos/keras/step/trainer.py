@@ -197,7 +197,8 @@ class PSTrainer:
         if self.waits:
             client.timeout_s = max(client.timeout_s, BARRIER_TIMEOUT_S)
             self.workers.attached()
-        load_file_rows(found.embeddings, client, is_chief=self.ctx.is_chief)
+        ctx = self.ctx
+        load_file_rows(found.embeddings, client, is_chief=ctx.is_chief, save=ctx.save_now)
         step = GradientStep(
             model,
             found,
