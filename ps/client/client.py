@@ -501,6 +501,8 @@ class PSClient:
         Raises:
             ManifestMismatch: a server serves other parameters; the text lists the differences.
             NonFiniteGradient: a value is NaN or infinite.
+            PSSettingsError: a server's part, frozen values included, is more than one request has;
+                the text has the least number of servers.
             ServerPhaseError: some servers have values that were restored or trained, and others
                 have none; or another process of the chief seeds at the same time.
         """

@@ -36,6 +36,7 @@ from ps.client.two_round_push import ClippedPush
 from ps.errors import NonFiniteGradient, PSError, PSSettingsError, ServerPhaseError
 from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import Hyper, Layout, Manifest
+from ps.manifest.shares import check_seed
 from ps.metadata import AttachedMetadata
 from ps.optim.clipping import Clipper
 from ps.protocol import messages
@@ -124,12 +125,13 @@ class DenseClient:
                 f"the manifest has {len(encoded)} bytes, limit {MAX_MANIFEST_BYTES}; "
                 "shorten the parameters' names"
             )
+        num_servers = len(self._servers.links)
+        check_seed(manifest, num_servers=num_servers, manifest_bytes=len(encoded))
         self._servers.check_size(self._describe())
         wait_compiled(self._servers, manifest, timeout_s=self._servers.times.timeout_s)
         # Again: from here on no server takes what an older attempt brings.
         replaced = seeds_to_replace(self._describe())
         digest, seed_id = manifest.hash(), 1 + secrets.randbelow(MAX_SEQUENCE)
-        num_servers = len(self._servers.links)
         pairs = zip(
             slice_by_server(frozen, num_servers), slice_by_server(layout, num_servers), strict=True
         )
