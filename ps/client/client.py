@@ -483,7 +483,13 @@ class PSClient:
         """By rank, which start of each server the last `save` holds; asks nobody."""
         return self._servers.separate("saves").generations
 
-    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> int:
+    def seed(
+        self,
+        manifest: Manifest,
+        values: Mapping[str, Array],
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
         """Give the servers their manifest and first values; the chief calls it once.
 
         Servers that already serve this manifest (restored, or seeded before) keep their values:
@@ -493,6 +499,8 @@ class PSClient:
         Args:
             manifest: groups, tables, rules and consistency.
             values: by group name a flat array [num_elements] of the group's dtype.
+            timeout_s: for the values to be brought; give more than the whole model takes on this
+                host's network. None: the client's own.
 
         Returns:
             Updates that the servers' values had before, from a checkpoint or pushes; 0 where they
@@ -507,7 +515,7 @@ class PSClient:
                 have none; or another process of the chief seeds at the same time.
         """
         with self._lock:
-            num_updates = self._dense.seed(manifest, values)
+            num_updates = self._dense.seed(manifest, values, timeout_s)
             self._adopt(manifest)
         return num_updates
 
@@ -536,18 +544,26 @@ class PSClient:
             self._adopt(self._servers.fetch_manifest(timeout_s=limit_s))
             return self.manifest
 
-    def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
+    def pull(
+        self,
+        into: Mapping[str, Array],
+        *,
+        averages: bool = False,
+        timeout_s: float | None = None,
+    ) -> Ack:
         """Fill the arrays with the newest values.
 
         Args:
             into: by group name a flat, writable array [num_elements] of the group's dtype.
             averages: fill in the moving averages of the groups that keep them.
+            timeout_s: for the values to come; where all workers pull at once, each server sends its
+                share to all of them. None: the client's own.
 
         Returns:
             The servers' clock and version.
         """
         with self._lock:
-            return self._dense.pull(into, averages=averages)
+            return self._dense.pull(into, averages=averages, timeout_s=timeout_s)
 
     def pull_frozen(
         self, manifest: Manifest, into: Mapping[str, Array], *, timeout_s: float | None = None
