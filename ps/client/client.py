@@ -908,9 +908,15 @@ class PSClient:
         self._ask(messages.StopServer(reason[:MAX_REASON_LENGTH]), Description)
 
     def close(self) -> None:
-        """Close the connections and give checkpoint directories back. Idempotent."""
+        """Close the connections and give checkpoint directories back. Idempotent.
+
+        In hybrid the batches that are under way are given up first: another client of this worker
+        may need their permits.
+        """
         self._saver.close()
         with self._lock:
+            if not self._servers.is_closed:
+                self.tables.return_permits()
             self._servers.close()
         self._away_probe.close()
 

@@ -137,6 +137,11 @@ class ServerGroup:
         """Guards both, so that no connection is made behind a `close`."""
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
     def generations(self) -> tuple[int, ...]:
         """By rank, which start of each server gave the last answer; asks nobody."""
         return tuple(link.generation for link in self.links)

@@ -12,6 +12,7 @@ thread gives back.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,14 @@ from ps.client.channel import Channel, OutgoingCall
 from ps.client.lookup_batch import OpenBatches, TrainingBatch
 from ps.client.row_exchange import Rows, check_rows, ids_of, no_table, rows_of
 from ps.client.server_group import ServerGroup, joined
-from ps.errors import IdError, ServerPhaseError, ShapeError
+from ps.errors import IdError, PSError, ServerPhaseError, ShapeError
 from ps.manifest.manifest import Hyper, Manifest
 from ps.manifest.table_spec import MAX_INT64, TableSpec
 from ps.optim.clipping import clipped
 from ps.protocol import messages
 from ps.protocol.messages import Ack, BatchName, Number, RowsLoaded, Scanned
 from ps.tables.ids import as_bits, from_bits, shown
+from rpc.errors import RpcError
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds, Router
@@ -39,6 +41,8 @@ Array = np.ndarray[Any, Any]
 
 LOAD_BYTES = 8 << 20
 """Ids and rows of one request that loads them."""
+GIVE_UP_S = 2.0
+"""For each of the two requests by which a client that closes returns its permits."""
 
 
 class TableClient:
@@ -160,6 +164,31 @@ class TableClient:
         """
         if self._has_permits:
             self._batches.end(self._batches.known_by(ids.values()))
+
+    def return_permits(self) -> None:
+        """Give all batches up before this client closes; another one of the worker may wait.
+
+        A batch that begins tells each server that the client's others are over, and is over itself
+        at once. A server that is not reached in time keeps their permits. Hold the client's lock.
+        """
+        if not (self._has_permits and self._batches.have_begun) or self._servers.is_inactive:
+            return
+        digest, (number, _) = self._known_hash(), self._batches.begin()
+        with contextlib.suppress(PSError, RpcError):
+            lookups = self._servers.separate("lookups")
+            lookups.close()  # first: a lookup that waits ends by this client's end
+            session = lookups.session
+            last = messages.LookupBatch(digest, Number(session, number), (), (number,))
+            with contextlib.suppress(
+                PSError, RpcError
+            ):  # refused where other clients' are at the bound
+                self._servers.ask(last, Ack, timeout_s=GIVE_UP_S)
+            name = BatchName(session, number)
+            self._servers.change(
+                lambda own: messages.PushRows(digest, own, Hyper(0.0), (), name),
+                timeout_s=GIVE_UP_S,
+                restore_s=0.0,
+            )
 
     def batch(
         self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
-from ps.client import server_group
+from ps.client import retry, server_group
 from ps.client.channel import OutgoingCall
 from ps.client.client import DEFAULT_TIMEOUT_S
 from ps.client.compile_wait import LOOK_S
@@ -33,10 +34,10 @@ def test_a_worker_waits_longer_than_the_chief_for_the_compiler():
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_the_first_values_have_as_long_as_the_chief_to_come_in_every_mode(monkeypatch, mode: str):
+def test_the_first_values_have_as_long_as_the_chief_to_come_in_every_mode(monkeypatch, mode: Any):
     """All workers pull at once, from servers that have to send each of them the whole model."""
     asked: list[tuple[type, float]] = []
-    exchange = server_group.exchange
+    exchange = retry.exchange
 
     def noted(calls: Sequence[OutgoingCall], *, timeout_s: float, **others: float) -> list[Reply]:
         asked.append((type(calls[0].request), timeout_s))
