@@ -618,7 +618,8 @@ class PSClient:
             grads: by group name a flat array [num_elements] of the group's dtype, or a list of flat
                 arrays whose concatenation it is.
             hyper: the learning rate of this push.
-            rows: rows behind the gradient, 0 or more; weights the mean of sync.
+            rows: rows behind the gradient, 1 or more; weights the mean of sync. A worker that has
+                none calls push_null.
             metadata: kept with the parameters from this push on.
 
         Returns:
@@ -630,10 +631,12 @@ class PSClient:
                 counts the push as null, so the barrier holds.
             NonFiniteUpdate: the update of some elements overflows; they keep their numbers, and all
                 others are updated.
+            PSSettingsError: no rows; nothing was sent.
             StaleGeneration: a newer attempt of this worker is at work: end this process.
             WorkerLost: sync: a member of the barrier is gone.
             RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
+        _check_rows(rows)
         self._prepare_push()
         with self._lock:
             return self._dense.push(grads, None, hyper, rows, metadata=metadata)
@@ -661,7 +664,8 @@ class PSClient:
             grads: by group name a flat array [num_elements] of the group's dtype.
             into: by group name a writable array of the same shape and dtype.
             hyper: the learning rate of this push.
-            rows: rows behind the gradient, 0 or more; weights the mean of sync.
+            rows: rows behind the gradient, 1 or more; weights the mean of sync. A worker that has
+                none calls push_null.
             lag: earlier pushes of this client, 0 to 64, that the parameters of the gradients did
                 not contain.
             metadata: kept with the parameters from this push on.
@@ -677,6 +681,7 @@ class PSClient:
         Returns:
             The servers' clock after it, and how stale the gradient was.
         """
+        _check_rows(rows)
         self._prepare_push()
         if table_grads is None and next_rows is None:
             with self._lock:
@@ -971,3 +976,12 @@ class PSClient:
         with self._lock:
             if self._joins_first:
                 self.join()
+
+
+def _check_rows(rows: int) -> None:
+    """Refuse a gradient without rows before it has a number: its mean would have no weight."""
+    if rows < 1:
+        raise PSSettingsError(
+            f"a push needs at least 1 row, got {rows}: a gradient of no rows weighs nothing, and "
+            "nothing was sent. Call push_null() in its place, so that no barrier waits for it"
+        )
