@@ -483,7 +483,13 @@ class PSClient:
         """By rank, which start of each server the last `save` holds; asks nobody."""
         return self._servers.separate("saves").generations
 
-    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> int:
+    def seed(
+        self,
+        manifest: Manifest,
+        values: Mapping[str, Array],
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
         """Give the servers their manifest and first values; the chief calls it once.
 
         Servers that already serve this manifest (restored, or seeded before) keep their values:
@@ -493,6 +499,8 @@ class PSClient:
         Args:
             manifest: groups, tables, rules and consistency.
             values: by group name a flat array [num_elements] of the group's dtype.
+            timeout_s: for the values to be brought; give more than the whole model takes on this
+                host's network. None: the client's own.
 
         Returns:
             Updates that the servers' values had before, from a checkpoint or pushes; 0 where they
@@ -501,11 +509,13 @@ class PSClient:
         Raises:
             ManifestMismatch: a server serves other parameters; the text lists the differences.
             NonFiniteGradient: a value is NaN or infinite.
+            PSSettingsError: a server's part, frozen values included, is more than one request has;
+                the text has the least number of servers.
             ServerPhaseError: some servers have values that were restored or trained, and others
                 have none; or another process of the chief seeds at the same time.
         """
         with self._lock:
-            num_updates = self._dense.seed(manifest, values)
+            num_updates = self._dense.seed(manifest, values, timeout_s)
             self._adopt(manifest)
         return num_updates
 
@@ -534,18 +544,26 @@ class PSClient:
             self._adopt(self._servers.fetch_manifest(timeout_s=limit_s))
             return self.manifest
 
-    def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
+    def pull(
+        self,
+        into: Mapping[str, Array],
+        *,
+        averages: bool = False,
+        timeout_s: float | None = None,
+    ) -> Ack:
         """Fill the arrays with the newest values.
 
         Args:
             into: by group name a flat, writable array [num_elements] of the group's dtype.
             averages: fill in the moving averages of the groups that keep them.
+            timeout_s: for the values to come; where all workers pull at once, each server sends its
+                share to all of them. None: the client's own.
 
         Returns:
             The servers' clock and version.
         """
         with self._lock:
-            return self._dense.pull(into, averages=averages)
+            return self._dense.pull(into, averages=averages, timeout_s=timeout_s)
 
     def pull_frozen(
         self, manifest: Manifest, into: Mapping[str, Array], *, timeout_s: float | None = None
@@ -600,7 +618,8 @@ class PSClient:
             grads: by group name a flat array [num_elements] of the group's dtype, or a list of flat
                 arrays whose concatenation it is.
             hyper: the learning rate of this push.
-            rows: rows behind the gradient, 0 or more; weights the mean of sync.
+            rows: rows behind the gradient, 1 or more; weights the mean of sync. A worker that has
+                none calls push_null.
             metadata: kept with the parameters from this push on.
 
         Returns:
@@ -612,10 +631,12 @@ class PSClient:
                 counts the push as null, so the barrier holds.
             NonFiniteUpdate: the update of some elements overflows; they keep their numbers, and all
                 others are updated.
+            PSSettingsError: no rows; nothing was sent.
             StaleGeneration: a newer attempt of this worker is at work: end this process.
             WorkerLost: sync: a member of the barrier is gone.
             RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
+        _check_rows(rows)
         self._prepare_push()
         with self._lock:
             return self._dense.push(grads, None, hyper, rows, metadata=metadata)
@@ -643,7 +664,8 @@ class PSClient:
             grads: by group name a flat array [num_elements] of the group's dtype.
             into: by group name a writable array of the same shape and dtype.
             hyper: the learning rate of this push.
-            rows: rows behind the gradient, 0 or more; weights the mean of sync.
+            rows: rows behind the gradient, 1 or more; weights the mean of sync. A worker that has
+                none calls push_null.
             lag: earlier pushes of this client, 0 to 64, that the parameters of the gradients did
                 not contain.
             metadata: kept with the parameters from this push on.
@@ -659,6 +681,7 @@ class PSClient:
         Returns:
             The servers' clock after it, and how stale the gradient was.
         """
+        _check_rows(rows)
         self._prepare_push()
         if table_grads is None and next_rows is None:
             with self._lock:
@@ -890,9 +913,15 @@ class PSClient:
         self._ask(messages.StopServer(reason[:MAX_REASON_LENGTH]), Description)
 
     def close(self) -> None:
-        """Close the connections and give checkpoint directories back. Idempotent."""
+        """Close the connections and give checkpoint directories back. Idempotent.
+
+        In hybrid the batches that are under way are given up first: another client of this worker
+        may need their permits.
+        """
         self._saver.close()
         with self._lock:
+            if not self._servers.is_closed:
+                self.tables.return_permits()
             self._servers.close()
         self._away_probe.close()
 
@@ -947,3 +976,12 @@ class PSClient:
         with self._lock:
             if self._joins_first:
                 self.join()
+
+
+def _check_rows(rows: int) -> None:
+    """Refuse a gradient without rows before it has a number: its mean would have no weight."""
+    if rows < 1:
+        raise PSSettingsError(
+            f"a push needs at least 1 row, got {rows}: a gradient of no rows weighs nothing, and "
+            "nothing was sent. Call push_null() in its place, so that no barrier waits for it"
+        )

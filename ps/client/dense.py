@@ -36,6 +36,7 @@ from ps.client.two_round_push import ClippedPush
 from ps.errors import NonFiniteGradient, PSError, PSSettingsError, ServerPhaseError
 from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import Hyper, Layout, Manifest
+from ps.manifest.shares import check_seed
 from ps.metadata import AttachedMetadata
 from ps.optim.clipping import Clipper
 from ps.protocol import messages
@@ -109,12 +110,15 @@ class DenseClient:
         num_servers = len(self._servers.links)
         self._packer = ErrorFeedback.if_needed(manifest, num_servers) if self._pushes else None
 
-    def seed(self, manifest: Manifest, values: Mapping[str, Array]) -> int:
+    def seed(
+        self, manifest: Manifest, values: Mapping[str, Array], timeout_s: float | None = None
+    ) -> int:
         """Give the servers their manifest and first values. Returns and raises as PSClient.seed.
 
         Args:
             manifest: groups and tables of the model.
             values: per group the flat buffer, [num_elements] of its dtype.
+            timeout_s: for the values to be brought; None: the client's.
         """
         layout, frozen = Layout.of(manifest), Layout.frozen(manifest)
         check_arrays(Layout.whole(manifest), values, "values")
@@ -124,12 +128,13 @@ class DenseClient:
                 f"the manifest has {len(encoded)} bytes, limit {MAX_MANIFEST_BYTES}; "
                 "shorten the parameters' names"
             )
+        num_servers = len(self._servers.links)
+        check_seed(manifest, num_servers=num_servers, manifest_bytes=len(encoded))
         self._servers.check_size(self._describe())
         wait_compiled(self._servers, manifest, timeout_s=self._servers.times.timeout_s)
         # Again: from here on no server takes what an older attempt brings.
         replaced = seeds_to_replace(self._describe())
         digest, seed_id = manifest.hash(), 1 + secrets.randbelow(MAX_SEQUENCE)
-        num_servers = len(self._servers.links)
         pairs = zip(
             slice_by_server(frozen, num_servers), slice_by_server(layout, num_servers), strict=True
         )
@@ -142,7 +147,7 @@ class DenseClient:
                 self._servers.links, replaced, views_per_server(values, pieces), strict=True
             )
         ]
-        answers = self._servers.answers(calls, Description)
+        answers = self._servers.answers(calls, Description, timeout_s=timeout_s)
         if not are_filled(answers):
             raise ServerPhaseError(
                 f"{different_seeds(answers)}: another process of the chief seeds them at the same "
@@ -153,12 +158,19 @@ class DenseClient:
     def _describe(self) -> list[Description]:
         return self._servers.ask(messages.Describe(), Description)
 
-    def pull(self, into: Mapping[str, Array], *, averages: bool = False) -> Ack:
+    def pull(
+        self,
+        into: Mapping[str, Array],
+        *,
+        averages: bool = False,
+        timeout_s: float | None = None,
+    ) -> Ack:
         """Fill the arrays with the newest values, or their moving averages where there are any.
 
         Args:
             into: per group the flat buffer, [num_elements] of its dtype; filled.
             averages: read moving averages instead of values.
+            timeout_s: for the values to come; None: the client's.
         """
         request = messages.Pull(self._hash or self.known_hash(), averages)
         check_arrays(self.layout, into, "into", writable=True)
@@ -166,7 +178,7 @@ class DenseClient:
         calls = [
             OutgoingCall(link, request, (), views[link.server]) for link in self._servers.links
         ]
-        acks = self._servers.acks(calls)
+        acks = self._servers.acks(calls, timeout_s=timeout_s)
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:

@@ -52,6 +52,12 @@ class OpenBatches:
             self._open[self._last] = tuple(map(weakref.ref, known_by))
             return self._last, tuple(self._open)
 
+    @property
+    def have_begun(self) -> bool:
+        """Whether any batch was ever under way."""
+        with self._lock:
+            return self._last > 0
+
     def known_by(self, ids: Iterable[RoutedIds]) -> int | None:
         """Return the oldest batch that is known by any of these ids; None: there is none."""
         wanted = set(map(id, ids))

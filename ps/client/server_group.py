@@ -137,6 +137,11 @@ class ServerGroup:
         """Guards both, so that no connection is made behind a `close`."""
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
     def generations(self) -> tuple[int, ...]:
         """By rank, which start of each server gave the last answer; asks nobody."""
         return tuple(link.generation for link in self.links)
@@ -182,9 +187,10 @@ class ServerGroup:
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.meta, answer) for reply in replies]
 
-    def acks(self, calls: Sequence[OutgoingCall]) -> list[Ack]:
-        """As `answers`, of requests that are acknowledged; at most one per server."""
-        return [messages.decode_ack(reply.meta) for reply in self.send(calls)]
+    def acks(self, calls: Sequence[OutgoingCall], *, timeout_s: float | None = None) -> list[Ack]:
+        """As `answers`, of requests that are acknowledged."""
+        replies = self.send(calls, timeout_s=timeout_s)
+        return [messages.decode_ack(reply.meta) for reply in replies]
 
     def send(self, calls: Sequence[OutgoingCall], *, timeout_s: float | None = None) -> list[Reply]:
         """Make these requests.

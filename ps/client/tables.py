@@ -12,6 +12,7 @@ thread gives back.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,14 @@ from ps.client.channel import Channel, OutgoingCall
 from ps.client.lookup_batch import OpenBatches, TrainingBatch
 from ps.client.row_exchange import Rows, check_rows, ids_of, no_table, rows_of
 from ps.client.server_group import ServerGroup, joined
-from ps.errors import IdError, ServerPhaseError, ShapeError
+from ps.errors import IdError, PSError, ServerPhaseError, ShapeError
 from ps.manifest.manifest import Hyper, Manifest
 from ps.manifest.table_spec import MAX_INT64, TableSpec
 from ps.optim.clipping import clipped
 from ps.protocol import messages
 from ps.protocol.messages import Ack, BatchName, Number, RowsLoaded, Scanned
 from ps.tables.ids import as_bits, from_bits, shown
+from rpc.errors import RpcError
 
 if TYPE_CHECKING:
     from ps.tables.routing import RoutedIds, Router
@@ -39,6 +41,8 @@ Array = np.ndarray[Any, Any]
 
 LOAD_BYTES = 8 << 20
 """Ids and rows of one request that loads them."""
+GIVE_UP_S = 2.0
+"""For each of the two requests by which a client that closes returns its permits."""
 
 
 class TableClient:
@@ -161,6 +165,31 @@ class TableClient:
         if self._has_permits:
             self._batches.end(self._batches.known_by(ids.values()))
 
+    def return_permits(self) -> None:
+        """Give all batches up before this client closes; another one of the worker may wait.
+
+        A batch that begins tells each server that the client's others are over, and is over itself
+        at once. A server that is not reached in time keeps their permits. Hold the client's lock.
+        """
+        if not (self._has_permits and self._batches.have_begun) or self._servers.is_inactive:
+            return
+        digest, (number, _) = self._known_hash(), self._batches.begin()
+        with contextlib.suppress(PSError, RpcError):
+            lookups = self._servers.separate("lookups")
+            lookups.close()  # first: a lookup that waits ends by this client's end
+            session = lookups.session
+            last = messages.LookupBatch(digest, Number(session, number), (), (number,))
+            with contextlib.suppress(
+                PSError, RpcError
+            ):  # refused where other clients' are at the bound
+                self._servers.ask(last, Ack, timeout_s=GIVE_UP_S)
+            name = BatchName(session, number)
+            self._servers.change(
+                lambda own: messages.PushRows(digest, own, Hyper(0.0), (), name),
+                timeout_s=GIVE_UP_S,
+                restore_s=0.0,
+            )
+
     def batch(
         self, ids: Mapping[str, ArrayLike | RoutedIds], *, timeout_s: float | None = None
     ) -> TrainingBatch:
@@ -234,20 +263,13 @@ class TableClient:
 
         Raises:
             ManifestMismatch: there is no such table.
+            ServerPhaseError: a server was started again between two batches of its rows: a restore
+                numbers them anew and undoes steps. Scan again from the start.
         """
         spec = self._spec(name)
         for link in self._servers.links:
-            if servers is not None and link.server not in servers:
-                continue
-            segment, num_segments = 0, 1
-            while segment < num_segments:
-                stop = MAX_INT64
-                while stop:
-                    batch, scanned = self._scan_some(link, spec, (segment, stop), with_slots)
-                    stop, num_segments = scanned.stop, scanned.num_segments
-                    if batch[0].size:
-                        yield batch
-                segment += 1
+            if servers is None or link.server in servers:
+                yield from self._scan_server(link, spec, with_slots)
 
     def load_rows(self, name: str, ids: ArrayLike, rows: Array) -> int:
         """Create rows with given values and the rule's initial slots, in every mode at once.
@@ -386,6 +408,24 @@ class TableClient:
             )
             return joined(acks)
 
+    def _scan_server(
+        self, link: Channel, spec: TableSpec, with_slots: bool
+    ) -> Iterator[tuple[Array, Array]]:
+        segment, num_segments = 0, 1
+        start: int | None = None
+        while segment < num_segments:
+            stop = MAX_INT64
+            while stop:
+                batch, scanned = self._scan_some(link, spec, (segment, stop), with_slots)
+                if start is None:
+                    start = scanned.start
+                elif scanned.start != start:
+                    raise _started_again(link, spec, start, scanned.start)
+                stop, num_segments = scanned.stop, scanned.num_segments
+                if batch[0].size:
+                    yield batch
+            segment += 1
+
     def _scan_some(
         self, link: Channel, spec: TableSpec, place: tuple[int, int], with_slots: bool
     ) -> tuple[tuple[Array, Array], Scanned]:
@@ -463,6 +503,15 @@ def _check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
         f"table {spec.name!r} takes rows {spec.dtype}{list(expected)} for these ids "
         f"{list(ids.shape)}, got {got}; one row per id, and convert the values yourself, so that "
         "nothing is rounded in silence"
+    )
+
+
+def _started_again(link: Channel, spec: TableSpec, before: int, now: int) -> ServerPhaseError:
+    return ServerPhaseError(
+        f"ps:{link.server} was started again while table {spec.name!r} was scanned (start "
+        f"{before}, now {now}): its rows are in other places, and steps since its checkpoint are "
+        "undone, so the rows so far and the others make no table. Drop what came, scan again",
+        {"server": str(link.server), "table": spec.name},
     )
 
 

@@ -479,6 +479,8 @@ class Scanned(msgspec.Struct, frozen=True):
     """Where to go on; 0: the segment has no more."""
     num_segments: int
     """Of the table at this server."""
+    start: int
+    """Of the server, as in ServerStats: another one has the rows in other places."""
 
 
 class RowsLoaded(msgspec.Struct, frozen=True):

@@ -34,8 +34,8 @@ from ps.errors import (
 from ps.exactly_once import SessionRecord
 from ps.kernels_ahead import KernelsAhead
 from ps.manifest.diff import manifest_differences
-from ps.manifest.manifest import Layout, Manifest, WorkerRank
-from ps.manifest.sharding import deal
+from ps.manifest.manifest import Manifest, WorkerRank
+from ps.manifest.shares import check_pulls, shares
 from ps.protocol import messages
 from ps.protocol.messages import MAX_VALUE_BYTES, Ack, RendezvousValues
 from ps.protocol.passed import read_index
@@ -57,16 +57,7 @@ from ps.stats.counters import Counters
 from ps.stats.server_stats import ServerStats
 from ps.tables.table import Table, make_tables
 from rpc.errors import SettingsError
-from rpc.limits import DEFAULT_LIMITS
 from rpc.server.listener import Call
-
-MAX_SHARE_BYTES = DEFAULT_LIMITS.max_payload_bytes
-"""Of the values at one server; a frozen group's are pulled apart from the others."""
-
-
-def _shares(sizes: Sequence[int], num_servers: int) -> list[int]:
-    """Return the bytes of each server's buckets."""
-    return [sum(sizes[owned.start : owned.stop]) for owned in deal(sizes, num_servers)]
 
 
 def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Event:
@@ -328,21 +319,7 @@ class Service:
         )
 
     def _check_share(self, manifest: Manifest) -> None:
-        """Refuse values that no pull could bring: they are one frame."""
-        num_servers, rank = self.settings.num_servers, self.settings.rank
-        for layout in (Layout.of(manifest), Layout.frozen(manifest)):
-            sizes = layout.bucket_bytes()
-            nbytes = _shares(sizes, num_servers)[rank]
-            if nbytes > MAX_SHARE_BYTES:
-                least = num_servers + 1
-                while least < len(sizes) and max(_shares(sizes, least)) > MAX_SHARE_BYTES:
-                    least += 1
-                raise PSSettingsError(
-                    f"ps:{rank} of {num_servers} would hold {nbytes} bytes of values, a server "
-                    f"answers a pull with at most {MAX_SHARE_BYTES}: start at least {least} "
-                    "servers",
-                    {"least_servers": str(least)},
-                )
+        check_pulls(manifest, num_servers=self.settings.num_servers, rank=self.settings.rank)
 
     def _check_room(self, manifest: Manifest) -> None:
         """Refuse tables whose workers' second connections, those of lookups ahead, do not fit."""
@@ -393,9 +370,7 @@ class Service:
         self._counters.add_received(expected)
 
     def _value_nbytes(self, manifest: Manifest) -> int:
-        layouts = (Layout.of(manifest), Layout.frozen(manifest))
-        num_servers, rank = self.settings.num_servers, self.settings.rank
-        return sum(_shares(layout.bucket_bytes(), num_servers)[rank] for layout in layouts)
+        return shares(manifest, self.settings.num_servers)[self.settings.rank]
 
     def _refuse_other(self, manifest: Manifest) -> None:
         serving = self.life.loaded().manifest

@@ -256,7 +256,7 @@ class TableServing:
         if not request.with_slots:
             rows = np.ascontiguousarray(rows[:, : table.spec.dim])
         payload = [batch.ids, rows] if batch.ids.size else []
-        scanned = messages.Scanned(batch.ids.size, stop, len(table.segments))
+        scanned = messages.Scanned(batch.ids.size, stop, len(table.segments), self._counters.start)
         call.reply(messages.encode(scanned), payload)
         self._counters.add_sent(sum(array.nbytes for array in payload))
 

@@ -32,7 +32,8 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._started_s = time.monotonic()
-        self._start = secrets.randbits(_START_BITS)
+        self.start = secrets.randbits(_START_BITS)
+        """See ServerStats."""
         self._bytes_in = self._bytes_out = 0
         self._calls = 0
         self._errors = 0
@@ -127,7 +128,7 @@ class Counters:
         with self._lock:
             counted = msgspec.structs.replace(
                 base,
-                start=self._start,
+                start=self.start,
                 workers=tuple(
                     WorkerStats(worker, **counts)
                     for worker, counts in sorted(self._workers.items())

@@ -50,6 +50,9 @@ class BenchWorker:
         self.num_workers = num_workers
         self.is_chief = rank == 0
 
+    def save_now(self) -> str | None:
+        """Nothing is saved."""
+
     def ps_client(self) -> PSClient:
         """Return the one client."""
         return self._client

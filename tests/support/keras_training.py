@@ -84,6 +84,9 @@ class Context:
     def ps_client(self) -> PSClient:
         return self.client
 
+    def save_now(self) -> str | None:
+        """As of a job without checkpoints."""
+
     def new_ps_client(self) -> PSClient:
         return self.make_client()
 

@@ -18,7 +18,13 @@ from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
-from tfos.errors import ManifestMismatch, NoServersError, RequestTimeout, SettingsError
+from tfos.errors import (
+    ManifestMismatch,
+    NoServersError,
+    RequestTimeout,
+    ServerPhaseError,
+    SettingsError,
+)
 from tfos.phases import ClusterPhase, require
 from tfos.spark.interruptible import InterruptibleCall
 from tfos.spark.task_secrets import TaskCredentials, give_credentials
@@ -82,7 +88,8 @@ class TableCalls:
         Lazy: each action, in this thread, reads the rows that the servers hold then, so the
         cluster must run; after a server has been started again elsewhere, call this anew. A task
         per server reads its rows; none passes through the driver. Where rows are evicted meanwhile,
-        an id may come twice. Ids above 2^63 - 1 are the signed numbers with the same bits.
+        an id may come twice. A task whose server is started again under its hands fails, and Spark
+        runs it again. Ids above 2^63 - 1 are the signed numbers with the same bits.
 
         Args:
             table: its name.
@@ -114,7 +121,9 @@ class TableCalls:
 
         Call it when the workers wait for what comes next, such as `train`: an id that has a row
         keeps it, also one that was trained meanwhile. So what is loaded twice changes nothing more.
-        New rows have the rule's initial slots, and are in every later checkpoint.
+        New rows have the rule's initial slots, and are in every later checkpoint. With checkpoints
+        the chief saves them before this returns; a warning says if it did not, as between the
+        batches of a stream.
 
         Args:
             table: its name.
@@ -131,6 +140,8 @@ class TableCalls:
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
                 started again.
+            ServerPhaseError: a server was started again meanwhile, from a checkpoint without the
+                rows; call it again.
             SettingsError: the frame has other columns or types.
             pyspark.errors.PySparkException: a row does not fit, or the table is full; the text
                 names it, and rows before it are loaded.
@@ -139,15 +150,34 @@ class TableCalls:
 
         with self._of_one_failure():
             with ExitStack() as stack:
-                spec = _spec(self._client("load_rows()", stack), table)
+                client = self._client("load_rows()", stack)
+                spec, starts = _spec(client, table), _starts(client)
             _check_columns(frame, spec)
             task = LoadTask(table, self._servers_of_tasks("load_rows()"))
             loading = frame.select("id", "row").mapInArrow(task, "given bigint, added bigint")
             given, added = loading.selectExpr("sum(given)", "sum(added)").first() or (0, 0)
+            self._save_loaded(table)
+            with ExitStack() as stack:
+                _check_held(table, starts, _starts(self._client("load_rows()", stack)))
         _logger.info(
             "table %r: %d rows loaded of %d that the DataFrame has", table, added or 0, given or 0
         )
         return int(added or 0)
+
+    def _save_loaded(self, table: str) -> None:
+        """Have the chief save loaded rows; say so if it does not."""
+        plan = self._reserved.config.checkpoints
+        if plan is None:
+            return  # nobody starts a server again
+        save = functools.partial(self._reserved.job.save, plan.timeout_s)
+        saved = InterruptibleCall("tfos-load_rows()", save).result()
+        if not saved.is_done:
+            _logger.warning(
+                "table %r: its rows are loaded, and in no checkpoint yet: %s. A server that is "
+                "started again before the next save lacks them, and load_rows brings them again",
+                table,
+                saved.text,
+            )
 
     @contextlib.contextmanager
     def _of_one_failure(self) -> Iterator[None]:
@@ -231,6 +261,31 @@ def _endpoints(coordinator: Coordinator, call: str) -> Sequence[Endpoint]:
             "started again restores its rows first. Call it again"
         )
     return [endpoint for endpoint in found.values() if endpoint is not None]
+
+
+def _starts(client: PSClient) -> dict[int, int]:
+    """Return which start of each server answers."""
+    return {each.server: each.start for each in client.stats()}
+
+
+def _check_held(table: str, before: dict[int, int], now: dict[int, int]) -> None:
+    """Refuse to count rows as loaded that a server has lost.
+
+    Args:
+        table: that they are of.
+        before: which start of each server was there when the load began.
+        now: which is there behind it.
+    """
+    changed = [rank for rank in before if now.get(rank) != before[rank]]
+    if changed:
+        names = ", ".join(
+            f"ps:{rank} (start {before[rank]}, now {now.get(rank)})" for rank in changed
+        )
+        raise ServerPhaseError(
+            f"{names} was started again while rows were loaded into table {table!r}, and has those "
+            "of its checkpoint only. Call load_rows again: rows that are there stay as they are",
+            {"table": table, "servers": ",".join(map(str, changed))},
+        )
 
 
 def _spec(client: PSClient, name: str) -> TableSpec:

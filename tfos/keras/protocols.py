@@ -88,6 +88,9 @@ class WorkerContext(ProgressReports, Protocol):
     def ps_client(self) -> Any:
         """The process's `ps.client.client.PSClient`, the same object on every call."""
 
+    def save_now(self) -> str | None:
+        """Save the servers; return why that failed, empty if it did not, None where nothing is."""
+
 
 class ProgressSink(Protocol):
     """Reports of what the data of a `fit` see (tfos.worker.reports.seen_progress)."""

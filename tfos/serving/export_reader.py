@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -194,25 +195,36 @@ def _as_sorted(batch: pa.RecordBatch, table: ExportedTable, path: str) -> Sorted
     return SortedBatch(ids.to_numpy(), rows, np.zeros(count, np.bool_))
 
 
-def read_rows(path: str, table: str) -> Iterator[tuple[Array, Array]]:
-    """Yield the rows of a table of an export, in batches.
+def read_rows(path: str, table: str) -> ExportRows:
+    """Return the rows of a table of an export, in batches; each loop over them reads the files.
 
     Args:
         path: a directory or URL with an export that is no delta.
         table: its name.
 
-    Yields:
-        (ids, rows): int64[n] (uint64 for a table of those) and [n, dim] of the table's dtype.
-
-    Raises:
-        ExportError: there is no such export or table, it is a delta, or it is damaged.
+    Returns:
+        Batches of (ids, rows): int64[n] (uint64 for a table of those) and [n, dim] of the table's
+        dtype. They may be read again, as `ctx.load_rows` does where a server is started again.
+        A loop raises ExportError: there is no such export or table, it is a delta, or it is
+        damaged.
     """
-    files = ExportFiles(path)
-    if files.manifest.base is not None:
-        raise ExportError(
-            f"{path} is a delta of the state {files.manifest.base}; read a full export"
-        )
-    found = files.manifest.table(table)
-    kind = np.uint64 if found.id_kind == "uint64" else np.int64
-    for batch in files.rows(found):
-        yield batch.ids.view(kind), batch.rows
+    return ExportRows(path, table)
+
+
+@dataclass(frozen=True)
+class ExportRows:
+    """What `read_rows` returns."""
+
+    path: str
+    table: str
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        files = ExportFiles(self.path)
+        if files.manifest.base is not None:
+            raise ExportError(
+                f"{self.path} is a delta of the state {files.manifest.base}; read a full export"
+            )
+        found = files.manifest.table(self.table)
+        kind = np.uint64 if found.id_kind == "uint64" else np.int64
+        for batch in files.rows(found):
+            yield batch.ids.view(kind), batch.rows

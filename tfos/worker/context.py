@@ -66,8 +66,8 @@ class NodeContext(PortedContext):
                 ctx.export(model, "hdfs:///models/digits.keras")
 
     For tfos itself, not for programs: `fit_place`, `feed_channel`, `trained_feeds`, `epochs`,
-    `seen_progress`, `resumes_…`, `check_…`, `saver`, `new_ps_client`, `server_moved`, `hand_over`,
-    `report_numbers`, `send_output`, `finish`.
+    `seen_progress`, `resumes_…`, `check_…`, `saver`, `save_now`, `new_ps_client`, `server_moved`,
+    `hand_over`, `report_numbers`, `send_output`, `finish`.
 
     Attributes:
         job_name: `chief`, `master`, `worker` or `evaluator`.
@@ -152,6 +152,7 @@ class NodeContext(PortedContext):
         self._credentials, self._offers = credentials, offers
         self._identity = Identity(Role.WORKER, bundle.node.rank, spec.attempt)
         self._rank_group: RankGroup | None = None
+        self._saver: ChiefSaver | None = None
         self._distributed: tuple[weakref.ref[keras.Model], str] | None = None
         """The model that `distribute` got, and its name; None: none yet."""
         self._servers = ServerAccess(
@@ -304,7 +305,15 @@ class NodeContext(PortedContext):
 
     def saver(self) -> ChiefSaver | None:
         """Return the saver of the cluster's checkpoints; None on workers that do not save."""
-        return self._servers.saver()
+        self._saver = self._servers.saver()
+        return self._saver
+
+    def save_now(self) -> str | None:
+        """Save what has changed; return why that failed, empty if it did not.
+
+        None on workers that do not save, and without checkpoints.
+        """
+        return None if self._saver is None else self._saver.save_now()
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
@@ -451,13 +460,15 @@ class NodeContext(PortedContext):
 
         The chief reads and loads them, the others wait for it. New rows have the rule's initial
         slots; an id that has a row keeps it. They are in every later checkpoint; a training that
-        resumes from one loads nothing. A table is loaded once: join several sources by
-        itertools.chain.
+        resumes from one loads nothing. With checkpoints they are saved before this returns, and
+        loaded again if a server was started again before that. A table is loaded once: join
+        several sources by itertools.chain.
 
         Args:
             table: its name.
             rows: batches of (ids, rows): [n] integers or strings, each once, and [n, dim] of the
-                table's dtype. `tfos.serving.read_rows` gives those of an export,
+                table's dtype. Of a generator, which is read once, a restart costs rows, and the log
+                says so. `tfos.serving.read_rows` gives those of an export,
                 `tfos.keras.rows_of` those of a plain Keras model.
 
         Returns:
@@ -472,7 +483,7 @@ class NodeContext(PortedContext):
         """
         from tfos.keras.embedding.loading import load_rows
 
-        return load_rows(self.ps_client(), table, rows, is_chief=self.is_chief)
+        return load_rows(self.ps_client(), table, rows, is_chief=self.is_chief, save=self.save_now)
 
     @property
     def all_epochs(self) -> int:

@@ -11,7 +11,15 @@ import pytest
 from ps.client.client import PSClient
 from ps.errors import PSSettingsError
 from ps.manifest.manifest import GroupSpec, Hyper, Manifest, ParamSpec
-from tests.support.ps_cluster import ADD, Cluster, cluster, run_all, succeeded
+from tests.support.ps_cluster import (
+    ADD,
+    Cluster,
+    cluster,
+    filled,
+    make_manifest,
+    run_all,
+    succeeded,
+)
 from tests.support.tables import ones, table, table_kernels_loaded
 
 __all__ = ["table_kernels_loaded"]
@@ -91,3 +99,19 @@ def test_a_gradient_of_no_rows_is_refused_and_the_next_one_counts(
         with pytest.raises(PSSettingsError, match=sentence):
             client.push(arrays(manifest, 1.0), hyper=HYPER, rows=rows)
         assert client.push(arrays(manifest, 1.0), hyper=HYPER, rows=1).clock == 1
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_a_push_of_no_rows_names_push_null_and_takes_no_number(pulls: bool):
+    """In sync the others would wait for this worker until their time is up."""
+    manifest = make_manifest(rule=ADD, consistency="sync")
+    values, into = filled(manifest, 1.0), filled(manifest)
+    with cluster(num_servers=2, num_workers=2) as bed:
+        one, other = bed.workers(manifest, filled(manifest))
+        before = [link.sequence for link in one._servers.links]
+        push = partial(one.push_pull, values, into) if pulls else partial(one.push, values)
+        with pytest.raises(PSSettingsError, match=r"at least 1 row, got 0.*Call push_null\(\)"):
+            push(hyper=Hyper(0.1), rows=0)
+        assert [link.sequence for link in one._servers.links] == before
+        succeeded(run_all(one.push_null, partial(other.push, values, hyper=Hyper(0.1), rows=4)))
+        assert set(bed.pulled(one)["trainable"]) == {1.0}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.client import tables as client_tables
 from ps.client.client import PSClient
 from ps.errors import (
     ClosedError,
@@ -99,6 +100,74 @@ def test_a_lookup_waits_at_the_bound_and_then_sees_the_push_that_let_it_go():
             assert pushed(batch).applied
         assert seen(begun(client)) == 3.0
         assert all(not stats.waiting_lookups for stats in client.stats())
+
+
+def dropped(client: PSClient) -> object:
+    """A batch that an exception has ended, whose traceback still holds it."""
+    return begun(client)
+
+
+def looked_up(client: PSClient) -> Any:
+    """A batch that is known by its routed ids."""
+    ids = client.tables.route({"user": IDS})["user"]
+    rows = np.empty((ids.unique.size, 4), np.float32)
+    client.tables.lookup_into({"user": (ids, rows)}, training=True)
+    return ids
+
+
+def given_up(client: PSClient) -> object:
+    """A batch of which the servers have not heard that it is over."""
+    ids = looked_up(client)
+    client.tables.give_up({"user": ids})
+    return ids
+
+
+@pytest.mark.parametrize("how", [dropped, looked_up, given_up])
+@pytest.mark.parametrize("bound", [1, 2])
+def test_a_client_that_is_closed_keeps_no_permit(how: Callable[[PSClient], object], bound: int):
+    """Another client of the same worker and attempt, as after an exception in a notebook."""
+    with cluster(num_servers=2) as bed:
+        (client,) = started(bed, hybrid(bound))
+        held = [dropped(client) for _ in range(bound - 1)] + [how(client)]
+        other = bed.client()
+        other.attach()
+        client.close()
+        assert seen(begun(other, timeout_s=10)) == 0.0
+        assert held
+
+
+def test_a_closed_client_leaves_the_permits_of_others_alone():
+    with cluster(num_servers=2) as bed:
+        (client,) = started(bed, hybrid(1))
+        other = bed.client()
+        other.attach()
+        pushed(begun(client))
+        batch = begun(other)
+        client.close()  # its own last batch finds no permit
+        with pytest.raises(
+            RequestTimeout, match="worker 0 has staleness_bound=1 batches under way"
+        ):
+            begun(other, timeout_s=0.2)
+        assert pushed(batch).applied
+
+
+@pytest.mark.parametrize("are_gone", [True, False])
+def test_a_client_closes_soon_without_the_servers_that_hold_its_permits(
+    monkeypatch: pytest.MonkeyPatch, are_gone: bool
+):
+    monkeypatch.setattr(client_tables, "GIVE_UP_S", 0.1)
+    with cluster(num_servers=2) as bed:
+        (client,) = started(bed, hybrid(1))
+        assert begun(client)
+        if are_gone:
+            for server in bed.servers:
+                server._listener.close(0.0)
+        else:
+            bed.driver().stop_servers("the end")
+        client.close()
+        client.close()
+        with pytest.raises(ClosedError):
+            begun(client)
 
 
 GIVE_BACK: list[Callable[[Any], Any]] = [

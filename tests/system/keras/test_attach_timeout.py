@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
 import pytest
 
+from ps.client import retry, server_group
+from ps.client.channel import OutgoingCall
+from ps.client.client import DEFAULT_TIMEOUT_S
 from ps.client.compile_wait import LOOK_S
 from ps.client.retry import READY_TIMEOUT_S
+from ps.protocol import messages
+from rpc.client.connection import Reply
+from tests.support.keras_training import serving
+from tfos.keras.fit.distribute import distribute
 from tfos.keras.step import attach
+from tfos.keras.step.trainer import BARRIER_TIMEOUT_S
 
 pytest.importorskip("tensorflow")
 
@@ -18,3 +31,25 @@ CHIEF_READY_S = 600.0
 
 def test_a_worker_waits_longer_than_the_chief_for_the_compiler():
     assert attach.ATTACH_TIMEOUT_S >= CHIEF_READY_S + READY_TIMEOUT_S > READY_TIMEOUT_S + LOOK_S
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_first_values_have_as_long_as_the_chief_to_come_in_every_mode(monkeypatch, mode: Any):
+    """All workers pull at once, from servers that have to send each of them the whole model."""
+    asked: list[tuple[type, float]] = []
+    exchange = retry.exchange
+
+    def noted(calls: Sequence[OutgoingCall], *, timeout_s: float, **others: float) -> list[Reply]:
+        asked.append((type(calls[0].request), timeout_s))
+        return exchange(calls, timeout_s=timeout_s, **others)
+
+    monkeypatch.setattr(server_group, "exchange", noted)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", jit_compile=False)
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0], consistency=mode)
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
+    waits = {kind: [s for each, s in asked if each is kind] for kind, _ in asked}
+    assert waits[messages.Seed] == [attach.ATTACH_TIMEOUT_S]
+    assert waits[messages.Pull][:2] == [attach.ATTACH_TIMEOUT_S] * 2, "values, and their averages"
+    assert set(waits[messages.Push]) < {DEFAULT_TIMEOUT_S, BARRIER_TIMEOUT_S}

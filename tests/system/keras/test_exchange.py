@@ -41,7 +41,7 @@ class Servers:
     def push_null(self, *, into: Any) -> Any:
         return self._answer(into)
 
-    def pull(self, into: Any) -> Any:
+    def pull(self, into: Any, *, timeout_s: float | None = None) -> Any:
         return self._filled(into)
 
     def assign(self, values: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from tests.support.ps_cluster import cluster, filled
 from tests.support.tables import table, table_kernels_loaded, with_tables
 from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError
 from tfos.keras import Embedding, rows_of
-from tfos.keras.embedding.loading import METADATA_NAME, load_rows
+from tfos.keras.embedding.loading import MAX_LOADS, METADATA_NAME, load_rows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
 from tfos.serving import read_rows
@@ -198,6 +199,113 @@ def test_a_worker_that_comes_late_hears_that_rows_are_loaded_though_ps_0_has_los
         together(work, 2)
 
 
+ROWS = [(np.arange(at, at + 50), np.ones((50, DIM), "float32")) for at in (0, 50)]
+ALL_IDS = set(range(100))
+
+
+def ids_on(client) -> set[int]:
+    return {int(number) for ids, _ in client.tables.scan("user") for number in ids}
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.usefixtures("table_kernels_loaded")
+def test_rows_are_in_a_checkpoint_before_they_count_and_come_again_after_a_restart(
+    tmp_path: pathlib.Path, caplog
+):
+    manifest = with_tables(table())
+    with cluster("inproc", num_servers=2) as bed:
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        client.save(tmp_path, 0)
+        saves: list[str] = []
+
+        def save() -> str:
+            if not saves:
+                bed.restart(1, tmp_path, generation=1)  # behind the load, without its rows
+            assert client.metadata()[METADATA_NAME] == {"user": "loading"}
+            saves.append(client.save(tmp_path, None))
+            return ""
+
+        load_rows(client, "user", ROWS, is_chief=True, save=save)
+        assert len(saves) == 2
+        assert "'user': ps:1 restarted: its rows are loaded again" in caplog.text
+        assert client.metadata()[METADATA_NAME] == {"user": "loaded"}
+        for rank in range(2):
+            bed.restart(rank, tmp_path, generation=2)
+        assert ids_on(client) == ALL_IDS
+        assert load_rows(client, "user", ROWS, is_chief=True, save=save) == 0
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.usefixtures("table_kernels_loaded")
+@pytest.mark.parametrize("is_restarted_within", [True, False])
+def test_rows_that_may_be_lost_are_told_and_loaded_by_the_next_call(
+    tmp_path: pathlib.Path, caplog, is_restarted_within: bool
+):
+    """A generator is read once; or the directory takes no save, and the restart comes later."""
+    manifest = with_tables(table())
+    with cluster("inproc", num_servers=2, num_workers=2) as bed:
+        client, other = bed.workers(manifest, filled(manifest))
+        client.save(tmp_path, 0)
+
+        def batches():
+            yield ROWS[0]
+            if is_restarted_within:
+                bed.restart(1, tmp_path, generation=1)
+            yield ROWS[1]
+
+        def save() -> str:
+            return "" if is_restarted_within else "OSError: disk full"
+
+        load_rows(client, "user", batches(), is_chief=True, save=save)
+        load_rows(other, "user", (), is_chief=False)  # nobody waits for what comes no more
+        if is_restarted_within:
+            assert "ps:1 restarted while rows were loaded, and has only those" in caplog.text
+        else:
+            assert "'user': its rows are loaded and were not saved: OSError: disk" in caplog.text
+            bed.restart(1, tmp_path, generation=1)
+        assert ids_on(client) < ALL_IDS
+        assert load_rows(client, "user", ROWS, is_chief=True) > 0
+        assert ids_on(client) == ALL_IDS
+        assert client.metadata()[METADATA_NAME] == {"user": "loaded"}
+
+
+class RestartingServers:
+    """A client of one server that was started again whenever rows were loaded."""
+
+    def __init__(self) -> None:
+        self.num_loads = 0
+        self.notes: dict[str, dict[str, str]] = {}
+        self.manifest = with_tables(table())
+        self.tables = self
+
+    def route(self, ids) -> None:
+        assert list(ids) == ["user"]
+
+    def load_rows(self, name: str, ids, rows) -> int:
+        self.num_loads += 1
+        return len(rows)
+
+    def stats(self) -> list:
+        return [SimpleNamespace(server=3, start=self.num_loads, resumed_step=-1)]
+
+    def metadata(self) -> dict[str, dict[str, str]]:
+        return dict(self.notes)
+
+    def set_metadata(self, name: str, value: dict[str, str], *, of_run: bool) -> None:
+        assert of_run
+        self.notes[name] = value
+
+
+def test_a_server_that_never_lasts_ends_the_loads_of_one_call(caplog):
+    servers = RestartingServers()
+    load_rows(servers, "user", ROWS[:1], is_chief=True, save=str)
+    assert servers.num_loads == MAX_LOADS
+    assert servers.notes[METADATA_NAME] == {"user": "unsafe"}
+    assert caplog.text.count("ps:3 restarted") == MAX_LOADS
+    assert "Call load_rows on the chief again" in caplog.text
+
+
 def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Path):
     with serving() as cluster:
         model = fitted(make_model(), slice(0, 64), cluster.contexts[0])
@@ -210,7 +318,9 @@ def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Pat
         distribute(make_model(), cluster.contexts[0])
         with pytest.raises(ManifestMismatch, match="'item'"):
             load_rows(client, "item", read_rows(whole, "user"), is_chief=True)
-        assert load_rows(client, "user", read_rows(whole, "user"), is_chief=True) == len(rows)
+        twice = read_rows(whole, "user")
+        assert len(list(twice)) == len(list(twice)) > 0
+        assert load_rows(client, "user", twice, is_chief=True) == len(rows)
         assert table_of(cluster) == rows
     plain = keras.Sequential(
         [
@@ -224,6 +334,7 @@ def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Pat
         client = cluster.contexts[0].client
         distribute(make_model("string"), cluster.contexts[0])
         given = rows_of(tmp_path / "plain.keras", "vectors", "names")
+        assert len(list(given)) == 1
         assert load_rows(client, "user", given, is_chief=True) == 2
         tf_rows = plain(tf.constant(["a", "b"])).numpy()
         found = client.tables.lookup({"user": with_hashed_strings(["a", "b"])})["user"]

@@ -16,7 +16,7 @@ from ps.string_ids.ids import hashed
 from rpc.auth.handshake import Role
 from tests.support.ps_cluster import Cluster, cluster, filled
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
-from tfos.config import ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig
 from tfos.console.console import Console
 from tfos.driver.shutdown import Shutdown
 from tfos.driver.table_calls import TableCalls
@@ -29,6 +29,7 @@ from tfos.errors import (
     RequestTimeout,
     RoleError,
     ServerGone,
+    ServerPhaseError,
     SettingsError,
     ShapeError,
     TFOSError,
@@ -38,6 +39,7 @@ from tfos.phases import ClusterPhase
 from tfos.serving.load_task import LoadTask
 from tfos.serving.scan_task import ScanTask
 from tfos.serving.task_servers import TaskServers
+from tfos.watch.job import Outcome
 
 __all__ = ["table_kernels_loaded"]
 pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
@@ -177,6 +179,116 @@ def test_a_task_loads_its_rows_and_may_run_twice():
         assert calls.lookup("user", [60, 61])[:, 0].tolist() == [1.0, 2.0]
         assert calls.lookup("user", ["a"]).tolist() == [[3.0] * 4]
         assert chief.tables.lookup({"user": [7]})["user"][0, 0] == 7.0
+
+
+class Frame:
+    """A DataFrame whose tasks run here, each after what happens before it.
+
+    Args:
+        batches: one a task.
+        happens: before the task of this number.
+    """
+
+    dtypes = (("id", "bigint"), ("row", "array<float>"))
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], happens: dict[int, Any]) -> None:
+        self._batches, self._happens = batches, happens
+
+    def select(self, *names: str) -> Frame:
+        assert names == ("id", "row")
+        return self
+
+    def mapInArrow(self, task: LoadTask, _: str) -> Frame:
+        self._task = task
+        return self
+
+    def selectExpr(self, *_: str) -> Frame:
+        return self
+
+    def first(self) -> tuple[int, int]:
+        given = added = 0
+        for number, batch in enumerate(self._batches):
+            self._happens.get(number, bool)()
+            for counted in self._task(iter([batch])):
+                given += counted["given"][0].as_py()
+                added += counted["added"][0].as_py()
+        return given, added
+
+
+class Saves:
+    """The job's save, as the chief carries it out or does not."""
+
+    def __init__(self, *does: Callable[[], Any] | str) -> None:
+        self._does = list(does)
+
+    def save(self, timeout_s: float) -> Outcome:
+        assert timeout_s == Checkpoints(directory="/c").timeout_s
+        does = self._does.pop(0)
+        if isinstance(does, str):
+            return Outcome(False, does)
+        does()
+        return Outcome(True, "the parameters are saved")
+
+
+def loading_calls(bed: Cluster, *saves: Callable[[], Any] | str) -> Any:
+    calls: Any = calls_to(bed)
+    plan = Checkpoints(directory="/c") if saves else None
+    calls._reserved.config = SimpleNamespace(checkpoints=plan)
+    calls._reserved.job = Saves(*saves)
+    calls._servers_of_tasks = lambda _: TaskServers(bed.endpoints, lambda: bed.credentials, 1)
+    return calls
+
+
+LOADED = np.arange(100, 180)
+
+
+def loaded_frame(happens: dict[int, Any] | None = None) -> Any:
+    parts = np.split(LOADED, 2)
+    return Frame([batch_of(part.tolist(), [[2.0] * 4] * 40) for part in parts], happens or {})
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("moment", ["within", "behind", "at the save"])
+def test_rows_that_a_restarted_server_has_lost_do_not_count_as_loaded(tmp_path, moment):
+    with cluster(num_servers=2) as bed:
+        chief = pushed(bed)
+        chief.save(tmp_path, 0)
+
+        def restart() -> None:
+            bed.restart(1, tmp_path, generation=1)
+
+        def save() -> None:
+            chief.save(tmp_path, None)
+
+        def late() -> None:
+            restart()
+            save()
+
+        saves = [] if moment == "within" else [late if moment == "at the save" else restart]
+        calls = loading_calls(bed, *saves, *([save] if saves else []))
+        before = chief.stats()[1].start
+        with pytest.raises(
+            ServerPhaseError, match=rf"ps:1 \(start {before}, now \d+\) was"
+        ) as told:
+            calls.load_rows("user", loaded_frame({1: restart} if moment == "within" else {}))
+        assert "Call load_rows again" in str(told.value)
+        assert told.value.details == {"table": "user", "servers": "1"}
+        assert (calls.lookup("user", LOADED)[:, 0] == 9.0).any(), "ps:1 lacks some"
+        assert calls.load_rows("user", loaded_frame()) > 0
+        assert (calls.lookup("user", LOADED) == 2.0).all()
+
+
+def test_loaded_rows_are_saved_or_a_warning_says_that_they_are_not(tmp_path, caplog):
+    with cluster(num_servers=2) as bed:
+        chief = pushed(bed)
+        calls = loading_calls(bed, lambda: chief.save(tmp_path, 7), "main_fun does not run")
+        assert calls.load_rows("user", loaded_frame()) == LOADED.size
+        assert not caplog.records
+        for rank in range(2):
+            bed.restart(rank, tmp_path, generation=1)
+        assert (calls.lookup("user", LOADED) == 2.0).all()
+        assert calls.load_rows("user", loaded_frame()) == 0
+        assert "in no checkpoint yet: main_fun does not run. A server" in caplog.text
 
 
 def test_rows_that_a_task_cannot_load_are_refused_by_name():

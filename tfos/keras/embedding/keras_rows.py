@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -24,34 +25,43 @@ BATCH_ROWS = 1 << 16
 _LOOKUPS = (keras.layers.IntegerLookup, keras.layers.StringLookup)
 
 
-def rows_of(
-    model: Any, embedding: str, lookup: str | None = None
-) -> Iterator[tuple[Sequence[Any], Array]]:
-    """Yield the rows of a plain Keras model's Embedding, for `ctx.load_rows`.
+def rows_of(model: Any, embedding: str, lookup: str | None = None) -> KerasRows:
+    """Return the rows of a plain Keras model's Embedding, for `ctx.load_rows`.
 
     The rows of the mask and of unknown ids are left out: `Embedding(unseen=…)` says what those are.
 
     Args:
-        model: a Keras model, or the path or URL of a `.keras` file.
+        model: a Keras model, or the path or URL of a `.keras` file, read by each loop.
         embedding: name of its keras.layers.Embedding.
         lookup: name of the IntegerLookup or StringLookup before it; None: ids are row numbers.
 
-    Yields:
-        (ids, rows): n integers or strings, and [n, dim] float32 (float64 of a layer of those).
-
-    Raises:
-        SettingsError: there is no such layer, or both do not fit together.
-        OSError: there is no such file.
+    Returns:
+        Batches of (ids, rows): n integers or strings, and [n, dim] float32 (float64 of a layer of
+        those). They may be read again. A loop raises SettingsError: there is no such layer, or both
+        do not fit together; OSError: there is no such file.
     """
-    if isinstance(model, str | os.PathLike):
-        model = load_model(model, compile=False)
-    layer = _layer(model, embedding, keras.layers.Embedding)
-    ids, first = _ids(model, layer, lookup)
-    table = layer.get_weights()[0]
-    rows = table if table.dtype == np.float64 else np.asarray(table, np.float32)
-    for start in range(0, len(ids), BATCH_ROWS):
-        some = ids[start : start + BATCH_ROWS]
-        yield some, np.ascontiguousarray(rows[first + start : first + start + len(some)])
+    return KerasRows(model, embedding, lookup)
+
+
+@dataclass(frozen=True)
+class KerasRows:
+    """What `rows_of` returns."""
+
+    model: Any
+    embedding: str
+    lookup: str | None
+
+    def __iter__(self) -> Iterator[tuple[Sequence[Any], Array]]:
+        model = self.model
+        if isinstance(model, str | os.PathLike):
+            model = load_model(model, compile=False)
+        layer = _layer(model, self.embedding, keras.layers.Embedding)
+        ids, first = _ids(model, layer, self.lookup)
+        table = layer.get_weights()[0]
+        rows = table if table.dtype == np.float64 else np.asarray(table, np.float32)
+        for start in range(0, len(ids), BATCH_ROWS):
+            some = ids[start : start + BATCH_ROWS]
+            yield some, np.ascontiguousarray(rows[first + start : first + start + len(some)])
 
 
 def _ids(model: Any, layer: Any, lookup: str | None) -> tuple[Sequence[Any], int]:

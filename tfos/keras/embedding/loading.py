@@ -1,6 +1,7 @@
 """Rows that a training begins with: the chief loads them, the other workers wait for it.
 
-    fresh     chief: metadata "loading" ─► rows, in batches ─► metadata "loaded"    others: wait
+    fresh     chief: metadata "loading" ─► rows, in batches ─► a save ─► metadata "loaded"
+              others: wait for that
     resumed   the checkpoint's rows stay, nothing is loaded
 
 Covers: `ctx.load_rows`, rows of layers that were loaded from a file, what a restart leaves of it.
@@ -10,13 +11,17 @@ Threads: the caller's.
 The metadata is in every checkpoint, so a training that resumes knows that its rows were loaded,
 and a chief that is started again goes on: an id that has a row keeps it. It holds for the run: the
 others hear of it also where ps:0 was restarted from a checkpoint before it.
+
+A server that is started again has the rows of its checkpoint, and nothing counts those that it has
+lost. So the rows are saved before they count as loaded, and loaded again if a server was started
+again before that. What is not safe yet is "unsafe": training goes on, and the next call loads them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ps.string_ids.ids import ids_of
@@ -30,24 +35,46 @@ if TYPE_CHECKING:
     from tfos.keras.embedding.layer import Embedding
 
 METADATA_NAME = "loaded_rows"
-LOADING, LOADED = "loading", "loaded"
+LOADING, UNSAFE, LOADED = "loading", "unsafe", "loaded"
+"""UNSAFE: as LOADED for the other workers; some of the rows may be lost, so a call loads again."""
 LOOK_S = 0.25
 LOAD_TIMEOUT_S = 86_400.0
 """For the chief's whole load. A chief that fails ends the cluster before."""
+UNSAVED = (
+    "table %r: its rows are loaded and were not saved: %s. A server that is started again before "
+    "the next save lacks them: look at the directory of the checkpoints"
+)
+LOST = (
+    "table %r: %s restarted while rows were loaded, and has only those after its checkpoint; other "
+    "ids of it begin with the table's initializer. Call load_rows on the chief again: batches that "
+    "can be read twice, as a list, are loaded again without that"
+)
+MAX_LOADS = 3
+"""Of the same rows, each after a server was started again."""
 RowBatches = Iterable[tuple[Any, Any]]
 """Batches of (ids, rows): [n] integers or strings and [n, dim] of the table's dtype."""
+Save = Callable[[], str | None]
+"""Saves the servers; returns why that failed, empty once they are saved, None where nothing is."""
 
 _logger = logging.getLogger("tfos")
 
 
-def load_rows(client: Any, table: str, batches: RowBatches, *, is_chief: bool) -> int:
+def nothing_saves() -> None:
+    """Of a run without checkpoints, whose servers nobody starts again."""
+
+
+def load_rows(
+    client: Any, table: str, batches: RowBatches, *, is_chief: bool, save: Save = nothing_saves
+) -> int:
     """Load a table's rows once per training; returns when they are there.
 
     Args:
         client: the process's PSClient, attached.
         table: its name.
-        batches: the rows; only the chief reads them.
+        batches: the rows; only the chief reads them, again if a server is started again meanwhile
+            and they can be read twice, as a list can.
         is_chief: whether this worker loads.
+        save: see Save; called once the rows are there.
 
     Returns:
         Number of rows that this call has created.
@@ -67,18 +94,24 @@ def load_rows(client: Any, table: str, batches: RowBatches, *, is_chief: bool) -
         added = 0
     else:
         client.set_metadata(METADATA_NAME, states | {table: LOADING}, of_run=True)
-        added = _load(client, table, batches)
+        added, is_safe = _load_whole(client, table, batches, save)
+        if not is_safe:
+            client.set_metadata(METADATA_NAME, states | {table: UNSAFE}, of_run=True)
+            return added
     client.set_metadata(METADATA_NAME, states | {table: LOADED}, of_run=True)
     return added
 
 
-def load_file_rows(layers: Sequence[Embedding], client: Any, *, is_chief: bool) -> None:
+def load_file_rows(
+    layers: Sequence[Embedding], client: Any, *, is_chief: bool, save: Save = nothing_saves
+) -> None:
     """Load the rows of layers that came with them from a file.
 
     Args:
         layers: of a model that is being distributed.
         client: the process's PSClient, attached.
         is_chief: whether this worker loads.
+        save: see Save.
     """
     found: dict[str, LoadedRows] = {}
     for layer in layers:
@@ -87,7 +120,8 @@ def load_file_rows(layers: Sequence[Embedding], client: Any, *, is_chief: bool) 
     specs = {spec.name: spec for spec in client.manifest.tables}
     for table, source in found.items():
         keys, rows = source.content
-        load_rows(client, table, [(from_bits(specs[table], keys), rows)], is_chief=is_chief)
+        batches = [(from_bits(specs[table], keys), rows)]
+        load_rows(client, table, batches, is_chief=is_chief, save=save)
 
 
 def _why_not(client: Any, state: str | None) -> str:
@@ -100,8 +134,32 @@ def _why_not(client: Any, state: str | None) -> str:
     return ""
 
 
+def _load_whole(client: Any, table: str, batches: RowBatches, save: Save) -> tuple[int, bool]:
+    """Load rows and save them; load again what servers lose that are started again meanwhile.
+
+    Returns:
+        How many rows were created, and whether all are on the servers and in a checkpoint.
+    """
+    is_read_twice = iter(batches) is not batches
+    added, names = 0, ""
+    for num_left in reversed(range(MAX_LOADS if is_read_twice else 1)):
+        starts = _starts(client)
+        added += _load(client, table, batches)
+        failed = save()
+        restarted = sorted(_starts(client) - starts)
+        if not restarted:
+            if failed:
+                _logger.warning(UNSAVED, table, failed)
+            return added, not failed
+        names = ", ".join(f"ps:{server}" for server, _ in restarted)
+        if num_left:
+            _logger.warning("table %r: %s restarted: its rows are loaded again", table, names)
+    _logger.warning(LOST, table, names)
+    return added, False
+
+
 def _load(client: Any, table: str, batches: RowBatches) -> int:
-    console, starts = Console(), _starts(client)
+    console = Console()
     lines = ProgressLines(console)
     given = added = 0
     spec = next(each for each in client.manifest.tables if each.name == table)
@@ -113,13 +171,6 @@ def _load(client: Any, table: str, batches: RowBatches) -> int:
     console.end_progress()
     kept = f", {given - added:,} ids had a row, which stays" if given > added else ""
     _logger.info("table %r: %d rows loaded%s", table, added, kept)
-    if restarted := sorted(_starts(client) - starts):
-        _logger.warning(
-            "table %r: ps:%s restarted while rows were loaded, and has only those after its "
-            "checkpoint; other ids of it begin with the table's initializer",
-            table,
-            ", ps:".join(str(server) for server, _ in restarted),
-        )
     return added
 
 
@@ -129,7 +180,7 @@ def _starts(client: Any) -> set[tuple[int, int]]:
 
 def _wait_for_chief(client: Any, table: str) -> None:
     deadline_s = time.monotonic() + LOAD_TIMEOUT_S
-    while (client.metadata().get(METADATA_NAME) or {}).get(table) != LOADED:
+    while (client.metadata().get(METADATA_NAME) or {}).get(table) not in (UNSAFE, LOADED):
         if time.monotonic() > deadline_s:
             raise RequestTimeout(
                 f"the chief has not loaded the rows of table {table!r} within "

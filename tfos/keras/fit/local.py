@@ -104,6 +104,9 @@ class LocalContext:
         """Return the one client."""
         return self._server.client
 
+    def save_now(self) -> str | None:
+        """Nothing is saved; see NodeContext.save_now."""
+
     def report_progress(
         self,
         step: int,

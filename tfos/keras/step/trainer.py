@@ -197,7 +197,8 @@ class PSTrainer:
         if self.waits:
             client.timeout_s = max(client.timeout_s, BARRIER_TIMEOUT_S)
             self.workers.attached()
-        load_file_rows(found.embeddings, client, is_chief=self.ctx.is_chief)
+        ctx = self.ctx
+        load_file_rows(found.embeddings, client, is_chief=ctx.is_chief, save=ctx.save_now)
         step = GradientStep(
             model,
             found,
@@ -213,7 +214,7 @@ class PSTrainer:
             batches_per_push=optimizers.batches_per_update(self.optimizer),
         )
         self._attached = AttachedModel(found, step, tables, exchange)
-        self.pull()
+        self.pull(attach.ATTACH_TIMEOUT_S)  # all workers do so now, from the same servers
         # Others may push while the chief attaches, which is no reason to drop its first values.
         self._updates_found = self.clock if before is None else before
 
@@ -398,10 +399,13 @@ class PSTrainer:
         if self._attached is not None:
             self._attached.exchange.drain()
 
-    def pull(self) -> None:
+    def pull(self, timeout_s: float | None = None) -> None:
         """Take the servers' newest values, and their averages if it keeps any.
 
         Rows that were asked for ahead are asked for again.
+
+        Args:
+            timeout_s: for the values to come; None: the client's.
         """
         if self._attached is not None:
             self.drain()
@@ -414,7 +418,7 @@ class PSTrainer:
                     "the whole model now to put values on the servers",
                     path,
                 )
-            self._attached.exchange.pull()
+            self._attached.exchange.pull(timeout_s)
             self._is_behind = False
 
     def pull_newest(self) -> None:

@@ -38,10 +38,15 @@ class Averages:
             if group.trainable
         ]
 
-    def pull(self, client: Any) -> None:
-        """Assign the servers' newest averages; before the first update, the values."""
+    def pull(self, client: Any, timeout_s: float | None = None) -> None:
+        """Assign the servers' newest averages; before the first update, the values.
+
+        Args:
+            client: of the servers.
+            timeout_s: for them to come; None: the client's.
+        """
         import tensorflow as tf
 
-        client.pull(self._received, averages=True)
+        client.pull(self._received, averages=True, timeout_s=timeout_s)
         for group in self._groups:
             group.assign(tf.constant(self._received[group.name]))

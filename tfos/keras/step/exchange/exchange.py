@@ -130,16 +130,20 @@ class ParameterExchange:
         """Wait for no push any more; the pipeline's thread ends after those that it has."""
         self._in_flight.close()
 
-    def pull(self) -> None:
-        """Take the servers' newest values, and their averages if it keeps any; drain before it."""
+    def pull(self, timeout_s: float | None = None) -> None:
+        """Take the servers' newest values, and their averages if it keeps any; drain before it.
+
+        Args:
+            timeout_s: for them to come; None: the client's.
+        """
         received = self._replica.take()
         with self._times.on("pull"):
-            self.clock = self._client.pull(received.arrays).clock
+            self.clock = self._client.pull(received.arrays, timeout_s=timeout_s).clock
         self._replica.adopt(received, self.clock)
         self._replica.hold_copies()
         self._replica.give(received)
         if self._averages is not None:
-            self._averages.pull(self._client)
+            self._averages.pull(self._client, timeout_s)
 
     def check_unchanged(self) -> None:
         """Refuse values that the program has given to single variables: the next answer ends them.
