@@ -18,7 +18,7 @@ from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavai
 from feeding.filesystem import globbing
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
+from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, is_other
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.remote import RemoteFileSystem, RemoteReader
 from feeding.filesystem.temp_files import pieces_of, staging_name
@@ -73,7 +73,7 @@ class FsspecFileSystem(RemoteFileSystem):
         status = self.status(path)
         if status.is_directory:
             raise IsADirectoryError(errno.EISDIR, "not a regular file", str(location))
-        return FsspecReader(str(location), status.size_bytes, partial(self._start_range, location))
+        return FsspecReader(status, partial(self._start_range, location, status.version))
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
@@ -138,19 +138,25 @@ class FsspecFileSystem(RemoteFileSystem):
         except translated as error:
             raise _with_path(error, action, location) from error
 
-    def _start_range(self, location: Location, offset: int, length: int) -> Callable[[], bytes]:
+    def _start_range(
+        self, location: Location, version: str, offset: int, length: int
+    ) -> Callable[[], bytes]:
         path = self._path(location)
+
+        def fetch() -> tuple[bytes, str]:
+            # By name: s3fs has the version before them.
+            data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
+            # Behind the bytes: what is the same now was the same then.
+            return data, _version(self._info(path)) if version else ""
+
         try:
-            pending = self._calls.start(
-                lambda: bytes(self._inner.cat_file(path, offset, offset + length)),
-                self._config.call_timeout_s,
-            )
+            pending = self._calls.start(fetch, self._config.call_timeout_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot read {location}: {error}") from None
 
         def take() -> bytes:
             try:
-                data = pending.result(self._config.patience_s)
+                data, now = pending.result(self._config.patience_s)
             except CallTimeout as error:
                 raise StorageUnavailable(f"cannot read {location}: {error}") from None
             except Exception as error:  # some packages raise their own kinds
@@ -159,6 +165,11 @@ class FsspecFileSystem(RemoteFileSystem):
                 raise FileChanged(
                     f"{location}: {len(data)} bytes came at {offset} instead of {length}; it was "
                     "replaced while it was read, or its server ignores ranges"
+                )
+            if is_other(version, now):
+                raise FileChanged(
+                    f"{location} was replaced while it was read: it was {version}, now {now}; read "
+                    "files that are not written to any more"
                 )
             return data
 
@@ -197,27 +208,27 @@ class FsspecFileSystem(RemoteFileSystem):
         path = str(parse(f"{asked.scheme}://{rest.lstrip('/') if asked.authority else rest}"))
         is_directory = info.get("type") == "directory"
         size = 0 if is_directory else int(info.get("size") or 0)
-        keys = ("LastModified", "modified", "mtime", "created")
-        modified: Any = next((info[key] for key in keys if info.get(key)), None)
-        stamp = modified.timestamp() if hasattr(modified, "timestamp") else modified
-        millis = int(stamp * 1000) if isinstance(stamp, int | float) else 0
-        return FileStatus(path, size, is_directory, millis)
+        stamp = _changed(info)
+        millis = 0
+        if isinstance(stamp, int | float):
+            millis = int(stamp if "modificationTime" in info else stamp * 1000)
+        return FileStatus(path, size, is_directory, millis, "" if is_directory else _version(info))
 
 
 class FsspecReader(RemoteReader):
     """See RangeReader.
 
     Args:
-        path: of the open file, for messages.
-        size_bytes: size of the file when it was opened.
+        status: of the open file, when it was opened.
         start: (offset, length) to a function that waits for those bytes.
     """
 
     def __init__(
-        self, path: str, size_bytes: int, start: Callable[[int, int], Callable[[], bytes]]
+        self, status: FileStatus, start: Callable[[int, int], Callable[[], bytes]]
     ) -> None:
-        super().__init__(path)
-        self.size_bytes = size_bytes
+        super().__init__(status.path)
+        self.size_bytes = status.size_bytes
+        self.version = status.version
         self._start_range = start
 
     def close(self) -> None:
@@ -242,6 +253,30 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise _with_path(error, "connect", somewhere) from error
     except Exception as error:  # ValueError, or what a package says of arguments that it lacks
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
+
+
+def _version(info: dict[str, Any]) -> str:
+    """Return a file's version from what its package tells; packages have no common name for it."""
+    for key in ("generation", "ETag", "etag", "e_tag"):
+        if info.get(key):
+            # Some stores have it in quotes, but not in listings.
+            value = str(info[key]).strip('"')
+            return f"{key.lower()} {value}"
+    stamp = _changed(info)
+    return f"changed {stamp}" if stamp else ""
+
+
+def _changed(info: dict[str, Any]) -> Any:
+    """Return when a file was changed: seconds, or of another unit or kind if the key says so."""
+    found: Any = next((info[key] for key in _CHANGED if info.get(key)), None)
+    return found.timestamp() if hasattr(found, "timestamp") else found
+
+
+_CHANGED = (
+    *("LastModified", "last_modified", "Last-Modified", "modified", "mtime", "updated"),
+    *("modificationTime", "created"),
+)
+"""The last one at last: where nothing else is told, a file is made anew to change it."""
 
 
 def _with_path(error: Exception, action: str, location: Location) -> OSError:

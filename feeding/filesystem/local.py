@@ -99,6 +99,7 @@ class LocalReader:
             number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
             raise OSError(number, "not a regular file", self.path)
         self.size_bytes = status.st_size
+        self.version = _version(status)
 
     def __enter__(self) -> LocalReader:
         return self
@@ -149,7 +150,12 @@ def _own(path: Path) -> LocalPath:
 def _status(path: str, found: os.stat_result) -> FileStatus:
     is_directory = stat.S_ISDIR(found.st_mode)
     size = 0 if is_directory else found.st_size
-    return FileStatus(path, size, is_directory, found.st_mtime_ns // 1_000_000)
+    version = "" if is_directory else _version(found)
+    return FileStatus(path, size, is_directory, found.st_mtime_ns // 1_000_000, version)
+
+
+def _version(found: os.stat_result) -> str:
+    return f"changed {found.st_mtime_ns}"
 
 
 @contextmanager

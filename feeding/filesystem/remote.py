@@ -62,13 +62,14 @@ class RemoteFileSystem(FileSystem):
 
 
 class RemoteReader(ABC):
-    """See RangeReader; what derives from it sets `size_bytes`.
+    """See RangeReader; what derives from it sets `size_bytes` and `version`.
 
     Args:
         path: of the open file, as the user wrote it, with its scheme.
     """
 
     size_bytes: int
+    version: str
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -10,11 +11,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from feeding.errors import PathError
+from feeding.errors import FileChanged, PathError
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.interface import FileSystem
+from feeding.filesystem.interface import FileSystem, is_other
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
@@ -100,6 +102,34 @@ def test_a_file_is_read_ahead_from_any_byte_to_any_other(place):
         assert file.readinto(block) == 1000
         assert block == data[3:1003]
         assert b"".join(file.ranges()) == data[1003:]
+
+
+def test_a_file_that_is_replaced_while_it_is_open_is_never_read_half_old_half_new(place):
+    old, new = b"o" * 100_000, b"n" * 100_000
+    for later in (new, new + b"n"):
+        place.fs.write(place("file"), old)
+        with place.fs.open(place("file")) as reader:
+            assert reader.read_range(0, 10) == old[:10]
+            place.fs.write(place("file"), later)
+            found = b""
+            with contextlib.suppress(FileChanged):
+                found = reader.read_range(50_000, 50_000)
+            assert found in (b"", old[50_000:])
+
+
+def test_a_version_tells_contents_apart(place):
+    place.fs.write(place("d/file"), b"one")
+    found = place.fs.status(place("d/file"))
+    assert found.version
+    assert place.fs.entries(place("d")) == [found]
+    with place.fs.open(place("d/file")) as reader:
+        assert reader.version == found.version
+
+    def is_seen() -> bool:
+        place.fs.write(place("d/file"), b"two")  # within a tick of its clock this host sees nothing
+        return is_other(found.version, place.fs.status(place("d/file")).version)
+
+    wait_until(is_seen, "another version")
 
 
 def test_an_empty_file_is_a_file(place):
