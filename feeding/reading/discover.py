@@ -63,6 +63,7 @@ def data_files(
                 is_splittable(status),
                 base=base,
                 held_bytes=min(status.size_bytes, _HELD_BYTES),
+                version=status.version,
             )
     return sorted(found.values())
 
