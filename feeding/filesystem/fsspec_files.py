@@ -9,6 +9,7 @@ Threads: any.
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, is_ot
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.remote import RemoteFileSystem, RemoteReader
 from feeding.filesystem.temp_files import pieces_of, staging_name
+from feeding.filesystem.watched_write import WatchedWrite
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -80,9 +82,7 @@ class FsspecFileSystem(RemoteFileSystem):
         target = self._writable(path, overwrite)
         staged = target.sibling(staging_name(target.name))
         try:
-            # Only OSError is translated: an error of the caller's `content` stays as it is.
-            put = partial(self._put, pieces_of(content))
-            self._run("write", staged, put, translated=OSError)
+            self._write(staged, pieces_of(content))
             self.rename(str(staged), str(target), overwrite=overwrite)
         except BaseException:
             with suppress(OSError):
@@ -100,7 +100,7 @@ class FsspecFileSystem(RemoteFileSystem):
             if there.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(new))
         move = partial(self._inner.mv, path2=self._path(new), recursive=status.is_directory)
-        self._run("rename", old, move)
+        self._run("rename", old, move, self._patience_s(old, status, _COPIED_BYTES))
 
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
@@ -119,24 +119,52 @@ class FsspecFileSystem(RemoteFileSystem):
             return False
         if there.is_directory and not recursive and self.entries(path):
             raise OSError(errno.ENOTEMPTY, "the directory is not empty", str(location))
-        self._run("delete", location, partial(self._inner.rm, recursive=there.is_directory))
+        remove = partial(self._inner.rm, recursive=there.is_directory)
+        self._run("delete", location, remove, self._patience_s(location, there))
         return True
+
+    def _write(self, location: Location, pieces: Pieces) -> None:
+        write = WatchedWrite(self._inner, self._path(location), pieces)
+        try:
+            write.done(self._calls, self._config.patience_s)
+        except CallTimeout as error:
+            raise StorageUnavailable(f"cannot write {location}: {error}") from None
+        except OSError as error:  # no other: one of the caller's content stays as it is
+            raise _with_path(error, "write", location) from error
 
     def _run(
         self,
         action: str,
         location: Location,
         call: Callable[[str], T],
-        *,
-        translated: type[Exception] = Exception,
+        patience_s: float | None = None,
     ) -> T:
         """Call fsspec with a path; the call has a deadline, and every error names the path."""
+        patience_s = patience_s or self._config.patience_s
         try:
-            return self._calls.run(partial(call, self._path(location)), self._config.patience_s)
+            return self._calls.run(partial(call, self._path(location)), patience_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot {action} {location}: {error}") from None
-        except translated as error:
+        except Exception as error:  # some packages raise their own kinds
             raise _with_path(error, action, location) from error
+
+    def _patience_s(
+        self, location: Location, status: FileStatus, share_bytes: float = math.inf
+    ) -> float:
+        """Return how long a call may take that a package carries out file by file, unseen.
+
+        Args:
+            location: of a file or directory.
+            status: its status.
+            share_bytes: bytes that may take one `patience_s`.
+        """
+        sizes = [status.size_bytes]
+        if status.is_directory:
+            find = partial(self._inner.find, detail=True)
+            found = self._run("list", location, find).values()
+            sizes = [int(info.get("size") or 0) for info in found]
+        shares = len(sizes) / _FILES_PER_PATIENCE + sum(sizes) / share_bytes
+        return self._config.patience_s * (1 + shares)
 
     def _start_range(
         self, location: Location, version: str, offset: int, length: int
@@ -189,14 +217,6 @@ class FsspecFileSystem(RemoteFileSystem):
         """Make what other processes wrote visible; packages keep listings without end."""
         self._inner.invalidate_cache()
         self._inner.dircache.clear()  # not every package does that
-
-    def _put(self, pieces: Pieces, path: str) -> None:
-        head = path.rpartition("/")[0]
-        if head:
-            self._inner.makedirs(head, exist_ok=True)
-        with self._inner.open(path, "wb") as file:
-            for piece in pieces():
-                file.write(piece)
 
     def _path(self, location: Location) -> str:
         return str(self._inner._strip_protocol(str(location)))
@@ -288,6 +308,10 @@ def _with_path(error: Exception, action: str, location: Location) -> OSError:
     return OSError(number or errno.EIO, f"cannot {action}: {error}", str(location))
 
 
+_COPIED_BYTES = 1 << 30
+"""Bytes that a store copies within one `patience_s` even if it is slow: 7 MB/s."""
+_FILES_PER_PATIENCE = 1000
+"""Files that are copied or deleted within one `patience_s` even one by one: 0.15 s each."""
 _NUMBERS: dict[type[OSError], int] = {
     FileNotFoundError: errno.ENOENT,
     FileExistsError: errno.EEXIST,
