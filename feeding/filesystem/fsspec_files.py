@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,7 @@ from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, is_ot
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.remote import RemoteFileSystem, RemoteReader
 from feeding.filesystem.temp_files import pieces_of, staging_name
+from feeding.filesystem.walking import MAX_DEPTH, too_deep
 from feeding.filesystem.watched_write import WatchedWrite
 
 if TYPE_CHECKING:
@@ -60,14 +61,41 @@ class FsspecFileSystem(RemoteFileSystem):
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
         location = self._own(directory)
-        if not self.status(directory).is_directory:
+        found: list[FileStatus] = []
+        try:
+            listed = self._run("list", location, self._list)
+        except StorageUnavailable:
+            raise
+        except OSError:  # of a file, from some packages
+            there = globbing.find(self, location)
+            if there is None or there.is_directory:
+                raise
+        else:
+            statuses = (self._status(location, info) for info in listed)
+            found = [status for status in statuses if status.path != str(location)]
+        if not found and not self.status(directory).is_directory:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
-        found = self._run("list", location, self._list)
-        statuses = (self._status(location, info) for info in found)
-        return sorted(
-            (status for status in statuses if status.path != str(location)),
-            key=lambda status: status.path,
-        )
+        return sorted(found, key=lambda status: status.path)
+
+    def files_below(
+        self, directory: Path, is_hidden: Callable[[str], bool]
+    ) -> Iterable[FileStatus]:
+        """See FileSystem. Object stores list 1,000 files of a tree with one request."""
+        location = self._own(directory)
+        if not _lists_trees(self._inner):
+            return super().files_below(directory, is_hidden)
+        try:
+            listed = self._run("list", location, self._find)
+        except StorageUnavailable:  # or too many for one deadline: each directory has its own
+            return super().files_below(directory, is_hidden)
+        found = [
+            self._status(location, info)
+            for info in listed
+            # Some programs store an empty object as the mark of a directory.
+            if info.get("type") != "directory" and not info["name"].endswith("/")
+        ]
+        head = f"{location}".rstrip("/") + "/"
+        return [each for each in found if _is_seen(each.path.removeprefix(head), is_hidden)]
 
     def open(self, path: Path) -> FsspecReader:
         """See FileSystem."""
@@ -160,8 +188,7 @@ class FsspecFileSystem(RemoteFileSystem):
         """
         sizes = [status.size_bytes]
         if status.is_directory:
-            find = partial(self._inner.find, detail=True)
-            found = self._run("list", location, find).values()
+            found = self._run("list", location, self._find)
             sizes = [int(info.get("size") or 0) for info in found]
         shares = len(sizes) / _FILES_PER_PATIENCE + sum(sizes) / share_bytes
         return self._config.patience_s * (1 + shares)
@@ -212,6 +239,10 @@ class FsspecFileSystem(RemoteFileSystem):
         self._forget_listings()
         found: list[dict[str, Any]] = self._inner.ls(path, detail=True)
         return found
+
+    def _find(self, path: str) -> list[dict[str, Any]]:
+        self._forget_listings()
+        return list(self._inner.find(path, detail=True).values())
 
     def _forget_listings(self) -> None:
         """Make what other processes wrote visible; packages keep listings without end."""
@@ -273,6 +304,26 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise _with_path(error, "connect", somewhere) from error
     except Exception as error:  # ValueError, or what a package says of arguments that it lacks
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
+
+
+def _lists_trees(inner: AbstractFileSystem) -> bool:
+    """Return whether a package lists a tree in a way of its own, not directory by directory."""
+    from fsspec import AbstractFileSystem
+    from fsspec.asyn import AsyncFileSystem
+
+    kind = type(inner)
+    plain = (None, AsyncFileSystem._find)
+    return kind.find is not AbstractFileSystem.find or getattr(kind, "_find", None) not in plain
+
+
+def _is_seen(below: str, is_hidden: Callable[[str], bool]) -> bool:
+    """Return whether no name of a path below a directory is hidden."""
+    names = below.split("/")
+    if any(map(is_hidden, names)):
+        return False
+    if len(names) > MAX_DEPTH:
+        raise too_deep(below)
+    return True
 
 
 def _version(info: dict[str, Any]) -> str:

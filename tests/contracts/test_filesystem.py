@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from feeding.errors import FileChanged, PathError
+from feeding.errors import DataError, FileChanged, PathError
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem, is_other
 from feeding.filesystem.readahead import ReadAhead
@@ -189,6 +189,27 @@ def test_a_directory_is_listed_in_order_with_sizes(place):
     ]
     place.fs.mkdirs(place("none"))
     assert place.fs.entries(place("none")) == []
+
+
+def test_the_files_of_a_tree_without_what_is_hidden(place):
+    seen = ["a", "b/c", "b/day=1/d", "b/day=2/d"]
+    for name in [*seen, "_x", "b/_x/a", "b/day=1/_x"]:
+        place.fs.write(place(name), name.encode())
+    place.fs.mkdirs(place("none"))
+    below = place.fs.files_below(place.root, lambda name: name.startswith("_"))
+    found = sorted(below, key=lambda each: each.path)
+    assert found == [place.fs.status(place(name)) for name in seen]
+    assert len(list(place.fs.files_below(place("b/day=1"), lambda _: False))) == 2
+
+
+@pytest.mark.parametrize("depth", [31, 32])
+def test_a_tree_has_at_most_32_directories_above_a_file(place, depth):
+    place.fs.write(place("/".join(["d"] * depth) + "/file"), b"x")
+    if depth < 32:
+        assert len(list(place.fs.files_below(place.root, lambda _: False))) == 1
+    else:
+        with pytest.raises(DataError, match="nested more than 32 directories deep"):
+            list(place.fs.files_below(place.root, lambda _: False))
 
 
 def test_patterns(place):

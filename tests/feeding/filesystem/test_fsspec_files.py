@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -11,10 +12,12 @@ import fsspec
 import pytest
 
 from feeding.errors import FileChanged
+from feeding.filesystem.bounded_calls import CallTimeout
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem
 from feeding.filesystem.location import parse
 from feeding.formats.text.source import TextSource
+from feeding.reading.discover import data_files, is_plain
 from feeding.reading.splits import Split
 
 
@@ -158,3 +161,37 @@ def test_where_a_store_tells_sizes_alone_other_sizes_are_refused(told, monkeypat
         Told.stored["bucket/a"] = NEW[:7]
         with pytest.raises(FileChanged, match="2 bytes came at 5 instead of 5"):
             reader.read_range(5, 5)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> Iterator[Counter[str]]:
+    """How often a package was asked by each call; its tree has 20 directories."""
+    memory, counts = fsspec.filesystem("memory"), Counter[str]()
+    for number in range(20):
+        memory.pipe_file(f"/tree/data/day={number}/a", b"x")
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **named: Any) -> Any:
+            counts[name] += 1
+            return call(*args, **named)
+
+        return ask
+
+    for name in ("ls", "info", "find"):
+        monkeypatch.setattr(memory, name, noted(name, getattr(memory, name)))
+    yield counts
+    memory.store.clear()
+
+
+def test_a_tree_is_listed_with_one_request_where_the_package_can(asked):
+    assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
+    assert asked == {"info": 1, "find": 1}
+
+
+def test_a_tree_that_cannot_be_listed_in_time_is_walked_with_one_request_each(asked, monkeypatch):
+    def late(*_: Any, **__: Any) -> None:
+        raise CallTimeout("no answer within 150 s")
+
+    monkeypatch.setattr(fsspec.filesystem("memory"), "find", late)
+    assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
+    assert asked == {"info": 1, "ls": 21}
