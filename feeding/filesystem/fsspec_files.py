@@ -9,7 +9,8 @@ Threads: any.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,10 +19,12 @@ from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavai
 from feeding.filesystem import globbing
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
+from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, is_other
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.remote import RemoteFileSystem, RemoteReader
 from feeding.filesystem.temp_files import pieces_of, staging_name
+from feeding.filesystem.walking import MAX_DEPTH, too_deep
+from feeding.filesystem.watched_write import WatchedWrite
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -58,14 +61,41 @@ class FsspecFileSystem(RemoteFileSystem):
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
         location = self._own(directory)
-        if not self.status(directory).is_directory:
+        found: list[FileStatus] = []
+        try:
+            listed = self._run("list", location, self._list)
+        except StorageUnavailable:
+            raise
+        except OSError:  # of a file, from some packages
+            there = globbing.find(self, location)
+            if there is None or there.is_directory:
+                raise
+        else:
+            statuses = (self._status(location, info) for info in listed)
+            found = [status for status in statuses if status.path != str(location)]
+        if not found and not self.status(directory).is_directory:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
-        found = self._run("list", location, self._list)
-        statuses = (self._status(location, info) for info in found)
-        return sorted(
-            (status for status in statuses if status.path != str(location)),
-            key=lambda status: status.path,
-        )
+        return sorted(found, key=lambda status: status.path)
+
+    def files_below(
+        self, directory: Path, is_hidden: Callable[[str], bool]
+    ) -> Iterable[FileStatus]:
+        """See FileSystem. Object stores list 1,000 files of a tree with one request."""
+        location = self._own(directory)
+        if not _lists_trees(self._inner):
+            return super().files_below(directory, is_hidden)
+        try:
+            listed = self._run("list", location, self._find)
+        except StorageUnavailable:  # or too many for one deadline: each directory has its own
+            return super().files_below(directory, is_hidden)
+        found = [
+            self._status(location, info)
+            for info in listed
+            # Some programs store an empty object as the mark of a directory.
+            if info.get("type") != "directory" and not info["name"].endswith("/")
+        ]
+        head = f"{location}".rstrip("/") + "/"
+        return [each for each in found if _is_seen(each.path.removeprefix(head), is_hidden)]
 
     def open(self, path: Path) -> FsspecReader:
         """See FileSystem."""
@@ -73,16 +103,14 @@ class FsspecFileSystem(RemoteFileSystem):
         status = self.status(path)
         if status.is_directory:
             raise IsADirectoryError(errno.EISDIR, "not a regular file", str(location))
-        return FsspecReader(str(location), status.size_bytes, partial(self._start_range, location))
+        return FsspecReader(status, partial(self._start_range, location, status.version))
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
         target = self._writable(path, overwrite)
         staged = target.sibling(staging_name(target.name))
         try:
-            # Only OSError is translated: an error of the caller's `content` stays as it is.
-            put = partial(self._put, pieces_of(content))
-            self._run("write", staged, put, translated=OSError)
+            self._write(staged, pieces_of(content))
             self.rename(str(staged), str(target), overwrite=overwrite)
         except BaseException:
             with suppress(OSError):
@@ -100,7 +128,7 @@ class FsspecFileSystem(RemoteFileSystem):
             if there.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(new))
         move = partial(self._inner.mv, path2=self._path(new), recursive=status.is_directory)
-        self._run("rename", old, move)
+        self._run("rename", old, move, self._patience_s(old, status, _COPIED_BYTES))
 
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
@@ -119,38 +147,71 @@ class FsspecFileSystem(RemoteFileSystem):
             return False
         if there.is_directory and not recursive and self.entries(path):
             raise OSError(errno.ENOTEMPTY, "the directory is not empty", str(location))
-        self._run("delete", location, partial(self._inner.rm, recursive=there.is_directory))
+        remove = partial(self._inner.rm, recursive=there.is_directory)
+        self._run("delete", location, remove, self._patience_s(location, there))
         return True
+
+    def _write(self, location: Location, pieces: Pieces) -> None:
+        write = WatchedWrite(self._inner, self._path(location), pieces)
+        try:
+            write.done(self._calls, self._config.patience_s)
+        except CallTimeout as error:
+            raise StorageUnavailable(f"cannot write {location}: {error}") from None
+        except OSError as error:  # no other: one of the caller's content stays as it is
+            raise _with_path(error, "write", location) from error
 
     def _run(
         self,
         action: str,
         location: Location,
         call: Callable[[str], T],
-        *,
-        translated: type[Exception] = Exception,
+        patience_s: float | None = None,
     ) -> T:
         """Call fsspec with a path; the call has a deadline, and every error names the path."""
+        patience_s = patience_s or self._config.patience_s
         try:
-            return self._calls.run(partial(call, self._path(location)), self._config.patience_s)
+            return self._calls.run(partial(call, self._path(location)), patience_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot {action} {location}: {error}") from None
-        except translated as error:
+        except Exception as error:  # some packages raise their own kinds
             raise _with_path(error, action, location) from error
 
-    def _start_range(self, location: Location, offset: int, length: int) -> Callable[[], bytes]:
+    def _patience_s(
+        self, location: Location, status: FileStatus, share_bytes: float = math.inf
+    ) -> float:
+        """Return how long a call may take that a package carries out file by file, unseen.
+
+        Args:
+            location: of a file or directory.
+            status: its status.
+            share_bytes: bytes that may take one `patience_s`.
+        """
+        sizes = [status.size_bytes]
+        if status.is_directory:
+            found = self._run("list", location, self._find)
+            sizes = [int(info.get("size") or 0) for info in found]
+        shares = len(sizes) / _FILES_PER_PATIENCE + sum(sizes) / share_bytes
+        return self._config.patience_s * (1 + shares)
+
+    def _start_range(
+        self, location: Location, version: str, offset: int, length: int
+    ) -> Callable[[], bytes]:
         path = self._path(location)
+
+        def fetch() -> tuple[bytes, str]:
+            # By name: s3fs has the version before them.
+            data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
+            # Behind the bytes: what is the same now was the same then.
+            return data, _version(self._info(path)) if version else ""
+
         try:
-            pending = self._calls.start(
-                lambda: bytes(self._inner.cat_file(path, offset, offset + length)),
-                self._config.call_timeout_s,
-            )
+            pending = self._calls.start(fetch, self._config.call_timeout_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot read {location}: {error}") from None
 
         def take() -> bytes:
             try:
-                data = pending.result(self._config.patience_s)
+                data, now = pending.result(self._config.patience_s)
             except CallTimeout as error:
                 raise StorageUnavailable(f"cannot read {location}: {error}") from None
             except Exception as error:  # some packages raise their own kinds
@@ -159,6 +220,11 @@ class FsspecFileSystem(RemoteFileSystem):
                 raise FileChanged(
                     f"{location}: {len(data)} bytes came at {offset} instead of {length}; it was "
                     "replaced while it was read, or its server ignores ranges"
+                )
+            if is_other(version, now):
+                raise FileChanged(
+                    f"{location} was replaced while it was read: it was {version}, now {now}; read "
+                    "files that are not written to any more"
                 )
             return data
 
@@ -174,18 +240,14 @@ class FsspecFileSystem(RemoteFileSystem):
         found: list[dict[str, Any]] = self._inner.ls(path, detail=True)
         return found
 
+    def _find(self, path: str) -> list[dict[str, Any]]:
+        self._forget_listings()
+        return list(self._inner.find(path, detail=True).values())
+
     def _forget_listings(self) -> None:
         """Make what other processes wrote visible; packages keep listings without end."""
         self._inner.invalidate_cache()
         self._inner.dircache.clear()  # not every package does that
-
-    def _put(self, pieces: Pieces, path: str) -> None:
-        head = path.rpartition("/")[0]
-        if head:
-            self._inner.makedirs(head, exist_ok=True)
-        with self._inner.open(path, "wb") as file:
-            for piece in pieces():
-                file.write(piece)
 
     def _path(self, location: Location) -> str:
         return str(self._inner._strip_protocol(str(location)))
@@ -197,27 +259,27 @@ class FsspecFileSystem(RemoteFileSystem):
         path = str(parse(f"{asked.scheme}://{rest.lstrip('/') if asked.authority else rest}"))
         is_directory = info.get("type") == "directory"
         size = 0 if is_directory else int(info.get("size") or 0)
-        keys = ("LastModified", "modified", "mtime", "created")
-        modified: Any = next((info[key] for key in keys if info.get(key)), None)
-        stamp = modified.timestamp() if hasattr(modified, "timestamp") else modified
-        millis = int(stamp * 1000) if isinstance(stamp, int | float) else 0
-        return FileStatus(path, size, is_directory, millis)
+        stamp = _changed(info)
+        millis = 0
+        if isinstance(stamp, int | float):
+            millis = int(stamp if "modificationTime" in info else stamp * 1000)
+        return FileStatus(path, size, is_directory, millis, "" if is_directory else _version(info))
 
 
 class FsspecReader(RemoteReader):
     """See RangeReader.
 
     Args:
-        path: of the open file, for messages.
-        size_bytes: size of the file when it was opened.
+        status: of the open file, when it was opened.
         start: (offset, length) to a function that waits for those bytes.
     """
 
     def __init__(
-        self, path: str, size_bytes: int, start: Callable[[int, int], Callable[[], bytes]]
+        self, status: FileStatus, start: Callable[[int, int], Callable[[], bytes]]
     ) -> None:
-        super().__init__(path)
-        self.size_bytes = size_bytes
+        super().__init__(status.path)
+        self.size_bytes = status.size_bytes
+        self.version = status.version
         self._start_range = start
 
     def close(self) -> None:
@@ -244,6 +306,50 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
 
 
+def _lists_trees(inner: AbstractFileSystem) -> bool:
+    """Return whether a package lists a tree in a way of its own, not directory by directory."""
+    from fsspec import AbstractFileSystem
+    from fsspec.asyn import AsyncFileSystem
+
+    kind = type(inner)
+    plain = (None, AsyncFileSystem._find)
+    return kind.find is not AbstractFileSystem.find or getattr(kind, "_find", None) not in plain
+
+
+def _is_seen(below: str, is_hidden: Callable[[str], bool]) -> bool:
+    """Return whether no name of a path below a directory is hidden."""
+    names = below.split("/")
+    if any(map(is_hidden, names)):
+        return False
+    if len(names) > MAX_DEPTH:
+        raise too_deep(below)
+    return True
+
+
+def _version(info: dict[str, Any]) -> str:
+    """Return a file's version from what its package tells; packages have no common name for it."""
+    for key in ("generation", "ETag", "etag", "e_tag"):
+        if info.get(key):
+            # Some stores have it in quotes, but not in listings.
+            value = str(info[key]).strip('"')
+            return f"{key.lower()} {value}"
+    stamp = _changed(info)
+    return f"changed {stamp}" if stamp else ""
+
+
+def _changed(info: dict[str, Any]) -> Any:
+    """Return when a file was changed: seconds, or of another unit or kind if the key says so."""
+    found: Any = next((info[key] for key in _CHANGED if info.get(key)), None)
+    return found.timestamp() if hasattr(found, "timestamp") else found
+
+
+_CHANGED = (
+    *("LastModified", "last_modified", "Last-Modified", "modified", "mtime", "updated"),
+    *("modificationTime", "created"),
+)
+"""The last one at last: where nothing else is told, a file is made anew to change it."""
+
+
 def _with_path(error: Exception, action: str, location: Location) -> OSError:
     """Return an fsspec error, whose text is often only a path, as an OSError with its errno."""
     number = error.errno if isinstance(error, OSError) else errno.EIO
@@ -253,6 +359,10 @@ def _with_path(error: Exception, action: str, location: Location) -> OSError:
     return OSError(number or errno.EIO, f"cannot {action}: {error}", str(location))
 
 
+_COPIED_BYTES = 1 << 30
+"""Bytes that a store copies within one `patience_s` even if it is slow: 7 MB/s."""
+_FILES_PER_PATIENCE = 1000
+"""Files that are copied or deleted within one `patience_s` even one by one: 0.15 s each."""
 _NUMBERS: dict[type[OSError], int] = {
     FileNotFoundError: errno.ENOENT,
     FileExistsError: errno.EEXIST,

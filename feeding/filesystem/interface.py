@@ -37,11 +37,24 @@ class FileStatus:
     is_directory: bool
     modified_ms: int
     """Milliseconds since 1970 by the file system's own clock; 0 if unknown."""
+    version: str = ""
+    """Tells a file's content from an earlier or later one; see is_other. Empty: unknown."""
 
     @property
     def name(self) -> str:
         """The last component."""
         return self.path.rpartition("/")[2]
+
+
+def is_other(version: str, other: str) -> bool:
+    """Return whether two versions of one path tell that its content has changed.
+
+    Args:
+        version: as `FileStatus.version`: a kind, such as "etag", and its value.
+        other: one of another kind tells nothing, nor does an unknown one.
+    """
+    kinds = (version.partition(" ")[0], other.partition(" ")[0])
+    return version != other and kinds[0] == kinds[1]
 
 
 class RangeReader(Protocol):
@@ -55,6 +68,10 @@ class RangeReader(Protocol):
     def size_bytes(self) -> int:
         """When it was opened."""
 
+    @property
+    def version(self) -> str:
+        """When it was opened; see FileStatus."""
+
     def read_range(self, offset: int, length: int) -> bytes:
         """Return a range of the file.
 
@@ -64,7 +81,8 @@ class RangeReader(Protocol):
 
         Raises:
             StorageUnavailable: no server sent the bytes in time.
-            FileChanged: the file was replaced after it was opened.
+            FileChanged: the file was replaced after it was opened; no byte of another content is
+                returned where the file system has versions.
         """
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
@@ -123,6 +141,19 @@ class FileSystem(Protocol):
         Raises:
             FileNotFoundError: there is no such directory.
             NotADirectoryError: it is a file.
+        """
+
+    def files_below(
+        self, directory: Path, is_hidden: Callable[[str], bool]
+    ) -> Iterable[FileStatus]:
+        """Return the files of a whole tree, in any order, with as few requests as can be.
+
+        Args:
+            directory: an existing one.
+            is_hidden: returns whether a file or directory of a name is left out, with all below.
+
+        Raises:
+            DataError: the tree is more than 32 directories deep.
         """
 
     def glob(self, pattern: Path) -> list[FileStatus]:

@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path as LocalPath
@@ -21,6 +21,7 @@ from feeding.filesystem import globbing
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, check_range
 from feeding.filesystem.location import LOCAL, parse
 from feeding.filesystem.temp_files import pieces_of, staging_name
+from feeding.filesystem.walking import walk
 
 
 class LocalFileSystem:
@@ -44,6 +45,12 @@ class LocalFileSystem:
             with contextlib.suppress(FileNotFoundError):
                 found.append(_status(str(local), local.stat()))
         return sorted(found, key=lambda status: status.path)
+
+    def files_below(
+        self, directory: Path, is_hidden: Callable[[str], bool]
+    ) -> Iterable[FileStatus]:
+        """See FileSystem."""
+        return walk(self, str(_own(directory)), is_hidden)
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
@@ -99,6 +106,7 @@ class LocalReader:
             number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
             raise OSError(number, "not a regular file", self.path)
         self.size_bytes = status.st_size
+        self.version = _version(status)
 
     def __enter__(self) -> LocalReader:
         return self
@@ -149,7 +157,12 @@ def _own(path: Path) -> LocalPath:
 def _status(path: str, found: os.stat_result) -> FileStatus:
     is_directory = stat.S_ISDIR(found.st_mode)
     size = 0 if is_directory else found.st_size
-    return FileStatus(path, size, is_directory, found.st_mtime_ns // 1_000_000)
+    version = "" if is_directory else _version(found)
+    return FileStatus(path, size, is_directory, found.st_mtime_ns // 1_000_000, version)
+
+
+def _version(found: os.stat_result) -> str:
+    return f"changed {found.st_mtime_ns}"
 
 
 @contextmanager

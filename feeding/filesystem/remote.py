@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Self
 
@@ -23,6 +23,7 @@ from feeding.filesystem.interface import (
 )
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.temp_files import collected
+from feeding.filesystem.walking import walk
 
 
 class RemoteFileSystem(FileSystem):
@@ -38,6 +39,12 @@ class RemoteFileSystem(FileSystem):
     def exists(self, path: Path) -> bool:
         """See FileSystem."""
         return globbing.find(self, self._own(path)) is not None
+
+    def files_below(
+        self, directory: Path, is_hidden: Callable[[str], bool]
+    ) -> Iterable[FileStatus]:
+        """See FileSystem."""
+        return walk(self, str(self._own(directory)), is_hidden)
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
@@ -62,13 +69,14 @@ class RemoteFileSystem(FileSystem):
 
 
 class RemoteReader(ABC):
-    """See RangeReader; what derives from it sets `size_bytes`.
+    """See RangeReader; what derives from it sets `size_bytes` and `version`.
 
     Args:
         path: of the open file, as the user wrote it, with its scheme.
     """
 
     size_bytes: int
+    version: str
 
     def __init__(self, path: str) -> None:
         self.path = path

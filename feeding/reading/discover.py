@@ -1,7 +1,6 @@
 """Data file discovery: paths, directories and patterns to the list of a data set's files.
 
-Covers: the walk (without the files that Spark and Hadoop hide), what is compressed by name or
-bytes.
+Covers: which files Spark and Hadoop hide, what is compressed by name or bytes.
 Does not: know formats, or assign files to workers (splits).
 Threads: any.
 """
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from feeding.config import MIB
-from feeding.errors import DataError, FeedSettingsError
+from feeding.errors import FeedSettingsError
 from feeding.filesystem.globbing import alternatives
 from feeding.filesystem.interface import FileStatus, FileSystem, Path
 from feeding.filesystem.location import parse
@@ -21,7 +20,6 @@ from feeding.filesystem.registry import filesystem_for
 from feeding.reading.splits import SourceFile
 
 _MAGIC = set("*?[{")
-_MAX_DEPTH = 32
 _HELD_BYTES = 16 * MIB
 """Blocks that are read ahead, one that is decoded, and its columns; Parquet knows it better."""
 GZIP_NAMES = (".gz", ".gzip")
@@ -63,6 +61,7 @@ def data_files(
                 is_splittable(status),
                 base=base,
                 held_bytes=min(status.size_bytes, _HELD_BYTES),
+                version=status.version,
             )
     return sorted(found.values())
 
@@ -100,14 +99,14 @@ def path_list(paths: Path | Iterable[Path]) -> list[str]:
 def _below(path: str) -> Iterable[FileStatus]:
     filesystem = filesystem_for(path)
     if not _MAGIC & set(path):
-        yield from _walk(filesystem, filesystem.status(path), 0)
+        yield from _files_of(filesystem, filesystem.status(path))
         return
     fixed = next(n for n, part in enumerate(_parts(path)) if _MAGIC & set(part))
     spelled = {part[:1] for each in alternatives(path) for part in _parts(each)[fixed:]}
     for head in filesystem.glob(path):
         hidden = {part[:1] for part in _parts(head.path)[fixed:] if _is_hidden(part)}
         if hidden <= spelled:
-            yield from _walk(filesystem, head, 0)
+            yield from _files_of(filesystem, head)
 
 
 def _base(path: str) -> str:
@@ -126,12 +125,7 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
-def _walk(filesystem: FileSystem, status: FileStatus, depth: int) -> Iterable[FileStatus]:
+def _files_of(filesystem: FileSystem, status: FileStatus) -> Iterable[FileStatus]:
     if not status.is_directory:
-        yield status
-        return
-    if depth == _MAX_DEPTH:
-        raise DataError(f"{status.path} is nested more than {_MAX_DEPTH} directories deep")
-    for entry in filesystem.entries(status.path):
-        if not _is_hidden(entry.name):
-            yield from _walk(filesystem, entry, depth + 1)
+        return [status]
+    return filesystem.files_below(status.path, _is_hidden)

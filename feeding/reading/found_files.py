@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from feeding.reading.host_paths import without_directory
-from feeding.reading.positions import fingerprint
+from feeding.reading.positions import fingerprint, versions
 from feeding.reading.splits import SourceFile
 
 _DIGEST_BYTES = 4
@@ -28,7 +28,7 @@ class FoundFiles(msgspec.Struct, frozen=True):
     """The files that one worker has found."""
 
     files: str
-    """Their `fingerprint`."""
+    """Their `fingerprint`, and their `versions`."""
     num_files: int
     num_bytes: int
     digests: bytes = b""
@@ -42,7 +42,8 @@ def summed_up(files: Sequence[SourceFile]) -> FoundFiles:
     """Return the summary of all files of one data set."""
     named = without_directory(files) if len(files) <= _MOST_DIGESTS else []
     num_bytes = sum(file.size_bytes for file in files)
-    return FoundFiles(fingerprint(files), len(files), num_bytes, b"".join(map(_digest, named)))
+    found = f"{fingerprint(files)} {versions(files)}"
+    return FoundFiles(found, len(files), num_bytes, b"".join(map(_digest, named)))
 
 
 def difference(
@@ -63,7 +64,7 @@ def difference(
 
 
 def _digest(file: SourceFile) -> bytes:
-    text = msgspec.json.encode((file.path, file.size_bytes, file.piece_rows))
+    text = msgspec.json.encode((file.path, file.size_bytes, file.piece_rows, file.version))
     return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -75,5 +76,7 @@ def _first(files: Sequence[SourceFile], other: FoundFiles) -> str:
     ):
         at = number * _DIGEST_BYTES
         if other.digests[at : at + _DIGEST_BYTES] != _digest(named):
-            return f"; the first that differs is here {file.path} of {file.size_bytes} bytes"
+            version = f", {named.version}" if named.version else ""
+            first = f"{file.path} of {file.size_bytes} bytes{version}"
+            return f"; the first that differs is here {first}"
     return "; the further ones are not here"

@@ -19,12 +19,16 @@ from feeding.reading.splits import SourceFile
 def without_directory(files: Iterable[SourceFile]) -> list[SourceFile]:
     """Return files by path, those of this host below the directory that they have in common.
 
-    The order is that of the given paths, in which workers share them.
+    The order is that of the given paths, in which workers share them. Files of this host lose their
+    versions: of a copy it is the time of copying.
 
     Args:
         files: all files of one data set.
     """
-    in_order = sorted(files)
+    in_order = [
+        each if "://" in each.path else dataclasses.replace(each, version="")
+        for each in sorted(files)
+    ]
     directory = common_directory(in_order)
     return [dataclasses.replace(each, path=below(directory, each.path)) for each in in_order]
 

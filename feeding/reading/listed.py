@@ -8,26 +8,26 @@ Threads: any.
 from __future__ import annotations
 
 from feeding.errors import FileChanged
-from feeding.filesystem.interface import RangeReader
+from feeding.filesystem.interface import RangeReader, is_other
 from feeding.filesystem.registry import filesystem_for
+from feeding.reading.splits import SourceFile
 
 
-def open_listed(path: str, size_bytes: int) -> RangeReader:
+def open_listed(file: SourceFile) -> RangeReader:
     """Open a file that was listed.
 
-    Args:
-        path: of the file.
-        size_bytes: that it had when it was listed.
-
     Raises:
-        FileChanged: the file has another size now.
+        FileChanged: the file has another size or version now.
         OSError: it cannot be read.
     """
-    opened = filesystem_for(path).open(path)
-    if opened.size_bytes != size_bytes:
-        opened.close()
-        raise FileChanged(
-            f"{path} had {size_bytes} bytes when it was listed, now {opened.size_bytes}; read "
-            "files that are not written to any more"
-        )
-    return opened
+    opened = filesystem_for(file.path).open(file.path)
+    if opened.size_bytes == file.size_bytes and not is_other(file.version, opened.version):
+        return opened
+    opened.close()
+    then, now = f"had {file.size_bytes} bytes", f"{opened.size_bytes}"
+    if opened.size_bytes == file.size_bytes:
+        then, now = f"was {file.version}", opened.version
+    raise FileChanged(
+        f"{file.path} {then} when it was listed, now {now}; read files that are not written to "
+        "any more"
+    )

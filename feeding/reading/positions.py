@@ -27,6 +27,7 @@ from typing import Annotated
 import msgspec
 
 from feeding.errors import FeedSettingsError, FileChanged
+from feeding.filesystem.interface import is_other
 from feeding.reading import splits
 from feeding.reading.host_paths import without_directory
 from feeding.reading.splits import SourceFile, Split
@@ -81,6 +82,18 @@ class Position(msgspec.Struct, frozen=True, rename={"run_number": "generation"})
     worker: int
     num_workers: int
     place: Place
+    versions: str = ""
+    """The `versions` of the files; empty: unknown, as in older checkpoints."""
+
+
+class ListedFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file, as a checkpoint stores it beside the positions."""
+
+    path: str
+    """As of `without_directory`."""
+    size_bytes: int
+    version: str = ""
+    """See FileStatus; empty: unknown, as of files of a host and in older checkpoints."""
 
 
 class Course(msgspec.Struct, frozen=True, rename={"run_number": "generation"}):
@@ -218,21 +231,42 @@ def fingerprint(files: Iterable[SourceFile]) -> str:
     return hashlib.blake2b(msgspec.json.encode(found), digest_size=12).hexdigest()
 
 
-def refuse_changed(before: Iterable[tuple[str, int]], files: Iterable[SourceFile]) -> None:
+def versions(files: Iterable[SourceFile]) -> str:
+    """Return a hash of the versions of files that all hosts share, behind the versions' kinds.
+
+    Returns:
+        A text for `is_other`; empty: no version is known.
+    """
+    told = [(file.path, file.version) for file in without_directory(files) if file.version]
+    kinds = "+".join(sorted({version.partition(" ")[0] for _, version in told}))
+    digest = hashlib.blake2b(msgspec.json.encode(told), digest_size=12).hexdigest()
+    return f"{kinds} {digest}" if told else ""
+
+
+def listed_files(files: Iterable[SourceFile]) -> list[ListedFile]:
+    """Return what a checkpoint stores of files."""
+    named = without_directory(files)
+    return [ListedFile(file.path, file.size_bytes, file.version) for file in named]
+
+
+def refuse_changed(before: Iterable[ListedFile], files: Iterable[SourceFile]) -> None:
     """Refuse files that have changed.
 
     Args:
-        before: paths, as of `without_directory`, and sizes when the position was saved.
+        before: when the position was saved.
         files: as they are now.
 
     Raises:
         FileChanged: names the files that differ.
     """
-    then, now = dict(before), {file.path: file.size_bytes for file in without_directory(files)}
+    then, now = ({file.path: file for file in each} for each in (before, listed_files(files)))
+    both = [(then[path], now[path]) for path in sorted(then.keys() & now.keys())]
     changed = [
-        f"{path} had {then[path]} bytes, now {now[path]}"
-        for path in sorted(then.keys() & now.keys())
-        if then[path] != now[path]
+        f"{one.path} had {one.size_bytes} bytes, now {other.size_bytes}"
+        if one.size_bytes != other.size_bytes
+        else f"{one.path} was {one.version}, now {other.version}"
+        for one, other in both
+        if one.size_bytes != other.size_bytes or is_other(one.version, other.version)
     ]
     changed += [f"{path} is gone" for path in sorted(then.keys() - now.keys())]
     changed += [f"{path} is new" for path in sorted(now.keys() - then.keys())]
@@ -254,6 +288,12 @@ def _check_same(saved: Position, reader: Position) -> None:
             "reading cannot continue: the files, their sizes or their rows have changed since the "
             f"position was saved (fingerprint {saved.files}, now {reader.files}), or they were "
             "read with equal_steps() then and without it now, or the reverse"
+        )
+    if is_other(saved.versions, reader.versions):
+        raise FileChanged(
+            "reading cannot continue: files were written anew since the position was saved, with "
+            f"equal sizes (versions {saved.versions}, now {reader.versions}). Read the files as "
+            "they were, or start under another name"
         )
     for name in ("seed", "shuffle_rows"):
         then, now = getattr(saved, name), getattr(reader, name)

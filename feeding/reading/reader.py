@@ -20,7 +20,7 @@ from feeding.columnar.schema import Schema
 from feeding.config import MIB
 from feeding.errors import FeedSettingsError
 from feeding.reading.host_paths import common_directory
-from feeding.reading.positions import START, Course, Place, Position, fingerprint, work_of
+from feeding.reading.positions import START, Course, Place, Position, fingerprint, versions, work_of
 from feeding.reading.runs import Order, RowRun, Source, runs
 from feeding.reading.splits import SourceFile
 
@@ -91,6 +91,7 @@ class DirectReader:
             worker,
             num_workers,
             Place(course.first_epoch),
+            versions(self._files),
         )
 
     @property
@@ -119,7 +120,7 @@ class DirectReader:
 
         Raises:
             DataError: a file is damaged and the policy is to fail.
-            OSError: a file cannot be read, or has another size than when it was listed.
+            OSError: a file cannot be read, or has changed since it was listed.
         """
         most_rows = check_batch_size(batch_size)
         epoch = self._position.place.epoch

@@ -74,7 +74,7 @@ class Countable(Source, Protocol):
 
         Raises:
             DataError: a file is damaged and the policy is to fail.
-            OSError: the file cannot be read, or its size has changed since it was listed.
+            OSError: the file cannot be read, or has changed since it was listed.
         """
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:

@@ -42,6 +42,8 @@ class SourceFile:
     """Directory that was read: `key=value` names below it are columns."""
     held_bytes: int = field(default=0, compare=False)
     """Memory, about, that reading one piece of it holds."""
+    version: str = field(default="", compare=False)
+    """When it was listed; see FileStatus."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

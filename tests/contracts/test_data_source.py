@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from feeding.columnar.batch import Batch
+from feeding.errors import FileChanged
+from feeding.filesystem.interface import is_other
 from feeding.filesystem.registry import filesystem_for
 from feeding.formats.csv.options import CsvRequest
 from feeding.formats.csv.source import CsvSource
@@ -28,6 +30,7 @@ from feeding.reading.reader import DirectReader
 from feeding.reading.row_counts import Countable, CountedSource, pieces_of
 from feeding.reading.runs import Source
 from scripts.local_hdfs.cluster import LocalHdfs
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # kernels are compiled at first
 ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
@@ -120,3 +123,39 @@ def test_lines(directory, zipped):
     assert all(shares) is not zipped
     lines = numbers(TextSource(directory), num_workers=3)
     assert sum(map(len, lines)) == ROWS + 1
+
+
+@pytest.mark.parametrize("kind", ["text", "tfrecord", "parquet"])
+def test_files_that_are_written_anew_in_equal_sizes_are_refused(directory, kind):
+    """An epoch would read the rows of another file at the places of this one."""
+    fs, path = filesystem_for(directory), f"{directory}/f.{kind}"
+
+    def write(rows: range) -> None:
+        file = io.BytesIO()
+        if kind == "parquet":
+            pq.write_table(pa.table({"n": np.array(rows)}), file, compression="none")
+        elif kind == "tfrecord":
+            writer = RecordWriter(file)
+            for n in rows:
+                writer.write(encode_example({"n": n}))
+        else:
+            file.write(b"".join(b"%d\n" % n for n in rows))
+        fs.write(path, file.getvalue())
+
+    write(range(100, 120))
+    source: Source
+    if kind == "parquet":
+        source = ParquetSource(path, ParquetRequest(columns=["n"]))
+    else:
+        source = TFRecordSource(path) if kind == "tfrecord" else TextSource(path)
+    assert [int(n) for n in numbers(source, num_workers=1)[0]] == [*range(100, 120)]
+    before = fs.status(path)
+
+    def is_seen() -> bool:
+        write(range(119, 99, -1))
+        return is_other(before.version, fs.status(path).version)
+
+    wait_until(is_seen, "another version")
+    assert fs.status(path).size_bytes == before.size_bytes
+    with pytest.raises(FileChanged, match=f"{path} was [a-z]+ .* when it was listed, now [a-z]+ "):
+        numbers(source, num_workers=1)

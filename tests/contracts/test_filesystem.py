@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -10,11 +11,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from feeding.errors import PathError
+from feeding.errors import DataError, FileChanged, PathError
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.interface import FileSystem
+from feeding.filesystem.interface import FileSystem, is_other
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
@@ -102,6 +104,34 @@ def test_a_file_is_read_ahead_from_any_byte_to_any_other(place):
         assert b"".join(file.ranges()) == data[1003:]
 
 
+def test_a_file_that_is_replaced_while_it_is_open_is_never_read_half_old_half_new(place):
+    old, new = b"o" * 100_000, b"n" * 100_000
+    for later in (new, new + b"n"):
+        place.fs.write(place("file"), old)
+        with place.fs.open(place("file")) as reader:
+            assert reader.read_range(0, 10) == old[:10]
+            place.fs.write(place("file"), later)
+            found = b""
+            with contextlib.suppress(FileChanged):
+                found = reader.read_range(50_000, 50_000)
+            assert found in (b"", old[50_000:])
+
+
+def test_a_version_tells_contents_apart(place):
+    place.fs.write(place("d/file"), b"one")
+    found = place.fs.status(place("d/file"))
+    assert found.version
+    assert place.fs.entries(place("d")) == [found]
+    with place.fs.open(place("d/file")) as reader:
+        assert reader.version == found.version
+
+    def is_seen() -> bool:
+        place.fs.write(place("d/file"), b"two")  # within a tick of its clock this host sees nothing
+        return is_other(found.version, place.fs.status(place("d/file")).version)
+
+    wait_until(is_seen, "another version")
+
+
 def test_an_empty_file_is_a_file(place):
     place.fs.write(place("empty"), b"")
     assert place.fs.status(place("empty")).size_bytes == 0
@@ -159,6 +189,27 @@ def test_a_directory_is_listed_in_order_with_sizes(place):
     ]
     place.fs.mkdirs(place("none"))
     assert place.fs.entries(place("none")) == []
+
+
+def test_the_files_of_a_tree_without_what_is_hidden(place):
+    seen = ["a", "b/c", "b/day=1/d", "b/day=2/d"]
+    for name in [*seen, "_x", "b/_x/a", "b/day=1/_x"]:
+        place.fs.write(place(name), name.encode())
+    place.fs.mkdirs(place("none"))
+    below = place.fs.files_below(place.root, lambda name: name.startswith("_"))
+    found = sorted(below, key=lambda each: each.path)
+    assert found == [place.fs.status(place(name)) for name in seen]
+    assert len(list(place.fs.files_below(place("b/day=1"), lambda _: False))) == 2
+
+
+@pytest.mark.parametrize("depth", [31, 32])
+def test_a_tree_has_at_most_32_directories_above_a_file(place, depth):
+    place.fs.write(place("/".join(["d"] * depth) + "/file"), b"x")
+    if depth < 32:
+        assert len(list(place.fs.files_below(place.root, lambda _: False))) == 1
+    else:
+        with pytest.raises(DataError, match="nested more than 32 directories deep"):
+            list(place.fs.files_below(place.root, lambda _: False))
 
 
 def test_patterns(place):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -40,8 +40,8 @@ class FileRange:
     """Bytes of one file, and the values of its directories in the schema's order."""
 
     split: Split
-    size_bytes: int
-    """Of the whole file when it was listed."""
+    file: SourceFile
+    """The whole file when it was listed."""
     values: tuple[Any, ...]
 
 
@@ -92,7 +92,7 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         decode = _decoder(arrow_schema(self._data), self._options)
         bad = self._options.bad_data()
         for part in partition.value or ():
-            for block in record_blocks(part.split, part.size_bytes, bad, limits):
+            for block in record_blocks(part.split, part.file, bad, limits):
                 num_rows, arrays = decode(block, part.split.path, bad)
                 columns = dict(zip(self._data.names, arrays, strict=True))
                 for name, value in zip(self._apart, part.values, strict=True):
@@ -106,7 +106,8 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         ranges = [
             FileRange(
                 split,
-                file.size_bytes,
+                # Each host may have a copy of its own of a file without a scheme.
+                file if "://" in file.path else replace(file, version=""),
                 tuple(self._value(name, said[name], file.path) for name in self._apart),
             )
             for file, said in zip(listing.files, listing.values, strict=True)

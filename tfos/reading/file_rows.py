@@ -96,7 +96,7 @@ class FileRows:
             SettingsError: another worker reads other files, or the rows are resumable already.
             RequestTimeout: a worker did not arrive; names it.
             DataError: a file is damaged and the policy is to fail.
-            OSError: a file cannot be read, or its size has changed since it was listed.
+            OSError: a file cannot be read, or has changed since it was listed.
         """
         from tfos.reading.row_counts import RENDEZVOUS_TIMEOUT_S, counted
 

@@ -2,7 +2,7 @@
 
     reading/NAME/worker/3   `Position` of worker 3; sent with each of its pushes
     reading/NAME/course     `Course`: the history of earlier runs
-    reading/NAME/files      paths and sizes, to name changed files
+    reading/NAME/files      paths, sizes and versions, to name changed files
 
 The structs are those of feeding.reading.positions.
 Covers: the chief's reading of the metadata (ps.metadata), the workers' rendezvous, the names.
@@ -22,8 +22,15 @@ from typing import Any
 import msgspec
 
 from feeding.reading.found_files import FoundFiles, difference, summed_up
-from feeding.reading.host_paths import without_directory
-from feeding.reading.positions import START, Course, Position, course_after, refuse_changed
+from feeding.reading.positions import (
+    START,
+    Course,
+    ListedFile,
+    Position,
+    course_after,
+    listed_files,
+    refuse_changed,
+)
 from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
 from tfos.reading.protocols import ReadingContext
@@ -90,7 +97,7 @@ def files_metadata(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
         name: of the rows.
         files: all files.
     """
-    listed = [(file.path, file.size_bytes) for file in without_directory(files)]
+    listed = listed_files(files)
     is_short = len(msgspec.json.encode(listed)) <= _MAX_LISTED_BYTES
     return _key(name, "files"), listed if is_short else None
 
@@ -129,7 +136,7 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
             for key, value in metadata.items()
             if key.startswith(prefix)
         }
-        listed = msgspec.convert(metadata.get(_key(name, "files")), list[tuple[str, int]] | None)
+        listed = msgspec.convert(metadata.get(_key(name, "files")), list[ListedFile] | None)
     except msgspec.ValidationError as error:
         raise SettingsError(
             f"the checkpoint's metadata {_key(name, '')}... are no positions of files: {error}. "

@@ -52,7 +52,7 @@ def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> Counted
         SettingsError: another worker lists other files.
         RequestTimeout: a worker did not arrive; names it.
         DataError: a file is damaged and the policy is to fail.
-        OSError: a file cannot be read, or its size has changed since it was listed.
+        OSError: a file cannot be read, or has changed since it was listed.
     """
     files = source.files()
     pieces = pieces_of(files)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.hdfs.client import HdfsRequest, Requests
 from feeding.filesystem.hdfs.hadoop_conf import namenode_of
-from feeding.filesystem.hdfs.reader import HdfsReader
+from feeding.filesystem.hdfs.reader import HdfsReader, version_of
 from feeding.filesystem.hdfs.writer import write_whole
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
 from feeding.filesystem.location import Location
@@ -125,7 +125,8 @@ def _is_there(client: Client, location: Location) -> bool:
 def _status(asked: Location, native: NativeStatus) -> FileStatus:
     path = str(asked.at(native.path))
     size = 0 if native.isdir else native.length
-    return FileStatus(path, size, native.isdir, native.modification_time)
+    version = "" if native.isdir else version_of(native.modification_time)
+    return FileStatus(path, size, native.isdir, native.modification_time, version)
 
 
 def _path_of(status: FileStatus) -> str:

@@ -49,6 +49,11 @@ def open_file(client: Client, path: str) -> OpenFile:
     return OpenFile(client, client.read(path), status.length, status.modification_time)
 
 
+def version_of(modified_ms: int) -> str:
+    """Return a file's version; see FileStatus."""
+    return f"changed {modified_ms}"
+
+
 class HdfsReader(RemoteReader):
     """See RangeReader."""
 
@@ -68,6 +73,7 @@ class HdfsReader(RemoteReader):
         self._first: tuple[int, int] | None = None
         opened = self._opened()
         self.size_bytes = opened.size_bytes
+        self.version = version_of(opened.modified_ms)
         self._first = (opened.size_bytes, opened.modified_ms)
 
     def close(self) -> None:

@@ -112,7 +112,7 @@ class ParquetSource:
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source. The call starts to fetch the row group."""
         try:
-            opened = open_listed(split.path, self._by_path[split.path].size_bytes)
+            opened = open_listed(self._by_path[split.path])
             reader = self._reader(opened, self._plan.paths)
             return self._rows(opened, reader, reader.fetch(split.piece or 0), split)
         except (DataError, OSError) as error:
@@ -206,7 +206,7 @@ class ParquetSource:
             if num_rows
         )
         for file, group in groups:
-            with contextlib.closing(open_listed(file.path, file.size_bytes)) as opened:
+            with contextlib.closing(open_listed(file)) as opened:
                 reader = self._reader(opened, [column.name for column in columns])
                 fetched = reader.fetch(group)
                 stored = sum(chunk.stop - chunk.start for chunk in fetched.chunks)

@@ -84,7 +84,7 @@ class LineSource:
         self._limits = limits or LineLimits()
         self._can_split = can_split
         self.listed = data_files(paths, is_splittable=self._is_splittable)
-        self._sizes = {file.path: file.size_bytes for file in self.listed}
+        self._by_path = {file.path: file for file in self.listed}
         self.directories: dict[str, PartitionColumn] = (
             partition_columns(self.listed) if partitions else {}
         )
@@ -103,9 +103,9 @@ class LineSource:
         """Open a file that was listed.
 
         Raises:
-            FileChanged: the file has another size now.
+            FileChanged: the file has another size or version now.
         """
-        return open_listed(path, self._sizes[path])
+        return open_listed(self._by_path[path])
 
     def stream(self, file: RangeReader, start: int = 0) -> BinaryIO:
         """Return a file's bytes, decompressed, from the byte before `start` on.

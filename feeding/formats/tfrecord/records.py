@@ -24,47 +24,47 @@ from feeding.formats.tfrecord import frame_kernels
 from feeding.formats.tfrecord.framing import RecordBlock, RecordLimits, RecordReader, is_compressed
 from feeding.reading.bad_records import BadData
 from feeding.reading.listed import open_listed
-from feeding.reading.splits import Split
+from feeding.reading.splits import SourceFile, Split
 
 
 def record_blocks(
-    split: Split, size_bytes: int, bad: BadData, limits: RecordLimits | None = None
+    split: Split, listed: SourceFile, bad: BadData, limits: RecordLimits | None = None
 ) -> Iterator[RecordBlock]:
     """Yield the records of a range, in blocks; see RecordReader.blocks.
 
     Args:
-        split: file and range.
-        size_bytes: of the whole file when it was listed.
+        split: its range.
+        listed: the whole file.
         bad: policy for damaged records.
         limits: bound records and compression.
 
     Raises:
         DataError, FileChanged, OSError: as opened_records.
     """
-    with opened_records(split, size_bytes, bad, limits) as reader:
+    with opened_records(split, listed, bad, limits) as reader:
         yield from reader.blocks()
 
 
 @contextlib.contextmanager
 def opened_records(
-    split: Split, size_bytes: int, bad: BadData, limits: RecordLimits | None = None
+    split: Split, listed: SourceFile, bad: BadData, limits: RecordLimits | None = None
 ) -> Iterator[RecordReader]:
     """Open the records of a range.
 
     The reader of a compressed file's first range reads the whole file.
 
     Args:
-        split: file and range.
-        size_bytes: of the whole file when it was listed.
+        split: its range.
+        listed: the whole file.
         bad: policy for damaged records.
         limits: bound records and compression.
 
     Raises:
         DataError: a record is damaged and the policy is to fail.
-        FileChanged: the file has another size now.
+        FileChanged: the file has another size or version now.
         OSError: the file cannot be read.
     """
-    with contextlib.closing(open_listed(split.path, size_bytes)) as file:
+    with contextlib.closing(open_listed(listed)) as file:
         if split.start and is_compressed(file.read_range(0, frame_kernels.FRAME_HEAD)):
             yield RecordReader(io.BytesIO(), split.path)
             return

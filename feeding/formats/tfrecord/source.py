@@ -59,7 +59,7 @@ class TFRecordSource:
         self._bad = bad or BadData()
         self._limits = limits
         self._files = data_files(paths, is_splittable=is_plain)
-        self._sizes = {file.path: file.size_bytes for file in self._files}
+        self._by_path = {file.path: file for file in self._files}
         self.directories = partition_columns(self._files) if partitions else {}
         """Columns of directories, which `read` leaves out, by name."""
         if features is None:
@@ -90,8 +90,7 @@ class TFRecordSource:
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source."""
-        size_bytes = self._sizes[split.path]
-        blocks = record_blocks(split, size_bytes, self._bad, self._limits)
+        blocks = record_blocks(split, self._by_path[split.path], self._bad, self._limits)
         # map holds no block while its columns are used, as a loop's variable would.
         yield from map(functools.partial(self._columns, path=split.path), blocks)
 
@@ -111,7 +110,7 @@ class TFRecordSource:
             wanted.check(reader.num_records)
 
     def _opened(self, piece: Split) -> AbstractContextManager[RecordReader]:
-        return opened_records(piece, self._sizes[piece.path], self._bad, self._limits)
+        return opened_records(piece, self._by_path[piece.path], self._bad, self._limits)
 
     def _columns(self, block: RecordBlock, path: str) -> Columns:
         return tuple(self._decoder.decode(block, path, self._bad).values())
@@ -160,7 +159,7 @@ def sample_of(
     whole = Split(file.path, 0, file.size_bytes)
     sample: list[bytes] = []
     left = _SAMPLE_BYTES
-    for block in record_blocks(whole, file.size_bytes, bad, limits):
+    for block in record_blocks(whole, file, bad, limits):
         for record in itertools.islice(block.records(), num_records - len(sample)):
             sample.append(record)
             left -= len(record)

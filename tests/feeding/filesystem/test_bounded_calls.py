@@ -56,7 +56,7 @@ def test_a_server_that_sends_other_bytes_than_those_asked_for_is_refused(monkeyp
     files.write(path, b"0123456789")
     with files.open(path) as file:
         assert file.read_range(2, 4) == b"2345"
-        monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", lambda *_: sent)
+        monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", lambda *_, **__: sent)
         with pytest.raises(FileChanged, match=f"{len(sent)} bytes came at 2 instead of 4"):
             file.read_range(2, 4)
     files.delete("memory://ranges", recursive=True)
@@ -66,7 +66,7 @@ def test_an_error_of_a_packages_own_kind_is_an_oserror_with_the_path(monkeypatch
     class HttpError(Exception):
         """As gcsfs calls it."""
 
-    def fail(*_):
+    def fail(*_, **__):
         raise HttpError("500")
 
     def pieces():

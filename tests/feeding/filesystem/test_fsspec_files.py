@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import fsspec
 import pytest
 
 from feeding.errors import FileChanged
+from feeding.filesystem.bounded_calls import CallTimeout
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem
 from feeding.filesystem.location import parse
 from feeding.formats.text.source import TextSource
+from feeding.reading.discover import data_files, is_plain
 from feeding.reading.splits import Split
 
 
@@ -55,6 +61,29 @@ class Private(Listing):
         self._kept = []
 
 
+class Told(Listing):
+    """Tells of a file, besides its size, what `told` makes of its content."""
+
+    protocol = "told"
+    asked: ClassVar[list[Any]] = []
+    told: ClassVar[Callable[[bytes], dict[str, Any]]] = staticmethod(lambda _: {})
+
+    def _listed(self) -> list[dict[str, Any]]:
+        told = type(self).told
+        return [{**each, **told(self.stored[each["name"]])} for each in super()._listed()]
+
+    def cat_file(  # type: ignore[override]  # as that of s3fs
+        self,
+        path: str,
+        version_id: str | None = None,
+        start: int | None = None,
+        end: int | None = None,
+        **_: Any,
+    ) -> bytes:
+        self.asked.append((version_id, start, end))
+        return super().cat_file(path, start or 0, end, **_)
+
+
 @pytest.fixture(params=[Listing, Private])
 def scheme(request, monkeypatch):
     kind = request.param
@@ -81,3 +110,88 @@ def test_a_file_that_changed_after_it_was_listed_is_refused(scheme):
     fsspec.get_filesystem_class(scheme).stored["bucket/a"] = b"one\ntwo\n"
     with pytest.raises(FileChanged, match="had 4 bytes when it was listed, now 8"):
         list(source.read(Split(f"{scheme}://bucket/a", 0, 4)))
+
+
+OLD, NEW = b"o" * 10, b"n" * 10
+_DAY = datetime(2026, 11, 27, tzinfo=UTC)
+TELLS: dict[str, Callable[[bytes], dict[str, Any]]] = {
+    "s3fs": lambda data: {"ETag": f'"{data[:1].hex()}"', "LastModified": _DAY},
+    "gcsfs": lambda data: {"generation": data[0], "etag": "same", "mtime": _DAY},
+    "adlfs": lambda data: {"etag": data[:1].hex(), "last_modified": _DAY},
+    "sftp": lambda data: {"mtime": _DAY + timedelta(seconds=data[0])},
+    "webhdfs": lambda data: {"modificationTime": data[0]},
+    "http": lambda data: {"Last-Modified": f"Fri, 27 Nov 2026 09:00:{data[0] % 60} GMT"},
+}
+
+
+@pytest.fixture
+def told(monkeypatch) -> str:
+    fsspec.register_implementation(Told.protocol, Told, clobber=True)
+    monkeypatch.setattr(Told, "stored", {"bucket/a": OLD})
+    monkeypatch.setattr(Told, "asked", [])
+    return "told://bucket/a"
+
+
+@pytest.mark.parametrize("package", TELLS)
+def test_a_file_of_equal_size_that_replaces_an_open_one_is_refused(told, package, monkeypatch):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS[package]))
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    with files.open(told) as reader:
+        begun = reader.start_range(0, 5)
+        assert begun() == OLD[:5]
+        Told.stored["bucket/a"] = NEW
+        with pytest.raises(FileChanged, match=f"{told} was replaced while it was read: .* now "):
+            reader.read_range(5, 5)
+
+
+def test_a_range_is_asked_for_by_name(told):
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    with files.open(told) as reader, contextlib.suppress(OSError):
+        reader.read_range(3, 4)
+    assert Told.asked == [(None, 3, 7)]
+
+
+def test_where_a_store_tells_sizes_alone_other_sizes_are_refused(told, monkeypatch):
+    monkeypatch.setattr(Told, "told", staticmethod(lambda _: {}))
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    assert files.status(told).version == ""
+    with files.open(told) as reader:
+        Told.stored["bucket/a"] = NEW
+        assert reader.read_range(5, 5) == NEW[5:]
+        Told.stored["bucket/a"] = NEW[:7]
+        with pytest.raises(FileChanged, match="2 bytes came at 5 instead of 5"):
+            reader.read_range(5, 5)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> Iterator[Counter[str]]:
+    """How often a package was asked by each call; its tree has 20 directories."""
+    memory, counts = fsspec.filesystem("memory"), Counter[str]()
+    for number in range(20):
+        memory.pipe_file(f"/tree/data/day={number}/a", b"x")
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **named: Any) -> Any:
+            counts[name] += 1
+            return call(*args, **named)
+
+        return ask
+
+    for name in ("ls", "info", "find"):
+        monkeypatch.setattr(memory, name, noted(name, getattr(memory, name)))
+    yield counts
+    memory.store.clear()
+
+
+def test_a_tree_is_listed_with_one_request_where_the_package_can(asked):
+    assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
+    assert asked == {"info": 1, "find": 1}
+
+
+def test_a_tree_that_cannot_be_listed_in_time_is_walked_with_one_request_each(asked, monkeypatch):
+    def late(*_: Any, **__: Any) -> None:
+        raise CallTimeout("no answer within 150 s")
+
+    monkeypatch.setattr(fsspec.filesystem("memory"), "find", late)
+    assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
+    assert asked == {"info": 1, "ls": 21}

@@ -18,6 +18,7 @@ class Watched:
     def __init__(self, path):
         self._file = LocalReader(path)
         self.path, self.size_bytes = self._file.path, self._file.size_bytes
+        self.version = self._file.version
         self.begun: list[tuple[int, int]] = []
         self.taken: list[int] = []
 

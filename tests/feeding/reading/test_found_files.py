@@ -70,3 +70,13 @@ def test_files_that_differ_in_a_directory_of_each_host_are_named():
 def test_partitions_and_urls_of_other_names_still_differ():
     for one, other in (("/d/day=1", "/d/day=2"), ("hdfs://n/1", "hdfs://n/2"), ("a/1", "a/2")):
         assert difference(under(one, "a.csv"), 0, {1: summed_up(under(other, "a.csv"))})
+
+
+def test_files_that_were_written_between_two_listings_differ_but_for_copies_of_a_host():
+    mine, other = (
+        [SourceFile("s3://b/a.csv", 10, version=each), SourceFile("/d/b.csv", 10, version=each)]
+        for each in ("etag a", "etag b")
+    )
+    text = difference(mine, 0, {1: summed_up(other)})
+    assert text.endswith("the first that differs is here s3://b/a.csv of 10 bytes, etag a")
+    assert not difference(mine[1:], 0, {1: summed_up(other[1:])})

@@ -22,6 +22,7 @@ from feeding.reading.positions import (
     START,
     Course,
     Front,
+    ListedFile,
     Place,
     Position,
     course_after,
@@ -314,11 +315,11 @@ def test_what_cannot_go_on_says_why():
     changed = DirectReader(Rows([[5], [8]], "bytes"), 0, 1, seed=1, shuffle_rows=4).position
     with pytest.raises(FileChanged, match="files, their sizes or their rows have changed"):
         course_after(START, [saved], files, changed)
-    before = [("0", 50), ("1", 70), ("2", 3)]
+    before = [ListedFile("0", 50), ListedFile("1", 70), ListedFile("2", 3)]
     now = [SourceFile("0", 50), SourceFile("1", 80), SourceFile("3", 1)]
     with pytest.raises(FileChanged, match="1 had 70 bytes, now 80; 2 is gone; 3 is new"):
         refuse_changed(before, now)
-    refuse_changed([("0", 50)], now[:1])
+    refuse_changed(before[:1], now[:1])
     course = course_after(START, [saved], files, saved)
     shorter = DirectReader(
         Rows([[5], [7]], "bytes", left_out=2),

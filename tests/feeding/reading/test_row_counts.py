@@ -6,6 +6,7 @@ import csv as csv_format
 import gzip
 import io
 import itertools
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -266,6 +267,13 @@ def with_one_row_less(kind: str, data: bytes) -> bytes:
     raise AssertionError("no record has that length")
 
 
+def write_unseen(path: Path, data: bytes) -> None:
+    """Write a file of equal size anew where its time does not tell."""
+    then = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_file_with_other_rows_than_were_counted_is_named_with_both_numbers(tmp_path, kind):
     path = tmp_path / "part-0"
@@ -274,7 +282,7 @@ def test_a_file_with_other_rows_than_were_counted_is_named_with_both_numbers(tmp
     source = counted(source_of(kind, path))
     now = with_one_row_less(kind, data)
     assert len(now) == len(data)
-    path.write_bytes(now)
+    write_unseen(path, now)
     with pytest.raises(FileChanged, match=r"part-0.*4 rows were counted, now it has 3;"):
         epoch_of(DirectReader(source, 0, 1), 3)
 
@@ -283,7 +291,7 @@ def test_rows_that_were_added_are_noticed_by_whoever_reads_the_last_ones(tmp_pat
     path = tmp_path / "part-0"
     path.write_bytes(b"1111111\n" * 4)
     source = counted(source_of("text", path))
-    path.write_bytes(b"11\n1111\n" * 4)
+    write_unseen(path, b"11\n1111\n" * 4)
     assert epoch_of(DirectReader(source, 0, 2)) == [11, 1111]
     with pytest.raises(FileChanged, match="4 rows were counted, now it has 8"):
         epoch_of(DirectReader(source, 1, 2))

@@ -56,7 +56,7 @@ def test_every_byte_is_in_one_partition_of_about_the_same_size():
 
     files = [SourceFile("a", 1000), SourceFile("b.gz", 700, False), SourceFile("c", 0)]
     files += [SourceFile(f"small-{number}", 5) for number in range(20)]
-    ranges = [FileRange(split, 0, ()) for file in files for split in split_file(file, 300)]
+    ranges = [FileRange(split, file, ()) for file in files for split in split_file(file, 300)]
     packed = pack(ranges, 300)
     assert sorted(each.split for part in packed for each in part) == sorted(
         [

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from feeding.errors import FileChanged
-from feeding.reading.positions import Front, Place, Position, fingerprint
+from feeding.reading.positions import Front, Place, Position, fingerprint, versions
 from feeding.reading.splits import SourceFile
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper, WorkerRank
@@ -78,7 +78,8 @@ def stand(
 ) -> Position:
     """Let the one worker note that it has handed out so many rows."""
     place = Place(0, 0, Front(((0, row),), 1)) if row else Place(0)
-    at = Position(fingerprint(files), None, 1, run_number, 0, 1, place)
+    told = versions(files)
+    at = Position(fingerprint(files), None, 1, run_number, 0, 1, place, told)
     if row:
         servers.set_metadata(*files_metadata("train", files))
         servers.set_metadata(position_name("train", 0), at)
@@ -173,3 +174,46 @@ def test_a_run_goes_on_with_copies_in_another_directory():
     found = copied("spark-3", size_bytes=11)
     with pytest.raises(FileChanged, match=r"a\.csv had 10 bytes, now 11; b\.csv had 10"):
         course_of(new_run(servers), "train", found, stand(servers, found, row=0))
+
+
+def written(version: str, *, count: int = 2, root: str = "s3://bucket/some") -> list[SourceFile]:
+    return [SourceFile(f"{root}/part-{n:05d}", 10, version=version) for n in range(count)]
+
+
+def resumed(servers: Servers, files: list[SourceFile]) -> int:
+    own = stand(servers, tuple(files), row=0)
+    return course_of(new_run(servers), "train", files, own).run_number
+
+
+@pytest.mark.parametrize("count", [2, 20_000])
+def test_files_that_were_written_anew_in_equal_sizes_are_refused(count: int):
+    servers = Servers()
+    stand(servers, tuple(written("etag a", count=count)), row=3)
+    told = "part-00000 was etag a, now etag b" if count == 2 else "files were written anew"
+    with pytest.raises(FileChanged, match=told):
+        resumed(servers, written("etag b", count=count))
+    assert resumed(servers, written("etag a", count=count)) == 1
+
+
+def test_versions_of_another_kind_and_copies_of_a_host_are_not_compared():
+    for root, before, now in (
+        ("s3://bucket/some", "etag a", "changed 7"),
+        ("s3://bucket/some", "etag a", ""),
+        ("/mnt/some", "changed 7", "changed 8"),
+        ("some", "changed 7", "changed 8"),
+    ):
+        servers = Servers()
+        stand(servers, tuple(written(before, root=root)), row=3)
+        assert resumed(servers, written(now, root=root)) == 1
+
+
+def test_positions_of_a_checkpoint_without_versions_go_on():
+    servers, files = Servers(), written("etag a")
+    stand(servers, tuple(files), row=3)
+    text = servers.texts[position_name("train", 0)]
+    assert b'"versions":"etag ' in text
+    position = msgspec.json.decode(text)
+    del position["versions"]
+    servers.set_metadata(position_name("train", 0), position)
+    servers.set_metadata("reading/train/files", [[each.path, each.size_bytes] for each in files])
+    assert resumed(servers, files) == 1

@@ -1,0 +1,42 @@
+"""The files below a directory, directory by directory.
+
+Covers: the walk, which no hidden name is part of; the depth that is too much.
+Does not: say which names are hidden (feeding.reading.discover); list all at once (fsspec_files).
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from feeding.errors import DataError
+from feeding.filesystem.interface import FileStatus, FileSystem
+
+MAX_DEPTH = 32
+
+
+def walk(
+    filesystem: FileSystem, directory: str, is_hidden: Callable[[str], bool], depth: int = 0
+) -> Iterator[FileStatus]:
+    """Yield the files; see FileSystem.files_below.
+
+    Args:
+        filesystem: of the directory.
+        directory: its path.
+        is_hidden: see FileSystem.files_below.
+        depth: of the directory below the first one.
+    """
+    if depth == MAX_DEPTH:
+        raise too_deep(directory)
+    for entry in filesystem.entries(directory):
+        if is_hidden(entry.name):
+            continue
+        if entry.is_directory:
+            yield from walk(filesystem, entry.path, is_hidden, depth + 1)
+        else:
+            yield entry
+
+
+def too_deep(path: str) -> DataError:
+    """Return the error for a path that lies too deep."""
+    return DataError(f"{path} is nested more than {MAX_DEPTH} directories deep")

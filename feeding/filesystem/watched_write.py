@@ -1,0 +1,79 @@
+"""Watched write: a file that a package of fsspec writes, for as long as it makes progress.
+
+Packages send a file in parts of their own size, so a large one takes as long as it takes.
+Covers: the deadline of each piece; what is left of a write that was given up.
+Does not: rename, retry (packages do).
+Threads: the caller's waits; a thread of BoundedCalls makes the content and writes.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
+from feeding.filesystem.interface import Pieces
+from feeding.filesystem.temp_files import pieces_of
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+
+@dataclass(slots=True)
+class WatchedWrite:
+    """One file on its way."""
+
+    inner: AbstractFileSystem
+    path: str
+    """As `inner` has it."""
+    pieces: Pieces
+    written_bytes: int = 0
+    """Grows while the write makes progress; the waiting thread reads it."""
+    is_given_up: bool = False
+    """Nobody waits any more; the waiting thread sets it."""
+
+    def done(self, calls: BoundedCalls, patience_s: float) -> None:
+        """Write the file and wait for its end.
+
+        Args:
+            calls: has the thread.
+            patience_s: longest wait for a thread, and for the next piece.
+
+        Raises:
+            CallTimeout: no piece was written for that long; no more is, and the file is removed.
+        """
+        seen_bytes = 0
+        pending = calls.start(self._run, patience_s)
+        try:
+            while True:
+                try:
+                    return pending.result(patience_s)
+                except CallTimeout as error:
+                    if self.written_bytes == seen_bytes:
+                        raise CallTimeout(f"{error}, behind {seen_bytes} bytes") from None
+                seen_bytes = self.written_bytes
+        except BaseException:
+            self.is_given_up = True
+            raise
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        finally:
+            if self.is_given_up:
+                # The caller has removed what was there before; a package may store a part at last.
+                with suppress(Exception):
+                    self.inner.rm_file(self.path)
+
+    def _write(self) -> None:
+        head = self.path.rpartition("/")[0]
+        if head:
+            self.inner.makedirs(head, exist_ok=True)
+        with self.inner.open(self.path, "wb") as file:
+            for content in self.pieces():
+                for piece in pieces_of(content)():
+                    if self.is_given_up:
+                        return
+                    file.write(piece)
+                    self.written_bytes += memoryview(piece).nbytes
