@@ -151,18 +151,23 @@ def bounds(count: int, num_parts: int) -> list[int]:
 
 
 def _as_array(part: Any) -> Array:
+    if isinstance(part, dict) or _holds_arrays(part):
+        raise SettingsError(
+            "collective calls take arrays, and a list, tuple or dict of them; inside of it they "
+            f"got a {type(part).__name__}. Bring each of its arrays as an element of the outer one, in "
+            "a dict under a key of its own such as 'layers/0'"
+        )
     try:
         array = np.asarray(part)
     except ValueError as error:
         raise SettingsError(
             f"collective calls take arrays, got a {type(part).__name__} that is none: {error}. "
-            "Bring its parts as a list of arrays"
+            "Bring its rows as arrays of one list"
         ) from error
     if array.dtype.kind not in _KINDS:
         raise SettingsError(
             f"collective calls take arrays of numbers and booleans, got {type(part).__name__} of "
-            f"dtype {array.dtype}; of bfloat16 bring x.astype('float32'), and nothing but arrays "
-            "in a list, tuple or dict"
+            f"dtype {array.dtype}{_instead_of(part, array)}"
         )
     if isinstance(part, np.ma.MaskedArray):
         raise SettingsError(
@@ -171,3 +176,21 @@ def _as_array(part: Any) -> Array:
         )
     native = array.astype(array.dtype.newbyteorder("="), copy=False)  # of files that are big-endian
     return np.ascontiguousarray(native).reshape(array.shape)
+
+
+def _holds_arrays(part: Any) -> bool:
+    """Whether a list begins with an array; numpy would stack them, if their shapes are equal."""
+    if not isinstance(part, list | tuple):
+        return False
+    while isinstance(part, list | tuple) and part:
+        part = part[0]
+    return isinstance(part, dict) or getattr(part, "ndim", 0) > 0
+
+
+def _instead_of(part: Any, array: Array) -> str:
+    """Return what to bring in the place of a value that is no array of numbers."""
+    if array.dtype.name == "bfloat16":
+        return "; bring x.astype('float32')"
+    if hasattr(part, "get_weights"):
+        return "; bring its get_weights()"
+    return ""

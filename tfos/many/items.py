@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,9 +118,21 @@ def _named(given: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         for each in items
     )
     names = [shown_name(each) for each in items] if plain else []
+    names = _told_apart(names)
     if len(set(names)) < len(items):
         names = [f"item {number}" for number in range(len(items))]
     yield from zip(names, items, strict=True)
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Return names of which the second `x` is `x (2)`: the others' results keep theirs."""
+    counts: Counter[str] = Counter()
+    found = []
+    for name in names:
+        counts[name] += 1
+        number = f" ({counts[name]})" if counts[name] > 1 else ""
+        found.append(f"{name[: _MAX_NAME_CHARS - len(number)]}{number}" if number else name)
+    return found
 
 
 def _pickled(name: str, item: Any) -> bytes:

@@ -248,6 +248,8 @@ class WorkerProcess:
         ours = frozenset({__file__, cloudpickle.__file__})
         text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
         message = failure.text_of(error)[:_MAX_MESSAGE_CHARS] + legacy_keras.advice(error)
+        if isinstance(error, SystemExit):
+            message += f"; it called sys.exit({error.code!r}): return, or raise what went wrong"
         self._feeds.channel.fail(message, error_type=name, remote_traceback=text)
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -84,7 +85,7 @@ def test_arrays_of_files_with_the_other_byte_order_are_numbers_like_others(start
         assert [each.tolist() for each in found] == [[1, 3, 5], [0, 1, 2], [1, 2, 3]]
 
 
-@pytest.mark.parametrize("value", [[[1], [1, 2]], [{"a": 1}], None, "text"])
+@pytest.mark.parametrize("value", [[[1], [1, 2]], None, "text"])
 def test_what_is_no_array_is_refused_and_the_next_call_is_made(start, value):
     def call(group: RankGroup) -> Any:
         with pytest.raises(SettingsError, match="collective calls take arrays"):
@@ -92,6 +93,25 @@ def test_what_is_no_array_is_refused_and_the_next_call_is_made(start, value):
         return group.allreduce(1)
 
     assert start(2).run(call) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"layers": [np.ones((2, 2)), np.zeros((2, 2))]},
+        {"layers": [np.ones(2), np.zeros(3)]},
+        {"layers": {"first": np.ones(2)}},
+        [[np.ones(2)], [np.ones(2)]],
+        ([{"a": 1}],),
+    ],
+)
+def test_arrays_two_levels_deep_are_refused_instead_of_stacked(start, value):
+    group = start(1).groups[0]
+    text = "inside of it they got a (list|dict).* under a key of its own such as 'layers/0'"
+    for call in (group.allreduce, group.broadcast, group.allgather):
+        with pytest.raises(SettingsError, match=text):
+            call(value)
+    assert group.allreduce({"rows": [[1, 2], [3, 4]]})["rows"].tolist() == [[1, 2], [3, 4]]
 
 
 def test_half_precision_is_summed_as_single_precision(start):
@@ -235,10 +255,19 @@ def test_a_late_rank_is_named_at_the_timeout(start):
         ranks.groups[0].barrier(timeout_s=0.2)
 
 
+class Model:
+    """As a Keras model."""
+
+    def get_weights(self):
+        return [np.ones(2)]
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda g: g.allreduce("text"), "dtype <U4"),
+        (lambda g: g.allreduce("text"), "got str of dtype <U4$"),
+        (lambda g: g.broadcast(Model()), r"got Model of dtype object; bring its get_weights\(\)"),
+        (lambda g: g.allreduce(np.ones(2, ml_dtypes.bfloat16)), r"bring x\.astype\('float32'\)"),
         (lambda g: g.allreduce(np.ma.masked_less([1.0, -1.0], 0)), "masked array has no mask"),
         (lambda g: g.allreduce(1, "median"), "'median'"),
         (lambda g: g.allreduce(1, "mean"), "takes floats, got int64"),

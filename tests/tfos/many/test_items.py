@@ -42,7 +42,14 @@ def test_names_are_texts_numbers_keys_or_positions():
     assert items_of([(1, "x"), (2, "x")]).names == ("1, x", "2, x")
     assert items_of({"first": {}, 2: []}).names == ("first", "2")
     assert items_of([{"lr": 1}, {"lr": 2}]).names == ("item 0", "item 1")
-    assert items_of(["a", "a"]).names == ("item 0", "item 1")
+
+
+def test_a_second_item_of_a_name_leaves_the_others_theirs():
+    assert items_of(["a", "b", "a", "a"]).names == ("a", "b", "a (2)", "a (3)")
+    assert items_of([1, "1"]).names == ("1", "1 (2)")
+    assert items_of(["a", "a (2)", "a"]).names == ("item 0", "item 1", "item 2")
+    first, second = items_of(["x" * 200] * 2).names
+    assert first != second and len(first) == len(second) == 120
 
 
 @pytest.mark.parametrize("given", ["text", 3, None, [], {}])

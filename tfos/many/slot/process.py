@@ -313,7 +313,7 @@ class Slot:
         last = ""
         while True:
             if poll.poll(1000 * _BEAT_S):
-                _end_at_once("its task has ended")  # the task sends nothing else
+                _end_at_once()  # the task sends nothing else: it has ended, in order or killed
             ended, _ = self._take_ready()
             try:
                 reply = self._client.beat(SlotBeat(self._spec.slot, self._spec.attempt, ended))
@@ -325,7 +325,7 @@ class Slot:
             else:
                 self._answered(ended, None)
                 if reply.stop:
-                    _end_at_once("the run is over")
+                    _end_at_once()  # the run is over
             if time.monotonic() - self._answered_s > LEASE_S:
                 _end_at_once(
                     f"the driver at {self._spec.settings.driver_address} has not answered for "
@@ -333,11 +333,12 @@ class Slot:
                 )
 
 
-def _end_at_once(reason: str) -> NoReturn:
+def _end_at_once(reason: str = "") -> NoReturn:
     """Kill what it has started, say why where somebody reads that, and end."""
     procfs.kill_descendants()
     with contextlib.suppress(OSError):
-        if select.select([], [_STDERR], [], 0)[1]:  # a pipe that nobody reads holds up no end
+        # A pipe that nobody reads holds up no end.
+        if reason and select.select([], [_STDERR], [], 0)[1]:
             os.write(_STDERR, f"this slot of map_train ends: {reason}\n".encode())
     os._exit(1)
 

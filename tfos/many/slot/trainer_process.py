@@ -130,6 +130,8 @@ class TrainerProcess:
         left_s = None if timeout_s is None else started_s + timeout_s - time.monotonic()
         got = self._next(left_s)
         seconds = time.monotonic() - started_s
+        if isinstance(got, Returned | TrainingRaised):
+            self._tail.clear()  # the next item is not blamed with what this one has printed
         if isinstance(got, Returned):
             return got
         if isinstance(got, TrainingRaised):
