@@ -49,7 +49,8 @@ def test_a_second_item_of_a_name_leaves_the_others_theirs():
     assert items_of([1, "1"]).names == ("1", "1 (2)")
     assert items_of(["a", "a (2)", "a"]).names == ("item 0", "item 1", "item 2")
     first, second = items_of(["x" * 200] * 2).names
-    assert first != second and len(first) == len(second) == 120
+    assert first != second
+    assert len(first) == len(second) == 120
 
 
 @pytest.mark.parametrize("given", ["text", 3, None, [], {}])
