@@ -154,8 +154,8 @@ def _as_array(part: Any) -> Array:
     if isinstance(part, dict) or _holds_arrays(part):
         raise SettingsError(
             "collective calls take arrays, and a list, tuple or dict of them; inside of it they "
-            f"got a {type(part).__name__}. Bring each of its arrays as an element of the outer one, "
-            "in a dict under a key of its own such as 'layers/0'"
+            f"got a {type(part).__name__}. Bring each of its arrays as an element of the outer "
+            "one, in a dict under a key of its own such as 'layers/0'"
         )
     try:
         array = np.asarray(part)
