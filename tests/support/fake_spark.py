@@ -193,7 +193,7 @@ class FakeNode:
         self.started = threading.Event()
         self.ended = threading.Event()
         self._task, self._bundle, self._register = task, bundle, register
-        self._node = NodeId(bundle.node.role, bundle.node.index)
+        self._node = NodeId(bundle.node.role, bundle.node.index, task.first_attempt)
         self._client: ControlClient | None = None
         self._num_events = 0
         self._reporting = threading.Lock()
