@@ -205,7 +205,9 @@ def test_a_failed_read_does_not_count_as_no_number(tmp_path: Path, is_lost, fail
 def test_a_start_that_cannot_read_its_number_ends(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
     claimed(tmp_path, 3)
-    with pytest.raises(CheckpointError, match=r"cannot read .*ps-0.epoch: it fails over.*not start without"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot read .*ps-0.epoch: it fails over.*not start without"
+    ):
         GenerationFence(Failing(tmp_path, opens=1000), "c", 0)
 
 
