@@ -163,7 +163,7 @@ def changed(name: str, **fields: Any) -> dict[str, Any]:
             {"missing": ["keras"]},
             "warning",
             "keras not installed",
-            "without tfos: pip install 'tfos-VERSION-py3-none-any.whl[cpu]', a wheel of scripts/build",
+            "without tfos: pip install 'tfos-VERSION-py3-none-any.whl[cpu]', a wheel of",
         ),
         ("tensorflow", {"compiled_again": "run compileall"}, "warning", "run compileall", ""),
         ("tensorflow", {"compiled_again": ""}, "ok", "not tried", ""),
