@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MAX_THREADS = 64
-"""Calls in flight in one process, abandoned ones included."""
+"""Calls in flight in one process, of HDFS and of fsspec each, abandoned ones included."""
 
 
 class CallTimeout(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -50,7 +51,6 @@ class FsspecFileSystem(RemoteFileSystem):
         """
         super().__init__(somewhere)
         self._config = config
-        self._calls = BoundedCalls()
         self._inner = _inner(somewhere)
 
     def status(self, path: Path) -> FileStatus:
@@ -154,7 +154,7 @@ class FsspecFileSystem(RemoteFileSystem):
     def _write(self, location: Location, pieces: Pieces) -> None:
         write = WatchedWrite(self._inner, self._path(location), pieces)
         try:
-            write.done(self._calls, self._config.patience_s)
+            write.done(_PROCESS.calls, self._config.patience_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot write {location}: {error}") from None
         except OSError as error:  # no other: one of the caller's content stays as it is
@@ -170,7 +170,7 @@ class FsspecFileSystem(RemoteFileSystem):
         """Call fsspec with a path; the call has a deadline, and every error names the path."""
         patience_s = patience_s or self._config.patience_s
         try:
-            return self._calls.run(partial(call, self._path(location)), patience_s)
+            return _PROCESS.calls.run(partial(call, self._path(location)), patience_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot {action} {location}: {error}") from None
         except Exception as error:  # some packages raise their own kinds
@@ -205,7 +205,8 @@ class FsspecFileSystem(RemoteFileSystem):
             return data, _version(self._info(path)) if version else ""
 
         try:
-            pending = self._calls.start(fetch, self._config.call_timeout_s)
+            # Calls of other files may be slow without being lost: that is what patience is for.
+            pending = _PROCESS.calls.start(fetch, self._config.patience_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot read {location}: {error}") from None
 
@@ -264,6 +265,20 @@ class FsspecFileSystem(RemoteFileSystem):
         if isinstance(stamp, int | float):
             millis = int(stamp if "modificationTime" in info else stamp * 1000)
         return FileStatus(path, size, is_directory, millis, "" if is_directory else _version(info))
+
+
+class _Process:
+    """Threads of this process for the calls of all its file systems; a forked child has its own."""
+
+    def __init__(self) -> None:
+        self.reset()
+        os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        self.calls = BoundedCalls()
+
+
+_PROCESS = _Process()
 
 
 class FsspecReader(RemoteReader):

@@ -24,6 +24,8 @@ _HELD_BYTES = 16 * MIB
 """Blocks that are read ahead, one that is decoded, and its columns; Parquet knows it better."""
 GZIP_NAMES = (".gz", ".gzip")
 _GZIP_MAGIC = b"\x1f\x8b"
+_COPYING = "._COPYING_"
+"""How Hadoop's shell ends the name of a file until it is whole."""
 
 
 def data_files(
@@ -32,8 +34,8 @@ def data_files(
     """Return the files below paths, sorted by path.
 
     Directories are walked, `key=value` directories of partitioned data included. Names that begin
-    with `_` or `.` are skipped, as in Spark, except partitions (`_day=1`) and names that a path or
-    pattern spells out. Patterns match names as in a shell.
+    with `_` or `.`, or end with `._COPYING_`, are skipped, as in Spark, except partitions
+    (`_day=1`) and names that a path or pattern spells out. Patterns match names as in a shell.
 
     Args:
         paths: files, directories and patterns, with a scheme or local.
@@ -41,15 +43,16 @@ def data_files(
 
     Raises:
         FileNotFoundError: a path or pattern matches no file.
-        FeedSettingsError: `paths` is empty.
+        FeedSettingsError: `paths` is empty, or has a path twice.
         DataError: a directory is nested more than 32 deep.
     """
     found: dict[str, SourceFile] = {}
-    for path in path_list(paths):
+    for path in named_once(paths):
         base, files = _base(path), list(_below(path))
         if not files:
             raise FileNotFoundError(
-                f"no data file at {path}; names that begin with _ or . do not count"
+                f"no data file at {path}; names that begin with _ or . or end with {_COPYING} do "
+                "not count"
             )
         for status in files:
             before = found.get(status.path)
@@ -96,16 +99,35 @@ def path_list(paths: Path | Iterable[Path]) -> list[str]:
     return texts
 
 
+def named_once(paths: Path | Iterable[Path]) -> list[str]:
+    """Return paths as `path_list` does, none of them twice.
+
+    Raises:
+        FeedSettingsError: as of `path_list`, or one is there twice: its files are read once.
+    """
+    texts = path_list(paths)
+    seen: set[str] = set()
+    for text in texts:
+        place = str(parse(text))
+        if place in seen:
+            raise FeedSettingsError(
+                f"{place} is named twice, and each file is read once an epoch: name it once. To "
+                "have its rows twice, copy its files to another directory and name both"
+            )
+        seen.add(place)
+    return texts
+
+
 def _below(path: str) -> Iterable[FileStatus]:
     filesystem = filesystem_for(path)
     if not _MAGIC & set(path):
         yield from _files_of(filesystem, filesystem.status(path))
         return
     fixed = next(n for n, part in enumerate(_parts(path)) if _MAGIC & set(part))
-    spelled = {part[:1] for each in alternatives(path) for part in _parts(each)[fixed:]}
+    parts = [part for each in alternatives(path) for part in _parts(each)[fixed:]]
+    spelled = {part[:1] for part in parts} | {part[-len(_COPYING) :] for part in parts}
     for head in filesystem.glob(path):
-        hidden = {part[:1] for part in _parts(head.path)[fixed:] if _is_hidden(part)}
-        if hidden <= spelled:
+        if all(_hidden_by(part) <= spelled for part in _parts(head.path)[fixed:]):
             yield from _files_of(filesystem, head)
 
 
@@ -122,7 +144,15 @@ def _parts(path: str) -> list[str]:
 
 def _is_hidden(name: str) -> bool:
     """Return whether Spark skips a name: `_SUCCESS` and `.crc`, but not a partition `_day=1`."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+    return bool(_hidden_by(name))
+
+
+def _hidden_by(name: str) -> set[str]:
+    """Return what of a name hides it: its first character, its end."""
+    found = {_COPYING} if name.endswith(_COPYING) else set()
+    if name.startswith(".") or (name.startswith("_") and "=" not in name):
+        found.add(name[0])
+    return found
 
 
 def _files_of(filesystem: FileSystem, status: FileStatus) -> Iterable[FileStatus]:

@@ -30,7 +30,7 @@ from ps import codec
 from ps.checkpoint.digest import digest
 from ps.checkpoint.lease import Lease
 from ps.checkpoint.reader import steps_on_disk
-from ps.checkpoint.storage import Storage, read_small, typed_errors
+from ps.checkpoint.storage import Storage, patiently, read_small, typed_errors
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
 from rpc.endpoint import Endpoint
@@ -68,6 +68,9 @@ class GenerationFence:
         storage: the checkpoint root, the same for all of them.
         cluster_id: another cluster's files there mean nothing to this server.
         rank: of the server.
+
+    Raises:
+        CheckpointError: the file system still fails after a few seconds.
     """
 
     def __init__(self, storage: Storage, cluster_id: str, rank: int) -> None:
@@ -157,12 +160,20 @@ class GenerationFence:
         return other.number > mine.number or is_twin
 
     def _next_number(self) -> int:
-        """Return the number of this start; where the disk fails, the claim says so."""
+        """Return the number of this start; copies that cannot be read now may have any."""
+
+        def read() -> int:
+            with typed_errors(self._storage, self._names[0], "read"):
+                newest = self._newest()
+                return newest.number + 1 if newest else self._first_number()
+
         try:
-            newest = self._newest()
-        except (OSError, CheckpointError):
-            return 1
-        return newest.number + 1 if newest else self._first_number()
+            return patiently(read)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}. It tells which start of {self.server} this is, which a server does not "
+                "start without"
+            ) from error
 
     def _first_number(self) -> int:
         """Return the number of a start that finds none: 1, or the time, above all counted ones.
@@ -171,13 +182,9 @@ class GenerationFence:
         or a predecessor that is frozen.
         """
         storage = self._storage
-        try:
-            found = [read_small(storage, name) for name in self._names]
-            is_damaged = any(data is not None and _read(data) is None for data in found)
-            is_first = not is_damaged and not steps_on_disk(storage)
-        except (OSError, CheckpointError):
-            return 1  # the claim says what is wrong with the disk
-        if is_first:
+        found = [read_small(storage, name) for name in self._names]
+        is_damaged = any(data is not None and _read(data) is None for data in found)
+        if not is_damaged and not steps_on_disk(storage):
             return 1
         number = int(time.time())
         if is_damaged:

@@ -172,6 +172,22 @@ def typed_errors(storage: Storage, name: str, action: str) -> Iterator[None]:
         ) from error
 
 
+def patiently(read: Callable[[], Found]) -> Found:
+    """Return what `read` returns; while the file system fails, it is asked again for PATIENCE_S.
+
+    Raises:
+        CheckpointError: what `read` raised at last.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return read()
+        except CheckpointError as error:
+            if not _is_unread(error) or time.monotonic() >= deadline_s:
+                raise
+        time.sleep(_LOOK_AGAIN_S)
+
+
 def if_sound(
     read: Callable[[], Found], on_damage: Callable[[CheckpointError], object] | None = None
 ) -> Found | None:
@@ -182,22 +198,18 @@ def if_sound(
     Raises:
         CheckpointError: the file system still gives none; it may be whole.
     """
-    deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return read()
-        except CheckpointError as error:
-            if not _is_unread(error):
-                if on_damage is not None:
-                    on_damage(error)
-                return None
-            if time.monotonic() >= deadline_s:
-                raise CheckpointError(
-                    f"{error}. It was tried for {PATIENCE_S:.0f} s. What cannot be read now may be "
-                    "whole, so no older step is taken for it: try again when the file system "
-                    "answers, ask for another step by its number, or move this one away"
-                ) from error
-        time.sleep(_LOOK_AGAIN_S)
+    try:
+        return patiently(read)
+    except CheckpointError as error:
+        if _is_unread(error):
+            raise CheckpointError(
+                f"{error}. It was tried for {PATIENCE_S:.0f} s. What cannot be read now may be "
+                "whole, so no older step is taken for it: try again when the file system "
+                "answers, ask for another step by its number, or move this one away"
+            ) from error
+        if on_damage is not None:
+            on_damage(error)
+        return None
 
 
 def _is_unread(error: CheckpointError) -> bool:

@@ -65,6 +65,7 @@ TABLE_COUNTERS: Fields = {
     "table_added_rows": ("added", "Rows created"),
     "table_dropped_ids": ("dropped", "Gradients of ids that were not admitted"),
     "table_evicted_rows": ("evicted", "Rows evicted"),
+    "table_forgotten_deliveries": ("forgotten", "Lookups whose push has no staleness any more"),
 }
 
 

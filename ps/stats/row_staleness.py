@@ -7,14 +7,14 @@ Threads: every method may be called from any thread; one lock guards it.
 
 A push brings gradients for the very ids of a lookup before it, so the ids themselves tell which
 lookup that was: no request names it. The cost is that of a few numbers per request, whatever the
-number of ids. Rows that were never pushed for, as those of an evaluation, are forgotten in the
-order of their age.
+number of ids. Of each worker the newest deliveries are kept: those that are never pushed for would
+else stay. What was forgotten is counted, for its push will not be.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,11 @@ from ps.stats.server_stats import NUM_STALENESS_BINS
 
 Array = np.ndarray[Any, Any]
 
-MAX_OPEN = 1024
-"""Deliveries of all workers whose gradients may still come; the oldest one is forgotten first."""
+MAX_OPEN = 32
+"""Deliveries of one worker whose gradients may still come; the oldest one is forgotten first. More
+than the batches that a worker has under way."""
 _SAMPLES = 8
-_Delivery = tuple[int, int, tuple[int, ...]]
+_Delivery = tuple[int, tuple[int, ...]]
 
 
 class RowStaleness:
@@ -36,7 +37,8 @@ class RowStaleness:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._updates = 0
-        self._given: OrderedDict[_Delivery, int] = OrderedDict()
+        self._given: defaultdict[WorkerRank, OrderedDict[_Delivery, int]] = defaultdict(OrderedDict)
+        self._forgotten = 0
         self._bins = [0] * NUM_STALENESS_BINS
 
     def delivered(self, worker: WorkerRank, ids: Array) -> None:
@@ -49,11 +51,12 @@ class RowStaleness:
         if not ids.size:
             return
         with self._lock:
-            delivery = _named(worker, ids)
-            self._given[delivery] = self._updates
-            self._given.move_to_end(delivery)
-            if len(self._given) > MAX_OPEN:
-                self._given.popitem(last=False)
+            given, delivery = self._given[worker], _named(ids)
+            given[delivery] = self._updates
+            given.move_to_end(delivery)
+            if len(given) > MAX_OPEN:
+                given.popitem(last=False)
+                self._forgotten += 1
 
     def pushed(self, worker: WorkerRank, ids: Array) -> None:
         """Gradients for these rows have come; counts them unless no delivery is known.
@@ -65,7 +68,7 @@ class RowStaleness:
         if not ids.size:
             return
         with self._lock:
-            since = self._given.pop(_named(worker, ids), None)
+            since = self._given[worker].pop(_named(ids), None)
             if since is not None:
                 staleness = self._updates - since
                 self._bins[min(staleness.bit_length(), NUM_STALENESS_BINS - 1)] += 1
@@ -81,7 +84,13 @@ class RowStaleness:
         with self._lock:
             return tuple(self._bins)
 
+    @property
+    def forgotten(self) -> int:
+        """Deliveries that were dropped before gradients came, as `TableStats.forgotten`."""
+        with self._lock:
+            return self._forgotten
 
-def _named(worker: WorkerRank, ids: Array) -> _Delivery:
-    """Return what tells these ids from other batches of the worker: their number and some."""
-    return worker, ids.size, tuple(ids[:: max(1, ids.size // _SAMPLES)].tolist())
+
+def _named(ids: Array) -> _Delivery:
+    """Return what tells these ids from other batches of their worker: their number and some."""
+    return ids.size, tuple(ids[:: max(1, ids.size // _SAMPLES)].tolist())

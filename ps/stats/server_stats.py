@@ -71,6 +71,8 @@ class TableStats(msgspec.Struct, frozen=True):
     updates of this table, by anybody, between the lookup that delivered the rows and the push that
     updates them. Mass far above the number of workers: rows are looked up too far ahead, or one
     worker is much slower than the others."""
+    forgotten: int = 0
+    """Lookups that `staleness` lacks: their worker has had too many newer ones without a push."""
 
     @property
     def miss_ratio(self) -> float:

@@ -348,6 +348,7 @@ class Table:
             memory_bytes=self.nbytes,
             admitted_early=sum(each.admitted_early for each in self.segments) / len(self.segments),
             staleness=self.staleness.bins,
+            forgotten=self.staleness.forgotten,
             **counts,
         )
 

@@ -20,7 +20,7 @@ from feeding.filesystem.hdfs.hadoop_conf import (
 )
 from feeding.filesystem.location import HADOOP, LOCAL, parse
 from feeding.filesystem.registry import filesystem_for
-from feeding.reading.discover import data_files, is_plain
+from feeding.reading.discover import data_files, is_plain, named_once
 from feeding.reading.partition_paths import Kind, partition_kinds, partition_values
 from feeding.reading.splits import SourceFile
 from tfos.datasource.options import TFRecordOptions
@@ -97,10 +97,10 @@ def list_files(options: TFRecordOptions, *, may_be_empty: bool = False) -> Listi
     Raises:
         FileNotFoundError: a path has no file.
         DataError: files lie below directories of different columns.
-        FeedSettingsError: a path is not below basePath.
+        FeedSettingsError: a path is not below basePath, or is there twice.
     """
     found: dict[str, tuple[SourceFile, dict[str, str | None]]] = {}
-    for path in map(complete_path, options.paths):
+    for path in named_once(map(complete_path, options.paths)):
         base = _base(path, options.base_path)
         try:
             files = data_files(path, is_splittable=is_plain)

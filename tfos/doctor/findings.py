@@ -348,9 +348,11 @@ def _tensorflow(fact: Facts, _: Beside) -> Iterator[Finding]:
         text = (
             f"{' and '.join(fact['missing'])} not installed: parameter servers alone can run here"
         )
-        yield Finding(
-            "tensorflow", Level.WARNING, text, "pip install 'tfos[cpu]' there, or 'tfos[gpu]'"
+        next_step = (  # tfos is in no index, so pip finds only one that is installed
+            "pip install 'tfos[cpu]' there, or 'tfos[gpu]'; on a host without tfos: pip install "
+            "'tfos-VERSION-py3-none-any.whl[cpu]', a wheel of scripts/build"
         )
+        yield Finding("tensorflow", Level.WARNING, text, next_step)
         return
     if fact["compiled_again"]:
         yield Finding("tensorflow", Level.WARNING, fact["compiled_again"])

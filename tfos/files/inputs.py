@@ -31,7 +31,7 @@ class InputFiles:
     """Key of `ctx.inputs`: letters, digits, _ and -."""
     path: str
     """A file, directory or pattern, with a scheme or on Spark's default file system. In directories
-    names that begin with _ or . do not count."""
+    names that begin with _ or . or end with ._COPYING_ do not count."""
     mode: Access = "list"
     """`list`: a worker has the files' paths. `download`: it has local copies, made when main_fun
     first asks for them and removed when the node ends."""

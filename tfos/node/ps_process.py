@@ -18,6 +18,7 @@ import msgspec
 
 from ps.checkpoint.restore import RestoreOptions
 from ps.collector import StartFreeze
+from ps.errors import CheckpointError
 from ps.manifest.manifest import WorkerRank
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
@@ -117,15 +118,25 @@ class ServerProcess:
 
         Workers hear where it listens before it is filled: they wait longer for a server that
         answers than for one that does not.
+
+        Raises:
+            CheckpointError: the cluster has no checkpoints, or `start_restoring` raises it.
         """
-        plan = self._spec.bundle.settings.config.checkpoints
-        directory = plan.directory if plan is not None else ""
+        bundle = self._spec.bundle
+        plan = bundle.settings.config.checkpoints
+        if plan is None:  # Spark repeats a task whatever the cluster can use
+            raise CheckpointError(
+                f"{bundle.name} was started again (attempt {self._spec.attempt}): the parameters "
+                "of the attempt before it are lost, and the cluster has no checkpoints to go on "
+                "from. Start the cluster again, and set ClusterConfig(checkpoints=...), from which "
+                "a server goes on"
+            )
         step = self._server.start_restoring(
-            directory,
-            like=RestoreOptions(job=self._spec.bundle.settings.cluster_id),
+            plan.directory,
+            like=RestoreOptions(job=bundle.settings.cluster_id),
             listening=self._tell_restore,
         )
-        _logger.warning("%s resumes from step %d of %s", self._server, step, directory)
+        _logger.warning("%s resumes from step %d of %s", self._server, step, plan.directory)
 
     def _send_progress(self) -> None:
         stats = self._server.stats()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,14 +13,15 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 
-from feeding.errors import FileChanged
-from feeding.filesystem.bounded_calls import CallTimeout
+from feeding.errors import FileChanged, StorageUnavailable
+from feeding.filesystem.bounded_calls import MAX_THREADS, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.fsspec_files import FsspecFileSystem
+from feeding.filesystem.fsspec_files import FsspecFileSystem, FsspecReader
 from feeding.filesystem.location import parse
 from feeding.formats.text.source import TextSource
 from feeding.reading.discover import data_files, is_plain
 from feeding.reading.splits import Split
+from tests.support.waiting import WAIT_S, wait_until
 
 
 class Listing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -195,3 +198,50 @@ def test_a_tree_that_cannot_be_listed_in_time_is_walked_with_one_request_each(as
     monkeypatch.setattr(fsspec.filesystem("memory"), "find", late)
     assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
     assert asked == {"info": 1, "ls": 21}
+
+
+@pytest.fixture
+def frozen(monkeypatch) -> Iterator[threading.Event]:
+    """A store that answers reads once this is set; as many as may wait for it do."""
+    fsspec.register_implementation(Listing.protocol, Listing, clobber=True)
+    monkeypatch.setattr(Listing, "stored", {"bucket/a": b"one\n"})
+    gate, before = threading.Event(), threading.active_count()
+    answer = Listing.cat_file
+
+    def late(*args: Any, **named: Any) -> bytes:
+        assert gate.wait(WAIT_S)
+        return answer(*args, **named)
+
+    monkeypatch.setattr(Listing, "cat_file", late)
+    readers = [opened() for _ in range(MAX_THREADS)]  # each has a file system of its own
+    for reader in readers:
+        reader._start(0, 4)
+    yield gate
+    gate.set()
+    wait_until(lambda: threading.active_count() <= before, "the end of the calls")
+
+
+def opened(patience_s: float = 60.0) -> FsspecReader:
+    files = FsspecFileSystem(parse("listing://bucket"), FileSystemConfig(patience_s=patience_s))
+    return files.open("listing://bucket/a")
+
+
+def test_the_calls_of_all_file_systems_of_a_process_have_one_bound(frozen):
+    with pytest.raises(StorageUnavailable, match=f"{MAX_THREADS} earlier calls are still not"):
+        opened(patience_s=0.05)
+    frozen.set()
+    assert opened().read_range(0, 4) == b"one\n"
+
+
+def test_a_forked_process_has_calls_of_its_own(frozen):
+    before = FsspecFileSystem(parse("listing://bucket"), FileSystemConfig(patience_s=5.0))
+    child = os.fork()
+    if not child:  # whose threads are gone, with what they held
+        is_read = False
+        try:
+            frozen.set()
+            with before.open("listing://bucket/a") as reader:
+                is_read = reader.read_range(0, 4) == b"one\n"
+        finally:
+            os._exit(0 if is_read else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -13,6 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from feeding.errors import StorageUnavailable
+from feeding.filesystem import fsspec_files
 from feeding.filesystem.bounded_calls import BoundedCall, BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem
@@ -116,13 +117,14 @@ def test_a_write_that_is_given_up_makes_no_more_content_and_leaves_no_file(memor
 def test_what_a_store_does_file_by_file_has_time_in_proportion(memory, what, monkeypatch):
     files = FsspecFileSystem(parse(ROOT), FileSystemConfig(patience_s=10))
     allowed: list[float] = []
-    run = files._calls.run
+    calls = fsspec_files._PROCESS.calls
+    run = calls.run
 
     def noted(work: Callable[[], Any], timeout_s: float) -> Any:
         allowed.append(timeout_s)
         return run(work, timeout_s)
 
-    monkeypatch.setattr(files._calls, "run", noted)
+    monkeypatch.setattr(calls, "run", noted)
     monkeypatch.setattr("feeding.filesystem.fsspec_files._COPIED_BYTES", 100)
     monkeypatch.setattr("feeding.filesystem.fsspec_files._FILES_PER_PATIENCE", 2)
     for name in ("d/a", "d/b/c"):

@@ -149,6 +149,26 @@ def test_hidden_names_are_left_out_of_patterns_too(directory, tmp_path):
         ]
 
 
+def test_a_file_that_hdfs_still_writes_is_left_out(tmp_path):
+    """`hdfs dfs -put` renames it at last."""
+    write(tmp_path / "part-0", range(3))
+    for name in ("part-1", "_part-2"):
+        write(tmp_path / f"{name}._COPYING_", range(3))
+
+    def names(place: str) -> list[str]:
+        found = data_files(f"{tmp_path}{place}", is_splittable=bool)
+        return [Path(file.path).name for file in found]
+
+    for place in ("", "/*", "/part*", "/part-[01]*"):
+        assert names(place) == ["part-0"]
+    for place in ("/part-1._COPYING_", "/*._COPYING_", "/{part-1._COPYING_,no*}"):
+        assert names(place) == ["part-1._COPYING_"]
+    assert names("/_*._COPYING_") == ["_part-2._COPYING_"]
+    (tmp_path / "part-0").unlink()
+    with pytest.raises(FileNotFoundError, match=r"end with \._COPYING_ do not count"):
+        names("")
+
+
 @pytest.mark.parametrize("pattern", ["*", "_*", "[_]*", "*/part-0", "{_day=1,no}"])
 def test_partitions_with_hidden_names_are_found_by_patterns_too(tmp_path, pattern):
     write(tmp_path / "_day=1" / "part-0", range(3))
@@ -165,6 +185,17 @@ def test_of_paths_that_overlap_the_outer_one_tells_the_keys(tmp_path, reverse):
     assert {file.base for file in found} == {str(tmp_path)}
     (column,) = partition_columns(found).values()
     assert [column.value(file.path) for file in found] == [1, 2]
+
+
+@pytest.mark.parametrize("again", ["{}", "{}/", "file://{}"])
+@pytest.mark.parametrize("name", ["part-0", "part-*", ""])
+def test_a_path_that_is_named_twice_is_refused(tmp_path, name, again):
+    """Spark reads it twice; here it was read once, without a word."""
+    write(tmp_path / "part-0", range(3))
+    path = f"{tmp_path}/{name}".rstrip("/")
+    with pytest.raises(FeedSettingsError, match=r"is named twice.*name it once") as caught:
+        data_files([path, again.format(path)], is_splittable=bool)
+    assert str(caught.value).startswith(f"{path} ")
 
 
 @pytest.mark.parametrize("paths", [[], 5, [None]])

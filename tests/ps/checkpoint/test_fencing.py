@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from ps.checkpoint import fencing
+from ps.checkpoint import fencing, storage
 from ps.checkpoint.fencing import Generation, GenerationFence
-from ps.checkpoint.storage import storage_at
+from ps.checkpoint.storage import LocalStorage, storage_at
+from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper
 from ps.server.server import PSServer
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
@@ -161,6 +164,51 @@ def test_any_damaged_bytes_of_both_copies_leave_a_start_above_those_before(tmp_p
 @pytest.mark.fault("F11")
 def test_the_first_server_of_an_empty_directory_is_start_1(tmp_path: Path):
     assert guard(tmp_path / "new").number == 1
+
+
+class Failing(LocalStorage):
+    """A file system that fails this often before it answers."""
+
+    def __init__(self, root: Path, *, opens: int = 0, lists: int = 0) -> None:
+        super().__init__(root)
+        self.opens, self.lists = opens, lists
+
+    def open(self, name: str) -> BinaryIO:
+        self.opens -= 1
+        if self.opens >= 0:
+            raise OSError(errno.EIO, "it fails over")
+        return super().open(name)
+
+    def names(self, directory: str = "") -> list[str]:
+        self.lists -= 1
+        if self.lists >= 0:
+            raise OSError(errno.EIO, "it fails over")
+        return super().names(directory)
+
+
+@pytest.mark.fault("F11")
+@pytest.mark.parametrize(
+    ("is_lost", "failures"), [(False, {"opens": 1}), (True, {"lists": 1}), (True, {"opens": 3})]
+)
+def test_a_failed_read_does_not_count_as_no_number(tmp_path: Path, is_lost, failures):
+    """It began as start 1, which its own predecessor's file and the workers then refused."""
+    claimed(tmp_path, 3)
+    (tmp_path / "step-1").mkdir()
+    for name in COPIES if is_lost else ():
+        (tmp_path / name).unlink()
+    later = GenerationFence(Failing(tmp_path, **failures), "c", 0)
+    assert later.number > 3
+    later.claim()
+
+
+@pytest.mark.fault("F11")
+def test_a_start_that_cannot_read_its_number_ends(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
+    claimed(tmp_path, 3)
+    with pytest.raises(
+        CheckpointError, match=r"cannot read .*ps-0.epoch: it fails over.*not start without"
+    ):
+        GenerationFence(Failing(tmp_path, opens=1000), "c", 0)
 
 
 @pytest.mark.socket

@@ -37,7 +37,14 @@ def samples(servers: Sequence[ServerStats]) -> dict[tuple[str, tuple[tuple[str, 
 
 def test_the_parser_reads_what_was_counted():
     table = TableStats(
-        "user", rows=7, max_rows=10, memory_bytes=640, given=30, looked_up=12, staleness=(1, 0, 2)
+        "user",
+        rows=7,
+        max_rows=10,
+        memory_bytes=640,
+        given=30,
+        looked_up=12,
+        staleness=(1, 0, 2),
+        forgotten=4,
     )
     stats = ServerStats(
         1,
@@ -62,6 +69,7 @@ def test_the_parser_reads_what_was_counted():
     assert found[f"{stale}_bucket", (("le", "0"), *user)] == 1
     assert found[f"{stale}_count", user] == 3
     assert found[f"{stale}_sum", user] == 5
+    assert found["tfos_ps_table_forgotten_deliveries_total", user] == 4
     assert found["tfos_ps_requests_in_service", (server,)] == 3
     assert found["tfos_ps_pushes_waiting", (server,)] == 2
     assert found["tfos_ps_phase", (("phase", "SERVING"), server)] == 1

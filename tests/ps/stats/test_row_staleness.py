@@ -61,6 +61,20 @@ def test_batches_that_nobody_pushes_for_are_forgotten(monkeypatch: pytest.Monkey
     for start in range(4):
         made.pushed(A, IDS + start)
     assert found(made) == {0: 3}
+    assert made.forgotten == 1
+
+
+def test_many_workers_deliveries_are_all_known_until_their_pushes():
+    made = RowStaleness()
+    workers = [WorkerRank(rank) for rank in range(600)]
+    for start in range(2):
+        for worker in workers:
+            made.delivered(worker, IDS + start)
+    for start in range(2):
+        for worker in workers:
+            made.pushed(worker, IDS + start)
+    assert found(made) == {0: 1200}
+    assert made.forgotten == 0
 
 
 def stale(client: PSClient) -> dict[int, int]:

@@ -148,7 +148,7 @@ def test_without_restarts_the_others_go_on_in_sync_and_train_the_rows_of_a_kille
     assert report.fed_rows == report.trained_rows == EPOCHS * NUM_ROWS
     assert report.dropped_rows == 0
     assert re.search(
-        r"worker:1@\S+ was lost: worker:1 killed by SIGKILL.*; worker:0 go on",
+        r"worker:1@\S+ was lost: worker:1 killed by SIGKILL.*; worker:0 goes on",
         capsys.readouterr().err,
     )
     assert [failure.node.name for failure in cluster.failures] == ["worker:1"]

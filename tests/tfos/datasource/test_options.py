@@ -51,6 +51,15 @@ def test_a_read_needs_a_path():
 
 
 @pytest.mark.slow  # imports pyspark
+def test_a_path_that_is_given_twice_is_refused(tmp_path):
+    from tfos.datasource.listing import list_files
+
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(FeedSettingsError, match="is named twice"):
+        list_files(parse_options({"paths": f'["{tmp_path}","{tmp_path}/"]'}))
+
+
+@pytest.mark.slow  # imports pyspark
 def test_every_byte_is_in_one_partition_of_about_the_same_size():
     from tfos.datasource.reader import FileRange, pack, split_file
 

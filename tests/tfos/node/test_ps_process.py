@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ps.client.client import PSClient
-from ps.errors import StaleGeneration, WorkerLost
+from ps.errors import CheckpointError, StaleGeneration, WorkerLost
 from ps.manifest.manifest import Hyper
 from ps.server import lifecycle
 from ps.server.handlers import Service
@@ -48,12 +48,18 @@ class Child:
         monkeypatch.setattr("tfos.node.child_link.os._exit", lambda code: None)
 
     def start(self, sockets: Path, restart: int = 0) -> None:
+        self.process = self.make(sockets, restart=restart)
+        self.main = threading.Thread(target=self.process.run, daemon=True)
+        self.main.start()
+        self.endpoint = self._told(messages.Listening).endpoint
+
+    def make(self, sockets: Path, attempt: int = 0, restart: int = 0) -> ServerProcess:
         ours, theirs = socket.socketpair()
         self.link: ChildLink[FromChild] = ChildLink(ours, FromChild)
         child: ChildLink[messages.Order] = ChildLink(theirs, messages.Order)
         self._socket = theirs
         spec = ChildSpec(
-            attempt=0,
+            attempt=attempt,
             bundle=self._bundle,
             executor=Executor("1", "127.0.0.1", 0, 1, "/", "", str(sockets), ""),
             link_fd=-1,
@@ -61,10 +67,7 @@ class Child:
             log_dir="",
             restart=restart,
         )
-        self.process = ServerProcess(spec, child)
-        self.main = threading.Thread(target=self.process.run, daemon=True)
-        self.main.start()
-        self.endpoint = self._told(messages.Listening).endpoint
+        return ServerProcess(spec, child)
 
     def client(self, endpoint: Endpoint, rank: int = 0) -> PSClient:
         settings, credentials = self._bundle.settings, self._bundle.data_credentials
@@ -87,6 +90,9 @@ class Child:
         self.link.send(messages.Stop("end"))
         self.main.join(WAIT_S)
         assert not self.main.is_alive()
+        self.end()
+
+    def end(self) -> None:
         for client in self._clients:
             client.close()
         self.link.close()
@@ -169,6 +175,25 @@ def test_a_server_that_restores_stops_at_once(restarted: Restarted):
     restarted.link.send(messages.Stop("the cluster ends"))
     restarted.main.join(WAIT_S)
     assert not restarted.main.is_alive(), "though the restore still stands"
+
+
+@pytest.mark.fault("F08")
+def test_a_server_that_is_started_again_without_checkpoints_says_what_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    """Spark repeats the task of a lost executor, whatever the cluster can use."""
+    child = Child(node_settings(), monkeypatch)
+    process = child.make(tmp_path_factory.mktemp("s"), attempt=1)
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            process.run()
+    finally:
+        child.end()
+    assert str(caught.value) == (
+        "ps:0 was started again (attempt 1): the parameters of the attempt before it are lost, and "
+        "the cluster has no checkpoints to go on from. Start the cluster again, and set "
+        "ClusterConfig(checkpoints=...), from which a server goes on"
+    )
 
 
 @pytest.mark.fault("F02")

@@ -126,7 +126,8 @@ def others_go_on(member: Member, failure: NodeFailure, left: Sequence[Member]) -
     remaining = ", ".join(worker.name for worker in left)
     if len(left) > _MOST_NAMED:
         remaining = f"{len(left)} workers"
-    return Warn(f"{_lost(member, failure)}; {remaining} go on")
+    verb = "goes" if len(left) == 1 else "go"
+    return Warn(f"{_lost(member, failure)}; {remaining} {verb} on")
 
 
 def lost_after_return(member: Member, failure: NodeFailure) -> Warn:

@@ -109,7 +109,7 @@ def test_a_worker_killed_from_outside_is_a_warning_and_the_servers_fence_it():
     lost = next(action.order for action in actions if isinstance(action, Send))
     assert lost == messages.FenceWorker(1, 0, "killed by SIGKILL")
     warning = next(action for action in actions if isinstance(action, Warn))
-    assert "worker:1@host-b was lost: killed by SIGKILL; worker:0 go on" in warning.text
+    assert "worker:1@host-b was lost: killed by SIGKILL; worker:0 goes on" in warning.text
     assert state.phase is ClusterPhase.RUNNING
     assert [failure.node.name for failure in state.failures] == ["worker:1"]
     assert state.fatal == []
