@@ -94,6 +94,8 @@ class WorkerLink:
     """When the status was received, monotonic."""
     is_kept: bool = False
     """Whether the connection is from an earlier partition and has not answered this one yet."""
+    stays_used: bool = False
+    """Whether the connection is nearly used, and could not be replaced in this partition."""
     way: str = ""
     """Transport to the worker, for people; empty without a connection."""
     sent_bytes: int = 0
@@ -133,15 +135,26 @@ class WorkerLink:
 
     def is_usable(self, since_s: float) -> bool:
         """Return whether a chunk may be sent without a Hello first."""
-        if not self.is_fresh(since_s) or self._is_nearly_used:
+        if not self.is_fresh(since_s) or self._is_to_replace:
             return False
         return not self.is_kept or (
             self.connection is not None and not self.connection.peer_closed()
         )
 
     @property
-    def _is_nearly_used(self) -> bool:
-        return self.connection is not None and self.connection.is_nearly_used
+    def wants_connection(self) -> bool:
+        """Whether `open` has to connect."""
+        return self.connection is None or self._is_broken or self._is_to_replace
+
+    @property
+    def _is_broken(self) -> bool:
+        """Whether the connection of an earlier partition has ended since."""
+        return self.is_kept and self.connection is not None and self.connection.peer_closed()
+
+    @property
+    def _is_to_replace(self) -> bool:
+        is_used = self.connection is not None and self.connection.is_nearly_used
+        return is_used and not self.stays_used
 
     def take_kept(self, purpose: Purpose) -> None:
         """Use a connection of an earlier partition, if there is one.
@@ -173,25 +186,27 @@ class WorkerLink:
     def open(self, credentials: Credentials, timeout_s: float) -> None:
         """Connect if not connected, or if the connection is nearly used.
 
-        A failure makes the worker lost, as one a while ago does.
+        A failure makes the worker lost, as one a while ago does; but a used connection is good for
+        many calls more, and stays for this partition if it cannot be replaced now.
 
         Args:
             credentials: of the cluster.
             timeout_s: for connecting, in seconds.
         """
-        is_broken = self.is_kept and self.connection is not None and self.connection.peer_closed()
-        if is_broken or self._is_nearly_used:
-            self.close()
-        if self.connection is not None:
+        if not self.wants_connection:
             return
+        if self._is_broken:
+            self.close()
         if not self.is_needed and UNREACHABLE.has(self.target.endpoint):
+            if self._keeps_used():
+                return
             self.passed_over = True
             self.lose("its host accepted no connection a while ago")
             return
         # The worker tells connections apart by it: a session ends with the one that it came on.
         identity = Identity(Role.FEEDER, os.getpid(), secrets.randbits(62) + 1)
         try:
-            self.connection = connect(
+            made = connect(
                 self.target.endpoint,
                 identity,
                 credentials,
@@ -199,9 +214,13 @@ class WorkerLink:
                 timeout_s=timeout_s,
                 limits=messages.LIMITS,
             )
+            self.close()
+            self.connection = made
             self.way = way_text(self.connection.transport, self.target.endpoint)
             UNREACHABLE.forget(self.target.endpoint)
         except (RpcError, OSError) as error:
+            if self._keeps_used():
+                return
             # Where not even the kernel answers, the host is gone; but one that has accepted and was
             # silent may have no place left for further connections that it has not taken yet.
             is_gone = isinstance(error, Unreachable) and not self.num_silences
@@ -209,6 +228,11 @@ class WorkerLink:
                 UNREACHABLE.note(self.target.endpoint)
             silent = isinstance(error, DeadlineExceeded) and not is_gone
             self.lose(f"{type(error).__name__}: {error}", silent=silent)
+
+    def _keeps_used(self) -> bool:
+        """Go on with the connection, if there is one, though it could not be replaced."""
+        self.stays_used = self.connection is not None
+        return self.stays_used
 
     def ask(self, request: Request, timeout_s: float, chunk: Chunk | None = None) -> bool:
         """Send a request; False if that lost the worker.
@@ -455,14 +479,16 @@ def _ask_all(
         link.open(credentials, timeout_s)
         link.ask(hello, timeout_s)
 
-    new = [link for link in links if link.connection is None]
+    new: list[WorkerLink] = []
+    connected: list[WorkerLink] = []
+    for link in links:
+        (new if link.wants_connection else connected).append(link)
     if len(new) < 2:
         for link in links:
             ask(link)
         return
-    for link in links:
-        if link.connection is not None:
-            ask(link)
+    for link in connected:
+        ask(link)
     with ThreadPoolExecutor(min(len(new), _AT_ONCE), "tfos-connect") as threads:
         for asked in [threads.submit(ask, link) for link in new]:
             asked.result()

@@ -69,17 +69,22 @@ class PeerLinks:
     def open(self, deadline_s: float) -> None:
         """Connect to every peer that is not connected yet, or whose connection is nearly used.
 
+        A used connection that cannot be replaced now stays: it is good for many calls more, and a
+        peer that has ended may not be needed. The next call tries again.
+
         Args:
             deadline_s: monotonic.
 
         Raises:
-            RankLost: a peer cannot be reached.
+            RankLost: a peer that is not connected yet cannot be reached.
         """
         for rank, peer in self._peers.items():
             old = self._connections.get(rank)
-            if old is not None and not old.is_nearly_used:
+            if old is not None and (not old.is_nearly_used or old.peer_closed()):
                 continue
             left_s = deadline_s - time.monotonic()
+            if old is not None:
+                left_s /= 2  # the call can do without
             try:
                 self._connections[rank] = connect(
                     peer.endpoint,
@@ -89,6 +94,8 @@ class PeerLinks:
                     timeout_s=max(_LAST_CONNECT_S, min(CONNECT_S, left_s)),
                 )
             except RpcError as error:
+                if old is not None:
+                    continue
                 raise RankLost(f"rank {rank} cannot be reached: {error}{_hint(error)}") from error
             if old is not None:
                 self._forget_replaced(rank)

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from rpc.endpoint import Endpoint
 from tfos.control.curve import CurvePoint
 from tfos.control.messages import (
@@ -218,13 +220,21 @@ class Member:
 
     def copied(self) -> Member:
         """Return a copy that stays as it is when the node goes on."""
-        return replace(
-            self, beats=self.beats.copy(), flushes=self.flushes.copy(), batches=self.batches.copy()
-        )
+        batches = {feed: answers.copy() for feed, answers in self.batches.items()}
+        return replace(self, beats=self.beats.copy(), flushes=self.flushes.copy(), batches=batches)
 
-    def as_lost(self) -> Member:
-        """Return a record of this attempt that stays as it is when another one registers."""
-        return replace(self, status=NodeStatus.LOST, beats=self.beats.copy())
+    def as_lost(self, *, is_first: bool) -> Member:
+        """Return a record of this attempt that stays as it is when another one registers.
+
+        Args:
+            is_first: keep how it ended as a whole: that may become the cluster's error. Of later
+                ones, which a stream has without end, only what is asked for stays.
+        """
+        end = self.end
+        if end is not None and not is_first:
+            end = msgspec.structs.replace(end, traceback="", log_tail=())
+        beats = deque([self.beats[-1]] if self.beats else [], maxlen=WINDOW_BEATS)
+        return replace(self, status=NodeStatus.LOST, end=end, beats=beats, batches={})
 
     @property
     def progress(self) -> dict[str, float]:

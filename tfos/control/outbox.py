@@ -45,12 +45,11 @@ class Outbox:
                 self._dropped += KEPT_ORDERS
             self._changed.notify_all()
 
-    def open_stream(self) -> int:
-        """Return the number of a new stream; it replaces the one before it."""
+    def open_stream(self, number: int) -> None:
+        """Let a stream replace the one before it, unless that has the higher number."""
         with self._changed:
-            self._stream += 1
+            self._stream = max(self._stream, number)
             self._changed.notify_all()
-            return self._stream
 
     def wake(self) -> None:
         """Make waiting streams check `is_active` again."""

@@ -10,6 +10,7 @@ serialise its calls.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -83,6 +84,7 @@ class ControlServer:
         self._handler = handler
         self._outboxes: dict[NodeId, Outbox] = {}
         self._outboxes_lock = threading.Lock()
+        self._stream_numbers = itertools.count(1)
         self._server = TlsServer(
             self._calls(handler),
             credentials,
@@ -152,11 +154,14 @@ class ControlServer:
     def _orders(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Yield orders until the node, a newer stream or this server ends it."""
         message = received(codec.decode_subscribe, _is_itself, body, context)
-        outbox = self._outbox(message.node)
-        number = outbox.open_stream()
+        if not context.is_active():  # it waited for a thread; its node may have a newer stream
+            return
+        number = next(self._stream_numbers)
         refusal = self._handler.on_stream_opened(message.node, number)
         if refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+        outbox = self._outbox(message.node)  # not before: a refused attempt is to leave none
+        outbox.open_stream(number)
 
         def ended() -> None:
             outbox.wake()

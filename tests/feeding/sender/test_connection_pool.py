@@ -15,13 +15,15 @@ from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.errors import NoWorkerLeft, RowError
 from feeding.protocol.messages import FeedStatus, Hello, encode
 from feeding.receiver.channel import FeedChannel
-from feeding.sender import connection_pool
+from feeding.sender import connection_pool, worker_link
 from feeding.sender.connection_pool import POOL, ConnectionPool, IdleConnection, Purpose
 from feeding.sender.task import FeedTarget, FeedTask
+from feeding.sender.unreachable import UNREACHABLE
 from feeding.sender.worker_link import WorkerLink
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import connect
 from rpc.endpoint import Endpoint
+from rpc.errors import Unreachable
 from rpc.server.listener import Listener
 from rpc.transport import tls_stream
 from tests.support.feed import (
@@ -52,6 +54,7 @@ def _no_connections_of_other_tests():
     POOL.clear()
     yield
     POOL.clear()
+    UNREACHABLE.clear()
 
 
 def run(task, partition, rows):
@@ -130,6 +133,39 @@ def test_no_worker_is_lost_when_a_partition_has_used_up_a_connections_keys(monke
         assert rows_of(reading) == list(range(3000))
         assert accepted([worker])[0] >= 4
         eventually(lambda: open_connections(worker) <= 1, "used connections are closed")
+
+
+@pytest.mark.fault("F28")
+@pytest.mark.parametrize("away", ["noted by another partition", "accepts none"])
+def test_a_used_connection_that_cannot_be_replaced_feeds_while_it_is_good(monkeypatch, away):
+    monkeypatch.setattr(tls_stream, "MAX_RECORDS", 2**12)
+    with workers(1, SMALL, "tls") as (worker,):
+        reading = read_epochs(worker)
+        task = feed_task([worker], config=SMALL, credentials=given_tls, keeps_unsent=True)
+        run(task, 0, range(1000))
+        ((idle,),) = POOL._idle.values()
+        stream: Any = idle.connection.stream
+        stream._records_left = 2**10 - 1
+        assert idle.connection.is_nearly_used
+
+        def refuse(endpoint: Any, *_: Any, **__: Any) -> Any:
+            raise Unreachable(f"{endpoint}: connection refused")
+
+        with monkeypatch.context() as patched:
+            if away == "accepts none":
+                patched.setattr(worker_link, "connect", refuse)
+            else:
+                UNREACHABLE.note(worker.listener.endpoint)
+            report = run(task, 1, range(1000, 2000))
+            assert report.lost == ()
+        assert UNREACHABLE.has(worker.listener.endpoint) == (away != "accepts none")
+        UNREACHABLE.clear()
+        assert run(task, 2, range(2000, 3000)).lost == ()
+        worker.channel.flush("input", 0)
+        worker.channel.finish("input")
+        assert rows_of(reading) == list(range(3000))
+        assert accepted([worker]) == [2]
+        eventually(lambda: open_connections(worker) <= 1, "the used connection is closed")
 
 
 @pytest.mark.fault("F28")
@@ -396,6 +432,7 @@ from pathlib import Path
 import msgspec
 from feeding.sender.connection_pool import POOL
 from feeding.sender.task import FeedTarget, FeedTask
+from feeding.sender.unreachable import UNREACHABLE
 from feeding.sender.worker_link import WorkerLink
 from feeding.config import FeedConfig
 from rpc.auth.handshake import Credentials

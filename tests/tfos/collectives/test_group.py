@@ -14,7 +14,7 @@ import pytest
 
 from rpc.errors import BusyError, DeadlineExceeded
 from rpc.transport import tls_stream
-from tests.support.rank_threads import Ranks
+from tests.support.rank_threads import JOIN_S, Ranks
 from tfos.collectives import fetching, layout
 from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup
 from tfos.errors import (
@@ -233,6 +233,57 @@ def test_ranks_stay_together_while_their_connections_use_up_their_keys(start, mo
     replaced = [each.stats().accepted - 2 for each in ranks.listeners]
     assert min(replaced) >= 2
     assert max(each.stats().open_connections for each in ranks.listeners) <= 4
+
+
+@pytest.mark.fault("F28")
+def test_a_used_connection_that_cannot_be_replaced_serves_while_it_is_good(start):
+    """Rank 1 has returned, and the last broadcast needs nothing of it."""
+    ranks = start(3, tls=True)
+    has_left = threading.Event()
+
+    def calls(group: RankGroup) -> float:
+        group.allreduce(np.ones(10))
+        if group.rank == 2:
+            assert has_left.wait(JOIN_S)
+            stream: Any = group._links._connections[1].stream
+            stream._peers_records_left = 100
+            assert group._links._connections[1].is_nearly_used
+        found = group.broadcast(np.ones(4) if group.rank == 0 else None, root=0)
+        if group.rank == 1:
+            ranks.leave(1)
+            has_left.set()
+        return float(found.sum())
+
+    assert ranks.run(calls) == [4.0] * 3
+
+
+@pytest.mark.fault("F28")
+def test_peers_that_accept_no_connection_for_a_while_are_called_on_their_used_ones(
+    start, monkeypatch
+):
+    def call(group: RankGroup) -> float:
+        return float(group.allreduce(np.ones(10), timeout_s=8)[0])
+
+    ranks, connect = start(2, tls=True), fetching.connect
+    monkeypatch.setattr(tls_stream, "MAX_RECORDS", 2**10)
+    assert ranks.run(call) == [2.0] * 2
+    for group in ranks.groups:
+        (link,) = group._links._connections.values()
+        stream: Any = link.stream
+        stream._records_left = 200
+    left_s: list[float] = []
+
+    def refuse(*_: Any, timeout_s: float, **__: Any) -> Any:
+        left_s.append(timeout_s)
+        raise DeadlineExceeded("no answer")
+
+    monkeypatch.setattr(fetching, "connect", refuse)
+    assert ranks.run(call) == [2.0] * 2
+    assert len(left_s) == 2
+    assert max(left_s) <= 4, "the call itself has the other half"
+    monkeypatch.setattr(fetching, "connect", connect)
+    assert ranks.run(call) == [2.0] * 2
+    assert [each.stats().accepted for each in ranks.listeners] == [2, 2]
 
 
 def test_the_root_of_a_broadcast_does_not_wait_for_a_rank_that_has_ended(start):

@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -94,6 +95,45 @@ def test_a_node_of_an_old_cluster_on_a_reused_port_is_refused_by_both_sides(cont
     finally:
         old.close()
         new.close()
+
+
+def test_refused_subscriptions_leave_nothing_in_the_drivers_memory(control):
+    """A node's key subscribes as attempts without end; a fenced one also tries again."""
+    control.handler.refuse_orders = "it was replaced or fenced"
+    node = control.client("worker", 1)
+    call = node._channel.unary_stream(codec.path(codec.ORDERS))
+    for attempt in range(20):
+        subscribe = messages.Subscribe(NodeId("worker", 1, attempt), 0)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(codec.encode(subscribe), timeout=WAIT_S))
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert control.server._outboxes == {}
+
+
+class EndedContext:
+    """A call whose connection has ended before a thread took it."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_common_name": [b"worker:0"]}
+
+    def is_active(self) -> bool:
+        return False
+
+    def add_callback(self, _callback: object) -> bool:
+        return False
+
+
+def test_a_subscription_of_a_connection_that_has_ended_does_not_end_the_newer_stream(control):
+    got: queue.Queue[messages.Order] = queue.Queue()
+    node = control.client_with(NODE, control.authority.node(NODE.name))
+    node.orders(got.put, lambda reason: None)
+    control.handler.wait_for("opened")
+    late = codec.encode(messages.Subscribe(NODE, 0))
+    context: Any = EndedContext()
+    assert list(control.server._orders(late, context)) == []
+    control.server.send(NODE, messages.StopTraining("enough"))
+    assert got.get(timeout=WAIT_S) == messages.StopTraining("enough")
+    assert [kind for kind, _ in control.handler.notes] == ["opened"]
 
 
 @pytest.mark.attack("A27")

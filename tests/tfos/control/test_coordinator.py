@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rpc.endpoint import Endpoint
-from tests.support.cluster_states import node_id
+from tests.support.cluster_states import node_id, report_to, running
 from tests.support.waiting import wait_until
 from tfos.config import ClusterConfig, Restarts
 from tfos.console.console import Console
@@ -195,6 +195,26 @@ def test_the_headline_is_explained_and_a_loss_before_it_is_not_counted_after_it(
     assert str(error).splitlines()[0] == "ExecutorLost: executor 2 ended (137)"
     assert str(error).endswith("1 more failure before it: worker:1")
     assert "after it" not in str(error)
+
+
+@pytest.mark.parametrize("place", [0, 30, 70, 120, 199])
+def test_the_cause_is_the_headline_wherever_it_comes_among_more_failures_than_are_kept(place: int):
+    coordinator = Coordinator(plan(201, 1), ClusterConfig(), Console(enabled=False))
+    coordinator._state = running(plan(201, 1))
+    workers = coordinator.read(lambda state: [each.node for each in state.workers])
+    for number, node in enumerate(workers):
+        kind, text = "tfos.errors.RankLost", "its own error is the cause"
+        if number == place:
+            kind, text = "builtins.ValueError", "broken row"
+        failure = NodeFailure(node, "h", 7, error_type=kind, message=text, traceback="tb")
+        report_to(coordinator, node, messages.Failed(failure))
+    error = coordinator.error()
+    assert error is not None
+    assert str(error).splitlines()[0] == "builtins.ValueError: broken row"
+    kept = [each.node.index for each in coordinator.failures()]
+    assert len(kept) == 100
+    assert kept[:50] == list(range(50))
+    assert kept[-40:] == list(range(160, 200))
 
 
 def test_closing_twice_is_fine_and_ends_the_wait_of_others(bed):

@@ -11,7 +11,8 @@ from tfos.control.outbox import KEPT_ORDERS, OrdersForgotten, Outbox
 
 
 def orders(outbox: Outbox, after: int, count: int) -> list[tuple[int, int]]:
-    stream = outbox.stream(outbox.open_stream(), after, lambda: True)
+    outbox.open_stream(1)
+    stream = outbox.stream(1, after, lambda: True)
     found = [(each.seq, each.order) for each in islice(stream, count)]
     return [(seq, order.epoch) for seq, order in found if isinstance(order, Flush)]
 
@@ -24,6 +25,18 @@ def test_a_new_stream_goes_on_behind_what_the_node_has():
     assert orders(outbox, 3, 2) == [(4, 3), (5, 4)]
     outbox.close()
     assert orders(outbox, 5, 1) == []
+
+
+def test_a_newer_stream_ends_the_one_before_it_and_one_that_comes_late_has_nothing():
+    outbox = Outbox()
+    outbox.put(Flush("input", 0))
+    outbox.open_stream(2)
+    newest = outbox.stream(2, 0, lambda: True)
+    outbox.open_stream(1)
+    assert list(outbox.stream(1, 0, lambda: True)) == []
+    assert next(newest).seq == 1
+    outbox.open_stream(3)
+    assert list(newest) == []
 
 
 def test_only_the_newest_orders_are_kept_and_keep_their_numbers():

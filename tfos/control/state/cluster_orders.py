@@ -16,12 +16,13 @@ from tfos.control.messages import FeedEpoch
 from tfos.control.restarts.joining import OpenEpochs
 from tfos.control.state.actions import Action, Send
 from tfos.control.state.cluster_view import ClusterView
-from tfos.failure import NodeFailure
+from tfos.failure import NodeFailure, is_symptom
 from tfos.phases import ClusterPhase, may_move
 
 _MAX_FAILURES = 100
 _FIRST_FAILURES = 50
-"""Of those that are kept: the first show how it began, the newest what goes on."""
+"""Of those that are kept: the first show how it began, the newest what goes on. Of the others,
+symptoms are dropped before causes."""
 
 
 @dataclass
@@ -207,4 +208,6 @@ class ClusterOrders(ClusterView):
         self.num_failures += 1
         self.failures.append(failure)
         if len(self.failures) > _MAX_FAILURES:
-            del self.failures[_FIRST_FAILURES]
+            later = self.failures[_FIRST_FAILURES:-1]  # a cause among them is to be the headline
+            place = next((place for place, each in enumerate(later) if is_symptom(each)), 0)
+            del self.failures[_FIRST_FAILURES + place]

@@ -491,7 +491,7 @@ class ClusterState(ClusterOrders):
         delay_s = member.restarts.take(member.registered_s, now_s) or 0.0  # has_left has said so
         self._note_end(failure)
         if not member.planned.is_ps:
-            self.gone.append(member.as_lost())
+            self.gone.append(member.as_lost(is_first=not self.gone))
         member.status, member.endpoint, member.lost_s = NodeStatus.RESTARTING, None, now_s
         member.first_attempt += _ATTEMPTS_PER_JOB
         fences = [] if member.planned.is_ps else self._fence(member, failure)

@@ -9,6 +9,7 @@ driver whose screen takes none must not cost the node its lease.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from rpc.process_stat import resident_bytes
 from tfos.control import messages
-from tfos.errors import ControlFailed, ControlRefused, ControlUnavailable
+from tfos.errors import ControlError, ControlFailed, ControlRefused, ControlUnavailable
+from tfos.failure import NodeFailure
 from tfos.node.supervisor.pending_output import PendingOutput
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ _REACH_DRIVER = (
     "name an address and port of the driver that this host reaches, or open the port"
 )
 _RETRY_S = 0.5
-_MOST_FAILURES = 3
-"""Of one event in a row that the driver could not handle: the third is no accident."""
+_MOST_FAILURES_S = 10.0
+"""For so long the driver may answer that it could not handle an event: then it is no accident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ class Reporter:
         self._changed = threading.Condition()
         self._events: deque[tuple[int, messages.Event]] = deque()
         self._num_events = 0
-        self._num_failures = 0
-        """Times in a row that the driver could not handle the oldest event."""
+        self._fails_since_s: float | None = None
+        """Since when the driver cannot handle the oldest event; None: it has not said so."""
         self._output = PendingOutput()
         self._finish_by_s: float | None = None
         self._is_connected = threading.Event()
@@ -169,6 +171,9 @@ class Reporter:
             self._serve()
         except ControlRefused as error:
             self._post(Unwanted(str(error)))
+        except ControlFailed as error:  # the driver is reached: no port is to be opened
+            text = f"the driver could not handle the registration: {error}"
+            self._post(Unwanted(f"{text}. Start the cluster again, and report this"))
         except ControlUnavailable as error:
             host = self._register_message.host
             text = f"{host} did not reach the driver in {REGISTER_WINDOW_S:g} s: {error}"
@@ -229,17 +234,39 @@ class Reporter:
             try:
                 self._client.report(event, seq, timeout_s=self._timeout_s())
             except ControlFailed as error:
-                self._num_failures += 1
-                if self._num_failures < _MOST_FAILURES:
+                self._fails_since_s = self._fails_since_s or time.monotonic()
+                if time.monotonic() - self._fails_since_s < _MOST_FAILURES_S:
                     raise
-                raise ControlRefused(
-                    f"the driver could not handle {type(event).__name__}, {_MOST_FAILURES} times "
-                    f"in a row, and what this node reports later stands behind it: {error}. Start "
-                    "the cluster again, and report this"
-                ) from error
+                self._give_up(seq, event, error)
             self._last_contact_s = time.monotonic()
-            self._num_failures = 0
+            self._fails_since_s = None
             self._events.popleft()
+
+    def _give_up(self, seq: int, event: messages.Event, error: ControlFailed) -> None:
+        """Report the driver's failure in the place of an event that it cannot handle.
+
+        Raises:
+            ControlRefused: always; the node ends.
+        """
+        text = (
+            f"the driver could not handle {type(event).__name__} for {_MOST_FAILURES_S:g} s, and "
+            f"what this node reports later stands behind it: {error}. Start the cluster again, and "
+            "report this"
+        )
+        node = self._register_message
+        failure = NodeFailure(
+            node.node,
+            node.host,
+            node.pid,
+            executor_id=node.executor_id,
+            phase=self._heartbeat_state().phase,
+            error_type=ControlFailed.__name__,
+            message=text,
+        )
+        # Else the driver finds a silent node, and starts one again that would do the same.
+        with contextlib.suppress(ControlError):
+            self._client.report(messages.Failed(failure), seq, timeout_s=self._timeout_s())
+        raise ControlRefused(text) from error
 
     def _send_output(self) -> None:
         try:

@@ -10,7 +10,7 @@ from rpc.endpoint import Endpoint
 from tests.support.cluster_states import node_id
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.control import messages
-from tfos.control.members import NodeStatus
+from tfos.control.members import WINDOW_BEATS, NodeStatus
 from tfos.control.state.actions import Action, Replace, Send, Tell, Warn
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.job_end import JobEnd
@@ -133,6 +133,28 @@ def test_a_node_that_was_ended_in_order_or_lost_with_its_executor_did_not_crash(
         registers(state, "worker:1", (attempt + 1) * 100)
     assert len(state.gone) == 2
     assert [each.crash for each in state.gone] == [None, None]
+
+
+def test_the_records_of_a_thousand_losses_take_little_memory_and_the_first_is_whole():
+    """A stream runs for years; only the first loss can become the headline, of a collective."""
+    state = running(workers=1)
+    log_tail = ("a line of output " * 10,) * 50
+    for number in range(1000):
+        now_s = NOW + 700.0 * number
+        for seq in range(WINDOW_BEATS):
+            beat = messages.Heartbeat(node_id("worker:1", number * 100), seq + 1, "main_fun")
+            state.on_heartbeat(beat, now_s)
+        text = f"{number:05}" * 20_000
+        dies(state, "worker:1", number * 100, now_s, signal=11, traceback=text, log_tail=log_tail)
+        registers(state, "worker:1", (number + 1) * 100, now_s)
+    assert len(state.gone) == 1000
+    first, *others = state.gone
+    assert first.end is state.failures[0]
+    ends = [each.end for each in others if each.end is not None]
+    assert sum(len(each.traceback) + len(each.log_tail) for each in ends) == 0
+    assert all(len(each.beats) == 1 for each in state.gone)
+    assert all(each.crash is not None for each in state.gone)
+    assert state.failures[-1].traceback == "00999" * 20_000
 
 
 @pytest.mark.fault("F54")

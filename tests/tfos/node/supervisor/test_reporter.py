@@ -13,9 +13,11 @@ import pytest
 
 from rpc.endpoint import Endpoint
 from tests.support.waiting import wait_until
+from tests.support.watched_job import WatchedJob
 from tfos.control import messages
+from tfos.control.restarts.node_end import is_from_outside
 from tfos.errors import ControlFailed, ControlUnavailable
-from tfos.failure import NodeId
+from tfos.failure import NodeId, is_symptom
 from tfos.node.supervisor.reporter import HeartbeatState, Reporter, Unwanted
 
 WAIT_S = 10.0
@@ -207,19 +209,21 @@ class DriverThatCannotHandleEpochs(PlayedDriver):
 
     def __init__(self) -> None:
         super().__init__("none")
+        self.job = WatchedJob()
         self.num_tries = 0
 
     def report(self, event: messages.Event, seq: int, **_: Any) -> None:
-        del seq
         if isinstance(event, messages.EpochTrained):
             self.num_tries += 1
             raise ControlFailed("Report: UNKNOWN: Exception calling application: no such feed")
+        self.job.coordinator.on_report(messages.EventReport(NodeId("worker", 0), seq, event))
 
 
 @pytest.mark.fault("F26")
 def test_an_event_that_the_driver_cannot_handle_ends_the_node_with_the_drivers_text(monkeypatch):
     """The driver would wait for ever for the end of main_fun, whose report stands behind it."""
     monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.01)
+    monkeypatch.setattr("tfos.node.supervisor.reporter._MOST_FAILURES_S", 0.2)
     driver = DriverThatCannotHandleEpochs()
     notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
     each = reporter(lambda: driver, notices)
@@ -230,11 +234,55 @@ def test_an_event_that_the_driver_cannot_handle_ends_the_node_with_the_drivers_t
     try:
         wanted = [notices.get(timeout=WAIT_S) for _ in range(2)]
         assert isinstance(wanted[1], Unwanted)
-        assert "could not handle EpochTrained, 3 times" in wanted[1].reason
+        assert "could not handle EpochTrained for 0.2 s" in wanted[1].reason
         assert "no such feed" in wanted[1].reason
-        assert driver.num_tries == 3
+        assert driver.num_tries > 3
+        error = driver.job.coordinator.error()
+        assert error is not None
+        assert error.failures[0].message == wanted[1].reason
+        assert not is_symptom(error.failures[0])
+        assert not is_from_outside(error.failures[0]), "else it is started again, and repeats it"
     finally:
         each.finish(0.1)
+
+
+class DriverThatFailsForAMoment(DriverThatCannotHandleEpochs):
+    """It has no memory left, and a moment later it has."""
+
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        self.num_tries += 1
+        if self.num_tries <= 5:
+            raise ControlFailed("Report: UNKNOWN: Exception calling application: MemoryError")
+
+
+@pytest.mark.fault("F26")
+def test_a_driver_that_cannot_handle_an_event_for_a_moment_ends_no_node(monkeypatch):
+    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.01)
+    driver = DriverThatFailsForAMoment()
+    with reports_to(driver) as each:
+        each.report(messages.EpochTrained(1, 0, {}))
+        wait_until(lambda: driver.num_tries == 6, "the event is taken", WAIT_S)
+
+
+class DriverThatCannotRegister(CutOff):
+    """It answers, so it is reached."""
+
+    def register(self, _register: messages.Register, *, timeout_s: float) -> None:
+        del timeout_s
+        raise ControlFailed("Register: UNKNOWN: Exception calling application: KeyError")
+
+
+def test_a_driver_that_cannot_handle_a_registration_is_not_told_as_one_out_of_reach(monkeypatch):
+    monkeypatch.setattr("tfos.node.supervisor.reporter.REGISTER_WINDOW_S", 0.2)
+    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.01)
+    notices: queue.SimpleQueue[Unwanted] = queue.SimpleQueue()
+    each = reporter(DriverThatCannotRegister, notices)
+    each.start()
+    notice = notices.get(timeout=WAIT_S)
+    assert not notice.is_cut_off
+    assert "could not handle the registration: Register: UNKNOWN" in notice.reason
+    assert "TFOS_SERVER_HOST" not in notice.reason
+    each.finish(WAIT_S)
 
 
 class DriverThatTakesNoLines(PlayedDriver):
