@@ -62,10 +62,18 @@ class BadData:
         if (file, byte) in self._places:
             return
         if self.num_skipped == self.max_skipped:
-            raise DataError(
-                f"{error}; {self.num_skipped + 1} damaged records or files, max_skipped is "
-                f"{self.max_skipped}"
-            )
+            raise self.too_many(error)
         self._places.add((file, byte))
         if self.num_skipped <= _NUM_LOGGED:
             _logger.warning("skipped: %s", error)
+
+    def too_many(self, error: DataError) -> DataError:
+        """Return the error for one damaged record or file more than are skipped.
+
+        Args:
+            error: of one of them.
+        """
+        return DataError(
+            f"{error}; {self.max_skipped + 1} damaged records or files, max_skipped is "
+            f"{self.max_skipped}"
+        )

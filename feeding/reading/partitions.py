@@ -120,15 +120,17 @@ def partition_columns(files: Iterable[SourceFile]) -> dict[str, PartitionColumn]
     return columns
 
 
-def refuse_both(name: str, path: str) -> FeedSettingsError:
+def refuse_both(name: str, path: str, *, only_filtered: bool = False) -> FeedSettingsError:
     """Return the error for a column that a file and its directories have.
 
     Args:
         name: of the column.
         path: of the file.
+        only_filtered: whether it is needed for `filters` alone.
     """
+    which = ", and filters name it" if only_filtered else ""
     return FeedSettingsError(
-        f"{path}: {name!r} is a column of the file and a key of its directories; pass "
+        f"{path}: {name!r} is a column of the file and a key of its directories{which}; pass "
         "partitions=False to read the file's, or leave one of them out of the data"
     )
 

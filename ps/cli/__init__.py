@@ -14,3 +14,7 @@ COMMANDS = {
 
 SECRET_FILE_HELP = "File of mode 0600 with the cluster's secret."
 CLUSTER_ID_HELP = "Name of the cluster, the same for all its processes."
+INTEGRITY_HELP = (
+    "What is authenticated on TCP, the same for all processes: headers (header), all bytes "
+    "(payload), or all bytes between two hosts (auto, the default)."
+)

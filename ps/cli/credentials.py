@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import get_args
 
-from ps.cli import CLUSTER_ID_HELP, SECRET_FILE_HELP
+from ps.cli import CLUSTER_ID_HELP, INTEGRITY_HELP, SECRET_FILE_HELP
 from ps.errors import PSSettingsError
 from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials, Integrity
@@ -62,8 +62,7 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
         "--integrity",
         choices=get_args(Integrity),
         default="auto",
-        help="What is authenticated on TCP, the same for all processes: headers, all bytes, or all "
-        "bytes between two hosts (default: auto).",
+        help=INTEGRITY_HELP,
     )
     parser.add_argument(
         "--tls-cert", metavar="FILE", help="TLS on TCP: this process's certificate."

@@ -1,7 +1,7 @@
 """DeepFM by tfos: a worker of its own process, as `main_fun` would be, without Spark.
 
-Its task's `more`: `endpoints`, `cluster_id`, `secret` of the servers, `rank`, `num_workers`, and
-the keywords of `ctx.distribute`.
+Its task's `more`: `endpoints`, `cluster_id`, `secret`, `integrity` of the servers, `rank`,
+`num_workers`, and the keywords of `ctx.distribute`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def settings_of(servers: BenchServers, rank: int, num_workers: int) -> dict[str,
         "endpoints": [(at.host, at.port, at.unix_path, at.boot_id) for at in servers.endpoints],
         "cluster_id": servers.credentials.cluster_id,
         "secret": servers.credentials.secret.hex(),
+        "integrity": servers.credentials.integrity,
         "rank": rank,
         "num_workers": num_workers,
     }
@@ -58,7 +59,7 @@ def connect(more: dict[str, Any]) -> PSClient:
     """Return a new client of the task's servers."""
     return PSClient(
         [Endpoint(*at) for at in more["endpoints"]],
-        Credentials(more["cluster_id"], bytes.fromhex(more["secret"])),
+        Credentials(more["cluster_id"], bytes.fromhex(more["secret"]), more["integrity"]),
         Identity(Role.WORKER, more["rank"]),
         num_workers=more["num_workers"],
     )

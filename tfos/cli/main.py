@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tfos
-from ps.cli import CLUSTER_ID_HELP, COMMANDS, SECRET_FILE_HELP
+from ps.cli import CLUSTER_ID_HELP, COMMANDS, INTEGRITY_HELP, SECRET_FILE_HELP
 from tfos.cli import jobs
 from tfos.cli.doctor import doctor
 from tfos.cli.failing import fail
@@ -85,6 +85,9 @@ def bench(  # noqa: PLR0913  # one parameter per option
     cluster_id: Annotated[
         str, typer.Option(metavar="NAME", help=f"With --servers. {CLUSTER_ID_HELP}")
     ] = "",
+    integrity: Annotated[
+        str, typer.Option(metavar="WHAT", help=f"With --servers. {INTEGRITY_HELP}")
+    ] = "auto",
 ) -> None:
     """Measure this machine: ours against the plain way, in turns, in one run."""
     from rpc.errors import TFOSError
@@ -97,8 +100,8 @@ def bench(  # noqa: PLR0913  # one parameter per option
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     command = " ".join(["tfos", *sys.argv[1:]])
     try:
-        asked = servers or secret_file or cluster_id
-        given = _given(servers, secret_file, cluster_id) if asked else None
+        asked = servers or secret_file or cluster_id or integrity != "auto"
+        given = _given(servers, secret_file, cluster_id, integrity) if asked else None
         run = Bench(command, toy=toy, given_repeats=repeats or None, given_servers=given)
         _run(name, run, json_lines)
     except ModuleNotFoundError as error:
@@ -137,11 +140,10 @@ app.command()(pack)
 app.command()(submit)
 
 
-def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
+def _given(servers: str, secret_file: str, cluster_id: str, integrity: str) -> GivenServers:
     from ps.cli.addresses import endpoints_of
-    from ps.cli.credentials import read_secret
+    from ps.cli.credentials import credentials_of
     from ps.errors import PSSettingsError
-    from rpc.auth.handshake import Credentials
     from tfos.bench.harness import GivenServers
 
     if not (servers and secret_file and cluster_id):
@@ -149,8 +151,15 @@ def _given(servers: str, secret_file: str, cluster_id: str) -> GivenServers:
             "--servers, --secret-file and --cluster-id go together: where the servers listen, and "
             "what they were started with"
         )
-    credentials = Credentials(cluster_id, read_secret(Path(secret_file)))
-    return GivenServers(endpoints_of(servers), credentials)
+    options = Namespace(
+        secret_file=secret_file,
+        cluster_id=cluster_id,
+        integrity=integrity,
+        tls_cert=None,
+        tls_key=None,
+        tls_ca=None,
+    )
+    return GivenServers(endpoints_of(servers), credentials_of(options))
 
 
 def _run(name: str, run: Bench, json_lines: bool) -> None:

@@ -274,6 +274,13 @@ class Member:
         feeds = {snapshot.feed for snapshot in self._known()}
         return sum(self.feed(feed).trained_rows for feed in feeds)
 
+    @property
+    def reads_own_rows(self) -> bool:
+        """Whether main_fun reads rows itself: none was fed to it, or fewer than it has trained."""
+        feeds = {snapshot.feed for snapshot in self._known()}
+        fed = sum(self.feed(feed).fed_rows for feed in feeds)
+        return not fed or self.progress.get("rows", 0.0) > fed
+
     def _snapshots(self, feed: str) -> list[FeedSnapshot]:
         """Return all that is known of one feed at this attempt."""
         return [snapshot for snapshot in self._known() if snapshot.feed == feed]

@@ -73,13 +73,19 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
         return path
     scheme, separator, authority = default_fs.partition("://")
     root = f"{scheme}{separator}{authority.rstrip('/')}"
-    if path.startswith("/"):
-        return root + path
+    is_absolute = path.startswith("/")
+    parts = [part for part in path.split("/") if part != "."]  # which URLs must not hold
+    path = "/".join(parts)
+    if is_absolute:
+        return f"{root}{path or '/'}"
     if scheme in ("hdfs", "viewfs"):
         owner = user or user_name(os.environ)
         return f"{root}/user/{owner}/{path}"
     if scheme == "file":
-        return f"{root}{working_dir.rstrip('/')}/{path}"
+        base = working_dir.rstrip("/")
+        while parts[:1] == [".."]:  # exact: a working directory holds no symbolic link
+            base, parts = base.rpartition("/")[0], parts[1:]
+        return f"{root}{base}/{'/'.join(parts)}"
     _logger.warning(
         "relative path %r on the default file system %r, where no user has a directory that tfos "
         "knows: taken below its root; write a whole URL to say where",

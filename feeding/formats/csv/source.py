@@ -270,7 +270,8 @@ class CsvSource(LineSource):
     def _found_types(self) -> tuple[str, dict[str, pa.DataType]]:
         """Return the first file that has a row, and the types of the requested columns from it.
 
-        A file that gives no types is still read, with those of another one.
+        A file that gives no types is still read, with those of another one. If no other one has a
+        row its error is raised, whatever the policy: without types it could not be read.
         """
         rowless: tuple[str, dict[str, pa.DataType]] | None = None
         failed: list[DataError] = []
@@ -281,14 +282,16 @@ class CsvSource(LineSource):
                 types, has_rows = self._types_in(file.path)
             except DataError as error:
                 failed.append(error)
-                if self.bad.action == "fail" or len(failed) > self.bad.max_skipped:
-                    raise failed[0] from None
+                if self.bad.action == "fail":
+                    raise
+                if len(failed) > self.bad.max_skipped:
+                    raise self.bad.too_many(failed[0]) from None
                 continue
             if has_rows:
                 return file.path, types
             rowless = rowless or (file.path, types)
         if failed:
-            raise failed[0]
+            raise DataError(f"{failed[0]}; no other file has a row to find types in")
         if rowless is None:
             raise DataError(
                 f"{self.listed[0].path} and {len(self.listed) - 1} other files are empty"

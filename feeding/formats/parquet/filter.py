@@ -20,6 +20,8 @@ from feeding.errors import FeedSettingsError
 
 _MAY_TAKE_NAN = re.compile(r"!=|\b(?!is_in\()\w+\(")
 """What may be true of NaN in the text of an expression: `!=`, and each function but `is_in`."""
+_QUOTED = re.compile(r'(?<=[\s\[(,=])"(?:[^"\\\n]|\\.)*"(?=[\s\]),}])')
+"""A text in an expression; no quote within a column's name, and none that arrow has not escaped."""
 
 
 class RowFilter:
@@ -60,14 +62,15 @@ class RowFilter:
         return all(name in self._text for name in path)
 
     def names(self, column: str) -> bool:
-        """Return whether the expression names a column; True for a text that equals its name too.
+        """Return whether the expression names a column; True for a few others too.
 
         Args:
             column: its name.
         """
         if self._alternatives is not None:
             return any(each[0] == column for every in self._alternatives for each in every)
-        return bool(re.search(rf"(?<![\w.]){re.escape(column)}(?![\w.])", self._text))
+        text = self._text if '"' in column else _QUOTED.sub('""', self._text)
+        return bool(re.search(rf"(?<![\w.]){re.escape(column)}(?![\w.])", text))
 
     def groups(self, footer: bytes, schema: pa.Schema, constants: Mapping[str, Any]) -> set[int]:
         """Return the row groups that may hold matching rows, by their statistics.

@@ -176,7 +176,7 @@ class ParquetPlan:
         stored = stored_columns(_arrow_schema(footer), footer.path)
         for name in self._keys:
             if name in stored:
-                raise refuse_both(name, footer.path)
+                raise refuse_both(name, footer.path, only_filtered=name not in self._names)
         for column in {**self._stored, **{c.name: c for c in self._filter_columns}}.values():
             found = stored.get(column.name)
             if found is None or _nullable(found.type) != _nullable(column.type):

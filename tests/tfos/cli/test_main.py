@@ -108,6 +108,8 @@ def test_what_was_measured_before_a_failure_is_shown(monkeypatch):
         (["dense", "--servers", "h:0"], "'h:0' is no HOST:PORT, e.g. 127.0.0.1:40001"),
         (["dense", "--servers", "h:65536"], "'h:65536' is no HOST:PORT"),
         (["dense", "--servers", "h"], "'h' is no HOST:PORT"),
+        (["dense", "--integrity", "header"], "--servers, --secret-file and --cluster-id go"),
+        (["dense", "--servers", "h:1", "--integrity", "all"], "integrity must be 'auto', 'header'"),
         (["apply", "--servers", "h:1"], "apply starts its own servers; with --servers there are"),
     ],
 )

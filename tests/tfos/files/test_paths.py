@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from feeding.errors import PathError
 from feeding.filesystem.location import parse
 from tfos.errors import SettingsError
 from tfos.files.paths import (
@@ -41,6 +42,34 @@ DISK = OutputPlace("file:///", "/work/dir")
 def test_a_path_means_what_tensorflowonspark_said(path, default_fs, expected):
     found = absolute_path(path, default_fs=default_fs, working_dir="/work/dir/", user="ann")
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "default_fs", "expected"),
+    [
+        ("./x", "file:///", "/work/dir/x"),
+        (".", "file:///", "/work/dir"),
+        ("./", "file://", "/work/dir"),
+        ("x/./y", "file:///", "/work/dir/x/y"),
+        ("../x", "file:///", "/work/x"),
+        ("./../../../x/*", "file:///", "/x/*"),
+        ("..", "file:///", "/work"),
+        ("/data/./x", "file:///", "/data/x"),
+        ("/.", "file:///", "/"),
+        ("./x", HDFS, f"{HDFS}/user/ann/x"),
+        ("./x", "viewfs://c", "viewfs://c/user/ann/x"),
+        ("/./x", HDFS, f"{HDFS}/x"),
+    ],
+)
+def test_a_path_of_the_working_directory_becomes_a_url_that_is_read(path, default_fs, expected):
+    found = absolute_path(path, default_fs=default_fs, working_dir="/work/dir/", user="ann")
+    assert str(parse(found)) == expected
+
+
+def test_a_parent_behind_a_name_is_refused_as_the_name_may_be_a_link():
+    found = absolute_path("x/../y", default_fs="file:///", working_dir="/work/dir")
+    with pytest.raises(PathError, match=r"must not hold '\.' or '\.\.'"):
+        parse(found)
 
 
 def test_a_relative_path_on_an_unknown_file_system_warns(caplog):

@@ -449,7 +449,8 @@ class ClusterState(ClusterOrders):
             case Meaning.OTHERS_GO_ON:
                 self._lose(member, failure, now_s)
                 fences = self._fence(member, failure)
-                return [*fences, notices.others_go_on(member, failure, self.training())]
+                warning = notices.others_go_on(member, failure, self.training())
+                return [*fences, warning, *notices.own_rows_lost(member)]
             case Meaning.FATAL:
                 member.status = NodeStatus.FAILED
                 lost_ps = [each.name for each in self.lost_tensorflow_ps()]

@@ -130,6 +130,24 @@ def others_go_on(member: Member, failure: NodeFailure, left: Sequence[Member]) -
     return Warn(f"{_lost(member, failure)}; {remaining} {verb} on")
 
 
+def own_rows_lost(member: Member) -> list[Action]:
+    """Warn that nobody takes over the rows that main_fun of a worker that is gone read itself.
+
+    Args:
+        member: the worker.
+    """
+    if not member.reads_own_rows:
+        return []
+    return [
+        Warn(
+            f"{member.name}: nobody trains the rows that its main_fun reads itself, in this epoch "
+            "and all that follow; rows of cluster.train() go to the others. "
+            "ClusterConfig(restarts=Restarts(workers=k)) starts a lost worker again up to k times, "
+            "tolerate_lost_workers=False ends the training with the first one"
+        )
+    ]
+
+
 def lost_after_return(member: Member, failure: NodeFailure) -> Warn:
     """Warn that a node is gone that nobody waits for.
 

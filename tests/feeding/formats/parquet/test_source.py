@@ -342,7 +342,9 @@ def test_a_column_of_the_files_and_of_the_directories_is_refused(tmp_path):
         {"columns": ["n"], "filters": pc.field("day") == 1},
     ]
     for request in both:
-        with pytest.raises(FeedSettingsError, match="'day' is a column of the file and a key"):
+        which = ", and filters name it;" if "filters" in request else ";"
+        said = f"'day' is a column of the file and a key of its directories{which} pass"
+        with pytest.raises(FeedSettingsError, match=said):
             read(tmp_path, **request)
     assert read(tmp_path, columns=["n"]) == {"n": [1, -1, 2, -2]}
     for filters in ([("daytime", "=", 4)], pc.field("daytime") == 4):
@@ -350,6 +352,28 @@ def test_a_column_of_the_files_and_of_the_directories_is_refused(tmp_path):
     assert read(tmp_path, columns=["day"], filters=[("day", ">", 11)], partitions=False) == {
         "day": [21, 12, 22]
     }
+
+
+def test_a_text_that_equals_the_name_of_a_key_names_no_column(tmp_path):
+    text, odd = pc.field("s"), pc.field('a"b')
+    for day in (1, 2):
+        rows = pa.table(
+            {"day": [day] * 3, "s": ["day", 'a "day', 'x"day'], 'a"b': ["day", "b", "c"]}
+        )
+        write(tmp_path / f"day={day}" / "f", rows)
+    for filters in (text == "day", text.isin(["day", "x"]), pc.starts_with(text, "day")):
+        assert read(tmp_path, columns=["s"], filters=filters) == {"s": ["day", "day"]}
+    assert read(tmp_path, columns=["s"], filters=text == 'a "day') == {"s": ['a "day'] * 2}
+    day = pc.field("day") == 1
+    for filters in (
+        (text == "day") & day,
+        day | (text == "day"),
+        (odd == "b") & day & (odd == "b"),
+        (text == 'a "') & day & (text == '" b'),
+        text.isin(['x"', "x"]) & day & (text == "day"),
+    ):
+        with pytest.raises(FeedSettingsError, match=r"'day' is .* filters name it"):
+            read(tmp_path, columns=["s"], filters=filters)
 
 
 @pytest.mark.parametrize("action", ["fail", "skip"])

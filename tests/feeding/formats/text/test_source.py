@@ -427,8 +427,14 @@ def test_a_file_that_gives_no_types_is_read_and_not_skipped(tmp_path, caplog):
     assert (source.num_skipped, caplog.messages) == (0, [])
     assert rows_of(source) == {"x": [1, 4, 6], "y": [2, 5, 7]}
     assert source.num_skipped == 1
-    with pytest.raises(DataError, match="a: the types"):  # no more files are looked at than skipped
+    said = "a: the types.*; name them; 1 damaged records or files, max_skipped is 0"
+    with pytest.raises(DataError, match=said):  # no more files are looked at than skipped
         CsvSource(str(tmp_path), bad=BadData("skip", max_skipped=0))
+    (tmp_path / "a").write_text("x,x\n1,2\n")
+    (tmp_path / "b").write_text("x,y\n")
+    said = "a: two columns have one name: .*; no other file has a row to find types in"
+    with pytest.raises(DataError, match=said):  # nor can it be skipped where it alone has rows
+        CsvSource(str(tmp_path), bad=BadData("skip"))
 
 
 @pytest.mark.parametrize("action", ["fail", "skip"])

@@ -284,7 +284,7 @@ def test_a_node_for_which_spark_has_no_slot_is_given_up_in_time():
         state.members[name].heard_s = NOW + 31.0
     for second in range(31):
         assert not [each for each in state.on_tick(NOW + second) if isinstance(each, Warn)]
-    warning = only(state.on_tick(NOW + 31.0), Warn)
+    warning = next(each for each in state.on_tick(NOW + 31.0) if isinstance(each, Warn))
     assert "Spark had no slot for a new attempt of worker:1 in 30 s" in warning.text
     assert "jobs that were submitted before" in warning.text
     assert "raise ClusterConfig(reservation_timeout_s=...)" in warning.text

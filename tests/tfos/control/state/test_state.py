@@ -124,6 +124,34 @@ def test_a_warning_names_a_few_workers_and_counts_many():
     assert told(100).endswith("killed; 99 workers go on")
 
 
+@pytest.mark.fault("F02")
+@pytest.mark.parametrize(
+    ("fed", "rows", "warned"),
+    [
+        (None, 0, True),  # InputMode.TENSORFLOW, before its first heartbeat too
+        (None, 640, True),
+        (0, 640, True),  # ctx.read where rows could be fed
+        (320, 640, True),  # both
+        (640, 640, False),
+        (640, 0, False),  # a loop that reports no rows
+    ],
+)
+def test_rows_that_a_lost_worker_read_itself_are_said_to_be_trained_by_nobody(fed, rows, warned):
+    state = _running()
+    if fed is not None or rows:
+        feeds = () if fed is None else (messages.FeedSnapshot("input", fed_rows=fed),)
+        beat = messages.Heartbeat(
+            node_id("worker:1"), 1, "x", progress={"rows": float(rows)}, feeds=feeds
+        )
+        state.on_heartbeat(beat, NOW + 1)
+    actions = _fail(state, "worker:1", signal=9, message="killed by SIGKILL")
+    warnings = [each.text for each in actions if isinstance(each, Warn)]
+    assert "worker:1@host-b was lost" in warnings[0]
+    assert len(warnings) == 1 + warned
+    for part in ("nobody trains the rows", "Restarts(workers=k)", "tolerate_lost_workers=False"):
+        assert not warned or part in warnings[1]
+
+
 def test_a_return_value_that_did_not_arrive_is_warned_of_once():
     state, done = _running(), messages.Done(no_result="main_fun returned a set")
     actions = [*state.on_event(node_id("worker:0"), done, NOW)]
