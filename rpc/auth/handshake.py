@@ -10,7 +10,8 @@
                  asks for it with integrity="payload", and with "auto" of a server on another host;
                  a server with "auto" agrees to it, one with "payload" wants it
                  4 TLS: this side uses security="tls" (transport.tls_stream); both must
-                 8 HEADER: this side was given integrity="header"; both must
+                 8 HEADER: this side was given integrity="header"; both must, but for a client with
+                 "auto" of the server's host, which asks for the same
     body       = msgpack array [cluster_id, role, rank, generation, nonce (32 bytes)], <= 512 bytes
     client tag = HMAC-SHA256(secret, "tfrp/client" || server nonce || client head and body)
     server tag = HMAC-SHA256(secret, "tfrp/server" || server nonce || client message
@@ -175,6 +176,8 @@ class Credentials:
         """Return what a server must agree on with a client that asks for these options."""
         if self.integrity == "auto" and self.tls is None and find_spec("cryptography") is not None:
             return HandshakeOptions(asked & HandshakeOptions.PAYLOAD)
+        if self.integrity == "header" and self.tls is None and not asked & _AGREED:
+            return HandshakeOptions.NONE  # the client has "auto", and is on this host
         return self.asked(is_remote=False)
 
     @property

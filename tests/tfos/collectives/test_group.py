@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rpc.client import connection
 from rpc.errors import BusyError, DeadlineExceeded
 from rpc.transport import tls_stream
 from tests.support.rank_threads import JOIN_S, Ranks
@@ -264,7 +265,7 @@ def test_peers_that_accept_no_connection_for_a_while_are_called_on_their_used_on
     def call(group: RankGroup) -> float:
         return float(group.allreduce(np.ones(10), timeout_s=8)[0])
 
-    ranks, connect = start(2, tls=True), fetching.connect
+    ranks = start(2, tls=True)
     monkeypatch.setattr(tls_stream, "MAX_RECORDS", 2**10)
     assert ranks.run(call) == [2.0] * 2
     for group in ranks.groups:
@@ -281,7 +282,7 @@ def test_peers_that_accept_no_connection_for_a_while_are_called_on_their_used_on
     assert ranks.run(call) == [2.0] * 2
     assert len(left_s) == 2
     assert max(left_s) <= 4, "the call itself has the other half"
-    monkeypatch.setattr(fetching, "connect", connect)
+    monkeypatch.setattr(fetching, "connect", connection.connect)
     assert ranks.run(call) == [2.0] * 2
     assert [each.stats().accepted for each in ranks.listeners] == [2, 2]
 
