@@ -109,6 +109,11 @@ class TrainingQueue:
         return self.count(TrainingState.DONE) + self.count(TrainingState.FAILED) == len(self.table)
 
     @property
+    def has_homes(self) -> bool:
+        """Whether an item can be trained by one slot alone."""
+        return self._homes is not None
+
+    @property
     def most_losses(self) -> int:
         """How often the value of one item was lost, of the item that lost most."""
         return max(self._losses.values(), default=0)

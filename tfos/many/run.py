@@ -240,7 +240,7 @@ class MapRun:
             if each.how is Ending.NOT_BEGUN:
                 self._set_back(slot.slot, f"the function has not begun: {each.error}")
                 continue
-            state.setbacks = 0
+            state.item_ended()
             self._count_kept(each)
         if ended:
             self._changed.notify_all()
@@ -303,7 +303,8 @@ class MapRun:
         """
         state = self._slots[slot]
         if state.set_back(reason, time.monotonic(), pauses=pauses):
-            self._console.warn(state.why_given_up(slot), waits=False)
+            is_alone = self._queue.has_homes
+            self._console.warn(state.why_given_up(slot, is_alone=is_alone), waits=False)
 
     def _failure_of(self, slot: int, reason: str) -> str:
         """Return why the run ends with the failure of a job; empty: it goes on."""
@@ -386,6 +387,8 @@ class MapRun:
         """Start the jobs that are missing; return whether nobody is left to train what waits."""
         idle = [slot for slot, state in enumerate(self._slots) if state.job is None]
         missing = [slot for slot in idle if self._queue.has_work(slot)]
+        if self._queue.has_homes:
+            self._try_again(missing, now_s, is_any_there=len(idle) < len(self._slots))
         left = [slot for slot in missing if not self._slots[slot].is_given_up]
         for slot in left:
             if now_s >= self._slots[slot].resumes_s:
@@ -393,9 +396,16 @@ class MapRun:
         if left or not missing or len(idle) < len(self._slots):
             return False
         waiting = self._queue.count(TrainingState.WAITING)
-        why = self._slots[missing[0]].why_given_up(missing[0])
+        why = self._slots[missing[0]].why_given_up(missing[0], is_alone=False)
         self._fail(MapTrainError(f"{why}; no other slot trains the {waiting} items that wait"))
         return True
+
+    def _try_again(self, missing: list[int], now_s: float, *, is_any_there: bool) -> None:
+        """Start slots again that were given up: no other one has the rows of their items."""
+        states = [self._slots[slot] for slot in missing]
+        is_last = not is_any_there and all(state.is_given_up for state in states)
+        for state in states:
+            state.try_again(now_s, is_last=is_last)
 
     def _fell_silent(self, slot: int) -> None:
         """Take a slot as lost, and end its job."""

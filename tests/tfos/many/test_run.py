@@ -69,6 +69,7 @@ def starts(bed):
 @pytest.fixture
 def beds(monkeypatch):
     monkeypatch.setattr(slot_state, "PAUSE_S", 0.0)
+    monkeypatch.setattr(slot_state, "AGAIN_S", 0.0)
     made = []
 
     def make(slot, **options):
@@ -682,3 +683,33 @@ def test_the_first_result_of_each_process_is_looked_for_before_it_counts(beds):
         bed.trainings.wait(WAIT_S)
     assert set(looked) == {0, 1}
     assert [row.item for row in bed.queue.table if row.state is TrainingState.DONE] == ["a"]
+
+
+def test_a_slot_that_alone_has_rows_is_tried_as_long_as_others_train(beds):
+    """Its executor is on a host without room, and the others hold all other Spark slots."""
+    first_done = threading.Event()
+
+    def act(bed, slot, attempt):
+        if slot == 1 and not first_done.is_set():
+            raise OSError("No space left on device")
+        if slot == 0:
+            while starts(bed)[1] < 6:
+                bed.run.wait(None, 0.01)
+            first_done.set()
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(act, homes=[0, 0, 1])
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    told = bed.text.getvalue()
+    assert told.count("is started again every 0 s while others train: its job failed: No sp") == 1
+    assert "the last time on a host that only Spark's UI names" in told
+
+
+def test_a_slot_that_alone_has_rows_has_a_last_round_before_the_run_ends(beds):
+    def act(bed, slot, attempt):
+        raise OSError("No space left on device")
+
+    bed = beds(act, homes=[0, 0, 1])
+    with pytest.raises(MapTrainError, match="no other slot trains the 3 items that wait"):
+        bed.trainings.wait(WAIT_S)
+    assert min(starts(bed)) >= 8

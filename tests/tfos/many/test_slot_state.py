@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfos.many.queue import SlotAttempt
-from tfos.many.slot_state import MAX_SETBACKS, SILENT_S, SlotState
+from tfos.many.slot_state import AGAIN_S, MAX_SETBACKS, SILENT_S, SlotState
 
 FIRST, NEXT = SlotAttempt(0, 0), SlotAttempt(0, 1000)
 
@@ -25,10 +25,10 @@ def test_each_start_after_a_failure_waits_twice_as_long_and_the_last_one_never_c
     for number in range(MAX_SETBACKS):
         given_up.append(slot.set_back(f"failure {number}", 100.0, pauses=True))
         pauses.append(slot.resumes_s - 100.0)
-    assert pauses == [1.0, 2.0, 4.0, 8.0]
+    assert pauses == [1.0, 2.0, 4.0, AGAIN_S]
     assert given_up == [False, False, False, True]
     assert slot.is_given_up
     assert not slot.set_back("again", 100.0, pauses=False)  # it is told once
     assert "last time on h, without an item that ended, and is not started again: again" in (
-        slot.why_given_up(3)
+        slot.why_given_up(3, is_alone=False)
     )
