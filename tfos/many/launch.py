@@ -102,6 +102,11 @@ class RunPlace:
         """Return what Spark has now, in words."""
         return _words(read_offer(self.sc, self.facts))
 
+    def are_slots_held(self) -> bool:
+        """Return whether there are executors, and tasks of this program hold all their slots."""
+        offer = read_offer(self.sc, self.facts)
+        return bool(offer.executors) and not offer.free
+
 
 def _words(offer: Offer) -> str:
     return (
@@ -215,6 +220,7 @@ def start(
             action=_action(place.sc, settings, keys, options.function, work, broadcasts),
             wait_s=place.wait_s,
             offer=place.offer,
+            are_slots_held=place.are_slots_held,
         )
         run.start(server, jobs)
     except BaseException:

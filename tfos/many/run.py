@@ -76,6 +76,8 @@ class SlotJobs:
     """Seconds without any slot until the run fails."""
     offer: Callable[[], str]
     """Returns what Spark offers now, in words."""
+    are_slots_held: Callable[[], bool]
+    """Returns whether there are executors, and tasks of this program hold all their slots."""
 
 
 class MapRun:
@@ -108,6 +110,7 @@ class MapRun:
         self._slots: list[SlotState] = []
         self._any_seen_s = self._looked_s = time.monotonic()
         self._not_kept = 0
+        self._is_behind_told = False
         self._is_over = False
         self._stopping = False
         self._started_s = time.monotonic()
@@ -276,6 +279,7 @@ class MapRun:
         with self._changed:
             state = self._slots[slot]
             state.job = state.seen_s = None
+            state.has_handed_over = job.error is None
             if job.error is None:
                 values = dict(job.result())
                 self.values.update(values)
@@ -379,9 +383,27 @@ class MapRun:
         Spark computes lost rows of groups again. Where no slot was ever heard, tasks that run may
         as well have processes that do not reach the driver.
         """
-        return any(each.has_trained for each in self._slots) and any(
-            each.job is not None and each.job.has_active_task() for each in self._slots
-        )
+        if not any(each.has_trained for each in self._slots):
+            return False
+        jobs = [each.job for each in self._slots if each.job is not None]
+        return any(job.has_active_task() for job in jobs) or self._is_behind_others()
+
+    def _is_behind_others(self) -> bool:
+        """Whether slots that have handed their values over wait for jobs that took their place.
+
+        Spark gives a slot that is free to the job that was submitted first.
+        """
+        queued = any(each.has_handed_over and each.job is not None for each in self._slots)
+        if not queued or not self._jobs.are_slots_held():
+            return False
+        if not self._is_behind_told:
+            self._console.warn(
+                "map_train waits: other jobs of this program hold all of Spark's slots. It goes on "
+                "once one is free; end those jobs, or add executors",
+                waits=False,
+            )
+        self._is_behind_told = True
+        return True
 
     def _submit_missing(self, now_s: float) -> bool:
         """Start the jobs that are missing; return whether nobody is left to train what waits."""

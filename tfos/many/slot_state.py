@@ -40,6 +40,8 @@ class SlotState:
     """Its process, which has left: its values are on the way, and nobody beats."""
     at_work_s: float = 0.0
     """When the task of a slot that leaves was last known to be at work."""
+    has_handed_over: bool = False
+    """Whether its last job has brought values in order, and its next process was not heard yet."""
     setbacks: int = 0
     """Failed jobs, silences and functions that did not begin, since an item of it has ended."""
     reason: str = ""
@@ -64,7 +66,7 @@ class SlotState:
             attempt: the process.
             is_leaving: it has said that it ends.
         """
-        self.seen_s, self.has_trained = now_s, True
+        self.seen_s, self.has_trained, self.has_handed_over = now_s, True, False
         if self.leaving is not None and attempt.attempt > self.leaving.attempt:
             self.leaving = None
         if is_leaving:

@@ -36,6 +36,7 @@ class Bed:
         num_slots=2,
         wait_s=WAIT_S,
         offer=lambda: "",
+        are_slots_held=lambda: False,
         check=None,
         **options,
     ):
@@ -50,6 +51,7 @@ class Bed:
             action=self._act,
             wait_s=wait_s,
             offer=offer,
+            are_slots_held=are_slots_held,
         )
         self.run = MapRun(self.queue, Console(stream=self.text), check)
         self.trainings = ManyTrainings(self.run, dict.fromkeys(names, ""), None, None)
@@ -713,3 +715,37 @@ def test_a_slot_that_alone_has_rows_has_a_last_round_before_the_run_ends(beds):
     with pytest.raises(MapTrainError, match="no other slot trains the 3 items that wait"):
         bed.trainings.wait(WAIT_S)
     assert min(starts(bed)) >= 8
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_slot_that_has_handed_its_values_over_waits_for_jobs_that_took_its_place(
+    beds, monkeypatch, is_held
+):
+    count_tasks(monkeypatch, False)
+    looks: list[bool] = []
+    waited = threading.Event()
+
+    def are_slots_held():
+        looks.append(is_held)
+        if len(looks) == 3:
+            waited.set()
+        return is_held
+
+    def hands_over_once(bed, slot, attempt):
+        if attempt:
+            waited.wait(WAIT_S if is_held else 1.0)
+            return trains_all(bed, slot, attempt)
+        order = bed.draw(slot, attempt)
+        ended = Ended(order.item, Ending.RETURNED, 0.5, {}, "", order.attempt)
+        bed.run.on_beat(SlotBeat(slot, attempt, (ended,), is_leaving=True))
+        return [(order.item, b"\x80\x04K\x00.")]
+
+    bed = beds(hands_over_once, num_slots=1, wait_s=0.2, are_slots_held=are_slots_held)
+    if is_held:
+        assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+        assert (
+            bed.text.getvalue().count("other jobs of this program hold all of Spark's slots") == 1
+        )
+    else:
+        with pytest.raises(NotEnoughSlots):
+            bed.trainings.wait(WAIT_S)
