@@ -110,9 +110,12 @@ class FeedWatch:
                         _silent(call, stall_s) if of_chief else self._stalled(call, limit_s, tasks)
                     )
                 if not is_told:
-                    self._console.line(
+                    self._console.warn(  # also where progress is not shown
                         f"the job that feeds {call.title} has run no task for {stall_s:.0f} s: "
-                        "other jobs of this program hold every slot. It goes on once one is free"
+                        "other jobs of this program hold every slot, or executors are gone (see "
+                        "Spark's UI). It goes on once one is free; end those that do not end by "
+                        "themselves",
+                        waits=False,
                     )
                 is_told = True
 
