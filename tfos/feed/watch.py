@@ -114,8 +114,7 @@ class FeedWatch:
                         f"the job that feeds {call.title} has run no task for {stall_s:.0f} s: "
                         "other jobs of this program hold every slot, or executors are gone (see "
                         "Spark's UI). It goes on once one is free; end those that do not end by "
-                        "themselves",
-                        waits=False,
+                        "themselves"
                     )
                 is_told = True
 

@@ -112,7 +112,7 @@ class _Shown:
         """
         wait, seen = self._wait, (len(offer.executors), offer.whereabouts)
         if not self._is_warned and (held := wait.held(offer, now_s)):
-            self._console.warn(held, waits=False)  # also where progress is not shown
+            self._console.warn(held)  # also where progress is not shown
             self._is_warned = True
         if seen == self._told:
             known = (
