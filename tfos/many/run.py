@@ -353,7 +353,8 @@ class MapRun:
                 if state.is_silent(now_s):
                     self._fell_silent(slot)
                 elif state.is_stuck(now_s, self._jobs.wait_s):
-                    stuck = f"its task has run nowhere for {self._jobs.wait_s:.0f} s"
+                    waited_s = max(self._jobs.wait_s, slot_state.SILENT_S)
+                    stuck = f"its task has run nowhere for {waited_s:.0f} s"
                     self._lose(slot, f"slot {slot} had trained, and {stuck}: its executor is lost")
             if self._queue.is_complete:
                 self._over_s = self._over_s or now_s
@@ -442,7 +443,7 @@ class MapRun:
     def _lose(self, slot: int, reason: str) -> None:
         """Give the items of a slot back, and end its job; its end starts the slot again."""
         state = self._slots[slot]
-        state.seen_s = None
+        state.lose()
         self._queue.slot_lost(slot, reason)
         if state.job is not None:
             end = functools.partial(state.job.cancel, _CANCEL_S)  # it waits for its end: needs us
@@ -461,8 +462,7 @@ class MapRun:
             return
         self._any_seen_s = min(now_s, self._any_seen_s + late_s)
         for state in self._slots:
-            if state.seen_s is not None:
-                state.seen_s = min(now_s, state.seen_s + late_s)
+            state.forgive(late_s, now_s)
 
     def _end(self) -> None:
         """End what still runs; whoever waits goes on after it."""

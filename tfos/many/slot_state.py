@@ -83,13 +83,30 @@ class SlotState:
 
         Args:
             now_s: monotonic seconds.
-            wait_s: how long it may be without a task.
+            wait_s: how long it may be without a task. Python may still read its values for some
+                seconds after its end.
         """
+        wait_s = max(wait_s, SILENT_S)
         if self.leaving is None or self.job is None or now_s - self.at_work_s <= wait_s / 2:
             return False
         if self.job.has_active_task() is not False:
             self.at_work_s = now_s
         return now_s - self.at_work_s > wait_s
+
+    def lose(self) -> None:
+        """Note that its process is taken as lost, and await nothing of it."""
+        self.seen_s = self.leaving = None
+
+    def forgive(self, late_s: float, now_s: float) -> None:
+        """Take time in which the driver itself stood still off its silence.
+
+        Args:
+            late_s: that time, in seconds.
+            now_s: monotonic seconds.
+        """
+        self.at_work_s = min(now_s, self.at_work_s + late_s)
+        if self.seen_s is not None:
+            self.seen_s = min(now_s, self.seen_s + late_s)
 
     def set_back(self, reason: str, now_s: float, *, pauses: bool) -> bool:
         """Count a setback; return whether it is given up, for the first time.

@@ -177,6 +177,7 @@ def leaves_for_ever(bed, slot, attempt):
 
 def test_values_whose_task_runs_nowhere_are_not_awaited_for_ever(beds, monkeypatch):
     count_tasks(monkeypatch, False)
+    monkeypatch.setattr(slot_state, "SILENT_S", 0.2)
     bed = beds(leaves_for_ever, num_slots=1, wait_s=0.2, offer=lambda: "0 executors")
     with pytest.raises(NotEnoughSlots, match="no slot has trained for 0 s: 0 executors"):
         bed.trainings.wait(WAIT_S)
@@ -702,6 +703,7 @@ def test_a_slot_that_alone_has_rows_is_tried_as_long_as_others_train(beds):
 
     bed = beds(act, homes=[0, 0, 1])
     assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    assert bed.run._console.flush(WAIT_S)
     told = bed.text.getvalue()
     assert told.count("is started again every 0 s while others train: its job failed: No sp") == 1
     assert "the last time on a host that only Spark's UI names" in told
@@ -743,6 +745,7 @@ def test_a_slot_that_has_handed_its_values_over_waits_for_jobs_that_took_its_pla
     bed = beds(hands_over_once, num_slots=1, wait_s=0.2, are_slots_held=are_slots_held)
     if is_held:
         assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+        assert bed.run._console.flush(WAIT_S)
         assert (
             bed.text.getvalue().count("other jobs of this program hold all of Spark's slots") == 1
         )
