@@ -237,6 +237,10 @@ class Slot:
                 )
             )
             return
+        if self._results is None and self._is_too_much(value):
+            error = "its value came behind others that are handed over first"
+            self._put_ended(msgspec.structs.replace(ended, how=Ending.NOT_BEGUN, error=error))
+            return
         try:
             self._store(ended, value)
         except Exception as error:  # noqa: BLE001 - a file system's client may raise its own
@@ -247,6 +251,10 @@ class Slot:
                 f"{type(error).__name__}: {error}",
             )
         self._put_ended(ended)
+
+    def _is_too_much(self, value: bytes) -> bool:
+        """Whether Spark would refuse a value beside those that wait: one that was drawn ahead."""
+        return self._spooled_bytes + len(value) > self._spec.settings.max_job_bytes
 
     def _store(self, ended: Ended, value: bytes) -> None:
         if self._results is None:
