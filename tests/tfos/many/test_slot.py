@@ -318,7 +318,7 @@ def test_a_slot_waits_between_processes_that_do_not_start(slot, monkeypatch):
 
 
 def test_values_that_would_not_come_back_together_are_handed_over_in_turn(slot):
-    """One that was drawn ahead is trained again by the slot's next process, at no attempt's cost."""
+    """The last one was drawn ahead; the slot's next process trains it, at no attempt's cost."""
     assert keep(slot, 3, bytes(900)) == keep(slot, 4, bytes(2700)) == Ending.RETURNED
     assert keep(slot, 5, bytes(2700)) == Ending.NOT_BEGUN
     assert slot._spooled_bytes <= slot._spec.settings.max_result_bytes
