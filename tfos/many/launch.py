@@ -227,8 +227,8 @@ def start(
         server.close()
         release()
         raise
-    known = work.digests if not is_grouped else [""] * len(work.names)
-    return ManyTrainings(run, dict(zip(work.names, known, strict=True)), results, release)
+    known = zip(work.names, [""] * len(work.names) if is_grouped else work.digests, strict=True)
+    return ManyTrainings(run, dict(known), results, release)
 
 
 def _restored(
