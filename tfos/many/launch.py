@@ -227,8 +227,13 @@ def start(
         server.close()
         release()
         raise
-    known = zip(work.names, [""] * len(work.names) if is_grouped else work.digests, strict=True)
-    return ManyTrainings(run, dict(known), results, release)
+    return ManyTrainings(run, _known(work, is_grouped=is_grouped), results, release)
+
+
+def _known(work: RunWork, *, is_grouped: bool) -> dict[str, str]:
+    """Return the digest of each item by name; of groups slots alone know it."""
+    digests = [""] * len(work.names) if is_grouped else work.digests
+    return dict(zip(work.names, digests, strict=True))
 
 
 def _restored(

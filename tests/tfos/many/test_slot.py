@@ -293,7 +293,7 @@ def test_a_slot_waits_between_processes_that_do_not_start(slot, monkeypatch):
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(process, "TrainerProcess", NoProcess)
-    monkeypatch.setattr(process.time, "sleep", paused.append)
+    monkeypatch.setattr("tfos.many.slot.process.time.sleep", paused.append)
     for attempt in range(1, 5):
         slot._answered((), Train(3, attempt))
         slot._train_from(3)
