@@ -391,17 +391,17 @@ def test_a_loss_that_sums_over_the_batch_of_a_slot_is_refused(loss, named, caplo
         assert ("pass reduction='sum'" in caplog.text.lower()) is bool(named)
 
 
-class OwnStep(keras.Model):
+class OwnStep(keras.Model):  # type: ignore[misc]
     def train_step(self, data):
         raise NotImplementedError
 
 
-class OwnLoss(keras.Model):
+class OwnLoss(keras.Model):  # type: ignore[misc]
     def compute_loss(self, *args, **kwargs):
         raise NotImplementedError
 
 
-class MeanLoss(keras.losses.Loss):
+class MeanLoss(keras.losses.Loss):  # type: ignore[misc]
     def call(self, y_true, y_pred):
         return keras.ops.mean((y_true - y_pred) ** 2)
 
