@@ -110,10 +110,7 @@ class FeedWatch:
                         _silent(call, stall_s) if of_chief else self._stalled(call, limit_s, tasks)
                     )
                 if not is_told:
-                    self._console.line(
-                        f"the job that feeds {call.title} has run no task for {stall_s:.0f} s: "
-                        "other jobs of this program hold every slot. It goes on once one is free"
-                    )
+                    self._warn_of_slots(call, stall_s)
                 is_told = True
 
     def sees(self, happened: Callable[[ClusterView], bool]) -> bool:
@@ -184,6 +181,13 @@ class FeedWatch:
         """Return how long a feed may stand still: longer where fits wait for each other's slots."""
         is_without_slot = tasks is not None and self._config.shares_slots
         return max(stall_s, SHARED_SLOTS_S) if is_without_slot else stall_s
+
+    def _warn_of_slots(self, call: FeedCall, stall_s: float) -> None:
+        self._console.warn(  # also where progress is not shown
+            f"the job that feeds {call.title} has run no task for {stall_s:.0f} s: other jobs of "
+            "this program hold every slot, or executors are gone (see Spark's UI). It goes on once "
+            "one is free; end those that do not end by themselves"
+        )
 
     def _stalled(self, call: FeedCall, stall_s: float, tasks: TaskCounts | None) -> FeedTimeout:
         if tasks is not None:

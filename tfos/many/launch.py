@@ -102,6 +102,11 @@ class RunPlace:
         """Return what Spark has now, in words."""
         return _words(read_offer(self.sc, self.facts))
 
+    def are_slots_held(self) -> bool:
+        """Return whether there are executors, and tasks of this program hold all their slots."""
+        offer = read_offer(self.sc, self.facts)
+        return bool(offer.executors) and not offer.free
+
 
 def _words(offer: Offer) -> str:
     return (
@@ -215,14 +220,20 @@ def start(
             action=_action(place.sc, settings, keys, options.function, work, broadcasts),
             wait_s=place.wait_s,
             offer=place.offer,
+            are_slots_held=place.are_slots_held,
         )
         run.start(server, jobs)
     except BaseException:
         server.close()
         release()
         raise
-    known = work.digests if not is_grouped else [""] * len(work.names)
-    return ManyTrainings(run, dict(zip(work.names, known, strict=True)), results, release)
+    return ManyTrainings(run, _known(work, is_grouped=is_grouped), results, release)
+
+
+def _known(work: RunWork, *, is_grouped: bool) -> dict[str, str]:
+    """Return the digest of each item by name; of groups slots alone know it."""
+    digests = [""] * len(work.names) if is_grouped else work.digests
+    return dict(zip(work.names, digests, strict=True))
 
 
 def _restored(

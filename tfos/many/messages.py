@@ -43,8 +43,8 @@ class Ended(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
     error: str = ""
     attempt: int = 0
-    """Of the order. A report is sent again if its answer is lost; the item may have a later attempt
-    on this slot by then."""
+    """Of the order. A report is sent again if its answer is lost; by then the item may have a later
+    order on this slot."""
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
     item: int
     attempt: int
-    """From 1."""
+    """Number of this order among all of the item, from 1; also of orders that have not begun."""
 
 
 class WaitForItem(msgspec.Struct, frozen=True, tag=True):

@@ -95,6 +95,8 @@ class TrainingQueue:
         """The item that a slot has drawn and not begun, as far as is known here."""
         self._values: dict[int, SlotAttempt] = {}
         """Who has an item's value, where values are not durable."""
+        self._orders: Counter[int] = Counter()
+        """Orders of an item, also those that have not begun: what a report is of."""
         self._losses: Counter[int] = Counter()
         """Times that an item's value was lost."""
         self._newest: dict[int, SlotAttempt] = {}
@@ -105,6 +107,11 @@ class TrainingQueue:
     def is_complete(self) -> bool:
         """Whether every item is done or has failed."""
         return self.count(TrainingState.DONE) + self.count(TrainingState.FAILED) == len(self.table)
+
+    @property
+    def has_homes(self) -> bool:
+        """Whether an item can be trained by one slot alone."""
+        return self._homes is not None
 
     @property
     def most_losses(self) -> int:
@@ -159,9 +166,10 @@ class TrainingQueue:
             row = self.table[item]
             self._set(item, replace(row, state=TrainingState.TRAINING, attempts=row.attempts + 1))
             self._holders[item] = slot
+            self._orders[item] += 1
             if is_ahead:
                 self._ahead[slot.slot] = item
-            return Train(item, row.attempts + 1)
+            return Train(item, self._orders[item])
         return WaitForItem() if self._may_return(slot) else EndSlot()
 
     def ended(self, slot: SlotAttempt, ended: Ended) -> bool:
@@ -174,7 +182,7 @@ class TrainingQueue:
         """
         if not 0 <= ended.item < len(self.table) or self._holders.get(ended.item) != slot:
             return False
-        if ended.attempt != self.table[ended.item].attempts:
+        if ended.attempt != self._orders[ended.item]:
             return False
         if ended.how is Ending.NOT_BEGUN:
             if self._ahead.get(slot.slot) == ended.item:
@@ -217,12 +225,16 @@ class TrainingQueue:
     def slot_ended(self, slot: int, delivered: Collection[int]) -> None:
         """Take back what a slot that has ended was to train, or has trained without a value.
 
+        Its process has left in order, so it has not begun what it holds here: the order was lost.
+
         Args:
             slot: its number.
             delivered: items whose values have arrived.
         """
         for item in delivered:
             self._values.pop(item, None)
+        for item in [item for item, holder in self._holders.items() if holder.slot == slot]:
+            self._take_back(item)
         self.slot_lost(slot, "its slot ended")
 
     def slot_lost(self, slot: int, reason: str) -> None:

@@ -12,13 +12,13 @@ results that are there. A file is written atomically, so it is whole or absent.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import itertools
 import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -39,6 +39,8 @@ _THREADS = 8
 """Files that are read at the same time."""
 _AHEAD = 4 * _THREADS
 """Files that are read before they are asked for."""
+_AHEAD_BYTES = 256 << 20
+"""Of these, unless one alone is larger."""
 _HEAD_BYTES = 64 * 1024
 
 
@@ -135,6 +137,17 @@ class ResultsDirectory:
         paths = [self.path_of(names[number]) for number in found]
         yield from zip(found, read_ahead(self._read_head, paths), strict=True)
 
+    def sizes(self, names: Sequence[str]) -> list[int]:
+        """Return the bytes of each item's file; 0: none is there.
+
+        Args:
+            names: of the items.
+        """
+        there: dict[str, int] = {}
+        with contextlib.suppress(FileNotFoundError):  # whoever reads them tells it
+            there = {status.name: status.size_bytes for status in self._fs.entries(self.path)}
+        return [there.get(_file_name(name), 0) for name in names]
+
     def write(self, head: ResultHead, value: bytes) -> None:
         """Write an item's file.
 
@@ -193,7 +206,9 @@ class ResultsDirectory:
             ) from error
 
 
-def read_ahead(read: Callable[[str], Found], names: Sequence[str]) -> Iterator[Found]:
+def read_ahead(
+    read: Callable[[str], Found], names: Sequence[str], sizes: Sequence[int] | None = None
+) -> Iterator[Found]:
     """Yield what a function reads for each name, in order; threads read a few of them ahead.
 
     A file of an object store takes some 50 ms, whatever its size.
@@ -201,17 +216,24 @@ def read_ahead(read: Callable[[str], Found], names: Sequence[str]) -> Iterator[F
     Args:
         read: called in threads.
         names: of what is to be read.
+        sizes: bytes that are held of each until it is asked for; None: few.
     """
     pool = ThreadPoolExecutor(_THREADS)
+    left = deque(zip(names, sizes if sizes is not None else [0] * len(names), strict=True))
+    ahead: deque[tuple[Future[Found], int]] = deque()
+    num_bytes = 0
     try:
-        futures = deque(pool.submit(read, name) for name in names[:_AHEAD])
-        for name in itertools.chain(names[_AHEAD:], itertools.repeat(None)):
-            if not futures:
-                return
-            found = futures.popleft().result()
-            if name is not None:
-                futures.append(pool.submit(read, name))
-            yield found
+        while left or ahead:
+            while left and len(ahead) < _AHEAD:
+                name, size = left[0]
+                if ahead and num_bytes + size > _AHEAD_BYTES:
+                    break
+                left.popleft()
+                ahead.append((pool.submit(read, name), size))
+                num_bytes += size
+            future, size = ahead.popleft()
+            yield future.result()
+            num_bytes -= size
     finally:
         pool.shutdown(cancel_futures=True)  # whoever refuses the first one needs no other
 

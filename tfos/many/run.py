@@ -76,6 +76,8 @@ class SlotJobs:
     """Seconds without any slot until the run fails."""
     offer: Callable[[], str]
     """Returns what Spark offers now, in words."""
+    are_slots_held: Callable[[], bool]
+    """Returns whether there are executors, and tasks of this program hold all their slots."""
 
 
 class MapRun:
@@ -108,6 +110,7 @@ class MapRun:
         self._slots: list[SlotState] = []
         self._any_seen_s = self._looked_s = time.monotonic()
         self._not_kept = 0
+        self._is_behind_told = False
         self._is_over = False
         self._stopping = False
         self._started_s = time.monotonic()
@@ -240,7 +243,7 @@ class MapRun:
             if each.how is Ending.NOT_BEGUN:
                 self._set_back(slot.slot, f"the function has not begun: {each.error}")
                 continue
-            state.setbacks = 0
+            state.item_ended()
             self._count_kept(each)
         if ended:
             self._changed.notify_all()
@@ -276,6 +279,7 @@ class MapRun:
         with self._changed:
             state = self._slots[slot]
             state.job = state.seen_s = None
+            state.has_handed_over = job.error is None
             if job.error is None:
                 values = dict(job.result())
                 self.values.update(values)
@@ -303,7 +307,8 @@ class MapRun:
         """
         state = self._slots[slot]
         if state.set_back(reason, time.monotonic(), pauses=pauses):
-            self._console.warn(state.why_given_up(slot), waits=False)
+            is_alone = self._queue.has_homes
+            self._console.warn(state.why_given_up(slot, is_alone=is_alone), waits=False)
 
     def _failure_of(self, slot: int, reason: str) -> str:
         """Return why the run ends with the failure of a job; empty: it goes on."""
@@ -348,7 +353,8 @@ class MapRun:
                 if state.is_silent(now_s):
                     self._fell_silent(slot)
                 elif state.is_stuck(now_s, self._jobs.wait_s):
-                    stuck = f"its task has run nowhere for {self._jobs.wait_s:.0f} s"
+                    waited_s = max(self._jobs.wait_s, slot_state.SILENT_S)
+                    stuck = f"its task has run nowhere for {waited_s:.0f} s"
                     self._lose(slot, f"slot {slot} had trained, and {stuck}: its executor is lost")
             if self._queue.is_complete:
                 self._over_s = self._over_s or now_s
@@ -378,14 +384,34 @@ class MapRun:
         Spark computes lost rows of groups again. Where no slot was ever heard, tasks that run may
         as well have processes that do not reach the driver.
         """
-        return any(each.has_trained for each in self._slots) and any(
-            each.job is not None and each.job.has_active_task() for each in self._slots
-        )
+        if not any(each.has_trained for each in self._slots):
+            return False
+        jobs = [each.job for each in self._slots if each.job is not None]
+        return any(job.has_active_task() for job in jobs) or self._is_behind_others()
+
+    def _is_behind_others(self) -> bool:
+        """Whether slots that have handed their values over wait for jobs that took their place.
+
+        Spark gives a slot that is free to the job that was submitted first.
+        """
+        queued = any(each.has_handed_over and each.job is not None for each in self._slots)
+        if not queued or not self._jobs.are_slots_held():
+            return False
+        if not self._is_behind_told:
+            self._console.warn(
+                "map_train waits: other jobs of this program hold all of Spark's slots. It goes on "
+                "once one is free; end those jobs, or add executors",
+                waits=False,
+            )
+        self._is_behind_told = True
+        return True
 
     def _submit_missing(self, now_s: float) -> bool:
         """Start the jobs that are missing; return whether nobody is left to train what waits."""
         idle = [slot for slot, state in enumerate(self._slots) if state.job is None]
         missing = [slot for slot in idle if self._queue.has_work(slot)]
+        if self._queue.has_homes:
+            self._try_again(missing, now_s, is_any_there=len(idle) < len(self._slots))
         left = [slot for slot in missing if not self._slots[slot].is_given_up]
         for slot in left:
             if now_s >= self._slots[slot].resumes_s:
@@ -393,9 +419,16 @@ class MapRun:
         if left or not missing or len(idle) < len(self._slots):
             return False
         waiting = self._queue.count(TrainingState.WAITING)
-        why = self._slots[missing[0]].why_given_up(missing[0])
+        why = self._slots[missing[0]].why_given_up(missing[0], is_alone=False)
         self._fail(MapTrainError(f"{why}; no other slot trains the {waiting} items that wait"))
         return True
+
+    def _try_again(self, missing: list[int], now_s: float, *, is_any_there: bool) -> None:
+        """Start slots again that were given up: no other one has the rows of their items."""
+        states = [self._slots[slot] for slot in missing]
+        is_last = not is_any_there and all(state.is_given_up for state in states)
+        for state in states:
+            state.try_again(now_s, is_last=is_last)
 
     def _fell_silent(self, slot: int) -> None:
         """Take a slot as lost, and end its job."""
@@ -410,7 +443,7 @@ class MapRun:
     def _lose(self, slot: int, reason: str) -> None:
         """Give the items of a slot back, and end its job; its end starts the slot again."""
         state = self._slots[slot]
-        state.seen_s = None
+        state.lose()
         self._queue.slot_lost(slot, reason)
         if state.job is not None:
             end = functools.partial(state.job.cancel, _CANCEL_S)  # it waits for its end: needs us
@@ -429,8 +462,7 @@ class MapRun:
             return
         self._any_seen_s = min(now_s, self._any_seen_s + late_s)
         for state in self._slots:
-            if state.seen_s is not None:
-                state.seen_s = min(now_s, state.seen_s + late_s)
+            state.forgive(late_s, now_s)
 
     def _end(self) -> None:
         """End what still runs; whoever waits goes on after it."""

@@ -20,6 +20,8 @@ MAX_SETBACKS = 4
 given up."""
 PAUSE_S = 1.0
 """Before a slot whose job has failed is started again; then 2 s, 4 s."""
+AGAIN_S = 60.0
+"""Before one that was given up, and that alone has the rows of its items, is started again."""
 
 
 @dataclass(slots=True)
@@ -31,19 +33,25 @@ class SlotState:
     starts: int = 0
     seen_s: float | None = None
     """When its process was heard last, monotonic seconds; None: none is there."""
-    host: str = "an unknown host"
+    host: str = "a host that only Spark's UI names, in the failed job"
     has_trained: bool = False
     """Whether it was ever heard."""
     leaving: SlotAttempt | None = None
     """Its process, which has left: its values are on the way, and nobody beats."""
     at_work_s: float = 0.0
     """When the task of a slot that leaves was last known to be at work."""
+    has_handed_over: bool = False
+    """Whether its last job has brought values in order, and its next process was not heard yet."""
     setbacks: int = 0
     """Failed jobs, silences and functions that did not begin, since an item of it has ended."""
     reason: str = ""
     """Of the last setback."""
     resumes_s: float = 0.0
     """It is not started before this time."""
+    is_told: bool = False
+    """Whether it was given up before."""
+    is_last_round: bool = False
+    """Whether it was given up, and got further starts since nobody else trains any more."""
 
     @property
     def is_given_up(self) -> bool:
@@ -58,7 +66,7 @@ class SlotState:
             attempt: the process.
             is_leaving: it has said that it ends.
         """
-        self.seen_s, self.has_trained = now_s, True
+        self.seen_s, self.has_trained, self.has_handed_over = now_s, True, False
         if self.leaving is not None and attempt.attempt > self.leaving.attempt:
             self.leaving = None
         if is_leaving:
@@ -75,16 +83,33 @@ class SlotState:
 
         Args:
             now_s: monotonic seconds.
-            wait_s: how long it may be without a task.
+            wait_s: how long it may be without a task. Python may still read its values for some
+                seconds after its end.
         """
+        wait_s = max(wait_s, SILENT_S)
         if self.leaving is None or self.job is None or now_s - self.at_work_s <= wait_s / 2:
             return False
         if self.job.has_active_task() is not False:
             self.at_work_s = now_s
         return now_s - self.at_work_s > wait_s
 
+    def lose(self) -> None:
+        """Note that its process is taken as lost, and await nothing of it."""
+        self.seen_s = self.leaving = None
+
+    def forgive(self, late_s: float, now_s: float) -> None:
+        """Take time in which the driver itself stood still off its silence.
+
+        Args:
+            late_s: that time, in seconds.
+            now_s: monotonic seconds.
+        """
+        self.at_work_s = min(now_s, self.at_work_s + late_s)
+        if self.seen_s is not None:
+            self.seen_s = min(now_s, self.seen_s + late_s)
+
     def set_back(self, reason: str, now_s: float, *, pauses: bool) -> bool:
-        """Count a setback; return whether it is given up from now on.
+        """Count a setback; return whether it is given up, for the first time.
 
         Args:
             reason: what has happened, and what to do.
@@ -93,18 +118,41 @@ class SlotState:
         """
         self.setbacks += 1
         self.reason = reason
-        if pauses:
+        if self.is_given_up:
+            self.resumes_s = now_s + AGAIN_S
+        elif pauses:
             self.resumes_s = now_s + PAUSE_S * 2 ** (self.setbacks - 1)
-        return self.setbacks == MAX_SETBACKS
+        is_told, self.is_told = self.is_told, self.is_told or self.is_given_up
+        return self.is_given_up and not is_told
 
-    def why_given_up(self, slot: int) -> str:
+    def item_ended(self) -> None:
+        """Note that it works."""
+        self.setbacks, self.is_last_round = 0, False
+
+    def try_again(self, now_s: float, *, is_last: bool) -> None:
+        """Let a slot that was given up start: a host that is bad now need not stay so.
+
+        Args:
+            now_s: monotonic seconds.
+            is_last: no other slot runs, so there is no time to wait for.
+        """
+        if not self.is_given_up or self.is_last_round:
+            return
+        if is_last:
+            self.setbacks, self.resumes_s, self.is_last_round = 0, now_s, True
+        elif now_s >= self.resumes_s:
+            self.setbacks = MAX_SETBACKS - 1
+
+    def why_given_up(self, slot: int, *, is_alone: bool) -> str:
         """Return the sentence for the user.
 
         Args:
             slot: its number.
+            is_alone: whether no other slot has the rows of its items.
         """
+        again = f"started again every {AGAIN_S:.0f} s while others train" if is_alone else ""
         return (
             f"slot {slot} of map_train has failed {self.setbacks} times one after the other, the "
-            f"last time on {self.host}, without an item that ended, and is not started again: "
-            f"{self.reason}"
+            f"last time on {self.host}, without an item that ended, and is "
+            f"{again or 'not started again'}: {self.reason}"
         )

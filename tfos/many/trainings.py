@@ -155,7 +155,8 @@ class ManyTrainings:
         names = [row.item for row in self.table() if row.state is TrainingState.DONE]
         if self._results is None:
             return {name: self.value(name) for name in names}
-        stored = read_ahead(functools.partial(self._stored, self._results), names)
+        sizes = self._results.sizes(names)
+        stored = read_ahead(functools.partial(self._stored, self._results), names, sizes)
         return {name: _value_of(name, data) for name, data in zip(names, stored, strict=True)}
 
     def raise_failed(self) -> None:

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -363,7 +363,8 @@ def _limit_to_task() -> None:
     """Give TensorFlow the cores and GPUs of the Spark task, not the host's, if it still asks.
 
     Spark's Python worker keeps what TensorFlow has taken of a GPU until it ends, and other
-    processes compute there meanwhile: so it takes no more than it needs.
+    processes compute there meanwhile: so it takes no more than it needs. Spark gives the worker to
+    other functions afterwards, which find the environment as it was.
     """
     from pyspark import TaskContext
 
@@ -372,15 +373,37 @@ def _limit_to_task() -> None:
     context = TaskContext.get()
     if context is None:
         return
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    if gpus := gpus_of(context, "gpu"):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     import tensorflow as tf
 
-    with contextlib.suppress(RuntimeError):  # it computes already
+    with contextlib.suppress(RuntimeError, ValueError):  # it computes already
         tf.config.threading.set_intra_op_parallelism_threads(context.cpus())
         tf.config.threading.set_inter_op_parallelism_threads(context.cpus())
+        with _seeing(gpus_of(context, "gpu")):
+            found = tf.config.list_physical_devices("GPU")  # the first call of a process counts
+        for gpu in found:
+            tf.config.experimental.set_memory_growth(gpu, True)
+
+
+@contextlib.contextmanager
+def _seeing(gpus: Sequence[str]) -> Iterator[None]:
+    """Let CUDA see these GPUs alone if it begins meanwhile; all that it would see if none is named.
+
+    Args:
+        gpus: Spark's addresses, which are in the order of the bus.
+    """
+    order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    meanwhile = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": order}
+    before = {name: os.environ.get(name) for name in meanwhile}
+    if gpus:
+        os.environ.update(meanwhile)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _leave_to_collector() -> None:

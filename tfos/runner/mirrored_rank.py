@@ -145,7 +145,9 @@ def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
 
 
 def _check_losses(model: Any, size: int) -> None:
-    """Refuse losses of which the slots' mean is not the gradient of one process.
+    """Refuse losses of which the slots' mean is for sure not the gradient of one process.
+
+    Where that is not sure, `ctx.distribute` warns.
 
     Args:
         model: compiled.
@@ -153,11 +155,11 @@ def _check_losses(model: Any, size: int) -> None:
     """
     from tfos.keras.fit.distribute import summed_losses
 
-    if size > 1 and (names := summed_losses(model)):
+    if size > 1 and (names := summed_losses(model, is_sure=True)):
         raise UnsupportedModel(
             f"the model is compiled with {names}, and {size} slots average their gradients: each "
             f"step would have 1/{size} of the gradient of one process. Compile it with "
-            "reduction='sum_over_batch_size' and, for SGD, a rate larger by the rows of a batch, "
+            "reduction='sum_over_batch_size' and a rate larger by the rows of a batch, "
             "or use tfos.run and ctx.distribute(model, consistency='sync', reduction='sum')"
         )
 

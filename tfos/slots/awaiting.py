@@ -101,6 +101,7 @@ class _Shown:
         self._console = console
         self._lines = ProgressLines(console, time.monotonic)
         self._told: object = None
+        self._is_warned = False
 
     def tell(self, offer: Offer, now_s: float) -> None:
         """Tell of this offer what is news.
@@ -110,6 +111,9 @@ class _Shown:
             now_s: monotonic seconds.
         """
         wait, seen = self._wait, (len(offer.executors), offer.whereabouts)
+        if not self._is_warned and (held := wait.held(offer, now_s)):
+            self._console.warn(held)  # also where progress is not shown
+            self._is_warned = True
         if seen == self._told:
             known = (
                 f"{len(offer.executors)}{'' if offer.expected is None else f' of {offer.expected}'}"

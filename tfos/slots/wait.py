@@ -16,6 +16,8 @@ from tfos.slots.offer import Offer
 from tfos.slots.placing import Fit, SlotNeeds
 from tfos.slots.resources import WORKER_NODES
 
+_TOLD_S = 60.0
+"""A fit that waits longer for slots that others hold says who they are."""
 _ADVICE = "Lower cluster_size or raise --num-executors, spark.executor.cores or spark.cores.max."
 
 
@@ -79,6 +81,9 @@ class SlotWait:
             raise NotEnoughSlots(text)  # even if others end
         if offer.outstanding:
             self._outstanding_s = now_s
+        if self.config.shares_slots and fits_idle and waited_s < SHARED_SLOTS_S:
+            return None
+        if offer.outstanding:
             if waited_s >= self.config.reservation_timeout_s:
                 raise NotEnoughSlots(
                     f"{shortage(self.needs, offer)} {offer.outstanding} executors have not "
@@ -86,14 +91,33 @@ class SlotWait:
                     "queue for why, raise reservation_timeout, or lower cluster_size."
                 )
             return None
-        if self.config.shares_slots and fits_idle and waited_s < SHARED_SLOTS_S:
-            return None
         if now_s - max(self.started_s, self._outstanding_s) >= self.config.slot_wait_s or (
             still_s >= self.config.slot_settle_s and not arriving
         ):
             advice = f"{_end_others(offer)}{self._advice(offer)}"
             raise NotEnoughSlots(f"{shortage(self.needs, offer)} {advice}")
         return None
+
+    def held(self, offer: Offer, now_s: float) -> str:
+        """Return what a wait for slots that tasks hold is for, once it is long; "": it is not.
+
+        Args:
+            offer: executors, slots and running tasks.
+            now_s: monotonic seconds.
+        """
+        if not self.config.shares_slots or not offer.busy or now_s - self.started_s < _TOLD_S:
+            return ""
+        others = "See the running jobs in Spark's UI, and end those that do not end by themselves"
+        if offer.running:
+            stop = "; ".join(f"tfos stop --job {each}" for each in offer.running)
+            others = (
+                "If it is no fit that ends by itself, "
+                f"end cluster {' and '.join(offer.running)} by shutdown() ({stop})"
+            )
+        return (
+            f"a fit waits up to {SHARED_SLOTS_S / 86400:.0f} days for slots that tasks of this "
+            f"program hold: {shortage(self.needs, offer)} {others}"
+        )
 
     def _advice(self, offer: Offer) -> str:
         """Return the next step: no setting changes the slots of a local master."""

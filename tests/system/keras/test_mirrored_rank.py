@@ -391,6 +391,48 @@ def test_a_loss_that_sums_over_the_batch_of_a_slot_is_refused(loss, named, caplo
         assert ("pass reduction='sum'" in caplog.text.lower()) is bool(named)
 
 
+class OwnStep(keras.Model):  # type: ignore[misc]
+    def train_step(self, data):
+        raise NotImplementedError
+
+
+class OwnLoss(keras.Model):  # type: ignore[misc]
+    def compute_loss(self, *args, **kwargs):
+        raise NotImplementedError
+
+
+class MeanLoss(keras.losses.Loss):  # type: ignore[misc]
+    def call(self, y_true, y_pred):
+        return keras.ops.mean((y_true - y_pred) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "optimizer"),
+    [
+        (OwnStep, keras.losses.MeanSquaredError(reduction=None), "sgd"),
+        (OwnLoss, SUM, "sgd"),
+        (keras.Model, MeanLoss(reduction="none"), "sgd"),
+        (keras.Model, SUM, "adam"),
+    ],
+)
+def test_a_loss_that_may_be_right_is_trained_with_a_warning(kind, loss, optimizer, caplog):
+    def make():
+        data = keras.Input((2,))
+        made = kind(data, keras.layers.Dense(1)(data))
+        made.compile(optimizer, loss, jit_compile=False)
+        return made
+
+    def distributing(model, consistency):
+        raise InterruptedError
+
+    ctx: Any = SimpleNamespace(rank=0, num_workers=2, distribute=distributing)
+    with distributed_fits(ctx), pytest.raises(InterruptedError):
+        make().fit(np.ones((4, 2)), verbose=0)
+    with serving(num_workers=2) as cluster:
+        distribute(make(), cluster.contexts[0], consistency="sync")
+    assert "unless a step or a loss of your own takes the mean" in caplog.text
+
+
 FIRST_IMPORT = """
 from types import SimpleNamespace
 import keras

@@ -203,7 +203,7 @@ def test_a_feed_whose_slots_other_fits_hold_waits_for_them_and_says_so(cluster, 
     monkeypatch.setattr("tfos.feed.watch._LOOK_S", 0.01)
     monkeypatch.setattr("tfos.feed.watch.SHARED_SLOTS_S", 0.3)
     shared, out = replace(cluster.config, shares_slots=True), io.StringIO()
-    watch = FeedWatch(cluster.coordinator, shared, Console(stream=out))
+    watch = FeedWatch(cluster.coordinator, shared, Console(stream=out, enabled=False))
     job: Any = types.SimpleNamespace(tasks=TaskCounts(8, 2, 0))
     until = functools.partial(
         watch.until, lambda _: False, CALL, TrainingProgress(1), job=job, stall_s=0.02

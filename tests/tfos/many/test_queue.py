@@ -124,7 +124,8 @@ def test_an_item_whose_order_was_lost_on_the_way_is_given_again():
     assert queue.draw(A) == Train(0, 1)
     assert queue.draw(A, holding=()) == Train(1, 1)
     assert queue.table[0].attempts == 0
-    assert queue.draw(B) == Train(0, 1)
+    assert queue.draw(B) == Train(0, 2)  # an order of its own
+    assert queue.table[0].attempts == 1
     assert queue.draw(A, holding=(1,)) == WaitForItem()
 
 
@@ -194,3 +195,24 @@ def test_a_report_that_repeats_another_ends_no_later_attempt():
     assert states(queue) == ["training"]
     assert queue.ended(A, failed(0, Ending.RETURNED, 0.1, attempt=2))
     assert states(queue) == ["done"]
+
+
+def test_an_order_that_was_lost_on_the_way_costs_no_attempt_with_a_slot_that_hands_over():
+    queue = queue_of(3, retries=0)
+    queue.draw(A)
+    queue.draw(A, (0,), is_ahead=True)  # its answer is lost, and the slot is full
+    queue.ended(A, done(0))
+    queue.slot_ended(0, [0])
+    assert states(queue) == ["done", "waiting", "waiting"]
+    assert queue.table[1].attempts == 0
+
+
+def test_a_report_of_an_order_that_had_not_begun_says_nothing_of_the_next_one():
+    queue = queue_of(1)
+    assert queue.draw(A) == Train(0, 1)
+    not_begun = failed(0, Ending.NOT_BEGUN, error="no process")
+    assert queue.ended(A, not_begun)
+    assert queue.draw(A) == Train(0, 2)
+    assert not queue.ended(A, not_begun)  # its answer was lost on the way
+    assert (states(queue), queue.table[0].attempts) == (["training"], 1)
+    assert queue.ended(A, done(0, attempt=2))

@@ -105,3 +105,27 @@ def test_a_place_that_takes_no_results_is_refused_before_anything_is_trained(tmp
     for path in (f"{tmp_path}/file", f"{tmp_path}/file/below", "/proc/results"):
         with pytest.raises(SettingsError, match=r"takes no results: .* Pass a directory in which"):
             ResultsDirectory(f"file://{path}").claim("train", "f1", "i1")
+
+
+def test_large_files_are_not_read_ahead_together(monkeypatch):
+    """The driver holds the values that it builds, and few bytes beside them."""
+    monkeypatch.setattr(module, "_AHEAD_BYTES", 100)
+    started: list[str] = []
+
+    def read(name):
+        started.append(name)
+        return name
+
+    names = [f"{number}" for number in range(9)]
+    found = module.read_ahead(read, names, [60, 60, 200, *6 * [40]])
+    assert next(found) == "0"
+    assert started == ["0"]  # 60 and 60 are too many
+    assert [*found] == names[1:]
+    assert sorted(started) == names
+
+
+def test_the_sizes_of_files_that_are_there_are_known(results):
+    results.write(ResultHead(item="b", seconds=1.5, metrics={}), bytes(1000))
+    none, some = results.sizes(["a", "b"])
+    assert none == 0
+    assert some > 1000

@@ -36,6 +36,7 @@ class Bed:
         num_slots=2,
         wait_s=WAIT_S,
         offer=lambda: "",
+        are_slots_held=lambda: False,
         check=None,
         **options,
     ):
@@ -50,6 +51,7 @@ class Bed:
             action=self._act,
             wait_s=wait_s,
             offer=offer,
+            are_slots_held=are_slots_held,
         )
         self.run = MapRun(self.queue, Console(stream=self.text), check)
         self.trainings = ManyTrainings(self.run, dict.fromkeys(names, ""), None, None)
@@ -69,6 +71,7 @@ def starts(bed):
 @pytest.fixture
 def beds(monkeypatch):
     monkeypatch.setattr(slot_state, "PAUSE_S", 0.0)
+    monkeypatch.setattr(slot_state, "AGAIN_S", 0.0)
     made = []
 
     def make(slot, **options):
@@ -174,6 +177,7 @@ def leaves_for_ever(bed, slot, attempt):
 
 def test_values_whose_task_runs_nowhere_are_not_awaited_for_ever(beds, monkeypatch):
     count_tasks(monkeypatch, False)
+    monkeypatch.setattr(slot_state, "SILENT_S", 0.2)
     bed = beds(leaves_for_ever, num_slots=1, wait_s=0.2, offer=lambda: "0 executors")
     with pytest.raises(NotEnoughSlots, match="no slot has trained for 0 s: 0 executors"):
         bed.trainings.wait(WAIT_S)
@@ -682,3 +686,69 @@ def test_the_first_result_of_each_process_is_looked_for_before_it_counts(beds):
         bed.trainings.wait(WAIT_S)
     assert set(looked) == {0, 1}
     assert [row.item for row in bed.queue.table if row.state is TrainingState.DONE] == ["a"]
+
+
+def test_a_slot_that_alone_has_rows_is_tried_as_long_as_others_train(beds):
+    """Its executor is on a host without room, and the others hold all other Spark slots."""
+    first_done = threading.Event()
+
+    def act(bed, slot, attempt):
+        if slot == 1 and not first_done.is_set():
+            raise OSError("No space left on device")
+        if slot == 0:
+            while starts(bed)[1] < 6:
+                bed.run.wait(None, 0.01)
+            first_done.set()
+        return trains_all(bed, slot, attempt)
+
+    bed = beds(act, homes=[0, 0, 1])
+    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    assert bed.run._console.flush(WAIT_S)
+    told = bed.text.getvalue()
+    assert told.count("is started again every 0 s while others train: its job failed: No sp") == 1
+    assert "the last time on a host that only Spark's UI names" in told
+
+
+def test_a_slot_that_alone_has_rows_has_a_last_round_before_the_run_ends(beds):
+    def act(bed, slot, attempt):
+        raise OSError("No space left on device")
+
+    bed = beds(act, homes=[0, 0, 1])
+    with pytest.raises(MapTrainError, match="no other slot trains the 3 items that wait"):
+        bed.trainings.wait(WAIT_S)
+    assert min(starts(bed)) >= 8
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_slot_that_has_handed_its_values_over_waits_for_jobs_that_took_its_place(
+    beds, monkeypatch, is_held
+):
+    count_tasks(monkeypatch, False)
+    looks: list[bool] = []
+    waited = threading.Event()
+
+    def are_slots_held():
+        looks.append(is_held)
+        if len(looks) == 3:
+            waited.set()
+        return is_held
+
+    def hands_over_once(bed, slot, attempt):
+        if attempt:
+            waited.wait(WAIT_S if is_held else 1.0)
+            return trains_all(bed, slot, attempt)
+        order = bed.draw(slot, attempt)
+        ended = Ended(order.item, Ending.RETURNED, 0.5, {}, "", order.attempt)
+        bed.run.on_beat(SlotBeat(slot, attempt, (ended,), is_leaving=True))
+        return [(order.item, b"\x80\x04K\x00.")]
+
+    bed = beds(hands_over_once, num_slots=1, wait_s=0.2, are_slots_held=are_slots_held)
+    if is_held:
+        assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+        assert bed.run._console.flush(WAIT_S)
+        assert (
+            bed.text.getvalue().count("other jobs of this program hold all of Spark's slots") == 1
+        )
+    else:
+        with pytest.raises(NotEnoughSlots):
+            bed.trainings.wait(WAIT_S)

@@ -282,3 +282,44 @@ def test_a_slot_that_the_driver_refuses_ends_at_once_with_the_reason(refused, mo
 @pytest.mark.socket
 def test_a_refused_slot_leaves_without_asking_again(refused):
     refused._say_leaving()
+
+
+def test_a_slot_waits_between_processes_that_do_not_start(slot, monkeypatch):
+    """Else what a host lacks for a moment costs the slot all that it may fail in a row."""
+    paused: list[float] = []
+
+    class NoProcess:
+        def __init__(self, *_: object):
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(process, "TrainerProcess", NoProcess)
+    monkeypatch.setattr("tfos.many.slot.process.time.sleep", paused.append)
+    for attempt in range(1, 5):
+        slot._answered((), Train(3, attempt))
+        slot._train_from(3)
+    assert paused == [1.0, 2.0, 4.0]  # after the fourth the driver has given the slot up
+    assert [each.how for each in slot._ready] == 4 * [Ending.NOT_BEGUN]
+
+    class Starts:
+        has_ended = False
+
+        def __init__(self, *_: object):
+            pass
+
+        def await_ready(self, item: int) -> None:
+            pass
+
+    monkeypatch.setattr(process, "TrainerProcess", Starts)
+    assert slot._living_trainer(3) is not None
+    slot._trainer = None
+    monkeypatch.setattr(process, "TrainerProcess", NoProcess)
+    assert slot._living_trainer(3) is None
+    assert paused == [1.0, 2.0, 4.0, 1.0]
+
+
+def test_values_that_would_not_come_back_together_are_handed_over_in_turn(slot):
+    """The last one was drawn ahead; the slot's next process trains it, at no attempt's cost."""
+    assert keep(slot, 3, bytes(900)) == keep(slot, 4, bytes(2700)) == Ending.RETURNED
+    assert keep(slot, 5, bytes(2700)) == Ending.NOT_BEGUN
+    assert slot._spooled_bytes <= slot._spec.settings.max_result_bytes
+    assert slot._is_full

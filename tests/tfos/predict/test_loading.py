@@ -18,13 +18,13 @@ NAMES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH
 @pytest.mark.parametrize(
     ("given", "before", "expected"),
     [
-        (["3", "4"], {}, ["3,4", "PCI_BUS_ID", "true"]),
-        (["3"], {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["3", "PCI_BUS_ID", "true"]),
-        ([], {"CUDA_VISIBLE_DEVICES": "7"}, ["7", None, "true"]),  # Spark schedules none
-        (["3"], {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, ["3", "PCI_BUS_ID", "false"]),
+        (["3", "4"], {}, ["3,4", "PCI_BUS_ID", None]),
+        (["3"], {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["3", "PCI_BUS_ID", None]),
+        ([], {"CUDA_VISIBLE_DEVICES": "7"}, ["7", None, None]),  # Spark schedules none
+        (["3"], {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ["3", "FASTEST_FIRST", None]),
     ],
 )
-def test_a_task_sees_its_gpus_and_takes_their_memory_as_it_needs_it(
+def test_a_task_sees_its_gpus_takes_their_memory_as_it_needs_it_and_leaves_the_environment(
     monkeypatch, given, before, expected
 ):
     for name in NAMES:
@@ -33,19 +33,27 @@ def test_a_task_sees_its_gpus_and_takes_their_memory_as_it_needs_it(
     for name, value in before.items():
         monkeypatch.setenv(name, value)
     seen: list[Any] = []
-    threading = SimpleNamespace(
-        set_intra_op_parallelism_threads=lambda count: seen.append(
-            list(map(os.environ.get, NAMES))
+
+    def listed(kind):
+        seen.append(list(map(os.environ.get, NAMES)))
+        return [f"a {kind}"]
+
+    config = SimpleNamespace(
+        threading=SimpleNamespace(
+            set_intra_op_parallelism_threads=seen.append,
+            set_inter_op_parallelism_threads=seen.append,
         ),
-        set_inter_op_parallelism_threads=seen.append,
+        list_physical_devices=listed,
+        experimental=SimpleNamespace(set_memory_growth=lambda *growth: seen.append(growth)),
     )
-    tensorflow = SimpleNamespace(config=SimpleNamespace(threading=threading))
-    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
     resources = {"gpu": SimpleNamespace(addresses=given)} if given else {}
     context = SimpleNamespace(resources=lambda: resources, cpus=lambda: 2)
     monkeypatch.setattr(TaskContext, "get", lambda: context)
+    environment = dict(os.environ)
     loading._limit_to_task()
-    assert seen == [expected, 2]
+    assert seen == [2, 2, expected, ("a GPU", True)]
+    assert dict(os.environ) == environment
 
 
 def test_a_program_that_is_no_task_keeps_its_environment(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.tfos.slots.test_wait import _needs, _offer
 from tfos.config import ClusterConfig
+from tfos.console.console import Console
 from tfos.errors import PhaseError
 from tfos.slots import awaiting
 from tfos.slots.wait import SlotWait
@@ -82,3 +85,14 @@ def test_a_terminal_sees_the_seconds_of_a_wait_and_none_is_left_there(monkeypatc
     assert [at_s for at_s, _ in played.told] == [0, 30]
     assert "waiting for slots, 17 s so far" in " ".join(played.drawn)
     assert played.drawn[-1] == "ended"
+
+
+def test_a_fit_that_shows_nothing_warns_once_who_holds_its_slots():
+    out = io.StringIO()
+    coordinator: Any = SimpleNamespace(act=lambda decide: None)
+    wait = SlotWait(_needs(2), ClusterConfig(shares_slots=True), 0.0)
+    shown = awaiting._Shown(coordinator, wait, Console(stream=out, enabled=False))
+    held = replace(_offer(4, slots=4, expected=1), running=("abc",))
+    for now_s in (1.0, 59.0, 61.0, 62.0, 1e4):
+        shown.tell(held, now_s)
+    assert out.getvalue().count("end cluster abc by shutdown() (tfos stop --job abc)") == 1

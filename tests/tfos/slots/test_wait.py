@@ -130,7 +130,7 @@ HELD = _offer(4, slots=4, expected=1)
 SHARED = {"shares_slots": True}
 
 
-@pytest.mark.parametrize("offer", [HELD, replace(HELD, expected=None)])
+@pytest.mark.parametrize("offer", [replace(HELD, expected=count) for count in (1, 2, None)])
 @pytest.mark.fault("F18")
 def test_slots_that_other_fits_hold_are_awaited_where_clusters_share_them(offer):
     wait, told = _wait(2, **SHARED), []
@@ -338,3 +338,14 @@ def test_executors_that_set_themselves_up_are_awaited_beyond_the_settling_time()
         assert wait.ready(offer, now_s) is None
     with pytest.raises(NotEnoughSlots, match=r", 1 of them held by .*, 2 slots of executors that"):
         wait.ready(offer, 60.0)
+
+
+def test_a_fit_that_waits_says_who_holds_the_slots():
+    wait = _wait(2, **SHARED)
+    assert wait.held(HELD, 59.0) == ""
+    assert "See the running jobs in Spark's UI" in wait.held(HELD, 60.0)
+    told = wait.held(replace(HELD, running=("abc",)), 60.0)
+    assert "4 of them held by running tasks" in told
+    assert "waits up to 3 days" in told
+    assert "end cluster abc by shutdown() (tfos stop --job abc)" in told
+    assert _wait(2).held(HELD, 60.0) == ""

@@ -128,7 +128,7 @@ def check_model(model: Any) -> None:
     optimizers.check(model.optimizer)
 
 
-def summed_losses(model: Any) -> str:
+def summed_losses(model: Any, *, is_sure: bool) -> str:
     """Name the compiled losses that sum over the rows of a batch, for a message; empty: none.
 
     The mean of the workers' gradients of such a loss is a part of that of all their rows. What a
@@ -136,17 +136,38 @@ def summed_losses(model: Any) -> str:
 
     Args:
         model: compiled.
+        is_sure: only those that Keras itself sums and trains with. A step or a loss of the user's
+            own may take the mean itself.
     """
     losses = keras.tree.flatten(getattr(model._compile_loss, "_user_loss", None))
     sums = [each for each in losses if getattr(each, "reduction", "") in ("sum", "none", None)]
+    if is_sure:
+        sums = [each for each in sums if _is_trained_by_keras(model) and _is_of_keras(each)]
     return ", ".join(f"{type(each).__name__}(reduction={each.reduction!r})" for each in sums)
 
 
+def _is_trained_by_keras(model: Any) -> bool:
+    """Whether the gradient of the compiled loss is what trains, and its size counts."""
+    steps = ("train_step", "compute_loss", "_compute_loss")
+    scaled = (keras.optimizers.SGD, keras.optimizers.Ftrl)  # others divide by the gradients' size
+    return isinstance(optimizers.unwrap(model.optimizer), scaled) and all(
+        name not in vars(model) and getattr(type(model), name) is getattr(keras.Model, name)
+        for name in steps
+    )
+
+
+def _is_of_keras(loss: Any) -> bool:
+    """Whether a loss has one number for each row: one of the user's may have one for all."""
+    own = (type(loss).__call__, type(loss).call, getattr(loss, "fn", type(loss).call))
+    return all(getattr(each, "__module__", "").startswith("keras.") for each in own)
+
+
 def _warn_of_sums(model: Any, num_workers: int) -> None:
-    if names := summed_losses(model):
+    if names := summed_losses(model, is_sure=False):
         logger.warning(
-            "%s sums over a batch, and the workers' gradients are averaged: a step has 1/%d of the "
-            "gradient of all rows, beside regularizers that count in full. Pass reduction='sum' to "
+            "%s sums over a batch, unless a step or a loss of your own takes the mean, and the "
+            "workers' gradients are averaged: a step has 1/%d of the gradient of all rows then, "
+            "beside regularizers that count in full. Pass reduction='sum' to "
             "ctx.distribute(consistency='sync'), which sums both, or compile the loss with "
             "reduction='sum_over_batch_size'",
             names,

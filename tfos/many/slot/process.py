@@ -50,6 +50,9 @@ _WRITE_AGAIN_S = (0.5, 2.0, 8.0)
 """Delays before a value that was not written is written again."""
 _BRIEF_S = 1.0
 """After a training shorter than this, the trainer has its next item before it ends."""
+_START_AGAIN_S = (1.0, 2.0, 4.0)
+"""Pauses after a process that has not begun: a host that lacks memory or processes has some then.
+After one more the driver gives the slot up."""
 _STDERR = 2
 SPOOL_HEAD = struct.Struct("<QQ")
 """Item and length before each value in the spool."""
@@ -84,6 +87,8 @@ class Slot:
         self._values_fds = (os.memfd_create("tfos-value"), os.memfd_create("tfos-value"))
         """Two: the trainer goes on with the next item while a value is read."""
         self._turn = 0
+        self._not_begun = 0
+        """Processes in a row that came to no item."""
         self._is_brief = False
         """Whether the last training was so short that a pause after it would count."""
         self._lock = threading.Lock()
@@ -232,6 +237,10 @@ class Slot:
                 )
             )
             return
+        if self._results is None and self._is_too_much(value):
+            error = "its value came behind others that are handed over first"
+            self._put_ended(msgspec.structs.replace(ended, how=Ending.NOT_BEGUN, error=error))
+            return
         try:
             self._store(ended, value)
         except Exception as error:  # noqa: BLE001 - a file system's client may raise its own
@@ -242,6 +251,10 @@ class Slot:
                 f"{type(error).__name__}: {error}",
             )
         self._put_ended(ended)
+
+    def _is_too_much(self, value: bytes) -> bool:
+        """Whether Spark would refuse a value beside those that wait: one that was drawn ahead."""
+        return self._spooled_bytes + len(value) > self._spec.settings.max_job_bytes
 
     def _store(self, ended: Ended, value: bytes) -> None:
         if self._results is None:
@@ -278,14 +291,19 @@ class Slot:
             return self._trainer
         try:
             self._trainer = TrainerProcess(self._spec, self._values_fds)
+            failed = self._trainer.await_ready(item)
         except OSError as error:
-            self._put_ended(Ended(item, Ending.NOT_BEGUN, 0.0, error=f"no process: {error}"))
-            return None
-        failed = self._trainer.await_ready(item)
-        if failed is not None:
-            self._end_trainer()
-            self._put_ended(failed)
-        return self._trainer
+            failed = Ended(item, Ending.NOT_BEGUN, 0.0, error=f"no process: {error}")
+        if failed is None:
+            self._not_begun = 0
+            return self._trainer
+        self._end_trainer()
+        self._put_ended(failed)
+        pauses_s = _START_AGAIN_S[self._not_begun : self._not_begun + 1]
+        self._not_begun += 1
+        for pause_s in pauses_s:  # the watch beats and reports meanwhile
+            time.sleep(pause_s)
+        return None
 
     def _end_trainer(self) -> None:
         if self._trainer is not None:

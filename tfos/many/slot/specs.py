@@ -48,6 +48,11 @@ class RunSettings:
         """Largest value that comes back beside those before it."""
         return min(_VALUE_BYTES, self.max_result_bytes * 7 // 10 or _VALUE_BYTES)
 
+    @property
+    def max_job_bytes(self) -> int:
+        """Bytes of values that come back together, at most."""
+        return self.hand_over_bytes + self.max_value_bytes
+
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a slot's process needs to know."""
