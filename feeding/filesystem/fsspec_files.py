@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,6 @@ from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, is_ot
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.remote import RemoteFileSystem, RemoteReader
 from feeding.filesystem.temp_files import pieces_of, staging_name
-from feeding.filesystem.walking import MAX_DEPTH, too_deep
 from feeding.filesystem.watched_write import WatchedWrite
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class FsspecFileSystem(RemoteFileSystem):
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
         location = self._own(path)
-        return self._status(location, self._run("look at", location, self._info))
+        return _status(str(location), self._run("look at", location, self._info))
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
@@ -71,31 +70,11 @@ class FsspecFileSystem(RemoteFileSystem):
             if there is None or there.is_directory:
                 raise
         else:
-            statuses = (self._status(location, info) for info in listed)
-            found = [status for status in statuses if status.path != str(location)]
+            statuses = (self._entry(location, info) for info in listed)
+            found = [each for each in statuses if each and each.path != str(location)]
         if not found and not self.status(directory).is_directory:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
         return sorted(found, key=lambda status: status.path)
-
-    def files_below(
-        self, directory: Path, is_hidden: Callable[[str], bool]
-    ) -> Iterable[FileStatus]:
-        """See FileSystem. Object stores list 1,000 files of a tree with one request."""
-        location = self._own(directory)
-        if not _lists_trees(self._inner):
-            return super().files_below(directory, is_hidden)
-        try:
-            listed = self._run("list", location, self._find)
-        except StorageUnavailable:  # or too many for one deadline: each directory has its own
-            return super().files_below(directory, is_hidden)
-        found = [
-            self._status(location, info)
-            for info in listed
-            # Some programs store an empty object as the mark of a directory.
-            if info.get("type") != "directory" and not info["name"].endswith("/")
-        ]
-        head = f"{location}".rstrip("/") + "/"
-        return [each for each in found if _is_seen(each.path.removeprefix(head), is_hidden)]
 
     def open(self, path: Path) -> FsspecReader:
         """See FileSystem."""
@@ -252,18 +231,22 @@ class FsspecFileSystem(RemoteFileSystem):
     def _path(self, location: Location) -> str:
         return str(self._inner._strip_protocol(str(location)))
 
-    def _status(self, asked: Location, info: dict[str, Any]) -> FileStatus:
-        inner = str(self._inner.unstrip_protocol(info["name"]))
-        scheme, _, rest = inner.partition("://")
-        del scheme  # s3a comes back as s3
-        path = str(parse(f"{asked.scheme}://{rest.lstrip('/') if asked.authority else rest}"))
-        is_directory = info.get("type") == "directory"
-        size = 0 if is_directory else int(info.get("size") or 0)
-        stamp = _changed(info)
-        millis = 0
-        if isinstance(stamp, int | float):
-            millis = int(stamp if "modificationTime" in info else stamp * 1000)
-        return FileStatus(path, size, is_directory, millis, "" if is_directory else _version(info))
+    def _entry(self, directory: Location, info: dict[str, Any]) -> FileStatus | None:
+        """Return the status of an entry of a listing; None: it has gone."""
+        path = self._entry_path(directory, info["name"])
+        if _is_directory(info) or info.get("size") is not None:
+            return _status(path, info)
+        return globbing.find(self, parse(path))  # listings of HTTP have no sizes
+
+    def _entry_path(self, directory: Location, name: str) -> str:
+        # Below the directory as it was asked for: names of some packages have no host or bucket.
+        head = self._path(directory).rstrip("/") + "/"
+        if name.startswith(head) and name != head:
+            base = f"{directory.root}{directory.path.rstrip('/')}"
+            return str(parse(f"{base}/{name.removeprefix(head)}"))
+        rest = str(self._inner.unstrip_protocol(name)).partition("://")[2]  # s3a comes back as s3
+        rest = rest.lstrip("/") if directory.authority else rest
+        return str(parse(f"{directory.scheme}://{rest}"))
 
 
 class FsspecReader(RemoteReader):
@@ -306,24 +289,28 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
 
 
-def _lists_trees(inner: AbstractFileSystem) -> bool:
-    """Return whether a package lists a tree in a way of its own, not directory by directory."""
-    from fsspec import AbstractFileSystem
-    from fsspec.asyn import AsyncFileSystem
-
-    kind = type(inner)
-    plain = (None, AsyncFileSystem._find)
-    return kind.find is not AbstractFileSystem.find or getattr(kind, "_find", None) not in plain
+def _is_directory(info: dict[str, Any]) -> bool:
+    return info.get("type") == "directory"
 
 
-def _is_seen(below: str, is_hidden: Callable[[str], bool]) -> bool:
-    """Return whether no name of a path below a directory is hidden."""
-    names = below.split("/")
-    if any(map(is_hidden, names)):
-        return False
-    if len(names) > MAX_DEPTH:
-        raise too_deep(below)
-    return True
+def _status(path: str, info: dict[str, Any]) -> FileStatus:
+    """Return what a package tells of a path.
+
+    Raises:
+        PathError: it is a file of which no size is told; an empty one would have no rows.
+    """
+    is_directory = _is_directory(info)
+    size = 0 if is_directory else info.get("size")
+    if size is None:
+        raise PathError(
+            f"{path}: its server tells no size (of HTTP, no Content-Length), so it cannot be "
+            "split or read in ranges; copy it to a file system that does"
+        )
+    stamp = _changed(info)
+    millis = 0
+    if isinstance(stamp, int | float):
+        millis = int(stamp if "modificationTime" in info else stamp * 1000)
+    return FileStatus(path, int(size), is_directory, millis, "" if is_directory else _version(info))
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -146,7 +146,7 @@ class FileSystem(Protocol):
     def files_below(
         self, directory: Path, is_hidden: Callable[[str], bool]
     ) -> Iterable[FileStatus]:
-        """Return the files of a whole tree, in any order, with as few requests as can be.
+        """Return the files of a whole tree, in any order; hidden directories are not listed.
 
         Args:
             directory: an existing one.

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.utils import infer_storage_options
 
-from feeding.errors import FileChanged
-from feeding.filesystem.bounded_calls import CallTimeout
+from feeding.errors import FileChanged, PathError
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem
 from feeding.filesystem.location import parse
 from feeding.formats.text.source import TextSource
 from feeding.reading.discover import data_files, is_plain
-from feeding.reading.splits import Split
+from feeding.reading.splits import Split, share
 
 
 class Listing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -183,15 +183,117 @@ def asked(monkeypatch) -> Iterator[Counter[str]]:
     memory.store.clear()
 
 
-def test_a_tree_is_listed_with_one_request_where_the_package_can(asked):
-    assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
-    assert asked == {"info": 1, "find": 1}
-
-
-def test_a_tree_that_cannot_be_listed_in_time_is_walked_with_one_request_each(asked, monkeypatch):
-    def late(*_: Any, **__: Any) -> None:
-        raise CallTimeout("no answer within 150 s")
-
-    monkeypatch.setattr(fsspec.filesystem("memory"), "find", late)
+def test_a_tree_is_listed_with_one_request_for_each_directory(asked):
     assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
     assert asked == {"info": 1, "ls": 21}
+
+
+def test_what_lies_below_a_hidden_directory_is_not_listed(asked):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/tree/data/_archive/old/day=1/a", b"x")
+    memory.pipe_file("/tree/data/_temporary/b\x01c", b"x")  # nobody could name it
+    assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
+    assert asked == {"info": 1, "ls": 21}
+
+
+class Page(Listing):
+    """A directory of an HTTP server: a page with links, of which it tells no sizes."""
+
+    protocol = "page"
+    unsized: ClassVar[set[str]] = set()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path  # as that of HTTP: names are whole URLs
+
+    def _listed(self) -> list[dict[str, Any]]:
+        names = [*self.stored, "page://host/d/dead.txt"]
+        return [{"name": each, "size": None, "type": "file"} for each in names]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if path == "page://host/d":
+            return {"name": path, "size": None, "type": "file"}
+        if path not in self.stored:
+            raise FileNotFoundError(path)
+        size = None if path in self.unsized else len(self.stored[path])
+        return {"name": path, "size": size, "type": "file"}
+
+
+@pytest.fixture
+def page(monkeypatch) -> str:
+    fsspec.register_implementation(Page.protocol, Page, clobber=True)
+    stored = {"page://host/d/a.txt": b"one\n", "page://host/d/b.txt": b"two\n"}
+    monkeypatch.setattr(Page, "stored", stored)
+    monkeypatch.setattr(Page, "unsized", set())
+    return "page://host/d"
+
+
+def test_files_of_a_listing_without_sizes_are_read(page):
+    source = TextSource(f"{page}/*.txt")
+    assert [each.size_bytes for each in source.files()] == [4, 4]
+    rows = [len(c[0]) for split in share(source.files(), 0, 1) for c in source.read(split)]
+    assert sum(rows) == 2
+
+
+def test_a_file_whose_size_nobody_tells_is_refused(page, monkeypatch):
+    monkeypatch.setattr(Page, "unsized", {f"{page}/b.txt"})
+    for path in (f"{page}/*.txt", f"{page}/b.txt"):
+        with pytest.raises(PathError, match=f"{page}/b.txt: its server tells no size"):
+            data_files(path, is_splittable=is_plain)
+    with pytest.raises(PathError, match=f"{page}: its server tells no size"):
+        data_files(page, is_splittable=is_plain)
+
+
+class Bucketless(Listing):
+    """Of one file, it tells a name without the bucket, as obstore."""
+
+    protocol = "bucketless"
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        if path in self.stored:
+            size = len(self.stored[path])
+            return {"name": path.partition("/")[2], "size": size, "type": "file"}
+        return {"name": path, "size": 0, "type": "directory"}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        return [each for each in self._listed() if each["name"].startswith(f"{path}/")]
+
+
+def test_a_file_is_named_as_it_was_asked_for(monkeypatch):
+    fsspec.register_implementation(Bucketless.protocol, Bucketless, clobber=True)
+    monkeypatch.setattr(Bucketless, "stored", {"b1/d/a": b"one", "b2/d/a": b"other"})
+    directories = ["bucketless://b1/d", "bucketless://b2/d"]
+    paths = [f"{each}/a" for each in directories]
+    found = data_files(directories, is_splittable=is_plain)
+    assert [(each.path, each.size_bytes) for each in found] == [(paths[0], 3), (paths[1], 5)]
+    for path in paths:
+        files = FsspecFileSystem(parse(path), FileSystemConfig())
+        assert files.status(path).path == files.open(path).path == path
+
+
+class Hosted(Listing):
+    """Its names have no host, as those of SFTP, SMB, FTP and WebHDFS."""
+
+    protocol = "hosted"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return infer_storage_options(path)["path"]
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {}
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if path in self.stored:
+            return {"name": path, "size": len(self.stored[path]), "type": "file"}
+        return {"name": path, "size": 0, "type": "directory"}
+
+
+@pytest.mark.parametrize("asked_path", ["data", "data/*", "data/a"])
+def test_files_stay_on_their_host_where_names_have_none(asked_path, monkeypatch):
+    fsspec.register_implementation(Hosted.protocol, Hosted, clobber=True)
+    monkeypatch.setattr(Hosted, "stored", {"/data/a": b"one"})
+    found = data_files(f"hosted://server/{asked_path}", is_splittable=is_plain)
+    assert [each.path for each in found] == ["hosted://server/data/a"]
