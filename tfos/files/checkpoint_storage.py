@@ -12,6 +12,7 @@ Threads: any; every call stands alone.
 
 from __future__ import annotations
 
+import errno
 import io
 import shutil
 import tempfile
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from feeding.errors import FeedError
+from feeding.errors import FeedError, FileChanged
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileStatus, RangeReader
 from feeding.filesystem.location import HADOOP, LOCAL, Location, parse
@@ -201,7 +202,10 @@ class _RangeFile(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         view = memoryview(buffer).cast("B")
         length = max(0, min(len(view), self._reader.size_bytes - self._position))
-        data = self._reader.read_range(self._position, length) if length else b""
+        try:
+            data = self._reader.read_range(self._position, length) if length else b""
+        except FileChanged as error:
+            raise OSError(errno.ESTALE, str(error)) from error
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
