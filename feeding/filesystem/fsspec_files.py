@@ -12,6 +12,7 @@ import errno
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -327,7 +328,10 @@ def _version(info: dict[str, Any]) -> str:
 def _changed(info: dict[str, Any]) -> Any:
     """Return when a file was changed: seconds, or of another unit or kind if the key says so."""
     found: Any = next((info[key] for key in _CHANGED if info.get(key)), None)
-    return found.timestamp() if hasattr(found, "timestamp") else found
+    if not isinstance(found, datetime):
+        return found
+    # One without a zone is UTC: hosts of other zones tell the same.
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 _CHANGED = (

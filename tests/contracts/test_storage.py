@@ -9,8 +9,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 import fsspec
+import msgspec
 import pytest
 
 from feeding.filesystem.config import FileSystemConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -297,3 +298,18 @@ def test_files_stay_on_their_host_where_names_have_none(asked_path, monkeypatch)
     monkeypatch.setattr(Hosted, "stored", {"/data/a": b"one"})
     found = data_files(f"hosted://server/{asked_path}", is_splittable=is_plain)
     assert [each.path for each in found] == ["hosted://server/data/a"]
+
+
+def test_a_time_without_a_zone_is_the_same_on_hosts_of_other_zones(told, monkeypatch):
+    naive = datetime(2026, 11, 27)
+    monkeypatch.setattr(Told, "told", staticmethod(lambda _: {"mtime": naive}))
+    versions = set()
+    try:
+        for zone in ("UTC", "Asia/Tokyo"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            versions.add(FsspecFileSystem(parse(told), FileSystemConfig()).status(told).version)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert versions == {f"changed {_DAY.timestamp()}"}
