@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -83,7 +84,11 @@ class FsspecFileSystem(RemoteFileSystem):
         status = self.status(path)
         if status.is_directory:
             raise IsADirectoryError(errno.EISDIR, "not a regular file", str(location))
-        return FsspecReader(status, partial(self._start_range, location, status.version))
+        return FsspecReader(
+            status,
+            partial(self._start_range, location),
+            partial(self._run, "look at", location, lambda path: _version(self._info(path))),
+        )
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
@@ -174,15 +179,20 @@ class FsspecFileSystem(RemoteFileSystem):
         return self._config.patience_s * (1 + shares)
 
     def _start_range(
-        self, location: Location, version: str, offset: int, length: int
+        self,
+        location: Location,
+        offset: int,
+        length: int,
+        arrived: Callable[[Callable[[], str]], None],
     ) -> Callable[[], bytes]:
+        """Start to fetch a range; `arrived` gets, behind its bytes, what asks for the version."""
         path = self._path(location)
 
-        def fetch() -> tuple[bytes, str]:
+        def fetch() -> bytes:
             # By name: s3fs has the version before them.
             data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
-            # Behind the bytes: what is the same now was the same then.
-            return data, _version(self._info(path)) if version else ""
+            arrived(lambda: _version(self._info(path)))
+            return data
 
         try:
             pending = self._calls.start(fetch, self._config.call_timeout_s)
@@ -191,20 +201,17 @@ class FsspecFileSystem(RemoteFileSystem):
 
         def take() -> bytes:
             try:
-                data, now = pending.result(self._config.patience_s)
+                data = pending.result(self._config.patience_s)
             except CallTimeout as error:
                 raise StorageUnavailable(f"cannot read {location}: {error}") from None
+            except FileChanged:
+                raise
             except Exception as error:  # some packages raise their own kinds
                 raise _with_path(error, "read", location) from error
             if len(data) != length:
                 raise FileChanged(
                     f"{location}: {len(data)} bytes came at {offset} instead of {length}; it was "
                     "replaced while it was read, or its server ignores ranges"
-                )
-            if is_other(version, now):
-                raise FileChanged(
-                    f"{location} was replaced while it was read: it was {version}, now {now}; read "
-                    "files that are not written to any more"
                 )
             return data
 
@@ -253,24 +260,72 @@ class FsspecFileSystem(RemoteFileSystem):
 class FsspecReader(RemoteReader):
     """See RangeReader.
 
+    The version is asked for again behind the range that ends the file, behind each 8th, and by
+    `close` if ranges came since: what is the same then was the same before.
+
     Args:
         status: of the open file, when it was opened.
-        start: (offset, length) to a function that waits for those bytes.
+        start: (offset, length, arrived) to a function that waits for those bytes; see _start_range.
+        version: asks for the version now.
     """
 
     def __init__(
-        self, status: FileStatus, start: Callable[[int, int], Callable[[], bytes]]
+        self,
+        status: FileStatus,
+        start: Callable[[int, int, Callable[[Callable[[], str]], None]], Callable[[], bytes]],
+        version: Callable[[], str],
     ) -> None:
         super().__init__(status.path)
         self.size_bytes = status.size_bytes
         self.version = status.version
         self._start_range = start
+        self._version_now = version
+        self._lock = threading.Lock()
+        self._num_begun = self._num_arrived = self._num_checked = 0
+        self._has_failed = False
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:  # an error is not hidden
+            self.close()
 
     def close(self) -> None:
         """See RangeReader. Nothing is kept open."""
+        num_arrived = self._num_arrived
+        if self.version and not self._has_failed and self._num_checked < num_arrived:
+            self._num_checked = num_arrived  # a second call asks for nothing
+            self._compare(self._version_now())
 
     def _start(self, offset: int, length: int) -> Callable[[], bytes]:
-        return self._start_range(offset, length)
+        with self._lock:
+            self._num_begun += 1
+            is_due = not self._num_begun % _RANGES_PER_CHECK or offset + length == self.size_bytes
+
+        def arrived(version_now: Callable[[], str]) -> None:
+            with self._lock:
+                self._num_arrived += 1
+                num_arrived = self._num_arrived
+            if is_due and self.version:
+                self._compare(version_now())
+                with self._lock:
+                    self._num_checked = max(self._num_checked, num_arrived)
+
+        waiting = self._start_range(offset, length, arrived)
+
+        def take() -> bytes:
+            try:
+                return waiting()
+            except OSError:
+                self._has_failed = True
+                raise
+
+        return take
+
+    def _compare(self, now: str) -> None:
+        if is_other(self.version, now):
+            raise FileChanged(
+                f"{self.path} was replaced while it was read: it was {self.version}, now {now}; "
+                "read files that are not written to any more"
+            )
 
 
 def _inner(somewhere: Location) -> AbstractFileSystem:
@@ -350,6 +405,7 @@ def _with_path(error: Exception, action: str, location: Location) -> OSError:
     return OSError(number or errno.EIO, f"cannot {action}: {error}", str(location))
 
 
+_RANGES_PER_CHECK = 8
 _COPIED_BYTES = 1 << 30
 """Bytes that a store copies within one `patience_s` even if it is slow: 7 MB/s."""
 _FILES_PER_PATIENCE = 1000

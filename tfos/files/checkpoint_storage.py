@@ -202,18 +202,27 @@ class _RangeFile(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         view = memoryview(buffer).cast("B")
         length = max(0, min(len(view), self._reader.size_bytes - self._position))
-        try:
+        with _stale_if_changed():
             data = self._reader.read_range(self._position, length) if length else b""
-        except FileChanged as error:
-            raise OSError(errno.ESTALE, str(error)) from error
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
 
     def close(self) -> None:
-        if not self.closed:
-            self._reader.close()
-        super().close()
+        try:
+            if not self.closed:
+                with _stale_if_changed():
+                    self._reader.close()
+        finally:
+            super().close()
+
+
+@contextmanager
+def _stale_if_changed() -> Iterator[None]:
+    try:
+        yield
+    except FileChanged as error:
+        raise OSError(errno.ESTALE, str(error)) from error
 
 
 @contextmanager

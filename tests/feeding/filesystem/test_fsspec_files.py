@@ -17,6 +17,7 @@ from feeding.errors import FileChanged, PathError
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem
 from feeding.filesystem.location import parse
+from feeding.filesystem.readahead import ReadAhead
 from feeding.formats.text.source import TextSource
 from feeding.reading.discover import data_files, is_plain
 from feeding.reading.splits import Split, share
@@ -143,6 +144,58 @@ def test_a_file_of_equal_size_that_replaces_an_open_one_is_refused(told, package
         Told.stored["bucket/a"] = NEW
         with pytest.raises(FileChanged, match=f"{told} was replaced while it was read: .* now "):
             reader.read_range(5, 5)
+
+
+def test_a_file_that_was_replaced_before_its_end_is_refused_when_it_is_closed(told, monkeypatch):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    reader = files.open(told)
+    reader.read_range(0, 3)
+    Told.stored["bucket/a"] = NEW
+    assert reader.read_range(3, 3) == NEW[3:6]
+    with pytest.raises(FileChanged, match=f"{told} was replaced while it was read"):
+        reader.close()
+    reader.close()  # once is enough
+    ahead = ReadAhead(files.open(told), FileSystemConfig(), begin=2, end=5)
+    assert ahead.read() == NEW[2:5]
+    Told.stored["bucket/a"] = OLD
+    with pytest.raises(FileChanged, match=f"{told} was replaced while it was read"):
+        ahead.close()
+    assert ahead.closed
+
+
+def test_an_error_is_not_hidden_by_the_check_at_the_end(told, monkeypatch):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    with pytest.raises(KeyError), files.open(told) as reader:
+        reader.read_range(0, 3)
+        Told.stored["bucket/a"] = NEW
+        raise KeyError
+
+
+def test_a_long_file_is_asked_for_its_version_at_some_ranges_alone(told, monkeypatch):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    monkeypatch.setattr(Told, "stored", {"bucket/a": bytes(40)})
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    infos = []
+    monkeypatch.setattr(
+        files, "_info", lambda path, ask=files._info: infos.append(path) or ask(path)
+    )
+    with files.open(told) as reader:
+        for offset in range(0, 40, 2):
+            reader.read_range(offset, 2)
+    assert len(infos) == 1 + 2 + 1  # at the opening, at each 8th range, at the end
+    infos.clear()
+    with files.open(told) as reader:
+        reader.read_range(0, 40)
+    assert len(infos) == 2
+    infos.clear()
+    with files.open(told) as reader:
+        reader.read_range(0, 20)
+    assert len(infos) == 2
+    infos.clear()
+    files.open(told).close()
+    assert len(infos) == 1
 
 
 def test_a_range_is_asked_for_by_name(told):
