@@ -284,8 +284,8 @@ class FsspecReader(RemoteReader):
         self._num_begun = self._num_arrived = self._num_checked = 0
         self._has_failed = False
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:  # an error is not hidden
+    def __exit__(self, *raised: object) -> None:
+        if not any(raised):  # an error is not hidden
             self.close()
 
     def close(self) -> None:
